@@ -122,14 +122,6 @@ OPERATOR_MUTATIONS: Final = (
         package=SERVICE,
     ),
     Mutation(
-        "roll-out: a revision that failed without engines takes the place of the former",
-        "rollout",
-        "return asleep and bool(new) and not any(revision.is_tried for revision in new)",
-        "return asleep and bool(new)",
-        ROLLOUT,
-        package=SERVICE,
-    ),
-    Mutation(
         "in place: former engines end before the new ones are ready",
         "rollout_in_place",
         "return pool.wanted.ready >= pool.replicas - former",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from sluice_contract import labels
 from sluice_contract.config import RDMA_RESOURCE, KvTransfer
 from sluice_contract.labels import Role
 
@@ -15,6 +18,9 @@ from sluice_operator.manifests.adapters import adapter_fields
 from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.handover import handover_secret_name
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
+
+STABLE: Final = f"{labels.GROUP}/stable-revision"
+"""Annotation: the revision of the pool that was complete last."""
 
 
 def pool_spec(
@@ -57,15 +63,25 @@ def _rdma_resource(handover: KvTransfer | None) -> str | None:
     return handover.resource_name or RDMA_RESOURCE
 
 
-def engine_pool(owner: Owner, spec: EnginePoolSpec, *, sets_replicas: bool = True) -> Manifest:
+def engine_pool(
+    owner: Owner, spec: EnginePoolSpec, stable: str = "", *, sets_replicas: bool = True
+) -> Manifest:
     """The EnginePool object. It says which fields it was applied with, so that the pool's own plan
     can tell whether it still is what the InferenceService asks for. `sets_replicas`: the number
-    of engines is one of them."""
+    of engines is one of them. `stable`: the revision that was complete last, for when no status
+    tells it any more, as after a restore."""
     head = owner.child(ENGINE_POOL, pool_name(owner, spec.role), ENGINE, spec.role)
     fields = spec.to_json_dict()
     if not sets_replicas:
         fields.pop("replicas")
-    return with_applied_fields(stamped(head | {"spec": fields}))
+    return with_stable(with_applied_fields(stamped(head | {"spec": fields})), stable)
+
+
+def with_stable(pool: Manifest, stable: str) -> Manifest:
+    """An EnginePool, with annotations, that says which of its revisions was complete last, if one
+    was. That is beside its hash: it changes nothing below."""
+    annotations = pool["metadata"]["annotations"] | ({STABLE: stable} if stable else {})
+    return pool | {"metadata": pool["metadata"] | {"annotations": annotations}}
 
 
 def pool_replicas(owner: Owner, role: Role, replicas: int | None) -> Manifest:

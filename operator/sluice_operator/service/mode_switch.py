@@ -26,7 +26,8 @@ from sluice_operator.kube.kinds import (
     of_kind,
 )
 from sluice_operator.manifests.applied_fields import with_applied_fields
-from sluice_operator.manifests.metadata import stamped
+from sluice_operator.manifests.engine_pool import STABLE, with_stable
+from sluice_operator.manifests.metadata import note_of, stamped
 from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.parts import engines_ready
@@ -108,7 +109,7 @@ def plan_former(
     in_use = {config_map_of_pod(pod["spec"]) for pod in observed.pods}
     has_moved = in_use == {planned}
     serves = all(pool.wanted.ready or not pool.replicas for pool in wanted)
-    noted = stable_revisions(observed.service).keys()
+    noted = stable_revisions(observed).keys()
     was_complete = any(pool["spec"]["role"] in noted for pool in former)
     is_left = serves or not (was_complete or _have_ready_engine(observed, former))
     return NO_FORMER if has_moved and is_left else Former(former)
@@ -124,7 +125,8 @@ def former_manifests(former: Former) -> Iterator[Manifest]:
             continue
         spec = applied["spec"] | {"revisions": [shares[0] | {"replicas": replicas}]}
         metadata = {k: v for k, v in applied["metadata"].items() if k != "annotations"}
-        yield with_applied_fields(stamped(applied | {"metadata": metadata, "spec": spec}))
+        made = with_applied_fields(stamped(applied | {"metadata": metadata, "spec": spec}))
+        yield with_stable(made, note_of(pool, STABLE))
 
 
 def _have_ready_engine(observed: ServiceObserved, pools: tuple[Manifest, ...]) -> bool:

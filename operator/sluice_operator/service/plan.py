@@ -86,7 +86,6 @@ from sluice_operator.service.revisions import (
 )
 from sluice_operator.service.rollout import (
     Rollout,
-    Shares,
     plan_rollout,
 )
 from sluice_operator.service.rollout_in_place import plan_in_place
@@ -223,15 +222,12 @@ def _desired(
     resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
     states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
     strategy = plan_in_place if spec.replaces_in_place else plan_rollout
-    stable, budget = stable_revisions(observed.service), budget_of(observed, spec)
+    stable, budget = stable_revisions(observed), budget_of(observed, spec)
     rollout = plan_within(states, stable, strategy, budget)
     room = None if spec.replaces_in_place else budget
     replaced = {r.spec.role for r in resolved if room and replaces_pods(observed, top, r.spec)}
     surges = pod_surges(states, rollout, room, replaced)
-    pools = tuple(
-        _pool(top, each, rollout.shares[each.spec.role], surges.get(each.spec.role))
-        for each in resolved
-    )
+    pools = tuple(_pool(top, each, rollout, surges.get(each.spec.role)) for each in resolved)
     before = former_pools(observed, spec)
     waits = are_awaited(observed, spec, states, before)
     router = plan_router(observed, top, spec, waits=waits)
@@ -326,7 +322,11 @@ def _route(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) ->
         yield http_route(top, route)
 
 
-def _pool(top: Owner, resolved: ResolvedPool, shares: Shares, pod_surge: int | None) -> PlannedPool:
+def _pool(
+    top: Owner, resolved: ResolvedPool, rollout: Rollout, pod_surge: int | None
+) -> PlannedPool:
+    role = resolved.spec.role
+    shares, stable = rollout.shares[role], rollout.stable.get(role, "")
     revisions = [RevisionShare(name=name, replicas=count) for name, count in shares.items()]
     numbers = {"revisions": revisions, "pod_surge": pod_surge}
     spec = resolved.spec.model_copy(update=numbers)
@@ -336,7 +336,7 @@ def _pool(top: Owner, resolved: ResolvedPool, shares: Shares, pod_surge: int | N
         accelerator=resolved.accelerator,
         settings=resolved.settings,
         config_map=resolved.config_map,
-        manifest=engine_pool(top, spec, sets_replicas=resolved.replicas.is_applied),
+        manifest=engine_pool(top, spec, stable, sets_replicas=resolved.replicas.is_applied),
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sluice_contract.labels import Role
+
 from sluice_operator.api.conditions import UPDATED
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.apply.field_ownership import applied_manifest, applied_spec
@@ -24,6 +26,7 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.deployments import TEMPLATE, UNTRIED, kept
 from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
+from sluice_operator.manifests.engine_pool import STABLE
 from sluice_operator.manifests.metadata import Owner, note_of
 from sluice_operator.service.fingerprints import fingerprint_of, fingerprint_of_deployment
 from sluice_operator.service.observe import ServiceObserved
@@ -76,10 +79,12 @@ def replaces_pods(observed: ServiceObserved, top: Owner, spec: EnginePoolSpec) -
     )
 
 
-def stable_revisions(service: Manifest) -> Revisions:
-    """The revisions that were complete last, as status says."""
-    rollout = (service.get("status") or {}).get("rollout") or {}
-    return dict(rollout.get("stable") or {})
+def stable_revisions(observed: ServiceObserved) -> Revisions:
+    """The revisions that were complete last, as status says, or else the pools."""
+    rollout = (observed.service.get("status") or {}).get("rollout") or {}
+    pools = of_kind(observed.children, ENGINE_POOL)
+    noted = {Role(pool["spec"]["role"]): note_of(pool, STABLE) for pool in pools}
+    return dict(rollout.get("stable") or {role: name for role, name in noted.items() if name})
 
 
 def _planned(pool: Manifest) -> dict[str, int]:

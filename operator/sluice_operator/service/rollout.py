@@ -114,7 +114,7 @@ def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
     _keep_serving(pools, shares)
     unknown = not any(_has(pool, stable.get(pool.role)) for pool in pools)
     serves = all(pool.wanted.ready for pool in pools)
-    done = complete or (unknown and serves) or (not unknown and _is_untried(pools, stable))
+    done = complete or (unknown and serves)
     return Rollout(shares, wanted if done else stable, reason, message)
 
 
@@ -123,15 +123,6 @@ def are_complete(pools: tuple[PoolState, ...]) -> bool:
     and goes with one that has."""
     shown = any(pool.is_complete for pool in pools)
     return shown and all(pool.is_complete or pool.is_asleep for pool in pools)
-
-
-def _is_untried(pools: tuple[PoolState, ...], stable: Revisions) -> bool:
-    """Whether no pool is asked for an engine, and none has ever been asked of what is new. Such a
-    revision is as good as the one before, of which there is no engine either. One that was tried
-    may have failed."""
-    new = [pool.wanted for pool in pools if pool.wanted.name != stable.get(pool.role)]
-    asleep = all(pool.replicas == 0 for pool in pools)
-    return asleep and bool(new) and not any(revision.is_tried for revision in new)
 
 
 def _first_shares(pool: PoolState, kept: list[Revision], stopped: bool) -> Shares:

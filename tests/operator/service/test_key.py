@@ -8,12 +8,13 @@ import pytest
 from sluice_contract.config import parse_engine_config
 from sluice_contract.router_config import parse_router_config
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.engine_pool import STABLE
 from sluice_operator.manifests.handover import mounts_handover_secret
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.service.plan import ServicePlan, plan_service
 
-from tests.operator.examples import complete, live, service, service_observed, service_plan
+from tests.operator.examples import complete, live, of, service, service_observed, service_plan
 from tests.operator.harness.former_release import forget_key
 
 FILE = "/etc/sluice/handover/key"
@@ -80,6 +81,8 @@ def test_an_upgrade_of_the_operator_changes_nothing(former: ServicePlan) -> None
     assert former.secrets == ()
     plan = _plan({}, _children(former))
     router_file = next(m for m in former.apply if "router.json" in m.get("data", {}))
+    noted = of(plan.apply, "EnginePool")["metadata"]["annotations"]
+    assert noted.pop(STABLE), "what serves, of which the release before took no note"
     new = [m for m in former.apply if m is not router_file]
     assert plan.apply == tuple(m for m in new if m["metadata"]["name"] != "chat-applied")
     assert (plan.secrets, plan.prune, plan.events) == ((), (), ())

@@ -7,14 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from sluice_operator.api.conditions import Check
-from sluice_operator.apply.executor import executor
-from sluice_operator.apply.plan import REPLICAS_MANAGER
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
-from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.optional_kinds import OptionalKinds
-from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
@@ -24,145 +17,20 @@ from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
     JOB,
     PERSISTENT_VOLUME_CLAIM,
-    POD,
     SERVICE,
-    SERVICE_CHILDREN,
     Kind,
     Manifest,
 )
-from sluice_operator.pool.observe import PoolObserver
-from sluice_operator.pool.reconcile import PoolReconcile
-from sluice_operator.process.metrics import OperatorMetrics
-from sluice_operator.scaled import PoolPods, ScaledService, Scaling
-from sluice_operator.service.observe import ServiceObserver
-from sluice_operator.service.reconcile import ServiceReconcile
 
-from tests.operator.examples import IMAGES, service
-from tests.operator.harness.memory_api import MemoryApi
-from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
+from tests.operator.harness.memory_cluster import KEY, MemoryCluster, mixed, running
+from tests.operator.model_pods import COMMIT, resolved, said
 from tests.operator.statuses import condition
-from tests.operator.virtual_time import FakeClock
 
-KEY: Final = Key(INFERENCE_SERVICE.kind, "default", "chat")
 TYPO: Final[Manifest] = {"engine": {"dtype": "int3"}}
 ON_A_HUB: Final[Manifest] = {"model": {"uri": "hf://org/name", "cache": {"size": "1Gi"}}}
 REFUSED_OR_AWAITED = pytest.mark.parametrize("change", [TYPO, ON_A_HUB])
 GPUS: Final[Manifest] = {"accelerator": {"count": 1}}
 ASLEEP: Final[Manifest] = {"minReplicas": 0, "maxReplicas": 4}
-
-
-class Autoscaler:
-    """What reconciles have told of services."""
-
-    def __init__(self) -> None:
-        self.scaled: ScaledService | None = None
-
-    def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
-        self.scaled = scaled
-
-    def pool_seen(self, key: Key, role: str, pods: PoolPods) -> None: ...
-
-    def forget(self, key: Key) -> None: ...
-
-    def told(self, key: Key) -> Scaling | None:
-        return Scaling(Check("True", "Enough", "no change")) if self.scaled else None
-
-
-class Cluster:
-    """A service in an API server in memory, and operators that are started one after the other."""
-
-    def __init__(self, **spec: Any) -> None:
-        self.api = MemoryApi((INFERENCE_SERVICE, *SERVICE_CHILDREN, POD))
-        self.operator_starts()
-        self.api.apply(INFERENCE_SERVICE, service(spec) | {"status": {}})
-
-    def operator_starts(self) -> None:
-        client, clock = ApiClient(self.api, lambda verb, plural: None), FakeClock()
-        writes = executor(client, clock, "test", OperatorMetrics().statuses)
-        kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
-        observer = ServiceObserver(client, IMAGES, Nodes(client), kinds, volumes)
-        self.autoscaler = Autoscaler()
-        self.service = ServiceReconcile(observer, writes, clock, self.autoscaler)
-        self.pool = PoolReconcile(PoolObserver(client), writes, clock)
-
-    async def reconciled(self) -> None:
-        """Until nothing is written, while Deployments get the pods that they ask for."""
-        before = -1
-        while before != len(self.api.writes):
-            before = len(self.api.writes)
-            await self.service(KEY)
-            for pool in self.names(ENGINE_POOL):
-                await self.pool(Key(ENGINE_POOL.kind, "default", pool))
-            for name in self.names(DEPLOYMENT):
-                self.deployment_runs(name)
-
-    def deployment_runs(self, name: str) -> None:
-        found = self.api.objects[DEPLOYMENT, name]
-        counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
-        status = dict.fromkeys(counts, found["spec"]["replicas"])
-        status |= {"observedGeneration": found["metadata"]["generation"]}
-        template = found["spec"]["template"]
-        for number in range(found["spec"]["replicas"]):
-            self.api.apply(POD, {
-                "metadata": {
-                    "name": f"{name}-{number}", "labels": template["metadata"]["labels"],
-                },
-                "spec": template["spec"],
-                "status": {
-                    "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
-                },
-            })  # fmt: skip
-        self.api.apply(DEPLOYMENT, {"metadata": {"name": name}, "status": status}, "status")
-
-    async def edited(self, **spec: Any) -> None:
-        self.api.edit(INFERENCE_SERVICE, "chat", spec)
-        await self.reconciled()
-
-    def autoscaler_writes(self, replicas: int, pool: str = "chat-mixed") -> None:
-        body = {"metadata": {"name": pool}, "spec": {"replicas": replicas}}
-        self.api.apply(ENGINE_POOL, body, manager=REPLICAS_MANAGER)
-
-    async def job_ends(self, task: str, message: str, code: int = 0) -> None:
-        (name,) = self.names(JOB)
-        assert f"-{task}-" in name
-        pod = ended_pod(self.api.objects[JOB, name], code, message)
-        self.api.apply(POD, pod)
-        await self.reconciled()
-
-    def names(self, kind: Kind) -> list[str]:
-        return sorted(name for of, name in self.api.objects if of is kind)
-
-    def engines(self, pool: str = "chat-mixed") -> int:
-        return sum(
-            item["spec"]["replicas"]
-            for (kind, name), item in self.api.objects.items()
-            if kind is DEPLOYMENT and name.startswith(f"{pool}-")
-        )
-
-    @property
-    def templates(self) -> dict[str, Manifest]:
-        """What pods are made of."""
-        return {
-            name: self.api.objects[DEPLOYMENT, name]["spec"]["template"]
-            for name in self.names(DEPLOYMENT)
-        }
-
-    @property
-    def status(self) -> Manifest:
-        found: Manifest = self.api.objects[INFERENCE_SERVICE, "chat"]["status"]
-        return found
-
-
-async def running(**spec: Any) -> Cluster:
-    """A service that is complete."""
-    cluster = Cluster(**spec)
-    await cluster.reconciled()
-    assert condition(cluster.status, "Updated")["status"] == "True"
-    return cluster
-
-
-def mixed(**pool: Any) -> Manifest:
-    return {"mixed": pool}
 
 
 BUDGET: Final[Manifest] = {
@@ -335,7 +203,7 @@ async def test_a_roll_out_goes_on_that_was_not_complete() -> None:
 
 
 async def test_a_service_that_was_never_accepted_has_nothing() -> None:
-    cluster = Cluster(**TYPO)
+    cluster = MemoryCluster(**TYPO)
     await cluster.reconciled()
     assert {kind for kind, _ in cluster.api.objects} == {INFERENCE_SERVICE}
     assert condition(cluster.status, "Ready")["reason"] == "InvalidSpec"
@@ -384,9 +252,9 @@ async def test_a_download_that_has_failed_is_told_and_not_tried_again() -> None:
     assert cluster.names(JOB) == before
 
 
-async def on_a_hub(**spec: Any) -> Cluster:
+async def on_a_hub(**spec: Any) -> MemoryCluster:
     """A service that is complete with a model that was downloaded."""
-    cluster = Cluster(**ON_A_HUB, **spec)
+    cluster = MemoryCluster(**ON_A_HUB, **spec)
     await cluster.reconciled()
     await cluster.job_ends("resolve", resolved())
     await cluster.job_ends("fetch", said("ModelFetched", COMMIT))
@@ -413,18 +281,18 @@ async def test_a_model_of_a_hub_serves_on_beside_another(change: Manifest) -> No
     assert cluster.names(PERSISTENT_VOLUME_CLAIM) == ["chat-model"]
 
 
-def _without_a_record(cluster: Cluster) -> None:
+def _without_a_record(cluster: MemoryCluster) -> None:
     """As an earlier release has left it."""
     cluster.api.delete(CONFIG_MAP, "chat-applied")
 
 
-def _with_a_later_restart(cluster: Cluster) -> None:
+def _with_a_later_restart(cluster: MemoryCluster) -> None:
     cluster.api.edit(INFERENCE_SERVICE, "chat", {"rollout": {"restartedAt": "later"}})
 
 
 @pytest.mark.parametrize("first", [lambda cluster: None, _with_a_later_restart])
 async def test_what_was_complete_stands_for_what_an_earlier_release_has_applied(
-    first: Callable[[Cluster], None],
+    first: Callable[[MemoryCluster], None],
 ) -> None:
     cluster = await running(pools=mixed(replicas=2))
     first(cluster)

@@ -114,16 +114,10 @@ def test_a_pool_without_engines_goes_with_one_that_is_complete() -> None:
     assert last.shares == {PREFILL: {"p2": 0}, DECODE: {"d2": 4}}
 
 
-def test_without_engines_a_revision_that_was_never_tried_takes_the_place_of_the_former() -> None:
-    first = one(0, Revision("b", is_tried=False), full("a", 0), stable="a")
-    assert first.stable == {MIXED: "b"}
-    assert one(0, full("b", 0), full("a", 0), stable="b").shares[MIXED] == {"b": 0}
-    of_one = (
-        PoolState(PREFILL, 0, full("p1", 0)),
-        PoolState(DECODE, 0, Revision("d2", is_tried=False), (full("d1", 0),)),
-    )
-    noted = plan_rollout(of_one, {PREFILL: "p1", DECODE: "d1"}).stable
-    assert noted == {PREFILL: "p1", DECODE: "d2"}
+def test_a_revision_that_was_never_tried_leaves_the_former_one_beside_it() -> None:
+    found = one(0, Revision("b", is_tried=False), full("a", 0), stable="a")
+    assert found.shares == {MIXED: {"b": 0, "a": 0}}
+    assert found.stable == {MIXED: "a"}
 
 
 def test_a_first_revision_that_serves_is_stable_before_it_is_complete() -> None:

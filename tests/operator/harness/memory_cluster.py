@@ -1,0 +1,158 @@
+"""Both reconciles over an API server in memory, with Deployments that run the pods they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sluice_operator.api.conditions import Check
+from sluice_operator.apply.executor import executor
+from sluice_operator.apply.plan import REPLICAS_MANAGER
+from sluice_operator.informer.image_volumes import ImageVolumes
+from sluice_operator.informer.keys import Key
+from sluice_operator.informer.nodes import Nodes
+from sluice_operator.informer.optional_kinds import OptionalKinds
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.kinds import (
+    DEPLOYMENT,
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    JOB,
+    POD,
+    SERVICE_CHILDREN,
+    Kind,
+    Manifest,
+)
+from sluice_operator.pool.observe import PoolObserver
+from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.process.metrics import OperatorMetrics
+from sluice_operator.scaled import PoolPods, ScaledService, Scaling
+from sluice_operator.service.observe import ServiceObserver
+from sluice_operator.service.reconcile import ServiceReconcile
+
+from tests.operator.examples import IMAGES, service
+from tests.operator.harness.memory_api import MemoryApi
+from tests.operator.model_pods import ended_pod
+from tests.operator.statuses import condition
+from tests.operator.virtual_time import FakeClock
+
+KEY: Final = Key(INFERENCE_SERVICE.kind, "default", "chat")
+
+
+class Autoscaler:
+    """What reconciles have told of services."""
+
+    def __init__(self) -> None:
+        self.scaled: ScaledService | None = None
+
+    def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
+        self.scaled = scaled
+
+    def pool_seen(self, key: Key, role: str, pods: PoolPods) -> None: ...
+
+    def forget(self, key: Key) -> None: ...
+
+    def told(self, key: Key) -> Scaling | None:
+        return Scaling(Check("True", "Enough", "no change")) if self.scaled else None
+
+
+class MemoryCluster:
+    """A service in an API server in memory, and operators that are started one after the other."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.api = MemoryApi((INFERENCE_SERVICE, *SERVICE_CHILDREN, POD))
+        self.is_down: Callable[[str], bool] = lambda deployment: False
+        """Whether the pods of a Deployment do not become ready."""
+        self.operator_starts()
+        self.api.apply(INFERENCE_SERVICE, service(spec) | {"status": {}})
+
+    def operator_starts(self) -> None:
+        client, clock = ApiClient(self.api, lambda verb, plural: None), FakeClock()
+        writes = executor(client, clock, "test", OperatorMetrics().statuses)
+        kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
+        observer = ServiceObserver(client, IMAGES, Nodes(client), kinds, volumes)
+        self.autoscaler = Autoscaler()
+        self.service = ServiceReconcile(observer, writes, clock, self.autoscaler)
+        self.pool = PoolReconcile(PoolObserver(client), writes, clock)
+
+    async def reconciled(self) -> None:
+        """Until nothing is written, while Deployments get the pods that they ask for."""
+        before, quiet = -1, 0
+        while quiet < 2:  # after the first quiet round Deployments may have got other pods
+            quiet = quiet + 1 if before == len(self.api.writes) else 0
+            before = len(self.api.writes)
+            await self.service(KEY)
+            for pool in self.names(ENGINE_POOL):
+                await self.pool(Key(ENGINE_POOL.kind, "default", pool))
+            for name in self.names(DEPLOYMENT):
+                self.deployment_runs(name)
+
+    def deployment_runs(self, name: str) -> None:
+        found = self.api.objects[DEPLOYMENT, name]
+        replicas, is_down = found["spec"]["replicas"], self.is_down(name)
+        status = dict.fromkeys(("replicas", "updatedReplicas"), replicas)
+        status |= dict.fromkeys(("readyReplicas", "availableReplicas"), 0 if is_down else replicas)
+        status |= {"observedGeneration": found["metadata"]["generation"]}
+        ready = {"type": "Ready", "status": "False" if is_down else "True"}
+        template = found["spec"]["template"]
+        for number in range(replicas):
+            self.api.apply(POD, {
+                "metadata": {
+                    "name": f"{name}-{number}", "labels": template["metadata"]["labels"],
+                },
+                "spec": template["spec"],
+                "status": {
+                    "phase": "Running", "conditions": [ready],
+                },
+            })  # fmt: skip
+        self.api.apply(DEPLOYMENT, {"metadata": {"name": name}, "status": status}, "status")
+
+    async def edited(self, **spec: Any) -> None:
+        self.api.edit(INFERENCE_SERVICE, "chat", spec)
+        await self.reconciled()
+
+    def autoscaler_writes(self, replicas: int, pool: str = "chat-mixed") -> None:
+        body = {"metadata": {"name": pool}, "spec": {"replicas": replicas}}
+        self.api.apply(ENGINE_POOL, body, manager=REPLICAS_MANAGER)
+
+    async def job_ends(self, task: str, message: str, code: int = 0) -> None:
+        (name,) = self.names(JOB)
+        assert f"-{task}-" in name
+        pod = ended_pod(self.api.objects[JOB, name], code, message)
+        self.api.apply(POD, pod)
+        await self.reconciled()
+
+    def names(self, kind: Kind) -> list[str]:
+        return sorted(name for of, name in self.api.objects if of is kind)
+
+    def engines(self, pool: str = "chat-mixed") -> int:
+        return sum(
+            item["spec"]["replicas"]
+            for (kind, name), item in self.api.objects.items()
+            if kind is DEPLOYMENT and name.startswith(f"{pool}-")
+        )
+
+    @property
+    def templates(self) -> dict[str, Manifest]:
+        """What pods are made of."""
+        return {
+            name: self.api.objects[DEPLOYMENT, name]["spec"]["template"]
+            for name in self.names(DEPLOYMENT)
+        }
+
+    @property
+    def status(self) -> Manifest:
+        found: Manifest = self.api.objects[INFERENCE_SERVICE, "chat"]["status"]
+        return found
+
+
+async def running(**spec: Any) -> MemoryCluster:
+    """A service that is complete."""
+    cluster = MemoryCluster(**spec)
+    await cluster.reconciled()
+    assert condition(cluster.status, "Updated")["status"] == "True"
+    return cluster
+
+
+def mixed(**pool: Any) -> Manifest:
+    return {"mixed": pool}
