@@ -147,14 +147,13 @@ def _work_together(pools: Pools) -> bool:
 
 def _is_replaced(pools: Pools, former: Former, stable: Revisions) -> bool:
     """Whether the wanted revisions are as good as the former ones, of which no engine is left: they
-    serve; while the service sleeps they did, or were not tried, or nothing is known of others."""
+    serve; while the service sleeps they did, or nothing is known of others."""
     if any(former.values()):
         return False
     awake = [pool for pool in pools if pool.replicas]
     if all(pool.wanted.ready for pool in awake or pools):
         return True
-    known = any(_stable_of(pool, stable) for pool in pools)
-    return not awake and not (known and any(_may_have_failed(pool.wanted) for pool in pools))
+    return not awake and not any(_stable_of(pool, stable) for pool in pools)
 
 
 def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Shares:

@@ -63,6 +63,8 @@ class MemoryCluster:
         self.api = MemoryApi((INFERENCE_SERVICE, *SERVICE_CHILDREN, POD))
         self.is_down: Callable[[str], bool] = lambda deployment: False
         """Whether the pods of a Deployment do not become ready."""
+        self.deployed: set[str] = set()
+        """Pods of Deployments."""
         self.operator_starts()
         self.api.apply(INFERENCE_SERVICE, service(spec) | {"status": {}})
 
@@ -84,10 +86,13 @@ class MemoryCluster:
             await self.service(KEY)
             for pool in self.names(ENGINE_POOL):
                 await self.pool(Key(ENGINE_POOL.kind, "default", pool))
-            for name in self.names(DEPLOYMENT):
-                self.deployment_runs(name)
+            running = {pod for name in self.names(DEPLOYMENT) for pod in self.deployment_runs(name)}
+            for pod in self.deployed - running:
+                self.api.delete(POD, pod)
+            self.deployed = running
 
-    def deployment_runs(self, name: str) -> None:
+    def deployment_runs(self, name: str) -> list[str]:
+        """Makes the pods that a Deployment asks for; their names."""
         found = self.api.objects[DEPLOYMENT, name]
         replicas, is_down = found["spec"]["replicas"], self.is_down(name)
         status = dict.fromkeys(("replicas", "updatedReplicas"), replicas)
@@ -95,17 +100,14 @@ class MemoryCluster:
         status |= {"observedGeneration": found["metadata"]["generation"]}
         ready = {"type": "Ready", "status": "False" if is_down else "True"}
         template = found["spec"]["template"]
-        for number in range(replicas):
-            self.api.apply(POD, {
-                "metadata": {
-                    "name": f"{name}-{number}", "labels": template["metadata"]["labels"],
-                },
-                "spec": template["spec"],
-                "status": {
-                    "phase": "Running", "conditions": [ready],
-                },
-            })  # fmt: skip
+        pods = [f"{name}-{number}" for number in range(replicas)]
+        for pod in pods:
+            metadata = {"name": pod, "labels": template["metadata"]["labels"]}
+            running = {"phase": "Running", "conditions": [ready]}
+            body = {"metadata": metadata, "spec": template["spec"], "status": running}
+            self.api.apply(POD, body)
         self.api.apply(DEPLOYMENT, {"metadata": {"name": name}, "status": status}, "status")
+        return pods
 
     async def edited(self, **spec: Any) -> None:
         self.api.edit(INFERENCE_SERVICE, "chat", spec)

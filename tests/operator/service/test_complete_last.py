@@ -53,3 +53,19 @@ async def test_a_service_that_sleeps_wakes_with_what_was_complete_if_the_new_one
     await cluster.reconciled()
     assert before not in _engines(cluster), "the new one works"
     assert condition(cluster.status, "Updated")["reason"] == "AllReady"
+
+
+async def test_in_place_one_that_failed_gives_the_place_back_when_the_service_wakes_again() -> None:
+    limits = {"minReplicas": 0, "maxReplicas": 2}
+    cluster = await running(pools=mixed(autoscaling=limits), rollout={"strategy": "InPlace"})
+    for replicas in (1, 0):
+        cluster.autoscaler_writes(replicas)
+        await cluster.reconciled()
+    (before,) = _engines(cluster)
+    cluster.is_down = lambda name: _is_engine(name) and name != before
+    await cluster.edited(engine={"chunkSize": 64})
+    assert list(_engines(cluster).values()) == [0, 0]
+    for replicas, engines in ((1, 0), (0, 0), (1, 1)):
+        cluster.autoscaler_writes(replicas)
+        await cluster.reconciled()
+        assert _engines(cluster)[before] == engines
