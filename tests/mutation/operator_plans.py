@@ -212,15 +212,15 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "status: a paused service without its Kubernetes Service is ready",
         "status",
-        "front = () if made and refused is None else (_front(observed),)",
-        "front = ()",
+        "fronts = () if is_made else (_front(observed),)",
+        "fronts = ()",
         STATUS,
         package=SERVICE,
     ),
     Mutation(
         "status: a service whose Kubernetes Service is refused is ready",
         "status",
-        "front = () if made and refused is None else (_front(observed),)",
+        "fronts = () if is_made else (_front(observed),)",
         "front = () if made else (_front(observed),)",
         STATUS,
         package=SERVICE,

@@ -100,17 +100,19 @@ class World(RuleBasedStateMachine):
 
     @rule(image=st.sampled_from(["", "engine:2", "engine:3", BAD]))
     def edit_image(self, image: str) -> None:
+        self.edit(slo=None, engine={"image": image} if image else {})
         assume(not self._ends_the_only_engine())
-        self.edit(engine={"image": image} if image else {})
 
     @rule(replicas=st.integers(1, MOST))
     def scale_by_hand(self, replicas: int) -> None:
         if self.least is None:
             self.edit(pools=self._pools(self.spec["mode"], replicas))
+            assume(not self._ends_the_only_engine())
 
     @rule(mode=st.sampled_from(["Mixed", "Disaggregated"]), replicas=st.integers(1, MOST))
     def switch(self, mode: str, replicas: int) -> None:
         self.edit(mode=mode, pools=self._pools(mode, replicas))
+        assume(not self._ends_the_only_engine())
 
     @rule()
     def refuse(self) -> None:
@@ -306,11 +308,15 @@ class World(RuleBasedStateMachine):
                 yield from json.loads(file["data"]["router.json"])["discovery"]["roles"]
 
     def _ends_the_only_engine(self) -> bool:
-        """Whether a change of the pods has to end the one engine of a pool for one that was not
-        tried, as there is no room for both."""
+        """Whether what is asked for has to end the one engine of a pool for one that was not tried,
+        as there is no room for both."""
         if self.strategy == "Surge" and self.budget is None:
             return False
-        return any(pool["spec"]["replicas"] < 2 for pool in self.of(ENGINE_POOL))
+        asked = [pool.get("replicas", 2) for pool in self.spec["pools"].values()]
+        there = [pool["spec"]["replicas"] for pool in self.of(ENGINE_POOL)]
+        image = self.spec["engine"].get("image", IMAGES.engine)
+        tried = any(image == image_of(pod) for pod in self.of(POD))
+        return min([*asked, *there]) < 2 and not tried
 
     # The spec.
 
@@ -357,7 +363,11 @@ def is_ready(pod: Manifest) -> bool:
 
 
 def is_bad(pod: Manifest) -> bool:
-    return any(container["image"] == BAD for container in pod["spec"]["containers"])
+    return image_of(pod) == BAD
+
+
+def image_of(pod: Manifest) -> str:
+    return str(pod["spec"]["containers"][0]["image"])
 
 
 def role_of(pod: Manifest) -> str:
