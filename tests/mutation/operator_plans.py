@@ -15,6 +15,7 @@ BUDGET: Final = ("test_budget",)
 STATUS: Final = ("test_service_status",)
 APPLY: Final = "operator/apply"
 REFUSED: Final = ("test_refused_writes",)
+LAST_APPLIED: Final = ("test_last_applied",)
 
 OPERATOR_MUTATIONS: Final = (
     Mutation(
@@ -63,6 +64,30 @@ OPERATOR_MUTATIONS: Final = (
         "replace(wanted, ready=wanted.available, fingerprint",
         "replace(wanted, fingerprint",
         ("test_revisions",),
+        package=SERVICE,
+    ),
+    Mutation(
+        "refused spec: numbers are taken that make other pods",
+        "last_applied",
+        "if spec_hash(found) != spec_hash(spec):",
+        "if spec_hash(found) == '':",
+        LAST_APPLIED,
+        package=SERVICE,
+    ),
+    Mutation(
+        "refused spec: a typo ends a download",
+        "plan",
+        'and not (delivery.manifests and child["kind"] == JOB.kind)',
+        'and child["kind"] != JOB.kind',
+        LAST_APPLIED,
+        package=SERVICE,
+    ),
+    Mutation(
+        "refused spec: nobody scales where a write has failed",
+        "reconcile",
+        "self.autoscaling.service_seen(key, scaled)  # what serves is scaled all the same",
+        "pass",
+        LAST_APPLIED,
         package=SERVICE,
     ),
     Mutation(

@@ -160,6 +160,15 @@ async def test_a_refused_budget_is_left_out_and_the_limits_are_taken() -> None:
     assert [each.minimum for each in settings.pools.values()] == [3]
 
 
+async def test_a_budget_that_would_divide_gpus_among_the_pools_is_left_out() -> None:
+    cluster = await running(mode="Disaggregated")
+    before = cluster.templates
+    budget = {"gpuBudget": 8, "accelerator": {"count": 2}}
+    await cluster.edited(**TYPO, autoscaling=budget)
+    assert cluster.templates == before
+    assert (cluster.engines("chat-prefill"), cluster.engines("chat-decode")) == (1, 1)
+
+
 async def test_another_mode_that_is_refused_changes_nothing() -> None:
     cluster = await running(pools=mixed(replicas=2))
     before = cluster.templates
