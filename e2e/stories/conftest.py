@@ -1,4 +1,4 @@
-"""A cluster with this checkout's images and operator for each worker's stories; a service to use."""
+"""A cluster with this checkout's images and operator for each worker; a service to talk to."""
 
 from __future__ import annotations
 

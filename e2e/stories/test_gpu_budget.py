@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
@@ -90,6 +92,7 @@ def _follow(process: subprocess.Popen[str], seen: Watched) -> None:
         text = text[end:].lstrip()
 
 
+@pytest.mark.full  # tests/operator/service/test_budget.py has any sequence of scalings
 def test_a_budget_holds_at_every_instant_and_no_room_is_named(
     cluster: Cluster, kubectl: Kubectl, pretended: str, gpu_node: str
 ) -> None:

@@ -53,7 +53,7 @@ def test_an_engine_killed_in_the_middle_of_an_answer_costs_a_pause(
     assert resumed() == before + 1
 
 
-@pytest.mark.parametrize("replicas", [2, 1])
+@pytest.mark.parametrize("replicas", [2, pytest.param(1, marks=pytest.mark.full)])
 def test_routers_are_replaced_while_clients_keep_their_connections(
     cluster: Cluster, kubectl: Kubectl, busy: Service, replicas: int
 ) -> None:
