@@ -50,7 +50,7 @@ def test_a_unit_test_that_takes_more_cpu_time_fails(
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     with monkeypatch.context() as patch:
         patch.setattr(cpu_limit, "LIMIT_SECONDS", 0.01)
-        patch.setattr(cpu_limit, "TOLERANCE", 2.5)
+        patch.setattr(cpu_limit, "tolerance", lambda: 2.5)
         ran = pytester.inline_run("-p", "no:cacheprovider", plugins=[CpuLimit()])
     passed, _, failed = ran.listoutcomes()
     assert [name_of(each) for each in passed] == ["test_cheap", "test_sleeps", "test_process"]
