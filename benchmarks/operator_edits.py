@@ -14,8 +14,8 @@ from typing import Any
 
 from sluice_contract import labels
 from sluice_operator.kube.client import path
+from sluice_operator.kube.connection import Request
 from sluice_operator.kube.kinds import DEPLOYMENT
-from sluice_operator.kube.transport import Request
 
 from benchmarks.operator_fleet import in_parallel, scale
 from tests.operator.harness.cluster import Cluster

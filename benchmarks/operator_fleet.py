@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sluice_operator.kube.client import path
+from sluice_operator.kube.connection import Request
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, NODE, Kind, Manifest
-from sluice_operator.kube.transport import Request
 
 from e2e.cluster.bare.controlplane import flags, scheduler_argv
 from e2e.cluster.controlplane_only import ADDRESS, ControlPlane

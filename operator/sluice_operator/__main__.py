@@ -10,12 +10,13 @@ import asyncio
 import logging
 import os
 import sys
+from contextlib import aclosing
 
 from sluice_contract.base import ConfigError
 
 from sluice_operator.clock import SystemClock
+from sluice_operator.kube.connection import Connection
 from sluice_operator.kube.errors import OperatorError
-from sluice_operator.kube.transport import HttpTransport
 from sluice_operator.log import fields, log_to_stderr
 from sluice_operator.process.run import Connections, run
 from sluice_operator.process.settings import Settings
@@ -44,13 +45,12 @@ def main() -> int:
 
 async def _run(settings: Settings) -> None:
     timeout_seconds = settings.request_timeout_seconds
-    work, lease = (HttpTransport(timeout_seconds) for _ in range(2))
-    watches = HttpTransport(timeout_seconds, most_connections=0)
-    try:
+    async with (
+        aclosing(Connection(timeout_seconds)) as work,
+        aclosing(Connection(timeout_seconds)) as lease,
+        aclosing(Connection(timeout_seconds, max_connections=0)) as watches,
+    ):
         await run(settings, Connections(work, lease, watches), SystemClock())
-    finally:
-        for transport in (work, lease, watches):
-            await transport.close()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final
 
@@ -17,9 +18,9 @@ from sluice_autoscaler.journal import JournalError, JournalLine, read_journal
 
 from sluice_operator.autoscale.journals import journal_lines, journal_name
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Connection
 from sluice_operator.kube.errors import OperatorError, RequestError
 from sluice_operator.kube.kinds import CONFIG_MAP
-from sluice_operator.kube.transport import HttpTransport, log_in
 
 FAILED: Final = 1
 UNUSABLE: Final = 2
@@ -84,14 +85,10 @@ def _when(line: JournalLine) -> str:
 
 
 async def _fetched(namespace: str | None, name: str) -> tuple[str, list[str]]:
-    connection = log_in()
-    place = namespace or connection.default_namespace or "default"
-    transport = HttpTransport(TIMEOUT_SECONDS, lambda: connection)
-    try:
-        client = ApiClient(transport, lambda verb, plural: None)
+    async with aclosing(Connection(TIMEOUT_SECONDS)) as connection:
+        place = namespace or await connection.namespace()
+        client = ApiClient(connection, lambda verb, plural: None)
         found = await client.get(CONFIG_MAP, place, journal_name(name))
-    finally:
-        await transport.close()
     return place, journal_lines(found) if found else []
 
 

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 from sluice_operator.clock import Clock
 from sluice_operator.informer.reflector import Streams, parse_event
 from sluice_operator.kube.client import ApiClient, path
+from sluice_operator.kube.connection import Request
 from sluice_operator.kube.errors import FORBIDDEN, ApiError, OperatorError
 from sluice_operator.kube.kinds import NODE, Manifest
-from sluice_operator.kube.transport import Request
 from sluice_operator.log import fields
 
 REREAD_SECONDS: Final = 60.0

@@ -18,6 +18,7 @@ from sluice_operator.informer.blocked import Access, BlockedKinds, Verb
 from sluice_operator.informer.store import Objects, Place, Version, number_of, place_of, version_of
 from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.client import ApiClient, path
+from sluice_operator.kube.connection import Request
 from sluice_operator.kube.errors import (
     FORBIDDEN,
     ApiError,
@@ -26,7 +27,6 @@ from sluice_operator.kube.errors import (
     UnavailableError,
 )
 from sluice_operator.kube.kinds import Kind
-from sluice_operator.kube.transport import Request
 from sluice_operator.log import fields
 
 GONE: Final = 410

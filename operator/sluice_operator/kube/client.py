@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sluice_contract.labels import FIELD_MANAGER
 
+from sluice_operator.kube.connection import APPLY, JSON_PATCH, Request, Response, Transport
 from sluice_operator.kube.errors import (
     FORBIDDEN,
     ApiError,
@@ -21,7 +22,6 @@ from sluice_operator.kube.errors import (
     UnavailableError,
 )
 from sluice_operator.kube.kinds import Kind, Manifest, Reference
-from sluice_operator.kube.transport import APPLY, JSON_PATCH, Request, Response, Transport
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE_ITEMS: Final = 500

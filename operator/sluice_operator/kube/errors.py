@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
 
 

@@ -36,9 +36,9 @@ from sluice_operator.informer.reflector import Source, Streams
 from sluice_operator.informer.watch import LISTINGS_AT_ONCE, Informer
 from sluice_operator.informer.workqueue import WorkQueue
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Transport
 from sluice_operator.kube.errors import DefinitionsMissingError, OperatorError, RequestError
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind
-from sluice_operator.kube.transport import Transport
 from sluice_operator.log import fields
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from sluice_operator.api.crd import DEFAULT_STATUS
 from sluice_operator.kube.client import path
+from sluice_operator.kube.connection import Request
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
-from sluice_operator.kube.transport import Request
 
 from e2e.cluster.controlplane_only import ApiServer
 from e2e.cluster.errors import CommandFailedError

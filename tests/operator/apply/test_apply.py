@@ -11,9 +11,9 @@ import pytest
 from sluice_operator.apply.applier import Applier
 from sluice_operator.apply.plan import Plan, identity
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import CONFIG_MAP, SERVICE, Reference
-from sluice_operator.kube.transport import Request, Response
 
 OBJECTS = json.loads((Path(__file__).parent / "live_objects.json").read_text())
 

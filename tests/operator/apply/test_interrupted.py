@@ -8,9 +8,9 @@ import pytest
 from sluice_operator.apply.executor import executor
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ConflictError, RequestError, UnavailableError
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
-from sluice_operator.kube.transport import Request, Response
 from sluice_operator.manifests.metadata import DESIRED_HASH
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile

@@ -9,7 +9,7 @@ import pytest
 from sluice_operator.apply.applier import Applier, Outcome
 from sluice_operator.apply.plan import KeySecret, Plan
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.transport import Request, Response
+from sluice_operator.kube.connection import Request, Response
 
 MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",

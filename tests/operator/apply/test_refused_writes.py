@@ -14,6 +14,7 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.informer.dispatch import Reconcile
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
@@ -35,7 +36,6 @@ from sluice_operator.kube.kinds import (
     Kind,
     Manifest,
 )
-from sluice_operator.kube.transport import Request, Response
 
 from tests.operator.examples import service
 from tests.operator.harness.memory_api import MemoryApi, reconciles_over

@@ -10,7 +10,7 @@ from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.autoscale.carry_out import PoolScaler
 from sluice_operator.autoscale.victims import VICTIMS_MANAGER, Victims
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.transport import Request, Response
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.scaled import DELETION_COST, PoolPods
 
 from tests.operator.autoscale.world import BOTH, scaled_service

@@ -22,8 +22,8 @@ from sluice_operator.autoscale.journals import (
     journal_lines,
 )
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.kube.transport import Request, Response
 
 from tests.operator.autoscale.world import KEY, World, load, row, scaled_service
 from tests.operator.examples import service

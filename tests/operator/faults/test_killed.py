@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sluice_operator.kube.connection import Request, Response, Transport
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
-from sluice_operator.kube.transport import Request, Response, Transport
 
 from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.conftest import WORKER

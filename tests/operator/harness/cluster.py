@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import kopf
-import yaml
+from kubernetes.aio import client
 from sluice_operator.kube.client import ApiClient, path
+from sluice_operator.kube.connection import JSON_PATCH, Connection, LogIn, Request, Response, log_in
 from sluice_operator.kube.kinds import Kind, Manifest
-from sluice_operator.kube.transport import JSON_PATCH, HttpTransport, Request, Response
 
 from tests.patience import PATIENCE_SECONDS
 
@@ -28,18 +28,28 @@ State = dict[str, Manifest]
 """Objects of one kind in one namespace, by name."""
 
 
-def connection(kubeconfig: Path) -> kopf.ConnectionInfo:
-    """The connection that a kubeconfig with one context describes."""
-    config = yaml.safe_load(kubeconfig.read_text())
-    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    return kopf.ConnectionInfo(
-        server=cluster["server"],
-        ca_path=cluster.get("certificate-authority"),
-        ca_data=cluster.get("certificate-authority-data"),
-        certificate_path=user.get("client-certificate"),
-        certificate_data=user.get("client-certificate-data"),
-        private_key_path=user.get("client-key"),
-        private_key_data=user.get("client-key-data"),
+def by_kubeconfig(kubeconfig: Path) -> Callable[[], Awaitable[LogIn]]:
+    """Logs in as its current context says."""
+    return partial(log_in, {"KUBECONFIG": str(kubeconfig)})
+
+
+def plain_log_in(server: str) -> Callable[[], Awaitable[LogIn]]:
+    """A server that asks for no credentials."""
+
+    async def logged_in() -> LogIn:
+        return LogIn(client.Configuration(host=server))
+
+    return logged_in
+
+
+async def unlimited(kubeconfig: Path) -> tuple[str, aiohttp.ClientSession]:
+    """The API server's URL, and a session with the kubeconfig's certificates and no time limit."""
+    configuration = (await by_kubeconfig(kubeconfig)()).configuration
+    tls = client.ApiClient(configuration).rest_client.ssl_context
+    return configuration.host, aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=tls, limit=0),
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=2**21,
     )
 
 
@@ -47,17 +57,14 @@ class Cluster:
     """An API server as an administrator uses it."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        self._connection = connection(kubeconfig)
-        self.transport = HttpTransport(30.0, lambda: self._connection)
-        self._watches = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._connection.as_ssl_context()),
-            timeout=aiohttp.ClientTimeout(total=None),
-            read_bufsize=2**21,
-        )
+        self.transport = Connection(30.0, by_kubeconfig(kubeconfig))
+        self._kubeconfig = kubeconfig
+        self._watches: tuple[str, aiohttp.ClientSession] | None = None
 
     async def close(self) -> None:
-        await self.transport.close()
-        await self._watches.close()
+        await self.transport.aclose()
+        if self._watches is not None:
+            await self._watches[1].close()
 
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         namespace = manifest["metadata"].get("namespace")
@@ -130,8 +137,11 @@ class Cluster:
         state = {item["metadata"]["name"]: item for item in listing["items"]}
         yield state
         query = {"watch": "1", "resourceVersion": listing["metadata"]["resourceVersion"]}
-        url = self._connection.server + path(kind, namespace)
-        async with self._watches.get(url, params=query) as response, aborted(response):
+        if self._watches is None:
+            self._watches = await unlimited(self._kubeconfig)
+        server, session = self._watches
+        url = server + path(kind, namespace)
+        async with session.get(url, params=query) as response, aborted(response):
             async for line in response.content:
                 event = json.loads(line)
                 name = event["object"]["metadata"]["name"]

@@ -18,7 +18,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from tests.operator.harness.cluster import connection
+from tests.operator.harness.cluster import unlimited
 from tests.patience import PATIENCE_SECONDS
 
 Spoil = Callable[["Seen"], web.Response | None]
@@ -89,13 +89,12 @@ def status(code: int, reason: str, **headers: str) -> web.Response:
 @asynccontextmanager
 async def proxying(kubeconfig: Path, directory: Path) -> AsyncIterator[tuple[Proxy, Path]]:
     """A proxy to the API server of `kubeconfig`, and a kubeconfig that leads to the proxy."""
-    proxy, upstream = Proxy(), connection(kubeconfig)
-    connector = aiohttp.TCPConnector(ssl=upstream.as_ssl_context(), limit=0)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    proxy = Proxy()
+    server, opened = await unlimited(kubeconfig)
+    async with opened as session:
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await _pass_on(proxy, session, upstream.server, request)
+            return await _pass_on(proxy, session, server, request)
 
         app = web.Application(client_max_size=2**24)
         app.add_routes([web.route("*", "/{path:.*}", handle)])

@@ -18,6 +18,7 @@ from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Request, Response, Transport
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -25,7 +26,6 @@ from sluice_operator.kube.kinds import (
     SERVICE_CHILDREN,
     Manifest,
 )
-from sluice_operator.kube.transport import Request, Response, Transport
 from sluice_operator.manifests.metadata import DESIRED_HASH
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sluice_operator.informer.image_volumes import REFRESH_SECONDS, ImageVolumes
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.transport import Request, Response
+from sluice_operator.kube.connection import Request, Response
 
 from tests.operator.virtual_time import FakeClock
 

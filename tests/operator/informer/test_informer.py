@@ -14,6 +14,7 @@ from sluice_operator.informer.reader import StoreReader
 from sluice_operator.informer.reflector import Source
 from sluice_operator.informer.watch import CHILDREN, Informer
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
@@ -25,7 +26,6 @@ from sluice_operator.kube.kinds import (
     SERVICE_CHILDREN,
     Manifest,
 )
-from sluice_operator.kube.transport import Request, Response
 
 from tests.operator.virtual_time import FakeClock
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sluice_operator.informer.nodes import NodeChange, Nodes, NodeWatch
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.kube.transport import Request, Response
 
 from tests.operator.virtual_time import FakeClock
 

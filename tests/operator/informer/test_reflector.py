@@ -12,9 +12,9 @@ from sluice_operator.informer.blocked import PATIENCE_SECONDS, BlockedKinds, Ver
 from sluice_operator.informer.reflector import LAG_SECONDS, RETRY, Reflector, Scope, Source
 from sluice_operator.informer.store import Objects
 from sluice_operator.kube.client import METADATA_ONLY, ApiClient
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ApiError, SilentError, UnavailableError
 from sluice_operator.kube.kinds import SERVICE, Kind, Manifest
-from sluice_operator.kube.transport import Request, Response
 
 from tests.operator.virtual_time import FakeClock
 

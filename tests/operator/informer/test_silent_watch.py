@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import kopf
 import pytest
 from aiohttp import web
 from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.reflector import Reflector, Scope, Source
 from sluice_operator.informer.store import Objects
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Connection, Request
 from sluice_operator.kube.errors import SilentError
 from sluice_operator.kube.kinds import SERVICE
-from sluice_operator.kube.transport import HttpTransport, Request
 
+from tests.operator.harness.cluster import plain_log_in
 from tests.operator.virtual_time import FakeClock
 from tests.patience import PATIENCE_SECONDS
 
@@ -47,7 +47,7 @@ class Server:
 
 
 @asynccontextmanager
-async def connected(server: Server) -> AsyncIterator[HttpTransport]:
+async def connected(server: Server) -> AsyncIterator[Connection]:
     """A transport to `server` on loopback, which loses patience early."""
     app = web.Application()
     app.add_routes([web.get("/{path:.*}", server.answer)])
@@ -55,13 +55,14 @@ async def connected(server: Server) -> AsyncIterator[HttpTransport]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
-    connection = kopf.ConnectionInfo(server=f"http://{host}:{port}")
-    transport = HttpTransport(5.0, lambda: connection, silence_seconds=SILENCE_SECONDS)
+    transport = Connection(
+        5.0, plain_log_in(f"http://{host}:{port}"), silence_seconds=SILENCE_SECONDS
+    )
     try:
         yield transport
     finally:
         server.over.set()
-        await transport.close()
+        await transport.aclose()
         await runner.cleanup()
 
 

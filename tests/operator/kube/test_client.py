@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sluice_operator.kube.client import ApiClient, path
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import (
     ApiError,
     ConflictError,
@@ -16,7 +17,6 @@ from sluice_operator.kube.errors import (
     UnavailableError,
 )
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, POD, Reference
-from sluice_operator.kube.transport import Request, Response
 
 
 class Server:

@@ -1,8 +1,7 @@
-"""Connections by a kubeconfig: as it stands, and with a command that gives the credentials."""
+"""Log-in by a kubeconfig: what of it is used, and what is said of one that cannot be."""
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from pathlib import Path
@@ -10,33 +9,32 @@ from typing import Any
 
 import pytest
 import yaml
+from sluice_operator.kube.connection import LogIn, log_in
 from sluice_operator.kube.errors import OperatorError
-from sluice_operator.kube.kubeconfig import kubeconfig_connection
 
 SECRET = "s3cret"
-SERVER = "https://api.example.com"
+SERVER = "http://api.example.com"
 PRINTS = """
 import json, os, sys
 asked = json.loads(os.environ["KUBERNETES_EXEC_INFO"])
 status = json.loads(sys.argv[1])
 if status.get("token") == "told":
-    status["token"] = json.dumps([os.environ["REGION"], asked["spec"]])
+    status["token"] = os.environ["REGION"]
 print(json.dumps({"apiVersion": asked["apiVersion"], "kind": "ExecCredential", "status": status}))
 """
 
 
-def written(folder: Path, monkeypatch: pytest.MonkeyPatch, user: dict[str, Any]) -> dict[str, str]:
-    """The environment of a kubeconfig whose current context has this user."""
+async def logged_in(folder: Path, user: dict[str, Any], server: str = SERVER) -> LogIn:
+    """With a kubeconfig whose current context has this user."""
     named = {
         "contexts": {"context": {"cluster": "c", "user": "u", "namespace": "shop"}},
-        "clusters": {"cluster": {"server": SERVER}},
+        "clusters": {"cluster": {"server": server}},
         "users": {"user": user},
     }
     names = {"contexts": "x", "clusters": "c", "users": "u"}
     config = {kind: [{"name": names[kind], **each}] for kind, each in named.items()}
     (folder / "config").write_text(yaml.safe_dump({"current-context": "x", **config}))
-    monkeypatch.setenv("KUBECONFIG", str(folder / "config"))
-    return {"KUBECONFIG": str(folder / "config")}
+    return await log_in({"KUBECONFIG": str(folder / "config")})
 
 
 def asks(status: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -50,76 +48,75 @@ def asks(status: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"exec": found | more}
 
 
-def test_a_token_stands_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = kubeconfig_connection(written(tmp_path, monkeypatch, {"token": "t"}))
-    assert found is not None
-    assert (found.server, found.token, found.default_namespace) == (SERVER, "t", "shop")
+def text_of(file: str | None) -> str:
+    assert file is not None
+    return Path(file).read_text()
 
 
-def test_a_command_gives_a_token_and_is_told_what_it_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    user = asks({"token": "told"}, provideClusterInfo=True)
-    found = kubeconfig_connection(written(tmp_path, monkeypatch, user))
-    assert found is not None
-    region, spec = json.loads(str(found.token))
-    assert (region, spec["interactive"], spec["cluster"]["server"]) == ("north", False, SERVER)
+async def test_the_current_context_is_used(tmp_path: Path) -> None:
+    found = await logged_in(tmp_path, {"token": "t"})
+    assert (found.configuration.host, found.namespace) == (SERVER, "shop")
+    assert found.configuration.api_key["BearerToken"] == "Bearer t"
 
 
-def test_a_command_gives_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    user = asks({"clientCertificateData": "CERT", "clientKeyData": "KEY"})
-    found = kubeconfig_connection(written(tmp_path, monkeypatch, user))
-    assert found is not None
-    assert base64.b64decode(found.certificate_data or "") == b"CERT"
-    assert base64.b64decode(found.private_key_data or "") == b"KEY"
+async def test_a_command_gives_a_token(tmp_path: Path) -> None:
+    found = await logged_in(tmp_path, asks({"token": "told"}))
+    assert found.configuration.api_key["BearerToken"] == "Bearer north"
 
 
-def test_a_command_beside_the_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "login"
-    program.write_text('#!/bin/sh\necho \'{"status": {"token": "own"}}\'\n')
-    program.chmod(0o755)
-    found = kubeconfig_connection(written(tmp_path, monkeypatch, asks({}, command="./login")))
-    assert found is not None
-    assert found.token == "own"
+async def test_a_command_gives_a_certificate(tmp_path: Path) -> None:
+    status = {"clientCertificateData": "CERT", "clientKeyData": "KEY"}
+    found = (await logged_in(tmp_path, asks(status), "https://api.example.com")).configuration
+    assert [text_of(file) for file in (found.cert_file, found.key_file)] == ["CERT", "KEY"]
 
 
 @pytest.mark.parametrize(
-    ("user", "said"),
+    "user",
     [
-        (asks({}), "has neither a token nor a certificate and key"),
-        (asks({}, command="no-such-program"), "no-such-program gives no credentials: FileNotFound"),
-        (asks({}, args=["-c", "raise SystemExit(3)", SECRET]), "exit status 3"),
-        (asks({}, args=["-c", "print(1)"]), "gives no credentials: TypeError"),
-        ({"exec": {"command": "a"}}, "KeyError: 'apiVersion'"),
+        {},
+        asks({}),
+        asks({}, command="no-such-program"),
+        asks({}, args=["-c", "raise SystemExit(3)", SECRET]),
+        {"exec": {"command": "a"}},
     ],
 )
-def test_what_is_wrong_is_named(
-    user: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_server_with_tls_is_not_asked_without_credentials(
+    user: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(OperatorError) as raised:
-        kubeconfig_connection(written(tmp_path, monkeypatch, user))
-    assert said in str(raised.value)
-    assert SECRET not in str(raised.value)
+    with pytest.raises(OperatorError, match="the command for them failed"):
+        await logged_in(tmp_path, user, "https://api.example.com")
+    assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "FileNotFoundError"),
-        ("{}", "Current context is not set"),
+        (None, "neither a service account nor a kubeconfig"),
+        ("", "not a kubeconfig"),
+        ("{}", "Expected key current-context"),
         ("a: [", "ParserError"),
         (f"token: {SECRET}: {{", "mapping values are not allowed here in line 1"),
+        (
+            yaml.safe_dump(
+                {
+                    "current-context": "x",
+                    "contexts": [{"name": "x", "token": SECRET}],
+                    "clusters": [],
+                    "users": [],
+                }
+            ),
+            "Expected key context in ",
+        ),
     ],
 )
-def test_a_kubeconfig_that_cannot_be_read_is_named(
-    text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_kubeconfig_that_cannot_be_read_is_named(
+    text: str | None, said: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "config"
     if text is not None:
         file.write_text(text)
-    monkeypatch.setenv("KUBECONFIG", str(file))
     with pytest.raises(OperatorError) as raised:
-        kubeconfig_connection({"KUBECONFIG": str(file)})
-    assert str(raised.value).startswith(f"kubeconfig {file}: ")
+        await log_in({"KUBECONFIG": str(file)})
+    assert f"kubeconfig {file}" in str(raised.value)
     assert said in str(raised.value)
     assert SECRET not in str(raised.value)

@@ -13,6 +13,7 @@ import pytest
 from sluice_contract.labels import FIELD_MANAGER
 from sluice_operator.apply.ssa_diff import FieldSet, owned_fields
 from sluice_operator.kube.client import path as path_of
+from sluice_operator.kube.connection import JSON_PATCH, Request
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -22,7 +23,6 @@ from sluice_operator.kube.kinds import (
     Manifest,
     controller_uid,
 )
-from sluice_operator.kube.transport import JSON_PATCH, Request
 
 from tests.busy_machine import Stopwatch
 from tests.operator.harness.cluster import Cluster, State

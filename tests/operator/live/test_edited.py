@@ -12,8 +12,8 @@ import pytest
 from sluice_operator.api.crd import inference_service_crd
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.client import path as path_of
+from sluice_operator.kube.connection import Request
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
-from sluice_operator.kube.transport import Request
 
 from tests.operator.examples import IMAGES
 from tests.operator.harness.cluster import MERGE_PATCH, Cluster, condition

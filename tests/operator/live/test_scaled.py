@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 from sluice_operator.apply.events import EVENT
 from sluice_operator.kube.client import path
+from sluice_operator.kube.connection import Request
 from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, POD, Manifest
-from sluice_operator.kube.transport import Request
 
 from e2e.cluster.controlplane_only import ApiServer
 from e2e.cluster.errors import CommandFailedError

@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 from sluice_contract.labels import GROUP
 from sluice_operator.kube.client import path
+from sluice_operator.kube.connection import Request
 from sluice_operator.kube.kinds import ROLE_BINDING, Kind
-from sluice_operator.kube.transport import Request
 
 from tests.operator.harness.cluster import Cluster
 from tests.patience import PATIENCE_SECONDS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.client import path
+from sluice_operator.kube.connection import APPLY, Request
 from sluice_operator.kube.kinds import POD, POOL_CHILDREN, SERVICE_CHILDREN, Manifest
-from sluice_operator.kube.transport import APPLY, Request
 
 from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.api.invalid_specs import document

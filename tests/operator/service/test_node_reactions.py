@@ -9,8 +9,8 @@ import pytest
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import NodeChange
 from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.kube.transport import Request, Response
 from sluice_operator.service.nodes import COLLECT_SECONDS, NodeReactions, concerns
 
 from tests.operator.virtual_time import FakeClock

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 from sluice_contract import labels
 
 from sluice_operator.kube.client import ApiClient, path
+from sluice_operator.kube.connection import Connection, Request
 from sluice_operator.kube.errors import OperatorError, UnavailableError
 from sluice_operator.kube.kinds import (
     CONTROLLER_REVISION,
@@ -21,7 +22,6 @@ from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
     Manifest,
 )
-from sluice_operator.kube.transport import HttpTransport, Request, log_in
 
 TIMEOUT_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 1.0
@@ -37,9 +37,9 @@ class MissingServiceError(OperatorError):
 class Session:
     """One InferenceService; every method raises `RequestError` where the API server refuses."""
 
-    def __init__(self, transport: HttpTransport, namespace: str, name: str) -> None:
-        self._transport = transport
-        self._client = ApiClient(transport, lambda verb, plural: None)
+    def __init__(self, connection: Connection, namespace: str, name: str) -> None:
+        self._connection = connection
+        self._client = ApiClient(connection, lambda verb, plural: None)
         self.namespace = namespace
         self.name = name
 
@@ -74,7 +74,7 @@ class Session:
             found = await self.service()
             yield found
             try:
-                async for line in self._transport.lines(self._watch(found)):
+                async for line in self._connection.lines(self._watch(found)):
                     event = json.loads(line)
                     if event["type"] == "DELETED":
                         raise self._missing()
@@ -105,9 +105,5 @@ class Session:
 @asynccontextmanager
 async def session(namespace: str | None, name: str) -> AsyncIterator[Session]:
     """A session with the cluster of the kubeconfig's context; `namespace` None: that one's."""
-    connection = log_in()
-    transport = HttpTransport(TIMEOUT_SECONDS, lambda: connection)
-    try:
-        yield Session(transport, namespace or connection.default_namespace or "default", name)
-    finally:
-        await transport.close()
+    async with aclosing(Connection(TIMEOUT_SECONDS)) as connection:
+        yield Session(connection, namespace or await connection.namespace(), name)

@@ -1,0 +1,274 @@
+"""Requests to the API server through the `kubernetes` client, which logs in and carries them.
+
+Says what an answer is and what is none. Knows nothing of objects: see `client.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import aiohttp
+import yaml
+from kubernetes.aio import client, config
+
+from sluice_operator.kube.errors import (
+    UNAUTHORIZED,
+    ApiError,
+    OperatorError,
+    SilentError,
+    UnavailableError,
+)
+
+SILENCE_SECONDS: Final = 70.0
+"""The API server sends a bookmark every minute: a longer silence is a dead connection."""
+JSON: Final = "application/json"
+APPLY: Final = "application/apply-patch+yaml"
+JSON_PATCH: Final = "application/json-patch+json"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request; `path` starts with a slash."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+    content_type: str = JSON
+    accept: str = JSON
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+@dataclass(frozen=True)
+class Response:
+    """An answer, whatever its status, with its JSON body."""
+
+    status: int
+    body: Any
+    retry_after_seconds: float | None = None
+
+
+class Transport(Protocol):
+    """Carries requests."""
+
+    async def send(self, request: Request) -> Response:
+        """The server's answer.
+
+        Raises:
+            UnavailableError: there was none.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LogIn:
+    """How an API server is reached, with which credentials."""
+
+    configuration: client.Configuration
+    namespace: str = "default"
+    """The kubeconfig's."""
+
+
+async def log_in(environment: Mapping[str, str] = os.environ) -> LogIn:
+    """The pod's service account, else the current context of the kubeconfig.
+
+    Raises:
+        OperatorError: there is neither, or the kubeconfig cannot be used.
+    """
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(configuration)
+    except config.ConfigException:
+        return await _by_kubeconfig(configuration, environment)
+    return LogIn(configuration)
+
+
+async def _by_kubeconfig(
+    configuration: client.Configuration, environment: Mapping[str, str]
+) -> LogIn:
+    places = environment.get("KUBECONFIG") or "~/.kube/config"
+    if not _exists(places):
+        raise OperatorError(f"no API server: neither a service account nor a kubeconfig {places}")
+    try:
+        loader = await config.load_kube_config(
+            places, client_configuration=configuration, persist_config=False
+        )
+        namespace = loader.current_context["context"].get("namespace", "default")
+    except (config.ConfigException, yaml.YAMLError, OSError, ValueError, LookupError) as error:
+        raise OperatorError(f"kubeconfig {places}: {_cause(error)}") from None
+    except (TypeError, AttributeError) as error:
+        raise OperatorError(f"kubeconfig {places}: not a kubeconfig ({error})") from None
+    has_credentials = configuration.api_key or configuration.cert_file
+    if configuration.host.startswith("https:") and not has_credentials:
+        why = "its user has no credentials, or the command for them failed"
+        raise OperatorError(f"kubeconfig {places}: {why}")
+    return LogIn(configuration, namespace)
+
+
+def _exists(places: str) -> bool:
+    """Whether there is one of the files."""
+    return any(Path(each).expanduser().exists() for each in places.split(os.pathsep) if each)
+
+
+def _cause(error: Exception) -> str:
+    """Without the parts that may hold a token: the line itself, and what stands in the file."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{type(error).__name__}: {error.problem} in line {error.problem_mark.line + 1}"
+    return f"{type(error).__name__}: {str(error).partition('{')[0]}"
+
+
+class Connection:
+    """A pool of connections to one API server, 0: without a limit. It logs in with the first
+    request, and again where the credentials or the server's certificate are refused.
+    `silence_seconds`: how long a watch may bring nothing."""
+
+    def __init__(
+        self,
+        timeout_seconds: float,
+        log_in: Callable[[], Awaitable[LogIn]] = log_in,
+        max_connections: int = 100,
+        silence_seconds: float = SILENCE_SECONDS,
+    ) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._log_in = log_in
+        self._max_connections = max_connections
+        self._silence_seconds = silence_seconds
+        self._session: _Session | None = None
+        self._lock = asyncio.Lock()
+
+    async def aclose(self) -> None:
+        """Closes every connection, when no request needs it any more."""
+        if self._session is not None:
+            await self._session.retire()
+
+    async def namespace(self) -> str:
+        """The one that a person means who names none."""
+        return (await self._logged_in()).namespace
+
+    async def send(self, request: Request) -> Response:
+        """See `Transport.send`."""
+        async with self._answer(request, self._timeout) as answer:
+            text = await answer.read()
+            return Response(answer.status, _body(answer, text), _retry_after(answer.headers))
+
+    async def lines(self, request: Request) -> AsyncIterator[bytes]:
+        """A watch: the lines of an answer that goes on until either side ends it.
+
+        Raises:
+            SilentError: it brought nothing for longer than a bookmark takes.
+            UnavailableError: it was broken off.
+            ApiError: the server refuses it.
+        """
+        limits = aiohttp.ClientTimeout(total=None, sock_read=self._silence_seconds)
+        async with self._answer(request, limits) as answer:
+            if answer.status != 200:
+                raise ApiError(str(request), answer.status, answer.reason or "", "")
+            async for line in answer.content:
+                yield line
+
+    @asynccontextmanager
+    async def _answer(
+        self, request: Request, limits: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer's head; asked a second time where another log-in may help."""
+        try:
+            async with AsyncExitStack() as stack:
+                used = await self._logged_in()
+                try:
+                    answer = await stack.enter_async_context(used.ask(request, limits))
+                    is_refused = answer.status == UNAUTHORIZED
+                except aiohttp.ClientSSLError:
+                    is_refused = True
+                if is_refused:
+                    await stack.aclose()
+                    renewed = await self._renewed(used, request)
+                    answer = await stack.enter_async_context(renewed.ask(request, limits))
+                yield answer
+        except aiohttp.SocketTimeoutError as error:
+            silent = f"nothing for {self._silence_seconds:g} seconds"
+            raise SilentError(str(request), silent) from error
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+            raise UnavailableError(str(request), str(error) or type(error).__name__) from error
+
+    async def _renewed(self, refused: _Session, request: Request) -> _Session:
+        try:
+            return await self._logged_in(unlike=refused)
+        except OperatorError as error:
+            raise UnavailableError(str(request), f"log-in: {error}") from error
+
+    async def _logged_in(self, unlike: _Session | None = None) -> _Session:
+        """The session in use, made anew if that is `unlike`."""
+        async with self._lock:
+            if self._session is None or self._session is unlike:
+                made = _Session(await self._log_in(), self._max_connections)
+                former, self._session = self._session, made
+                if former is not None:
+                    await former.retire()
+            return self._session
+
+
+class _Session:
+    """One log-in and its connections. Retired, it closes them after its last request."""
+
+    def __init__(self, found: LogIn, max_connections: int) -> None:
+        found.configuration.connection_pool_maxsize = max_connections
+        self.namespace = found.namespace
+        self._client = client.ApiClient(found.configuration)
+        self._client.user_agent = "sluice-operator"
+        self._requests = 0
+        self._is_retired = False
+
+    async def retire(self) -> None:
+        """No further request will be made of it."""
+        self._is_retired = True
+        await self._close_if_unused()
+
+    @asynccontextmanager
+    async def ask(
+        self, request: Request, limits: aiohttp.ClientTimeout
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer's head, whose body can be read inside the `async with` block."""
+        self._requests += 1
+        try:
+            asked = await self._client.param_serialize(
+                request.method,
+                request.path,
+                query_params=list(request.query.items()),
+                header_params={"Accept": request.accept, "Content-Type": request.content_type},
+                body=request.body,
+                auth_settings=["BearerToken"],
+            )
+            answer = await self._client.call_api(*asked, _request_timeout=limits)
+            async with answer.response as response:
+                yield response
+        finally:
+            self._requests -= 1
+            await self._close_if_unused()
+
+    async def _close_if_unused(self) -> None:
+        if self._is_retired and not self._requests:
+            await self._client.close()
+
+
+def _body(answer: aiohttp.ClientResponse, text: bytes) -> Any:
+    """None where an error has no JSON as its body, as a 404 of a kind that is being installed."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        if answer.status < 400:
+            raise
+        return None
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    text = headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() else None

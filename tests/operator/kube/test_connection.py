@@ -1,0 +1,155 @@
+"""What answers become, over a real connection, and when it logs in again."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from kubernetes.aio import client
+from kubernetes.aio.config import incluster_config
+from sluice_operator.kube.connection import Connection, LogIn, Request, Response
+from sluice_operator.kube.errors import ApiError, OperatorError, UnavailableError
+
+from e2e.cluster.bare.certs import create_authority, issue
+from tests.operator.harness.cluster import plain_log_in
+
+PLAIN = "404 page not found"
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+REQUEST = Request("GET", "/apis")
+
+
+@asynccontextmanager
+async def served(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """The URL of a server on loopback."""
+    app = web.Application()
+    app.add_routes([web.get("/apis", answer)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    try:
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (200, '{"a": 1}', Response(200, {"a": 1})),
+        (404, '{"reason": "NotFound"}', Response(404, {"reason": "NotFound"})),
+        (404, PLAIN, Response(404, None)),
+        (503, "", Response(503, None)),
+        (200, PLAIN, None),
+    ],
+)
+async def test_errors_are_told_by_their_status_whatever_their_body(
+    status: int, text: str, expected: Response | None
+) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=text)
+
+    async with (
+        served(answer) as url,
+        aclosing(Connection(5.0, plain_log_in(url))) as connection,
+    ):
+        if expected is None:
+            with pytest.raises(UnavailableError, match="GET /apis"):
+                await connection.send(REQUEST)
+        else:
+            assert await connection.send(REQUEST) == expected
+
+
+async def test_a_server_that_nobody_runs_is_named_in_words() -> None:
+    async with aclosing(Connection(5.0, plain_log_in("http://127.0.0.1:1"))) as connection:
+        with pytest.raises(UnavailableError, match=r"^GET /apis: Cannot connect to host 127"):
+            await connection.send(REQUEST)
+
+
+class Tokens:
+    """Logs in with the token that is valid at the time; the server accepts no other."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.valid = "first"
+        self.may_log_in = True
+        self.log_ins = 0
+
+    async def log_in(self) -> LogIn:
+        if not self.may_log_in:
+            raise OperatorError("no token")
+        self.log_ins += 1
+        api_key = {"BearerToken": f"Bearer {self.valid}"}
+        return LogIn(client.Configuration(host=self.url, api_key=api_key))
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {self.valid}":
+            return web.json_response({"reason": "Unauthorized"}, status=401)
+        return web.Response(text='{"a": 1}\n')
+
+
+async def test_a_refused_token_is_read_again_for_requests_and_for_watches() -> None:
+    tokens = Tokens()
+    async with (
+        served(tokens.answer) as tokens.url,
+        aclosing(Connection(5.0, tokens.log_in)) as connection,
+    ):
+        assert (await connection.send(REQUEST)).status == 200
+        tokens.valid = "second"
+        assert [line async for line in connection.lines(REQUEST)] == [b'{"a": 1}\n']
+        tokens.valid = "third"
+        sent = [connection.send(REQUEST) for _ in range(3)]
+        assert {answer.status for answer in await asyncio.gather(*sent)} == {200}
+    assert tokens.log_ins == 3, "once for each token, whoever noticed"
+
+
+async def test_a_token_that_stays_refused_is_an_answer_and_one_that_is_missing_is_none() -> None:
+    tokens = Tokens()
+    async with (
+        served(tokens.answer) as tokens.url,
+        aclosing(Connection(5.0, tokens.log_in)) as connection,
+    ):
+        assert (await connection.send(REQUEST)).status == 200
+        tokens.valid, tokens.may_log_in = "second", False
+        with pytest.raises(UnavailableError, match=r"GET /apis: log-in: no token"):
+            await connection.send(REQUEST)
+        wrong = client.Configuration(host=tokens.url)
+
+        async def logs_in_in_vain() -> LogIn:
+            return LogIn(wrong)
+
+        async with aclosing(Connection(5.0, logs_in_in_vain)) as other:
+            assert (await other.send(REQUEST)).status == 401
+            with pytest.raises(ApiError, match="401"):
+                await anext(aiter(other.lines(REQUEST)))
+
+
+async def test_another_authority_is_read_where_the_certificate_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a rotation of the cluster's, when the files in the pod have changed."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="{}")
+
+    authorities = [create_authority(tmp_path, name) for name in ("former", "new")]
+    pair = issue(authorities[1], tmp_path, "server", user="server", hosts=["127.0.0.1"])
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pair.certificate, pair.key)
+    token, authority = tmp_path / "token", tmp_path / "ca.crt"
+    token.write_text("t")
+    authority.write_bytes(authorities[0].certificate.read_bytes())
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+    async with served(answer, tls) as url, aclosing(Connection(5.0)) as connection:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", url.rpartition(":")[2])
+        with pytest.raises(UnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+            await connection.send(REQUEST)
+        authority.write_bytes(authorities[1].certificate.read_bytes())
+        assert (await connection.send(REQUEST)).status == 200
+        assert await connection.namespace() == "default"
