@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -20,6 +21,8 @@ from sluice_operator.log import fields
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 logger = logging.getLogger(__name__)
+
+Write = Callable[[Kind, Manifest], Awaitable[Manifest]]
 
 
 class LeaseClient(Protocol):
@@ -78,10 +81,13 @@ class Leadership:
         self._held: Manifest | None = None
         self._seen: Manifest | None = None
         self._seen_at = 0.0
+        self._renewed_at = 0.0
+        """When the last request was begun that has written it."""
 
     async def acquire(self) -> None:
-        """Returns once this process is the leader."""
-        while not await self._try_acquire_safely():
+        """Returns once this process is the leader, with time left to renew the Lease: `hold` has
+        to be called at once."""
+        while not await self._try_acquire_safely() or self._left_seconds() <= 0:
             await self._clock.sleep(self._timing.look_every)
 
     async def hold(self) -> None:
@@ -90,12 +96,11 @@ class Leadership:
         Raises:
             LeaseLostError: another process holds it, or it could not be renewed in time.
         """
-        renewed_at, pause_seconds = self._clock.monotonic(), self._timing.renew_every
+        due_at = self._renewed_at + self._timing.renew_every
+        pause_seconds = max(0.0, due_at - self._clock.monotonic())
         while True:
             await self._clock.sleep(pause_seconds)
-            started_at = self._clock.monotonic()
-            left_seconds = renewed_at + self._timing.give_up - started_at
-            if left_seconds <= 0:
+            if (left_seconds := self._left_seconds()) <= 0:
                 raise LeaseLostError(f"could not renew for {self._timing.give_up:.0f} seconds")
             try:
                 # One request that hangs must leave time for another attempt.
@@ -105,7 +110,7 @@ class Leadership:
                 logger.warning("lease not renewed", extra=fields(error=repr(error)))
                 pause_seconds = self._timing.retry_every
             else:
-                renewed_at, pause_seconds = started_at, self._timing.renew_every
+                pause_seconds = self._timing.renew_every
 
     async def release(self) -> bool:
         """Lets the next replica lead at once; whether there was something to release. Best effort:
@@ -124,14 +129,18 @@ class Leadership:
         lease = await self._client.get(LEASE, self._name.namespace, self._name.name)
         try:
             if lease is None:
-                self._held = await self._client.create(LEASE, self._body(None, self._identity))
+                await self._write(self._client.create, None)
             elif self._is_free(lease):
-                self._held = await self._client.replace(LEASE, self._body(lease, self._identity))
+                await self._write(self._client.replace, lease)
             else:
                 return False
         except ConflictError:
             return False
         return True
+
+    def _left_seconds(self) -> float:
+        """Until a holder that has not renewed it has to stop."""
+        return self._renewed_at + self._timing.give_up - self._clock.monotonic()
 
     async def _try_acquire_safely(self) -> bool:
         try:
@@ -154,10 +163,14 @@ class Leadership:
     async def _renew(self) -> None:
         assert self._held is not None
         try:
-            self._held = await self._client.replace(LEASE, self._body(self._held, self._identity))
+            await self._write(self._client.replace, self._held)
         except ConflictError:
-            current = await self._still_ours()
-            self._held = await self._client.replace(LEASE, self._body(current, self._identity))
+            await self._write(self._client.replace, await self._still_ours())
+
+    async def _write(self, verb: Write, current: Manifest | None) -> None:
+        started_at = self._clock.monotonic()
+        self._held = await verb(LEASE, self._body(current, self._identity))
+        self._renewed_at = started_at
 
     async def _still_ours(self) -> Manifest:
         """The current Lease, when our copy is out of date: a response was lost, somebody edited the

@@ -128,14 +128,14 @@ async def _serve(parts: Parts) -> None:
         logger.info("leading", extra=_lease_fields(parts))
         parts.health.state = "leading"
         parts.metrics.leads(True)
-        await _lead(parts, leadership)
+        await _first_of(leadership.hold(), _lead(parts))
     finally:
         parts.metrics.leads(False)
         if await leadership.release():
             logger.info("leadership given up", extra=_lease_fields(parts))
 
 
-async def _lead(parts: Parts, leadership: Leadership) -> None:
+async def _lead(parts: Parts) -> None:
     """Everything that only the leader does. When one part fails, the others are stopped."""
     optional = await parts.optional_kinds.served()
     queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
@@ -152,7 +152,6 @@ async def _lead(parts: Parts, leadership: Leadership) -> None:
         dispatcher = _dispatcher(parts, queue, writes, autoscaler, reader)
         try:
             await _first_of(
-                leadership.hold(),
                 informer.run(),
                 *(_work(informer, dispatcher) for _ in range(parts.settings.workers)),
                 _resync(parts, informer),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 from sluice_operator.kube.errors import ConflictError, LeaseLostError, UnavailableError
@@ -16,6 +17,8 @@ class Leases:
     """An API server with one Lease."""
 
     def __init__(self) -> None:
+        self.slow: Callable[[], None] = lambda: None
+        """Called before a write is carried out."""
         self.stored: Manifest | None = None
         self.away = False
         self.version = 0
@@ -26,12 +29,14 @@ class Leases:
 
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         self._answer()
+        self.slow()
         if self.stored is not None:
             raise ConflictError("POST", 409, "AlreadyExists", "")
         return self._store(manifest)
 
     async def replace(self, kind: Kind, manifest: Manifest) -> Manifest:
         self._answer()
+        self.slow()
         assert self.stored is not None
         sent, current = manifest["metadata"], self.stored["metadata"]
         if sent["resourceVersion"] != current["resourceVersion"]:
@@ -151,10 +156,11 @@ async def test_a_short_outage_costs_nothing(leases: Leases, clock: FakeClock) ->
 
 
 async def test_a_holder_that_was_replaced_stops_at_once(leases: Leases, clock: FakeClock) -> None:
-    holder, other = replica(leases, clock, "a"), replica(leases, clock, "b")
+    others_clock = FakeClock()
+    holder, other = replica(leases, clock, "a"), replica(leases, others_clock, "b")
     await holder.acquire()
     await other.try_acquire()
-    clock.elapsed_seconds += 15
+    others_clock.elapsed_seconds += 15
     assert await other.try_acquire()
     with pytest.raises(LeaseLostError, match="held by 'b'"):
         await holder.hold()
@@ -195,3 +201,38 @@ async def test_a_renewal_that_failed_is_tried_again_before_the_time_is_over(
     assert attempts[0] == 3.0
     assert len(attempts) >= 8
     assert clock.elapsed_seconds < 15
+
+
+async def test_a_lease_counts_from_before_the_request_that_acquired_it(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder = replica(leases, clock, "a")
+
+    def take_nine_seconds() -> None:
+        clock.elapsed_seconds += 9
+        leases.slow = lambda: None
+
+    leases.slow = take_nine_seconds
+    await holder.acquire()
+    leases.away = True
+    with pytest.raises(LeaseLostError, match="could not renew"):
+        await holder.hold()
+    assert clock.elapsed_seconds < 15
+
+
+async def test_one_that_was_acquired_too_late_is_acquired_again_before_anything_is_done(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder = replica(leases, clock, "a")
+
+    def take_twelve_seconds() -> None:
+        clock.elapsed_seconds += 12
+        leases.slow = lambda: None
+
+    leases.slow = take_twelve_seconds
+    await holder.acquire()
+    assert leases.version == 2
+    leases.away = True
+    with pytest.raises(LeaseLostError, match="could not renew"):
+        await holder.hold()
+    assert clock.elapsed_seconds > 12 + 8, "it held for as long as the second attempt allows"
