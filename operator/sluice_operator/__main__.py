@@ -48,9 +48,9 @@ async def _run(settings: Settings) -> None:
     async with (
         aclosing(Connection(timeout_seconds)) as work,
         aclosing(Connection(timeout_seconds)) as lease,
-        aclosing(Connection(timeout_seconds, max_connections=0)) as watches,
+        aclosing(Connection(timeout_seconds, max_connections=0)) as listings,
     ):
-        await run(settings, Connections(work, lease, watches), SystemClock())
+        await run(settings, Connections(work, lease, listings), SystemClock())
 
 
 if __name__ == "__main__":

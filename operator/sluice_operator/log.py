@@ -29,6 +29,9 @@ def log_to_stderr(level: str, form: Format) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(form))
     logging.basicConfig(level=level, handlers=[handler])
+    if level != "DEBUG":
+        # What ends Kopf is told by those who begin it anew; until then it repeats itself.
+        logging.getLogger("kopf").setLevel(logging.CRITICAL)
 
 
 class LineFormatter(logging.Formatter):

@@ -1,6 +1,6 @@
 """The cluster's nodes, kept up to date by a watch, where the install lets the operator read them.
 
-The watch is not a reflector's, because here the right is optional, and a refusal no failure. Only
+Kopf does not hold this watch, because here the right is optional, and a refusal no failure. Only
 the part of a node that decides where a pod can run is kept, so the frequent status updates of
 kubelets are no changes. Knows no service.
 """
@@ -8,15 +8,15 @@ kubelets are no changes. Knows no service.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sluice_operator.clock import Clock
-from sluice_operator.informer.reflector import Streams, parse_event
 from sluice_operator.kube.client import ApiClient, path
-from sluice_operator.kube.connection import Request
-from sluice_operator.kube.errors import FORBIDDEN, ApiError, OperatorError
+from sluice_operator.kube.connection import Request, Streams
+from sluice_operator.kube.errors import FORBIDDEN, ApiError, OperatorError, UnavailableError
 from sluice_operator.kube.kinds import NODE, Manifest
 from sluice_operator.log import fields
 
@@ -149,6 +149,19 @@ class NodeWatch:
         if text != self._last_logged:
             logger.info("%s", text)
         self._last_logged = text
+
+
+def parse_event(line: bytes) -> dict[str, Any]:
+    """One event of a watch.
+
+    Raises:
+        UnavailableError: the line was cut off, and so the watch.
+    """
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise UnavailableError("watch", f"a line that is no JSON: {line[:100]!r}") from error
+    return event
 
 
 def _one(change: NodeChange | None) -> Iterator[NodeChange]:

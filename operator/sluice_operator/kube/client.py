@@ -181,12 +181,17 @@ class ApiClient:
     async def may_list(self, kind: Kind, namespace: str | None) -> bool:
         """Whether the operator has the right to; found out by listing one object."""
         try:
-            await self._send(Request("GET", path(kind, namespace), {"limit": "1"}))
+            await self.version_of_list(kind, namespace)
         except ApiError as error:
             if error.status != FORBIDDEN:
                 raise
             return False
         return True
+
+    async def version_of_list(self, kind: Kind, namespace: str | None) -> str:
+        """The version from which a watch would begin now."""
+        page = await self._send(Request("GET", path(kind, namespace), {"limit": "1"}))
+        return str(page.get("metadata", {}).get("resourceVersion", ""))
 
     async def pages(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +67,12 @@ class Transport(Protocol):
             UnavailableError: there was none.
         """
         ...
+
+
+class Streams(Protocol):
+    """Requests with streamed responses."""
+
+    def lines(self, request: Request) -> AsyncGenerator[bytes, None]: ...
 
 
 @dataclass(frozen=True)
@@ -160,7 +166,7 @@ class Connection:
             text = await answer.read()
             return Response(answer.status, _body(answer, text), _retry_after(answer.headers))
 
-    async def lines(self, request: Request) -> AsyncIterator[bytes]:
+    async def lines(self, request: Request) -> AsyncGenerator[bytes, None]:
         """A watch: the lines of an answer that goes on until either side ends it.
 
         Raises:

@@ -23,6 +23,16 @@ class Kind:
     kind: str
     plural: str
 
+    @property
+    def group(self) -> str:
+        """Empty for the kinds of Kubernetes' core."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """Of the group."""
+        return self.api_version.rpartition("/")[2]
+
 
 INFERENCE_SERVICE: Final = Kind(labels.API_VERSION, "InferenceService", "inferenceservices")
 ENGINE_POOL: Final = Kind(labels.API_VERSION, "EnginePool", "enginepools")

@@ -20,7 +20,7 @@ class Health:
     """What the probes answer. A standby counts as ready: it is ready to take over."""
 
     state: str = "starting"
-    ready: bool = False
+    ready: Callable[[], bool] = lambda: False
     blocked: Callable[[], str] = lambda: ""
     """Why it cannot work, though it leads or stands by; empty when it can."""
 
@@ -50,7 +50,7 @@ def _health_app(health: Health) -> web.Application:
     async def ready(_: web.Request) -> web.Response:
         if reason := health.blocked():
             return web.Response(text=f"{health.state}: {reason}", status=503)
-        return web.Response(text=health.state, status=200 if health.ready else 503)
+        return web.Response(text=health.state, status=200 if health.ready() else 503)
 
     app = web.Application()
     app.add_routes([web.get("/healthz", live), web.get("/readyz", ready)])

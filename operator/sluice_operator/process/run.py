@@ -32,11 +32,11 @@ from sluice_operator.informer.keys import RECONCILED, Key
 from sluice_operator.informer.nodes import Nodes, NodeWatch
 from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.informer.reader import Reader, StoreReader
-from sluice_operator.informer.reflector import Source, Streams
-from sluice_operator.informer.watch import LISTINGS_AT_ONCE, Informer
+from sluice_operator.informer.rights import Rights
+from sluice_operator.informer.watch import Informer
 from sluice_operator.informer.workqueue import WorkQueue
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.connection import Transport
+from sluice_operator.kube.connection import Streams, Transport
 from sluice_operator.kube.errors import DefinitionsMissingError, OperatorError, RequestError
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind
 from sluice_operator.log import fields
@@ -48,6 +48,7 @@ from sluice_operator.process.listeners import Health, listening
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.process.settings import Settings
 from sluice_operator.process.tasks import take_signals, until_one_ends
+from sluice_operator.process.watches import Watches
 from sluice_operator.service.nodes import NodeReactions
 from sluice_operator.service.observe import Images, Installation, ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
@@ -66,28 +67,30 @@ class Parts:
 
     settings: Settings
     client: ApiClient
+    reading: ApiClient
     lease_client: ApiClient
     nodes: Nodes
     optional_kinds: OptionalKinds
-    source: Source
+    streams: Streams
+    rights: Rights
     clock: Clock
     metrics: OperatorMetrics
     health: Health
     stop: asyncio.Event
 
 
-class Watches(Transport, Streams, Protocol):
-    """Listings, and the watches that go on from them."""
+class Streaming(Transport, Streams, Protocol):
+    """Requests of both sorts."""
 
 
 @dataclass(frozen=True)
 class Connections:
     """Connection pools to the API server. The Lease has its own, so that it is renewed even when
-    the workers use every connection of theirs; so have watches, of which there are many."""
+    the workers use every connection of theirs; so have listings, and looks at rights."""
 
     work: Transport
     lease: Transport
-    watches: Watches
+    listings: Streaming
 
 
 async def run(settings: Settings, connections: Connections, clock: Clock) -> None:
@@ -101,16 +104,20 @@ async def run(settings: Settings, connections: Connections, clock: Clock) -> Non
     lease_client = ApiClient(connections.lease, metrics.wrote)
     blocked = BlockedKinds(clock)
     metrics.blocked.follow(blocked.now)
+    reading = ApiClient(connections.listings, metrics.wrote)
+    rights = Rights(reading, connections.listings, clock, blocked, settings.namespaces)
     parts = Parts(
         settings=settings,
         client=client,
+        reading=reading,
         lease_client=lease_client,
         nodes=Nodes(client),
         optional_kinds=OptionalKinds(client, clock, settings.namespaces),
-        source=_source(connections.watches, clock, blocked),
+        streams=connections.listings,
+        rights=rights,
         clock=clock,
         metrics=metrics,
-        health=Health(blocked=blocked.reason),
+        health=Health(ready=rights.are_complete.is_set, blocked=blocked.reason),
         stop=asyncio.Event(),
     )
     take_signals(parts.stop.set)
@@ -121,7 +128,12 @@ async def run(settings: Settings, connections: Connections, clock: Clock) -> Non
 
 async def _serve(parts: Parts) -> None:
     await _await_definitions(parts)
-    parts.health.state, parts.health.ready = "standing by", True
+    parts.health.state = "standing by"
+    await _first_of(parts.rights.run(), _elected(parts))
+
+
+async def _elected(parts: Parts) -> None:
+    """Stands by, and then leads."""
     leadership = _leadership(parts)
     try:
         await leadership.acquire()
@@ -137,14 +149,15 @@ async def _serve(parts: Parts) -> None:
 
 async def _lead(parts: Parts) -> None:
     """Everything that only the leader does. When one part fails, the others are stopped."""
-    optional = await parts.optional_kinds.served()
+    optional = [k for k in await parts.optional_kinds.served() if await parts.rights.can_follow(k)]
     queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
     writes = executor(parts.client, parts.clock, parts.settings.pod_name, parts.metrics.statuses)
     namespaces = parts.settings.namespaces
-    informer = Informer(parts.source, namespaces, optional, queue.add)
+    informer = Informer(parts.reading, parts.clock, namespaces, optional, queue.add)
+    watches = Watches(informer, parts.rights, parts.clock)
     parts.client.written = informer.written
-    reactions = NodeReactions(parts.client, namespaces, parts.clock, queue.add)
-    node_watch = NodeWatch(parts.nodes, parts.source.streams, parts.clock, reactions.changed)
+    reactions = NodeReactions(informer.services, parts.clock, informer.add)
+    node_watch = NodeWatch(parts.nodes, parts.streams, parts.clock, reactions.changed)
     reader = StoreReader(informer.objects, parts.client)
     async with query_session() as session:
         journals = Journals(parts.client, parts.clock)
@@ -152,8 +165,9 @@ async def _lead(parts: Parts) -> None:
         dispatcher = _dispatcher(parts, queue, writes, autoscaler, reader)
         try:
             await _first_of(
+                watches.run(),
                 informer.run(),
-                *(_work(informer, dispatcher) for _ in range(parts.settings.workers)),
+                *(dispatcher.work() for _ in range(parts.settings.workers)),
                 _resync(parts, informer),
                 node_watch.run(),
                 reactions.run(),
@@ -163,12 +177,6 @@ async def _lead(parts: Parts) -> None:
         except asyncio.CancelledError:  # it is told to end, and leads still
             await journals.flush()
             raise
-
-
-async def _work(informer: Informer, dispatcher: Dispatcher) -> None:
-    """One worker, which begins when it is known what there is."""
-    await informer.synced()
-    await dispatcher.work()
 
 
 async def _resync(parts: Parts, informer: Informer) -> None:
@@ -216,15 +224,6 @@ def _leadership(parts: Parts) -> Leadership:
     settings = parts.settings
     name = LeaseName(settings.pod_namespace, settings.lease_name, settings.pod_name)
     return Leadership(parts.lease_client, name, LeaseTiming(settings.lease_seconds), parts.clock)
-
-
-def _source(watches: Watches, clock: Clock, blocked: BlockedKinds) -> Source:
-    def count_write(verb: str, plural: str) -> None:
-        raise AssertionError(f"{verb} {plural}: this connection is for reading")
-
-    turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
-    client = ApiClient(watches, count_write)
-    return Source(client, watches, clock, random.random, turns, blocked)
 
 
 def _dispatcher(

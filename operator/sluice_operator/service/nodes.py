@@ -1,13 +1,12 @@
 """Which services a change of nodes concerns: those whose accelerators one of the nodes has.
 
-Changes are collected for a moment, so that a group of new nodes causes one listing of the
-services. Services without an accelerator are never concerned.
+Changes are collected for a moment, so that a group of new nodes is one look at the services. Those
+without an accelerator are never concerned.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -17,14 +16,9 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import NodeChange
-from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
-from sluice_operator.log import fields
 
 COLLECT_SECONDS: Final = 2.0
-
-logger = logging.getLogger(__name__)
 
 
 class NodeReactions:
@@ -32,13 +26,11 @@ class NodeReactions:
 
     def __init__(
         self,
-        client: ApiClient,
-        namespaces: tuple[str, ...],
+        services: Callable[[], Iterable[Manifest]],
         clock: Clock,
         add: Callable[[Key], None],
     ) -> None:
-        self._client = client
-        self._namespaces = namespaces
+        self._services = services
         self._clock = clock
         self._add = add
         self._changes: list[NodeChange] = []
@@ -55,21 +47,12 @@ class NodeReactions:
         while True:
             await self._news.wait()
             await self._clock.sleep(COLLECT_SECONDS)
-            try:
-                await self._react(tuple(self._changes))
-            except OperatorError as error:
-                logger.warning("services not listed, nodes have changed", extra=fields(error=error))
-
-    async def _react(self, changes: tuple[NodeChange, ...]) -> None:
-        for namespace in self._namespaces or (None,):
-            for service in await self._client.list_objects(INFERENCE_SERVICE, namespace):
+            self._news.clear()
+            changes, self._changes = self._changes, []
+            for service in self._services():
                 if concerns(service, changes):
                     metadata = service["metadata"]
-                    key = Key(INFERENCE_SERVICE.kind, metadata["namespace"], metadata["name"])
-                    self._add(key)
-        del self._changes[: len(changes)]
-        if not self._changes:
-            self._news.clear()
+                    self._add(Key(INFERENCE_SERVICE.kind, metadata["namespace"], metadata["name"]))
 
 
 def concerns(service: Manifest, changes: Iterable[NodeChange]) -> bool:

@@ -63,7 +63,7 @@ class HangingApi:
         kind = next((kind for kind in KINDS if kind.plural == last), None)
         if kind is not None and "fieldSelector" not in request.query:
             return web.json_response(self._list(kind))
-        if (found := _discovery(request.path)) is not None:
+        if (found := discovery(request.path)) is not None:
             return web.json_response(found)
         if GROUP_VERSION.fullmatch(request.path):
             return web.json_response({"code": 404, "reason": "NotFound"}, status=404)
@@ -107,7 +107,7 @@ async def _silence(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _discovery(path: str) -> dict[str, Any] | None:
+def discovery(path: str) -> dict[str, Any] | None:
     if path == "/apis":
         return {"groups": [_group(version) for version in sorted(VERSIONS)]}
     if path == "/api":

@@ -1,19 +1,18 @@
-"""What is followed, by which selectors, and what becomes of a change."""
+"""What becomes of what watches tell, and what is found without them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from sluice_contract import labels
-from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.reader import StoreReader
-from sluice_operator.informer.reflector import Source
-from sluice_operator.informer.watch import CHILDREN, Informer
-from sluice_operator.kube.client import ApiClient
+from sluice_operator.informer.watch import CHILDREN, LAG_SECONDS, NEEDED, Informer
+from sluice_operator.kube.client import METADATA_ONLY, ApiClient
 from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import (
@@ -24,177 +23,292 @@ from sluice_operator.kube.kinds import (
     POD,
     POD_MONITOR,
     SERVICE_CHILDREN,
+    Kind,
     Manifest,
 )
 
 from tests.operator.virtual_time import FakeClock
 
 CHAT = Key("InferenceService", "x", "chat")
+POOL = Key("EnginePool", "x", "chat-mixed")
+OF_CHAT = {labels.SERVICE: "chat", labels.ROLE: "mixed"}
 
 
 class Server:
-    """Has `items` by their path, and tells no events."""
+    """Has `items` of each kind at `version`."""
 
     def __init__(self) -> None:
         self.items: dict[str, list[Manifest]] = {}
+        self.version = 10
         self.asked: list[Request] = []
-        self.watching = asyncio.Semaphore(0)
         self.forbidden: set[str] = set()
-        """Kinds, by plural, that may not be listed."""
+        """Kinds, by plural, or namespaces that may not be listed."""
 
     async def send(self, request: Request) -> Response:
         self.asked.append(request)
         await asyncio.sleep(0)
-        if request.path.rpartition("/")[2] in self.forbidden:
+        if self.forbidden & set(request.path.split("/")):
             return Response(403, {"reason": "Forbidden"})
-        if request.path.endswith(("/chat", "/chat-1")):
-            return Response(404, {"reason": "NotFound"})
-        items = self.items.get(request.path, [])
-        return Response(200, {"metadata": {"resourceVersion": "10"}, "items": items})
+        plurals = {kind.plural for kind in (*NEEDED, POD_MONITOR)}
+        *_, plural, name = request.path.split("/")
+        if name in plurals:
+            metadata = {"resourceVersion": str(self.version)}
+            return Response(200, {"metadata": metadata, "items": list(self._found(request, name))})
+        found = [item for item in self.items.get(plural, []) if item["metadata"]["name"] == name]
+        return Response(200, found[0]) if found else Response(404, {"reason": "NotFound"})
 
-    async def lines(self, request: Request) -> AsyncIterator[bytes]:
-        self.asked.append(request)
-        self.watching.release()
-        await asyncio.Event().wait()
-        yield b""
-
-
-def informer(
-    server: Server, keys: list[Key], namespaces: tuple[str, ...] = (), optional: Any = ()
-) -> Informer:
-    client = ApiClient(server, lambda verb, plural: None)
-    clock, turns = FakeClock(), asyncio.Semaphore(2)
-    source = Source(client, server, clock, lambda: 0.0, turns, BlockedKinds(clock))
-    return Informer(source, namespaces, optional, keys.append)
+    def _found(self, request: Request, plural: str) -> Iterator[Manifest]:
+        """As a listing of metadata shows them."""
+        assert request.accept == METADATA_ONLY
+        for each in self.items.get(plural, []):
+            if f"/namespaces/{each['metadata']['namespace']}/" in request.path.replace(
+                plural, ""
+            ) or ("/namespaces/" not in request.path):
+                yield {"metadata": each["metadata"]}
 
 
-def item(name: str, version: int, **labelled: str) -> Manifest:
-    metadata = {"name": name, "namespace": "x", "uid": name, "resourceVersion": str(version)}
+def item(name: str, version: int, namespace: str = "x", **labelled: str) -> Manifest:
+    metadata = {"name": name, "namespace": namespace, "uid": name, "resourceVersion": str(version)}
     return {"metadata": {**metadata, "labels": labelled}}
 
 
-async def followed(server: Server, *arguments: Any) -> tuple[Informer, list[Key]]:
-    """An informer that has listed everything, and the keys that came of it."""
-    keys: list[Key] = []
-    made = informer(server, keys, *arguments)
-    task = asyncio.create_task(made.run())
-    await made.synced()
-    for _ in range(len(made._reflectors) - len(server.forbidden)):
-        await server.watching.acquire()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    return made, keys
+class Followed:
+    """An informer of `server`, its keys, and a watch that tells what the test says."""
+
+    def __init__(
+        self, server: Server, namespaces: tuple[str, ...] = (), optional: Any = ()
+    ) -> None:
+        self.keys: list[Key] = []
+        self.clock = FakeClock()
+        self.server = server
+        client = ApiClient(server, lambda verb, plural: None)
+        self.informer = Informer(
+            client, self.clock, namespaces, optional, self.keys.append, lambda: 0.0
+        )
+        self.namespaces: tuple[str | None, ...] = namespaces or (None,)
+
+    def tell_all(self) -> None:
+        """As a watch does that begins."""
+        for kind in self.informer.kinds:
+            for each in self.server.items.get(kind.plural, []):
+                self.informer.take(kind, None, each)
+
+    def state(self, kind: Kind) -> dict[str, int]:
+        versions = self.informer.objects[kind].versions(None)
+        return {name: version.number for (_, name), version in versions}
 
 
-async def test_both_kinds_and_every_kind_of_child_are_followed_everywhere() -> None:
+@asynccontextmanager
+async def running(followed: Followed) -> AsyncIterator[None]:
+    task = asyncio.create_task(followed.informer.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def some_turns() -> None:
+    for _ in range(500):
+        await asyncio.sleep(0)
+
+
+async def synced(server: Server, namespaces: tuple[str, ...] = (), optional: Any = ()) -> Followed:
+    """An informer whose watches have told everything."""
+    followed = Followed(server, namespaces, optional)
+    async with running(followed):
+        followed.tell_all()
+        followed.informer.watched_anew(followed.namespaces)
+        await some_turns()
+    return followed
+
+
+def busy() -> Server:
     server = Server()
-    made, _ = await followed(server, (), (POD_MONITOR,))
+    server.items["inferenceservices"] = [item("chat", 1)]
+    server.items["pods"] = [item("chat-mixed-0", 2, **OF_CHAT)]
+    return server
+
+
+async def test_nothing_is_queued_before_everything_has_come() -> None:
+    followed = Followed(busy())
+    async with running(followed):
+        followed.informer.watched_anew((None,))
+        followed.informer.take(INFERENCE_SERVICE, None, item("chat", 1))
+        await some_turns()
+        assert not followed.informer.is_synced("x")
+        assert followed.keys == []
+        followed.informer.take(POD, None, item("chat-mixed-0", 2, **OF_CHAT))
+        await some_turns()
+        assert followed.informer.is_synced("x")
+        assert CHAT in followed.keys
+
+
+async def test_every_kind_is_compared_by_its_label_and_our_own_kinds_whole() -> None:
+    server = Server()
+    followed = await synced(server, (), (POD_MONITOR,))
     kinds = {INFERENCE_SERVICE, ENGINE_POOL, POD, POD_MONITOR, *SERVICE_CHILDREN}
-    assert set(made.objects) == kinds
-    watched = [request for request in server.asked if "watch" in request.query]
-    assert len({request.path for request in watched}) == len(kinds)
-    assert not any("/namespaces/" in request.path for request in watched)
-
-
-async def test_each_namespace_is_followed_by_itself() -> None:
-    server = Server()
-    made, _ = await followed(server, ("x", "y"))
-    paths = {request.path for request in server.asked if "watch" in request.query}
-    assert len(paths) == 2 * len(made.objects)
-    assert all("/namespaces/x/" in path or "/namespaces/y/" in path for path in paths)
-
-
-async def test_children_are_followed_by_label_and_our_own_kinds_whole() -> None:
-    server = Server()
-    await followed(server)
+    assert set(followed.informer.objects) == kinds
+    assert {request.path.rpartition("/")[2] for request in server.asked} == {
+        kind.plural for kind in kinds
+    }
     for request in server.asked:
         kind = request.path.rpartition("/")[2]
-        child = kind in {child.plural for child in CHILDREN}
+        child = kind in {child.plural for child in (*CHILDREN, POD_MONITOR)}
         assert request.query.get("labelSelector") == (labels.SERVICE if child else None)
 
 
-async def test_what_is_listed_and_what_is_verified_becomes_keys() -> None:
-    server = Server()
-    server.items["/apis/serving.sluice.dev/v1alpha1/inferenceservices"] = [item("chat", 1)]
-    pod = item("chat-mixed-0", 2, **{labels.SERVICE: "chat", labels.ROLE: "mixed"})
-    server.items["/api/v1/pods"] = [pod]
-    made, keys = await followed(server)
-    pools = {Key("EnginePool", "x", f"chat-{role}") for role in labels.Role}
-    assert set(keys) == {CHAT, *pools}
-    keys.clear()
-    await made.verify()
-    assert keys == [CHAT]
-
-
-async def test_the_answer_to_a_write_is_read_before_the_watch_tells_of_it() -> None:
-    server = Server()
-    made, _ = await followed(server)
-    client = ApiClient(server, lambda verb, plural: None)
-    reader = StoreReader(made.objects, client)
-    made.written(DEPLOYMENT, item("chat-mixed", 11, **{labels.SERVICE: "chat"}))
-    (found,) = await reader.list_objects(DEPLOYMENT, "x", f"{labels.SERVICE}=chat")
-    assert found["metadata"]["resourceVersion"] == "11"
-    assert found["kind"] == "Deployment"
-
-
-async def test_a_kind_that_is_not_followed_is_read_from_the_api_server() -> None:
-    server = Server()
-    made, _ = await followed(server)
-    server.asked.clear()
-    reader = StoreReader(made.objects, ApiClient(server, lambda verb, plural: None))
-    selector = f"{labels.SERVICE}=chat"
-    assert await reader.list_kinds((DEPLOYMENT, POD_MONITOR), "x", selector) == ()
-    (asked,) = server.asked
-    assert asked.path.endswith("/podmonitors")
-
-
-async def test_what_is_decisive_is_read_from_the_api_server_where_it_has_to_be_certain() -> None:
-    server = Server()
-    made, _ = await followed(server)
-    server.asked.clear()
-    reader = StoreReader(made.objects, ApiClient(server, lambda verb, plural: None)).certain()
-    await reader.get(INFERENCE_SERVICE, "x", "chat")
-    await reader.list_kinds(SERVICE_CHILDREN, "x", f"{labels.SERVICE}=chat")
-    asked = {request.path.rpartition("/")[2] for request in server.asked}
-    assert asked == {"chat", "deployments", "enginepools"}
-
-
-async def test_a_child_that_may_have_lost_its_label_is_asked_for() -> None:
-    server = Server()
-    made, _ = await followed(server)
-    server.asked.clear()
-    reader = StoreReader(made.objects, ApiClient(server, lambda verb, plural: None))
-    assert await reader.get(INFERENCE_SERVICE, "x", "chat") is None
-    assert server.asked == []
-    await reader.get(CONFIG_MAP, "x", "chat-1")
-    assert [request.path for request in server.asked] == ["/api/v1/namespaces/x/configmaps/chat-1"]
-
-
-@pytest.mark.parametrize("selector", ["app=x", f"{labels.SERVICE}=chat,app=x"])
-async def test_a_selector_without_an_index_is_a_mistake(selector: str) -> None:
-    made, _ = await followed(Server())
-    reader = StoreReader(made.objects, ApiClient(Server(), lambda verb, plural: None))
-    with pytest.raises((AssertionError, KeyError)):
-        await reader.list_objects(DEPLOYMENT, "x", selector)
+async def test_a_namespace_that_may_not_be_listed_keeps_no_other_waiting() -> None:
+    server = busy()
+    server.items["inferenceservices"].append(item("other", 1, "gone"))
+    server.forbidden = {"gone"}
+    followed = await synced(server, ("x", "gone"))
+    assert followed.informer.is_synced("x")
+    assert not followed.informer.is_synced("gone")
+    assert CHAT in followed.keys
+    followed.informer.add(Key("InferenceService", "gone", "other"))
+    assert all(key.namespace == "x" for key in followed.keys)
 
 
 async def test_nobody_waits_for_an_optional_kind_that_may_not_be_listed() -> None:
-    server = Server()
+    server = busy()
     server.forbidden = {"podmonitors"}
-    made, _ = await followed(server, (), (POD_MONITOR,))
-    reader = StoreReader(made.objects, ApiClient(server, lambda verb, plural: None))
+    followed = await synced(server, (), (POD_MONITOR,))
+    assert followed.informer.is_synced("x")
+    reader = reader_of(followed)
     with pytest.raises(ApiError, match="403"):
         await reader.list_objects(POD_MONITOR, "x", f"{labels.SERVICE}=chat")
 
 
+async def test_what_changes_and_what_goes_makes_keys() -> None:
+    followed = await synced(busy())
+    for change, version in (("MODIFIED", 11), ("DELETED", 12)):
+        followed.keys.clear()
+        followed.informer.take(POD, change, item("chat-mixed-0", version, **OF_CHAT))
+        assert set(followed.keys) == {POOL}
+    assert followed.state(POD) == {}
+
+
+async def test_an_event_from_before_the_listing_changes_nothing() -> None:
+    followed = await synced(busy())
+    followed.informer.take(POD, "ADDED", item("chat-mixed-1", 9, **OF_CHAT))
+    assert followed.state(POD) == {"chat-mixed-0": 2}
+
+
+async def test_what_has_gone_while_nobody_watched_is_found_when_watches_begin_anew() -> None:
+    server = busy()
+    followed = Followed(server)
+    async with running(followed):
+        followed.tell_all()
+        followed.informer.watched_anew((None,))
+        await some_turns()
+        followed.keys.clear()
+        server.items["pods"], server.version = [item("chat-mixed-1", 21, **OF_CHAT)], 30
+        followed.tell_all()
+        await some_turns()
+    assert followed.state(POD) == {"chat-mixed-1": 21}
+    assert POOL in followed.keys
+
+
+async def test_a_look_at_the_metadata_finds_what_the_watch_has_missed() -> None:
+    server = busy()
+    server.items["pods"].append(item("chat-mixed-1", 3, **OF_CHAT))
+    followed = await synced(server)
+    assert not followed.informer.has_missed.is_set()
+    server.items["pods"] = [item(f"chat-mixed-{n}", 12 + n, **OF_CHAT) for n in (1, 2)]
+    server.version = 20
+    followed.keys.clear()
+    before = followed.clock.elapsed_seconds
+    await followed.informer.verify()
+    assert followed.state(POD) == {"chat-mixed-1": 13, "chat-mixed-2": 14}
+    assert set(followed.keys) == {CHAT, POOL}
+    assert followed.clock.elapsed_seconds - before == LAG_SECONDS
+    assert followed.informer.has_missed.is_set()
+
+
+async def test_a_watch_that_is_merely_late_has_missed_nothing() -> None:
+    server = busy()
+    followed = await synced(server)
+    server.items["pods"], server.version = [item("chat-mixed-1", 12, **OF_CHAT)], 20
+
+    def catch_up() -> None:
+        followed.informer.take(POD, "ADDED", item("chat-mixed-1", 12, **OF_CHAT))
+        followed.informer.take(POD, "DELETED", item("chat-mixed-0", 13, **OF_CHAT))
+
+    followed.clock.on_sleep = catch_up
+    await followed.informer.verify()
+    assert not followed.informer.has_missed.is_set()
+
+
+@pytest.mark.parametrize("left", ["1", "12"])
+async def test_a_cluster_that_was_restored_from_a_backup_is_found_by_looking_at_it(
+    left: str,
+) -> None:
+    server = busy()
+    server.items["pods"] = [item(f"chat-mixed-{n}", 6, **OF_CHAT) for n in left]
+    followed = await synced(server)
+    server.items["pods"], server.version = [item("chat-mixed-1", 4, **OF_CHAT)], 5
+    await followed.informer.verify()
+    assert followed.state(POD) == {"chat-mixed-1": 4}
+
+
 async def test_a_kind_that_cannot_be_compared_keeps_no_other_from_being_looked_at() -> None:
-    server = Server()
-    server.items["/apis/serving.sluice.dev/v1alpha1/inferenceservices"] = [item("chat", 1)]
-    made, keys = await followed(server)
-    keys.clear()
+    server = busy()
+    followed = await synced(server)
+    followed.keys.clear()
     server.asked.clear()
     server.forbidden = {"inferenceservices", "configmaps"}
     with pytest.raises(ApiError, match="inferenceservices: 403"):
-        await made.verify()
-    assert keys == [CHAT]
-    assert len({request.path for request in server.asked}) == len(made.objects)
+        await followed.informer.verify()
+    assert followed.keys == [CHAT]
+    assert len({request.path for request in server.asked}) == len(followed.informer.objects)
+
+
+async def test_the_answer_to_a_write_is_read_before_the_watch_tells_of_it() -> None:
+    followed = await synced(Server())
+    followed.informer.written(DEPLOYMENT, item("chat-mixed", 11, **{labels.SERVICE: "chat"}))
+    (found,) = await reader_of(followed).list_objects(DEPLOYMENT, "x", f"{labels.SERVICE}=chat")
+    assert found["metadata"]["resourceVersion"] == "11"
+    assert found["kind"] == "Deployment"
+
+
+def reader_of(followed: Followed) -> StoreReader:
+    """A reader whose requests alone are in `asked`."""
+    followed.server.asked.clear()
+    client = ApiClient(followed.server, lambda verb, plural: None)
+    return StoreReader(followed.informer.objects, client)
+
+
+async def test_a_kind_that_is_not_followed_is_read_from_the_api_server() -> None:
+    followed = await synced(Server())
+    reader = reader_of(followed)
+    await reader.get(POD_MONITOR, "x", "chat")
+    await reader.list_kinds((DEPLOYMENT,), "x", f"{labels.SERVICE}=chat")
+    (asked,) = followed.server.asked
+    assert asked.path.endswith("/podmonitors/chat")
+
+
+async def test_what_is_decisive_is_read_from_the_api_server_where_it_has_to_be_certain() -> None:
+    followed = await synced(Server())
+    reader = reader_of(followed).certain()
+    await reader.get(INFERENCE_SERVICE, "x", "chat")
+    await reader.get(ENGINE_POOL, "x", "chat-mixed")
+    paths = [request.path.rpartition("/")[2] for request in followed.server.asked]
+    assert paths == ["chat", "chat-mixed"]
+
+
+async def test_a_child_that_may_have_lost_its_label_is_asked_for() -> None:
+    followed = await synced(Server())
+    reader = reader_of(followed)
+    assert await reader.get(INFERENCE_SERVICE, "x", "chat") is None
+    assert followed.server.asked == []
+    await reader.get(CONFIG_MAP, "x", "chat-1")
+    (asked,) = followed.server.asked
+    assert asked.path == "/api/v1/namespaces/x/configmaps/chat-1"
+
+
+@pytest.mark.parametrize("selector", ["app=x", f"{labels.SERVICE}=chat,app=x"])
+async def test_a_selector_without_an_index_is_a_mistake(selector: str) -> None:
+    reader = reader_of(await synced(Server()))
+    with pytest.raises((AssertionError, KeyError)):
+        await reader.list_objects(DEPLOYMENT, "x", selector)

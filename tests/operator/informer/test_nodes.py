@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import pytest
@@ -49,7 +49,7 @@ class Server:
             self.list_status, {"metadata": {"resourceVersion": "1"}, "items": self.nodes}
         )
 
-    async def lines(self, request: Request) -> AsyncIterator[bytes]:
+    async def lines(self, request: Request) -> AsyncGenerator[bytes, None]:
         assert request.query["resourceVersion"] == "1"
         if self.watch_status != 200:
             raise ApiError(str(request), self.watch_status, "Forbidden", "")

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
-from sluice_operator.kube.client import path as path_of
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, NODE
 from sluice_operator.service.nodes import COLLECT_SECONDS
 
@@ -40,11 +40,12 @@ async def heartbeat(cluster: Cluster, beat: str, allocatable: dict[str, str] | N
     await cluster.patch(NODE, None, NAME, {"status": body}, "status")
 
 
-def lookups(proxy: Proxy, namespace: str) -> int:
-    """How many times the services that nodes concern were looked for."""
-    path = path_of(INFERENCE_SERVICE, namespace)
-    listings = (seen for seen in proxy.seen if seen.path == path and seen.method == "GET")
-    return sum(not seen.is_watch and not seen.is_resync for seen in listings)
+async def reconciles(operator: OperatorProcess) -> float:
+    """How many there were of InferenceServices."""
+    async with aiohttp.ClientSession() as session, session.get(operator.metrics_url) as response:
+        lines = (await response.text()).splitlines()
+    counter = 'sluice_operator_reconcile_total{kind="InferenceService"'
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(counter))
 
 
 def is_verified_by_labels(services: State) -> bool:
@@ -83,21 +84,21 @@ async def test_a_heartbeat_concerns_no_service_and_a_label_those_with_such_a_dev
 ) -> None:
     async with proxying(operator_kubeconfig, tmp_path) as (proxy, kubeconfig):
         lines = lines_of_nodes(proxy)
-        start_operator(KUBECONFIG=str(kubeconfig))
+        operator = start_operator(KUBECONFIG=str(kubeconfig))
         await both_services(cluster, namespace)
         for name in NAMES:
             await comes_to_rest(cluster, namespace, name)
         await proxy.until(lambda seen: any(e.is_watch and e.path.endswith("/nodes") for e in seen))
-        proxy.seen.clear()
+        before = await reconciles(operator)
         for beat in range(1, 6):
             await heartbeat(cluster, str(beat))
         await proxy.until(lambda _: len(lines) >= 5)
         await asyncio.sleep(COLLECT_SECONDS + 0.5)  # what follows from a change follows by then
-        assert lookups(proxy, namespace) == 0
+        assert await reconciles(operator) == before
         labels = {"metadata": {"labels": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}}}
         await cluster.patch(NODE, None, node, labels)
         await cluster.until(INFERENCE_SERVICE, namespace, is_verified_by_labels)
-        assert lookups(proxy, namespace) == 1
+        assert await reconciles(operator) > before
 
 
 async def test_without_the_right_to_read_nodes_it_says_so_and_goes_on(

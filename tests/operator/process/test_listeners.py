@@ -26,7 +26,7 @@ async def test_alive_from_the_start_and_ready_when_told() -> None:
     async with listening("127.0.0.1", (probes, metrics), health, lambda: b""):
         assert await fetch(probes, "/healthz") == (200, "starting")
         assert (await fetch(probes, "/readyz"))[0] == 503
-        health.state, health.ready = "standing by", True
+        health.state, health.ready = "standing by", lambda: True
         assert await fetch(probes, "/readyz") == (200, "standing by")
         assert (await fetch(probes, "/metrics"))[0] == 404
         health.blocked = lambda: "no right to list pods"

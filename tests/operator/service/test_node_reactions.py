@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import NodeChange
-from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.nodes import COLLECT_SECONDS, NodeReactions, concerns
 
@@ -50,26 +49,18 @@ def test_a_service_is_concerned_by_nodes_that_have_its_accelerator(
     assert concerns(service(asked), [change]) is expected
 
 
-class Server:
-    """Lists two services, of which one wants GPUs."""
-
-    lists = 0
-
-    async def send(self, request: Request) -> Response:
-        self.lists += 1
-        items = [service({"count": 1}, "gpu"), service(None, "cpu")]
-        return Response(200, {"metadata": {}, "items": items})
-
-
 async def test_nodes_that_come_together_make_each_service_be_looked_at_once() -> None:
-    server, keys, clock, ended = Server(), list[Key](), FakeClock(), asyncio.Event()
-    client = ApiClient(server, lambda verb, plural: None)
+    keys, looks, clock, ended = list[Key](), list[str](), FakeClock(), asyncio.Event()
+
+    def services() -> Iterator[Manifest]:
+        looks.append("look")
+        yield from (service({"count": 1}, "gpu"), service(None, "cpu"))
 
     def add(key: Key) -> None:
         keys.append(key)
         ended.set()
 
-    reactions = NodeReactions(client, (), clock, add)
+    reactions = NodeReactions(services, clock, add)
     running = asyncio.create_task(reactions.run())
     clock.on_sleep = lambda: reactions.changed([NodeChange(None, node())] * 10)
     reactions.changed([NodeChange(None, node(gpus=""))])
@@ -80,4 +71,4 @@ async def test_nodes_that_come_together_make_each_service_be_looked_at_once() ->
     running.cancel()
     assert clock.elapsed_seconds == COLLECT_SECONDS
     assert keys == [Key("InferenceService", "default", "gpu")]
-    assert server.lists == 1
+    assert len(looks) == 1

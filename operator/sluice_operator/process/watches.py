@@ -1,0 +1,145 @@
+"""Runs Kopf: in a thread with an event loop of its own, and anew whenever it ends.
+
+Kopf ends itself on what a watch may well bring: an ERROR event, a line that was cut, a kind that is
+gone, a right that was taken away. It also ends every other task of its event loop. So the process,
+its Lease and its workers go on without it. Knows no event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+import kopf
+
+from sluice_operator.clock import Clock
+from sluice_operator.handlers import registered
+from sluice_operator.informer.rights import Rights
+from sluice_operator.informer.watch import Informer
+from sluice_operator.informer.workqueue import Backoff
+from sluice_operator.kube.connection import log_in
+from sluice_operator.kube.kinds import Kind
+from sluice_operator.log import fields
+
+AGAIN: Final = Backoff(first_seconds=0.25, cap_seconds=5.0)
+END_SECONDS: Final = 5.0
+"""How long Kopf may take to end."""
+LASTING_SECONDS: Final = 60.0
+"""A run that lasted so long was no failure to start."""
+
+logger = logging.getLogger(__name__)
+
+
+class Watches:
+    """What Kopf watches goes to `informer`, where `rights` allows it."""
+
+    def __init__(
+        self,
+        informer: Informer,
+        rights: Rights,
+        clock: Clock,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._informer = informer
+        self._rights = rights
+        self._clock = clock
+        self._draw = draw
+
+    async def run(self) -> None:
+        """Watches until it is cancelled."""
+        failures = 0
+        while True:
+            self._rights.changed.clear()
+            if not (namespaces := self._rights.usable):
+                await self._rights.changed.wait()
+                continue
+            began_at = self._clock.monotonic()
+            error = await self._watch(namespaces)
+            if self._clock.monotonic() - began_at >= LASTING_SECONDS or error is None:
+                failures = 0
+            if error is not None:
+                failures += 1
+                logger.warning("watches begin anew", extra=fields(error=repr(error)))
+                await self._clock.sleep(AGAIN.delay_seconds(failures, self._draw()))
+
+    async def _watch(self, namespaces: tuple[str | None, ...]) -> BaseException | None:
+        """One run of Kopf: until it fails, with that error, or another should begin."""
+        run = _Run(partial(self._operator, namespaces, asyncio.get_running_loop()))
+        reasons = (self._rights.changed, self._informer.has_missed)
+        others = [asyncio.create_task(reason.wait()) for reason in reasons]
+        self._informer.has_missed.clear()
+        self._informer.watched_anew(namespaces)
+        try:
+            either: list[asyncio.Future[Any]] = [run.ended, *others]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for other in others:
+                other.cancel()
+            run.cancel()
+            await asyncio.wait([run.ended], timeout=END_SECONDS)
+        return run.ended.result() if run.ended.done() else TimeoutError("Kopf does not end")
+
+    def _operator(
+        self, namespaces: tuple[str | None, ...], loop: asyncio.AbstractEventLoop
+    ) -> Coroutine[Any, Any, None]:
+        def take(kind: Kind, change: str | None, item: Mapping[str, Any]) -> None:
+            loop.call_soon_threadsafe(self._informer.take, kind, change, item)
+
+        return kopf.operator(
+            registry=registered(self._informer.kinds, take, log_in),
+            clusterwide=None in namespaces,
+            namespaces=[name for name in namespaces if name is not None],
+            standalone=True,
+            memo=(),
+        )
+
+
+class _Run:
+    """One run of Kopf, in a thread that keeps no process from ending."""
+
+    def __init__(self, operator: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._operator = operator
+        self._waiting_loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[BaseException | None] = self._waiting_loop.create_future()
+        """Done when it has ended: with its error, if it was one."""
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], object] | None = None
+        self._is_cancelled = False
+        threading.Thread(target=self._run, name="kopf", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Has it end; harmless where it has."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._cancel is not None:
+                self._cancel()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            asyncio.run(self._cancellable())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as raised:  # whatever it is, somebody waits for the end
+            error = raised
+        with suppress(RuntimeError):  # nobody waits any more
+            self._waiting_loop.call_soon_threadsafe(self.ended.set_result, error)
+
+    async def _cancellable(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.create_task(self._operator())
+        loop.set_exception_handler(lambda _, context: logger.debug("in Kopf: %s", context))
+        with self._lock:
+            self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+            if self._is_cancelled:
+                task.cancel()
+        try:
+            await task
+        finally:
+            with self._lock:
+                self._cancel = None
