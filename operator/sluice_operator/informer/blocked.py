@@ -2,7 +2,7 @@
 
 Nothing is reconciled before every needed kind was listed, and nothing is noticed of one that is not
 watched: so a single right that is missing stops more than its kind, and has to be told. Knows
-neither reflectors nor probes.
+neither watches nor probes.
 """
 
 from __future__ import annotations

@@ -2,16 +2,15 @@
 makes keys of what changes.
 
 A watch tells what there is and what is new, but neither when that was all, nor what has gone while
-it was away. So the metadata of everything is listed whenever watches begin. Knows which kinds
-concern a reconcile; neither what it does nor how watches are held.
+it was away. So everything is listed before watches begin, and its metadata whenever they have begun
+anew. Knows which kinds concern a reconcile; neither what it does nor how watches are held.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from sluice_contract import labels
@@ -19,7 +18,6 @@ from sluice_contract import labels
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import RECONCILED, Key, keys_of
 from sluice_operator.informer.store import Objects, Place, number_of, place_of, version_of
-from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD, SERVICE_CHILDREN, Kind, Manifest
@@ -30,10 +28,10 @@ NEEDED: Final = (*RECONCILED, *CHILDREN)
 """Without one of these, nothing is reconciled."""
 LISTINGS_AT_ONCE: Final = 2
 """A page takes much more memory than what is kept of it."""
-RETRY: Final = Backoff(first_seconds=0.25, cap_seconds=5.0)
 LAG_SECONDS: Final = 5.0
 """A watch may be behind a listing by this much before it counts as having missed something."""
-POLL_SECONDS: Final = 0.1
+SETTLE_SECONDS: Final = 30.0
+"""After this, watches that began anew have told what there is."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +41,6 @@ class Scope(NamedTuple):
 
     kind: Kind
     namespace: str | None
-
-
-class _Listing(NamedTuple):
-    """What the API server had, and at which version, since the mark."""
-
-    versions: Mapping[Place, int]
-    version: int
-    mark: int
 
 
 class _Suspect(NamedTuple):
@@ -70,7 +60,7 @@ class _Suspect(NamedTuple):
 
 class Informer:
     """The objects of every kind. `namespaces`: none means all; `optional`: further kinds of
-    children, which the cluster has and which nobody waits for; `draw`: uniform in [0, 1)."""
+    children, which the cluster has and which nobody waits for."""
 
     def __init__(
         self,
@@ -79,7 +69,6 @@ class Informer:
         namespaces: tuple[str, ...],
         optional: Iterable[Kind],
         add: Callable[[Key], None],
-        draw: Callable[[], float] = random.random,
     ) -> None:
         self.kinds = (*NEEDED, *optional)
         self.objects: Mapping[Kind, Objects] = {kind: Objects(kind) for kind in self.kinds}
@@ -88,21 +77,22 @@ class Informer:
         self._client = client
         self._clock = clock
         self._add = add
-        self._draw = draw
         self._turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
         scopes = (Scope(kind, name) for kind in self.kinds for name in namespaces or (None,))
-        self._is_stale = {scope: asyncio.Event() for scope in scopes}
+        self._relisted = {scope: asyncio.Event() for scope in scopes}
 
     def take(self, kind: Kind, change: str | None, item: Mapping[str, Any]) -> None:
         """Keeps what a watch tells. `change` None: that the object was listed anew, in which case
         others may have gone."""
+        is_news = True
         if change == "DELETED":
             self.objects[kind].remove(item)
         else:
-            self.objects[kind].put(item)
+            is_news = self.objects[kind].put(item)
         if change is None:
-            self._mark_stale(kind, item["metadata"]["namespace"])
-        self._changed(kind, item)
+            self._note_relisted(kind, item["metadata"]["namespace"])
+        if is_news or change is not None:
+            self._changed(kind, item)
 
     def written(self, kind: Kind, result: Manifest) -> None:
         """Puts what the API server has answered to a write of ours into the store, so that the
@@ -132,15 +122,31 @@ class Informer:
 
     def watched_anew(self, namespaces: Iterable[str | None]) -> None:
         """Watches have begun in `namespaces`: what has gone before will not be told."""
-        for scope, is_stale in self._is_stale.items():
+        for scope, relisted in self._relisted.items():
             if scope.namespace in namespaces:
-                is_stale.set()
+                relisted.set()
+
+    async def list_all(self, namespaces: Iterable[str | None]) -> None:
+        """Lists what was not listed yet in `namespaces`. Kopf could tell it, with four times the
+        work.
+
+        Raises:
+            OperatorError: a needed kind could not be listed; the first of these errors.
+        """
+        scopes = [each for each in self._relisted if each.namespace in namespaces]
+        unlisted = [scope for scope in scopes if not self._was_listed(scope)]
+        errors = await asyncio.gather(*map(self._error_of_list, unlisted))
+        for scope, error in zip(unlisted, errors, strict=True):
+            if error is not None and scope.kind in NEEDED:
+                raise error
+        for namespace in {scope.namespace for scope in unlisted}:
+            self._add_all(namespace)
 
     async def run(self) -> None:
-        """Finds out what is there, and what has gone, whenever watches begin."""
+        """Finds out what has gone, whenever watches have begun anew."""
         async with asyncio.TaskGroup() as group:
-            for scope in self._is_stale:
-                group.create_task(self._keep(scope))
+            for scope in self._relisted:
+                group.create_task(self._look_after(scope))
 
     async def verify(self) -> None:
         """Compares the store with the API server, in case a watch has missed something, and puts
@@ -150,89 +156,80 @@ class Informer:
             OperatorError: a kind could not be; the first of these errors.
         """
         errors: list[OperatorError] = []
-        for scope in self._is_stale:
+        for scope in self._relisted:
             try:
-                await self._verify(scope)
+                if await self._verify(scope):
+                    self.has_missed.set()
             except OperatorError as error:
                 errors.append(error)
         self._add_all(None)
         if errors:
             raise errors[0]
 
-    async def _keep(self, scope: Scope) -> None:
-        is_stale, failures = self._is_stale[scope], 0
+    async def _error_of_list(self, scope: Scope) -> OperatorError | None:
+        try:
+            await self._list(scope)
+        except OperatorError as error:
+            return error
+        return None
+
+    async def _look_after(self, scope: Scope) -> None:
+        relisted = self._relisted[scope]
         while True:
-            await is_stale.wait()
+            await relisted.wait()
+            await self._clock.sleep(SETTLE_SECONDS)
+            relisted.clear()
             try:
-                listing = await self._list(scope)
-                has_come = await self._has_come(scope, listing)
+                await self._verify(scope)
             except OperatorError as error:
-                has_come = False
-                logger.debug("not listed", extra=_fields(scope, error=error))
-            if has_come:
-                failures = 0
-                is_stale.clear()
-                self._drop_others(scope, listing)
-                self._add_all(scope.namespace)
-            else:
-                failures += 1
-                await self._clock.sleep(RETRY.delay_seconds(failures, self._draw()))
+                logger.warning("not compared", extra=_fields(scope, error=error))
+                relisted.set()
 
-    async def _has_come(self, scope: Scope, listing: _Listing) -> bool:
-        """Waits until the watch has told of everything listed; whether it does."""
-        missing, waited_seconds = len(listing.versions), 0.0
-        while left := len(listing.versions.keys() - self._known(scope).keys()):
-            waited_seconds = 0.0 if left < missing else waited_seconds + POLL_SECONDS
-            if waited_seconds >= LAG_SECONDS:
-                return False
-            missing = left
-            await self._clock.sleep(POLL_SECONDS)
-        return True
+    async def _list(self, scope: Scope) -> None:
+        objects, seen, version = self.objects[scope.kind], set[Place](), ""
+        async with self._turns:
+            mark = objects.mark()
+            async for items, listed_at in self._pages(scope):
+                version = listed_at
+                for item in items:
+                    seen.add(place_of(item))
+                    if objects.put(item, listed_since=mark):
+                        self._changed(scope.kind, item)
+        for item in objects.retain(scope.namespace, seen, number_of(version), mark):
+            self._changed(scope.kind, item)
 
-    async def _verify(self, scope: Scope) -> None:
-        if self._is_stale[scope].is_set() or not self.objects[scope.kind].was_listed(
-            scope.namespace or ""
-        ):
-            return
-        listing = await self._list(scope)
-        if not (suspects := self._differences(scope, listing)):
-            return
+    async def _verify(self, scope: Scope) -> bool:
+        """Lists again where the watch has told something otherwise than it is; whether it had."""
+        if not self._was_listed(scope) or not (suspects := await self._differences(scope)):
+            return False
         await self._clock.sleep(LAG_SECONDS)
         now = self._known(scope)
         late = [place for place, suspect in suspects.items() if suspect.is_so(now.get(place))]
-        if not late:
-            return
-        logger.warning("watch had missed changes", extra=_fields(scope, objects=len(late)))
-        self._drop_others(scope, listing)
-        for place in late:
-            item = await self._client.get(scope.kind, *place)
-            if item is not None and self.objects[scope.kind].put(item, listed_since=listing.mark):
-                self._changed(scope.kind, item)
-        self.has_missed.set()
+        if late:
+            logger.info("listed again", extra=_fields(scope, objects=len(late)))
+            await self._list(scope)
+        return bool(late)
 
-    async def _list(self, scope: Scope) -> _Listing:
-        mark, version = self.objects[scope.kind].mark(), ""
-        found: dict[Place, int] = {}
-        selector = selector_of(scope.kind)
-        pages = self._client.pages(scope.kind, scope.namespace, selector, metadata_only=True)
-        async with self._turns:
-            async for items, listed_at in pages:
-                version = listed_at
-                found |= {place_of(item): version_of(item).number for item in items}
-        return _Listing(found, number_of(version), mark)
-
-    def _drop_others(self, scope: Scope, listing: _Listing) -> None:
-        objects, seen = self.objects[scope.kind], set(listing.versions)
-        for item in objects.retain(scope.namespace, seen, listing.version, listing.mark):
-            self._changed(scope.kind, item)
-
-    def _differences(self, scope: Scope, listing: _Listing) -> dict[Place, _Suspect]:
+    async def _differences(self, scope: Scope) -> dict[Place, _Suspect]:
         """Objects of which the API server has another version, or none."""
-        known, listed = self._known(scope), listing.versions
+        known, listed = self._known(scope), dict[Place, int]()
+        async for items, _ in self._pages(scope, metadata_only=True):
+            listed |= {place_of(item): version_of(item).number for item in items}
         suspects = {
-            place: _Suspect(known.get(place), listed.get(place)) for place in {**known, **listed}
+            place: _Suspect(known.get(place), listed.get(place)) for place in known | listed
         }
         return {place: each for place, each in suspects.items() if each.known != each.listed}
+
+    def _pages(
+        self, scope: Scope, *, metadata_only: bool = False
+    ) -> AsyncIterator[tuple[list[Manifest], str]]:
+        selector = selector_of(scope.kind)
+        return self._client.pages(
+            scope.kind, scope.namespace, selector, metadata_only=metadata_only
+        )
+
+    def _was_listed(self, scope: Scope) -> bool:
+        return self.objects[scope.kind].was_listed(scope.namespace or "")
 
     def _known(self, scope: Scope) -> dict[Place, int]:
         versions = self.objects[scope.kind].versions(scope.namespace)
@@ -247,10 +244,10 @@ class Informer:
             for (place, name), _ in self.objects[kind].versions(namespace):
                 self.add(Key(kind.kind, place, name))
 
-    def _mark_stale(self, kind: Kind, namespace: str) -> None:
+    def _note_relisted(self, kind: Kind, namespace: str) -> None:
         for name in (None, namespace):
-            if (is_stale := self._is_stale.get(Scope(kind, name))) is not None:
-                is_stale.set()
+            if (relisted := self._relisted.get(Scope(kind, name))) is not None:
+                relisted.set()
 
 
 def selector_of(kind: Kind) -> str:

@@ -24,7 +24,7 @@ from sluice_operator.kube.errors import (
 from sluice_operator.kube.kinds import Kind, Manifest, Reference
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-PAGE_ITEMS: Final = 500
+PAGE_ITEMS: Final = 100
 
 CountWrite = Callable[[str, str], None]
 """Called with verb and plural before every write request."""

@@ -24,6 +24,7 @@ from sluice_operator.informer.rights import Rights
 from sluice_operator.informer.watch import Informer
 from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.connection import log_in
+from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Kind
 from sluice_operator.log import fields
 
@@ -70,6 +71,10 @@ class Watches:
 
     async def _watch(self, namespaces: tuple[str | None, ...]) -> BaseException | None:
         """One run of Kopf: until it fails, with that error, or another should begin."""
+        try:
+            await self._informer.list_all(namespaces)
+        except OperatorError as error:
+            return error
         run = _Run(partial(self._operator, namespaces, asyncio.get_running_loop()))
         reasons = (self._rights.changed, self._informer.has_missed)
         others = [asyncio.create_task(reason.wait()) for reason in reasons]

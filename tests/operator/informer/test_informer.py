@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -58,13 +57,11 @@ class Server:
         return Response(200, found[0]) if found else Response(404, {"reason": "NotFound"})
 
     def _found(self, request: Request, plural: str) -> Iterator[Manifest]:
-        """As a listing of metadata shows them."""
-        assert request.accept == METADATA_ONLY
+        is_whole = request.accept != METADATA_ONLY
         for each in self.items.get(plural, []):
-            if f"/namespaces/{each['metadata']['namespace']}/" in request.path.replace(
-                plural, ""
-            ) or ("/namespaces/" not in request.path):
-                yield {"metadata": each["metadata"]}
+            namespace = f"/namespaces/{each['metadata']['namespace']}/"
+            if namespace in request.path or "/namespaces/" not in request.path:
+                yield each if is_whole else {"metadata": each["metadata"]}
 
 
 def item(name: str, version: int, namespace: str = "x", **labelled: str) -> Manifest:
@@ -73,7 +70,7 @@ def item(name: str, version: int, namespace: str = "x", **labelled: str) -> Mani
 
 
 class Followed:
-    """An informer of `server`, its keys, and a watch that tells what the test says."""
+    """An informer of `server`, and its keys."""
 
     def __init__(
         self, server: Server, namespaces: tuple[str, ...] = (), optional: Any = ()
@@ -82,45 +79,29 @@ class Followed:
         self.clock = FakeClock()
         self.server = server
         client = ApiClient(server, lambda verb, plural: None)
-        self.informer = Informer(
-            client, self.clock, namespaces, optional, self.keys.append, lambda: 0.0
-        )
+        self.informer = Informer(client, self.clock, namespaces, optional, self.keys.append)
         self.namespaces: tuple[str | None, ...] = namespaces or (None,)
-
-    def tell_all(self) -> None:
-        """As a watch does that begins."""
-        for kind in self.informer.kinds:
-            for each in self.server.items.get(kind.plural, []):
-                self.informer.take(kind, None, each)
 
     def state(self, kind: Kind) -> dict[str, int]:
         versions = self.informer.objects[kind].versions(None)
         return {name: version.number for (_, name), version in versions}
 
 
-@asynccontextmanager
-async def running(followed: Followed) -> AsyncIterator[None]:
-    task = asyncio.create_task(followed.informer.run())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def synced(server: Server, namespaces: tuple[str, ...] = (), optional: Any = ()) -> Followed:
+    """An informer that has listed everything that may be."""
+    followed = Followed(server, namespaces, optional)
+    usable = [name for name in followed.namespaces if name not in server.forbidden]
+    await followed.informer.list_all(usable)
+    return followed
 
 
-async def some_turns() -> None:
+async def until_looked_at_again(followed: Followed) -> None:
+    """Runs until every kind was compared that is to be."""
+    running = asyncio.create_task(followed.informer.run())
     for _ in range(500):
         await asyncio.sleep(0)
-
-
-async def synced(server: Server, namespaces: tuple[str, ...] = (), optional: Any = ()) -> Followed:
-    """An informer whose watches have told everything."""
-    followed = Followed(server, namespaces, optional)
-    async with running(followed):
-        followed.tell_all()
-        followed.informer.watched_anew(followed.namespaces)
-        await some_turns()
-    return followed
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def busy() -> Server:
@@ -130,21 +111,32 @@ def busy() -> Server:
     return server
 
 
-async def test_nothing_is_queued_before_everything_has_come() -> None:
-    followed = Followed(busy())
-    async with running(followed):
-        followed.informer.watched_anew((None,))
-        followed.informer.take(INFERENCE_SERVICE, None, item("chat", 1))
-        await some_turns()
-        assert not followed.informer.is_synced("x")
-        assert followed.keys == []
-        followed.informer.take(POD, None, item("chat-mixed-0", 2, **OF_CHAT))
-        await some_turns()
-        assert followed.informer.is_synced("x")
-        assert CHAT in followed.keys
+async def test_nothing_is_queued_before_everything_was_listed() -> None:
+    server = busy()
+    followed = Followed(server)
+    followed.informer.take(INFERENCE_SERVICE, None, item("chat", 1))
+    server.forbidden = {"pods"}
+    with pytest.raises(ApiError, match="pods: 403"):
+        await followed.informer.list_all((None,))
+    assert not followed.informer.is_synced("x")
+    assert followed.keys == []
+    server.forbidden, server.asked = set(), []
+    await followed.informer.list_all((None,))
+    assert [request.path for request in server.asked] == ["/api/v1/pods"]
+    assert followed.informer.is_synced("x")
+    assert CHAT in followed.keys
 
 
-async def test_every_kind_is_compared_by_its_label_and_our_own_kinds_whole() -> None:
+async def test_what_kopf_lists_once_more_is_no_news() -> None:
+    followed = await synced(busy())
+    followed.keys.clear()
+    followed.informer.take(INFERENCE_SERVICE, None, item("chat", 1))
+    assert followed.keys == []
+    followed.informer.take(INFERENCE_SERVICE, None, item("chat", 12))
+    assert CHAT in followed.keys
+
+
+async def test_every_kind_is_listed_by_its_label_and_our_own_kinds_whole() -> None:
     server = Server()
     followed = await synced(server, (), (POD_MONITOR,))
     kinds = {INFERENCE_SERVICE, ENGINE_POOL, POD, POD_MONITOR, *SERVICE_CHILDREN}
@@ -195,19 +187,22 @@ async def test_an_event_from_before_the_listing_changes_nothing() -> None:
     assert followed.state(POD) == {"chat-mixed-0": 2}
 
 
-async def test_what_has_gone_while_nobody_watched_is_found_when_watches_begin_anew() -> None:
+@pytest.mark.parametrize("sign", ["watched anew", "listed anew"])
+async def test_what_has_gone_while_nobody_watched_is_found_later(sign: str) -> None:
     server = busy()
-    followed = Followed(server)
-    async with running(followed):
-        followed.tell_all()
+    followed = await synced(server)
+    followed.keys.clear()
+    server.items["pods"], server.version = [item("chat-mixed-1", 21, **OF_CHAT)], 30
+    await until_looked_at_again(followed)
+    assert followed.state(POD) == {"chat-mixed-0": 2}, "nothing has said so"
+    if sign == "watched anew":
         followed.informer.watched_anew((None,))
-        await some_turns()
-        followed.keys.clear()
-        server.items["pods"], server.version = [item("chat-mixed-1", 21, **OF_CHAT)], 30
-        followed.tell_all()
-        await some_turns()
+    else:
+        followed.informer.take(POD, None, item("chat-mixed-1", 21, **OF_CHAT))
+    await until_looked_at_again(followed)
     assert followed.state(POD) == {"chat-mixed-1": 21}
     assert POOL in followed.keys
+    assert not followed.informer.has_missed.is_set(), "that is how watches begin"
 
 
 async def test_a_look_at_the_metadata_finds_what_the_watch_has_missed() -> None:

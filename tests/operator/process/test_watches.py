@@ -84,6 +84,13 @@ class Server:
         return response
 
 
+class Hasty(SystemClock):
+    """Waits for nothing long."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(min(seconds, 0.1))
+
+
 class Told(Informer):
     """Notes what is told."""
 
@@ -124,7 +131,7 @@ async def watching(
     connection = Connection(5.0, by_kubeconfig(kubeconfig))
     client, clock = ApiClient(connection, lambda verb, plural: None), SystemClock()
     keys: list[Key] = []
-    informer = Told(client, clock, (), (), keys.append).noting()
+    informer = Told(client, Hasty(), (), (), keys.append).noting()
     rights = Rights(client, connection, clock, BlockedKinds(clock), ())
     watches = Watches(informer, rights, clock, lambda: 0.0)
     running = [asyncio.create_task(each.run()) for each in (rights, informer, watches)]
