@@ -18,7 +18,7 @@ from sluice_operator.clock import SystemClock
 from sluice_operator.kube.connection import Connection
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.log import fields, log_to_stderr
-from sluice_operator.process.run import Connections, run
+from sluice_operator.process.run import run
 from sluice_operator.process.settings import Settings
 
 logger = logging.getLogger("sluice_operator")
@@ -48,9 +48,8 @@ async def _run(settings: Settings) -> None:
     async with (
         aclosing(Connection(timeout_seconds)) as work,
         aclosing(Connection(timeout_seconds)) as lease,
-        aclosing(Connection(timeout_seconds, max_connections=0)) as listings,
     ):
-        await run(settings, Connections(work, lease, listings), SystemClock())
+        await run(settings, work, lease, SystemClock())
 
 
 if __name__ == "__main__":

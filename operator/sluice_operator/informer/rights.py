@@ -42,6 +42,7 @@ class Rights:
         """Where everything needed may be followed, as far as is known."""
         self.changed = asyncio.Event()
         """Set whenever `usable` has changed."""
+        self.has_looked = asyncio.Event()
         self.are_complete = asyncio.Event()
         """Set once nothing was missing anywhere."""
         self._client = client
@@ -62,12 +63,13 @@ class Rights:
         self._note([name for name in self._namespaces if await self._may("list", name)])
         if self.usable == self._namespaces:
             self.are_complete.set()
+        self.has_looked.set()
         self._note([name for name in self.usable if await self._may("watch", name)])
 
     async def can_follow(self, kind: Kind) -> bool:
-        """Whether a kind that is not needed may be listed and watched everywhere."""
-        asked = [self._error(verb, kind, n) for n in self._namespaces for verb in VERBS]
-        return not any(await asyncio.gather(*asked))
+        """Whether a kind that is not needed may be watched everywhere, as far as is known."""
+        asked = (self._error("watch", kind, name) for name in self._namespaces)
+        return not any(isinstance(error, ApiError) for error in await asyncio.gather(*asked))
 
     def _note(self, usable: Iterable[str | None]) -> None:
         before, self.usable = self.usable, tuple(usable)
@@ -103,6 +105,3 @@ class Rights:
                     return
         except TimeoutError:  # it was begun, and is merely silent
             return
-
-
-VERBS: Final[tuple[Verb, ...]] = ("list", "watch")

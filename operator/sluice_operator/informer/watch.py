@@ -30,7 +30,7 @@ LISTINGS_AT_ONCE: Final = 2
 """A page takes much more memory than what is kept of it."""
 LAG_SECONDS: Final = 5.0
 """A watch may be behind a listing by this much before it counts as having missed something."""
-SETTLE_SECONDS: Final = 30.0
+SETTLE_SECONDS: Final = 10.0
 """After this, watches that began anew have told what there is."""
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,8 @@ class Informer:
         self._client = client
         self._clock = clock
         self._add = add
+        self._written: set[tuple[Kind, Place]] = set()
+        """What no watch has told of since we wrote it: the answer may have held others' changes."""
         self._turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
         scopes = (Scope(kind, name) for kind in self.kinds for name in namespaces or (None,))
         self._relisted = {scope: asyncio.Event() for scope in scopes}
@@ -84,14 +86,16 @@ class Informer:
     def take(self, kind: Kind, change: str | None, item: Mapping[str, Any]) -> None:
         """Keeps what a watch tells. `change` None: that the object was listed anew, in which case
         others may have gone."""
-        is_news = True
+        written = (kind, place_of(item))
+        is_news = change is not None or written in self._written
+        self._written.discard(written)
         if change == "DELETED":
             self.objects[kind].remove(item)
         else:
-            is_news = self.objects[kind].put(item)
+            is_news |= self.objects[kind].put(item)
         if change is None:
             self._note_relisted(kind, item["metadata"]["namespace"])
-        if is_news or change is not None:
+        if is_news:
             self._changed(kind, item)
 
     def written(self, kind: Kind, result: Manifest) -> None:
@@ -102,6 +106,7 @@ class Informer:
         watched = kind in RECONCILED or labels.SERVICE in (metadata.get("labels") or {})
         if kind in self.objects and watched and "resourceVersion" in metadata:
             self.objects[kind].put(result)
+            self._written.add((kind, place_of(result)))
 
     def add(self, key: Key) -> None:
         """Queues `key` if everything that concerns it is known: before that, what is not in the

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -22,7 +22,6 @@ from sluice_operator.kube.errors import (
     UNAUTHORIZED,
     ApiError,
     OperatorError,
-    SilentError,
     UnavailableError,
 )
 
@@ -133,32 +132,32 @@ def _cause(error: Exception) -> str:
 
 
 class Connection:
-    """A pool of connections to one API server, 0: without a limit. It logs in with the first
-    request, and again where the credentials or the server's certificate are refused.
-    `silence_seconds`: how long a watch may bring nothing."""
+    """A pool of connections to one API server. It logs in with the first request, and again where
+    the credentials or the server's certificate are refused. `silence_seconds`: how long a watch
+    may bring nothing."""
 
     def __init__(
         self,
         timeout_seconds: float,
         log_in: Callable[[], Awaitable[LogIn]] = log_in,
-        max_connections: int = 100,
         silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._log_in = log_in
-        self._max_connections = max_connections
         self._silence_seconds = silence_seconds
-        self._session: _Session | None = None
+        self._client: client.ApiClient | None = None
+        self._namespace = ""
         self._lock = asyncio.Lock()
 
     async def aclose(self) -> None:
-        """Closes every connection, when no request needs it any more."""
-        if self._session is not None:
-            await self._session.retire()
+        """Closes every connection."""
+        if self._client is not None:
+            await self._client.close()
 
     async def namespace(self) -> str:
         """The one that a person means who names none."""
-        return (await self._logged_in()).namespace
+        await self._logged_in()
+        return self._namespace
 
     async def send(self, request: Request) -> Response:
         """See `Transport.send`."""
@@ -170,8 +169,7 @@ class Connection:
         """A watch: the lines of an answer that goes on until either side ends it.
 
         Raises:
-            SilentError: it brought nothing for longer than a bookmark takes.
-            UnavailableError: it was broken off.
+            UnavailableError: it was broken off, or brought nothing for too long.
             ApiError: the server refuses it.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_read=self._silence_seconds)
@@ -187,82 +185,67 @@ class Connection:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer's head; asked a second time where another log-in may help."""
         try:
-            async with AsyncExitStack() as stack:
-                used = await self._logged_in()
-                try:
-                    answer = await stack.enter_async_context(used.ask(request, limits))
-                    is_refused = answer.status == UNAUTHORIZED
-                except aiohttp.ClientSSLError:
-                    is_refused = True
-                if is_refused:
-                    await stack.aclose()
-                    renewed = await self._renewed(used, request)
-                    answer = await stack.enter_async_context(renewed.ask(request, limits))
-                yield answer
+            used = await self._logged_in()
+            key = used.configuration.api_key
+            try:
+                response = await _ask(used, request, limits)
+                is_refused = response.status == UNAUTHORIZED
+            except aiohttp.ClientSSLError:
+                is_refused = True
+            if is_refused:
+                await self._log_in_again(used, key, request)
+                response = await _ask(used, request, limits)
+            async with response:
+                yield response
         except aiohttp.SocketTimeoutError as error:
             silent = f"nothing for {self._silence_seconds:g} seconds"
-            raise SilentError(str(request), silent) from error
+            raise UnavailableError(str(request), silent) from error
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             raise UnavailableError(str(request), str(error) or type(error).__name__) from error
 
-    async def _renewed(self, refused: _Session, request: Request) -> _Session:
-        try:
-            return await self._logged_in(unlike=refused)
-        except OperatorError as error:
-            raise UnavailableError(str(request), f"log-in: {error}") from error
-
-    async def _logged_in(self, unlike: _Session | None = None) -> _Session:
-        """The session in use, made anew if that is `unlike`."""
+    async def _logged_in(self) -> client.ApiClient:
         async with self._lock:
-            if self._session is None or self._session is unlike:
-                made = _Session(await self._log_in(), self._max_connections)
-                former, self._session = self._session, made
-                if former is not None:
-                    await former.retire()
-            return self._session
+            if self._client is None:
+                found = await self._log_in()
+                self._namespace = found.namespace
+                self._client = client.ApiClient(found.configuration)
+                self._client.user_agent = "sluice-operator"
+            return self._client
+
+    async def _log_in_again(
+        self, used: client.ApiClient, refused_key: dict[str, str], request: Request
+    ) -> None:
+        """Takes over credentials and certificates, unless another request has done so. Connections
+        that are open stay so."""
+        async with self._lock:
+            if used.configuration.api_key is not refused_key:
+                return
+            try:
+                found = (await self._log_in()).configuration
+            except OperatorError as error:
+                raise UnavailableError(str(request), f"log-in: {error}") from error
+            used.configuration.api_key = found.api_key
+            used.configuration.refresh_api_key_hook = found.refresh_api_key_hook
+            if found.ssl_ca_cert:
+                used.rest_client.ssl_context.load_verify_locations(found.ssl_ca_cert)
+            if found.cert_file:
+                used.rest_client.ssl_context.load_cert_chain(found.cert_file, found.key_file)
 
 
-class _Session:
-    """One log-in and its connections. Retired, it closes them after its last request."""
-
-    def __init__(self, found: LogIn, max_connections: int) -> None:
-        found.configuration.connection_pool_maxsize = max_connections
-        self.namespace = found.namespace
-        self._client = client.ApiClient(found.configuration)
-        self._client.user_agent = "sluice-operator"
-        self._requests = 0
-        self._is_retired = False
-
-    async def retire(self) -> None:
-        """No further request will be made of it."""
-        self._is_retired = True
-        await self._close_if_unused()
-
-    @asynccontextmanager
-    async def ask(
-        self, request: Request, limits: aiohttp.ClientTimeout
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer's head, whose body can be read inside the `async with` block."""
-        self._requests += 1
-        try:
-            asked = await self._client.param_serialize(
-                request.method,
-                request.path,
-                query_params=list(request.query.items()),
-                header_params={"Accept": request.accept, "Content-Type": request.content_type},
-                body=request.body,
-                auth_settings=["BearerToken"],
-            )
-            answer = await self._client.call_api(*asked, _request_timeout=limits)
-            async with answer.response as response:
-                yield response
-        finally:
-            self._requests -= 1
-            await self._close_if_unused()
-
-    async def _close_if_unused(self) -> None:
-        if self._is_retired and not self._requests:
-            await self._client.close()
+async def _ask(
+    used: client.ApiClient, request: Request, limits: aiohttp.ClientTimeout
+) -> aiohttp.ClientResponse:
+    asked = await used.param_serialize(
+        request.method,
+        request.path,
+        query_params=list(request.query.items()),
+        header_params={"Accept": request.accept, "Content-Type": request.content_type},
+        body=request.body,
+        auth_settings=["BearerToken"],
+    )
+    response: aiohttp.ClientResponse
+    response = (await used.call_api(*asked, _request_timeout=limits)).response
+    return response
 
 
 def _body(answer: aiohttp.ClientResponse, text: bytes) -> Any:

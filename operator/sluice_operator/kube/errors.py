@@ -65,10 +65,6 @@ class FailedApplyError(UnavailableError):
         super().__init__(refusal.summary, refusal.message, retry_after_seconds)
 
 
-class SilentError(UnavailableError):
-    """A connection was open and brought nothing for too long."""
-
-
 class LeaseLostError(OperatorError):
     """Another replica holds the Lease, or may hold it: this process must not write any more."""
 

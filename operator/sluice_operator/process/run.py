@@ -11,7 +11,7 @@ import random
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sluice_operator.apply.executor import Executor, executor
 from sluice_operator.autoscale.carry_out import PoolScaler
@@ -36,7 +36,7 @@ from sluice_operator.informer.rights import Rights
 from sluice_operator.informer.watch import Informer
 from sluice_operator.informer.workqueue import WorkQueue
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.connection import Streams, Transport
+from sluice_operator.kube.connection import Connection, Streams
 from sluice_operator.kube.errors import DefinitionsMissingError, OperatorError, RequestError
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind
 from sluice_operator.log import fields
@@ -67,8 +67,8 @@ class Parts:
 
     settings: Settings
     client: ApiClient
-    reading: ApiClient
     lease_client: ApiClient
+    """Has connections of its own: the Lease is renewed even when the workers use all of theirs."""
     nodes: Nodes
     optional_kinds: OptionalKinds
     streams: Streams
@@ -79,41 +79,24 @@ class Parts:
     stop: asyncio.Event
 
 
-class Streaming(Transport, Streams, Protocol):
-    """Requests of both sorts."""
-
-
-@dataclass(frozen=True)
-class Connections:
-    """Connection pools to the API server. The Lease has its own, so that it is renewed even when
-    the workers use every connection of theirs; so have listings, and looks at rights."""
-
-    work: Transport
-    lease: Transport
-    listings: Streaming
-
-
-async def run(settings: Settings, connections: Connections, clock: Clock) -> None:
+async def run(settings: Settings, work: Connection, lease: Connection, clock: Clock) -> None:
     """Runs until SIGTERM or SIGINT.
 
     Raises:
         Exception: the process cannot go on, and should be started again.
     """
     metrics = OperatorMetrics()
-    client = ApiClient(connections.work, metrics.wrote)
-    lease_client = ApiClient(connections.lease, metrics.wrote)
+    client = ApiClient(work, metrics.wrote)
     blocked = BlockedKinds(clock)
     metrics.blocked.follow(blocked.now)
-    reading = ApiClient(connections.listings, metrics.wrote)
-    rights = Rights(reading, connections.listings, clock, blocked, settings.namespaces)
+    rights = Rights(client, work, clock, blocked, settings.namespaces)
     parts = Parts(
         settings=settings,
         client=client,
-        reading=reading,
-        lease_client=lease_client,
+        lease_client=ApiClient(lease, metrics.wrote),
         nodes=Nodes(client),
         optional_kinds=OptionalKinds(client, clock, settings.namespaces),
-        streams=connections.listings,
+        streams=work,
         rights=rights,
         clock=clock,
         metrics=metrics,
@@ -128,12 +111,13 @@ async def run(settings: Settings, connections: Connections, clock: Clock) -> Non
 
 async def _serve(parts: Parts) -> None:
     await _await_definitions(parts)
-    parts.health.state = "standing by"
     await _first_of(parts.rights.run(), _elected(parts))
 
 
 async def _elected(parts: Parts) -> None:
     """Stands by, and then leads."""
+    await parts.rights.has_looked.wait()
+    parts.health.state = "standing by"
     leadership = _leadership(parts)
     try:
         await leadership.acquire()
@@ -153,7 +137,7 @@ async def _lead(parts: Parts) -> None:
     queue: WorkQueue[Key] = WorkQueue(asyncio.get_running_loop())
     writes = executor(parts.client, parts.clock, parts.settings.pod_name, parts.metrics.statuses)
     namespaces = parts.settings.namespaces
-    informer = Informer(parts.reading, parts.clock, namespaces, optional, queue.add)
+    informer = Informer(parts.client, parts.clock, namespaces, optional, queue.add)
     watches = Watches(informer, parts.rights, parts.clock)
     parts.client.written = informer.written
     reactions = NodeReactions(informer.services, parts.clock, informer.add)

@@ -21,7 +21,7 @@ import kopf
 from sluice_operator.clock import Clock
 from sluice_operator.handlers import registered
 from sluice_operator.informer.rights import Rights
-from sluice_operator.informer.watch import Informer
+from sluice_operator.informer.watch import NEEDED, Informer
 from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.connection import log_in
 from sluice_operator.kube.errors import OperatorError
@@ -71,6 +71,7 @@ class Watches:
 
     async def _watch(self, namespaces: tuple[str | None, ...]) -> BaseException | None:
         """One run of Kopf: until it fails, with that error, or another should begin."""
+        await self._check_optional()
         try:
             await self._informer.list_all(namespaces)
         except OperatorError as error:
@@ -89,6 +90,14 @@ class Watches:
             run.cancel()
             await asyncio.wait([run.ended], timeout=END_SECONDS)
         return run.ended.result() if run.ended.done() else TimeoutError("Kopf does not end")
+
+    async def _check_optional(self) -> None:
+        """Kopf would end over a kind that may not be watched, again and again."""
+        optional = self._informer.kinds[len(NEEDED) :]
+        allowed = await asyncio.gather(*map(self._rights.can_follow, optional))
+        if not all(allowed):
+            names = [kind.plural for kind, may in zip(optional, allowed, strict=True) if not may]
+            raise OperatorError(f"may not be followed any more: {', '.join(names)}")
 
     def _operator(
         self, namespaces: tuple[str | None, ...], loop: asyncio.AbstractEventLoop

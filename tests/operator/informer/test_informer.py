@@ -136,6 +136,15 @@ async def test_what_kopf_lists_once_more_is_no_news() -> None:
     assert CHAT in followed.keys
 
 
+async def test_what_an_answer_to_a_write_held_of_others_makes_keys_when_it_is_listed() -> None:
+    followed = await synced(busy())
+    followed.keys.clear()
+    followed.informer.written(INFERENCE_SERVICE, item("chat", 12))
+    for _ in range(2):
+        followed.informer.take(INFERENCE_SERVICE, None, item("chat", 12))
+    assert followed.keys.count(CHAT) == 1
+
+
 async def test_every_kind_is_listed_by_its_label_and_our_own_kinds_whole() -> None:
     server = Server()
     followed = await synced(server, (), (POD_MONITOR,))

@@ -70,6 +70,27 @@ async def test_a_server_that_nobody_runs_is_named_in_words() -> None:
             await connection.send(REQUEST)
 
 
+async def test_silence_after_an_event_ends_a_watch() -> None:
+    over = asyncio.Event()
+
+    async def one_line(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"{}\n")
+        await over.wait()
+        return response
+
+    async with (
+        served(one_line) as url,
+        aclosing(Connection(5.0, plain_log_in(url), silence_seconds=0.05)) as connection,
+    ):
+        lines = connection.lines(REQUEST)
+        assert await anext(lines) == b"{}\n"
+        with pytest.raises(UnavailableError, match=r"GET /apis: nothing for 0\.05 seconds"):
+            await anext(lines)
+        over.set()
+
+
 class Tokens:
     """Logs in with the token that is valid at the time; the server accepts no other."""
 
