@@ -22,7 +22,6 @@ from sluice_operator.kube.kinds import (
     ENGINE_POOL,
     Manifest,
     controller_uid,
-    is_being_deleted,
     of_kind,
 )
 from sluice_operator.manifests.applied_fields import with_applied_fields
@@ -30,8 +29,7 @@ from sluice_operator.manifests.engine_pool import STABLE, with_stable
 from sluice_operator.manifests.metadata import note_of, stamped
 from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.parts import engines_ready
-from sluice_operator.service.revisions import stable_revisions
+from sluice_operator.service.revisions import engines_ready, stable_revisions
 from sluice_operator.service.rollout import PoolState
 from sluice_operator.service.router import PlannedRouter
 
@@ -52,19 +50,6 @@ class Former:
 
 
 NO_FORMER: Final = Former()
-
-
-def former_pools(observed: ServiceObserved, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
-    """The pools of the service that its mode does not have."""
-    uid = observed.service["metadata"].get("uid")
-    return tuple(
-        pool
-        for pool in of_kind(observed.children, ENGINE_POOL)
-        if uid is not None
-        and controller_uid(pool) == uid
-        and pool["spec"]["role"] not in spec.roles
-        and not is_being_deleted(pool)
-    )
 
 
 def are_awaited(

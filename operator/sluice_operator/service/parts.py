@@ -16,6 +16,7 @@ from sluice_operator.conditions.conditions import answering, find
 from sluice_operator.conditions.deployments import given_up, progress, shortfall
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.revisions import engines_ready
 
 Pools = Mapping[str, Manifest | None]
 """The live EnginePool of each role, if there is one."""
@@ -75,12 +76,6 @@ def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) ->
     """How a pool is doing, of which `desired` engines are wanted."""
     ready = engines_ready(live)
     return Part(answering(ready, desired, f"engines of pool {role}", updated), updated)
-
-
-def engines_ready(live: Manifest | None) -> int:
-    """How many engines of any revision are ready, as the status of an EnginePool says."""
-    revisions = ((live or {}).get("status") or {}).get("revisions") or ()
-    return sum(revision["ready"] for revision in revisions)
 
 
 def pool_updated(role: str, live: Manifest | None, waiting: Check) -> Check:

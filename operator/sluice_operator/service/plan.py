@@ -64,7 +64,6 @@ from sluice_operator.service.mode_switch import (
     Former,
     are_awaited,
     former_manifests,
-    former_pools,
     plan_former,
 )
 from sluice_operator.service.model import adapters_of, delivery_of, kept_delivery
@@ -91,6 +90,7 @@ from sluice_operator.service.rollout import (
 from sluice_operator.service.rollout_in_place import plan_in_place
 from sluice_operator.service.router import PlannedRouter, plan_router
 from sluice_operator.service.settings import Settings
+from sluice_operator.service.split import former_pools
 from sluice_operator.validation.errors import invalid, joined, validation_errors
 from sluice_operator.validation.refusal import Refusal
 

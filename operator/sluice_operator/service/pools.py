@@ -25,7 +25,6 @@ from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import engine_config_map
 from sluice_operator.manifests.engine_pool import pool_spec
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.service.mode_switch import former_pools
 from sluice_operator.service.model import model_fetch_of, model_image_of
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pins import Pin, engine_inputs, pinned_spec
@@ -38,7 +37,7 @@ from sluice_operator.service.settings import (
     settings_status,
 )
 from sluice_operator.service.shared import shared_pin, shared_settings, unlike
-from sluice_operator.service.split import engines_instead, first_engines
+from sluice_operator.service.split import engines_instead, first_engines, former_pools
 from sluice_operator.validation.refusal import INVALID, Refusal
 
 BY_ENGINE: Final = "the engine's choice"

@@ -87,6 +87,12 @@ def stable_revisions(observed: ServiceObserved) -> Revisions:
     return dict(rollout.get("stable") or {role: name for role, name in noted.items() if name})
 
 
+def engines_ready(live: Manifest | None) -> int:
+    """How many engines of any revision are ready, as the status of an EnginePool says."""
+    revisions = ((live or {}).get("status") or {}).get("revisions") or ()
+    return sum(revision["ready"] for revision in revisions)
+
+
 def _planned(pool: Manifest) -> dict[str, int]:
     """The engines that its service has planned for each revision of a pool."""
     shares = (applied_spec(pool) or {}).get("revisions") or ()

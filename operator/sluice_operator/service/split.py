@@ -16,7 +16,14 @@ from sluice_contract.labels import Role
 from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.kube.kinds import (
+    ENGINE_POOL,
+    Manifest,
+    controller_uid,
+    is_being_deleted,
+    of_kind,
+)
+from sluice_operator.service.observe import ServiceObserved
 
 PROMPT_TOKENS: Final = 4
 """For each token of an answer: an assumption, until requests are seen."""
@@ -69,6 +76,19 @@ def _to_replace(
     if not gpus or not all(each.values()):
         return sum(replicas), dict.fromkeys(spec.roles, 1)
     return gpus if spec.gpu_budget is None else min(gpus, spec.gpu_budget), each
+
+
+def former_pools(observed: ServiceObserved, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
+    """The pools of the service that its mode does not have."""
+    uid = observed.service["metadata"].get("uid")
+    return tuple(
+        pool
+        for pool in of_kind(observed.children, ENGINE_POOL)
+        if uid is not None
+        and controller_uid(pool) == uid
+        and pool["spec"]["role"] not in spec.roles
+        and not is_being_deleted(pool)
+    )
 
 
 def pool_gpus(pool: Manifest) -> int:

@@ -53,7 +53,6 @@ from sluice_operator.service.parts import (
     APPLYING,
     Part,
     adapters_loaded,
-    engines_ready,
     is_reported,
     lifted,
     model_available,
@@ -67,6 +66,7 @@ from sluice_operator.service.parts import (
 )
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.priorities import priorities_check
+from sluice_operator.service.revisions import engines_ready
 from sluice_operator.service.rollout_in_place import HALTED, IN_PLACE
 from sluice_operator.service.routed import optional_checks
 from sluice_operator.service.scaling import scaling_check, scaling_status
