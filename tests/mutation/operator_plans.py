@@ -8,6 +8,7 @@ from typing import Final
 from tests.mutation.mutation import Mutation
 
 SERVICE: Final = "operator/service"
+REPORT: Final = "operator/service/report"
 ROLLOUT: Final = ("test_rollout",)
 IN_PLACE: Final = ("test_rollout_in_place",)
 MODE_SWITCH: Final = ("test_mode_switch",)
@@ -240,7 +241,7 @@ OPERATOR_MUTATIONS: Final = (
         "fronts = () if is_made else (_front(observed),)",
         "fronts = ()",
         STATUS,
-        package=SERVICE,
+        package=REPORT,
     ),
     Mutation(
         "status: a service whose Kubernetes Service is refused is ready",
@@ -248,7 +249,7 @@ OPERATOR_MUTATIONS: Final = (
         "fronts = () if is_made else (_front(observed),)",
         "front = () if made else (_front(observed),)",
         STATUS,
-        package=SERVICE,
+        package=REPORT,
     ),
     Mutation(
         "status: what was refused is the generation in use",
@@ -256,7 +257,7 @@ OPERATOR_MUTATIONS: Final = (
         "if obstacle is None and not plan.paused:",
         "if not plan.paused:",
         STATUS,
-        package=SERVICE,
+        package=REPORT,
     ),
     Mutation(
         "status: a generation is complete at once",
@@ -264,7 +265,7 @@ OPERATOR_MUTATIONS: Final = (
         'completed = generation if checks[UPDATED].is_true else before.get("completedGeneration")',
         "completed = generation",
         STATUS,
-        package=SERVICE,
+        package=REPORT,
     ),
     Mutation(
         "progress: a Deployment is complete before its controller has seen it",

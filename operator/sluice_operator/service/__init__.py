@@ -1,1 +1,1 @@
-"""InferenceService: plan and status."""
+"""One InferenceService: observe → resolve → plan its roll-out and its children → report."""

@@ -20,8 +20,8 @@ from sluice_operator.kube.errors import RequestError
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.scaling import scaled_service
-from sluice_operator.service.status import service_status
+from sluice_operator.service.report.scaling import scaled_service
+from sluice_operator.service.report.status import service_status
 
 NAME_CONFLICT_SECONDS: Final = 5.0
 """Objects of others are not watched: whether a name is free again has to be looked at."""

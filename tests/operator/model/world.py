@@ -11,7 +11,7 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.observe import Images, Installation
 from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.status import service_status
+from sluice_operator.service.report.status import service_status
 
 from tests.operator.examples import IMAGES, NOW, live, of, service, service_observed
 from tests.operator.model_pods import COMMIT, ended_pod, resolved, said

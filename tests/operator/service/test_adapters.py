@@ -15,7 +15,7 @@ from sluice_operator.manifests.spec_history import spec_hash
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.status import service_status
+from sluice_operator.service.report.status import service_status
 
 from tests.operator.examples import (
     MINIMAL_SPEC,

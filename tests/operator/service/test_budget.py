@@ -20,9 +20,9 @@ from sluice_operator.service.budget import (
     pod_surges,
 )
 from sluice_operator.service.plan import ServicePlan, plan_service
+from sluice_operator.service.report.scaling import scaled_service
 from sluice_operator.service.rollout import PoolState, Revision, Rollout, plan_rollout
 from sluice_operator.service.rollout_in_place import IN_PLACE
-from sluice_operator.service.scaling import scaled_service
 
 from tests.examples import examples
 from tests.operator.examples import complete, live, pods, service, service_observed

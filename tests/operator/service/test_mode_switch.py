@@ -16,8 +16,8 @@ from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
 from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.scaling import scaled_service
-from sluice_operator.service.status import service_status
+from sluice_operator.service.report.scaling import scaled_service
+from sluice_operator.service.report.status import service_status
 
 from tests.operator.examples import NOW, complete, live, pods, service, service_observed
 

@@ -10,7 +10,7 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.fingerprints import could_be_equal
 from sluice_operator.service.pairs import PAIRED, paired
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.status import service_status
+from sluice_operator.service.report.status import service_status
 
 from tests.operator.examples import (
     NOW,

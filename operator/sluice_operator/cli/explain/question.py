@@ -17,7 +17,7 @@ from sluice_contract.explain import Answer, Promise, Question, Requests
 
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.service.plan import PlannedPool
-from sluice_operator.service.verified import sized_for
+from sluice_operator.service.report.accelerator_verified import sized_for
 
 SIMULATOR: Final = "sluice_simulator"
 PROGRAM: Final = "sluice_simulator.explain"

@@ -49,7 +49,13 @@ from sluice_operator.model.pinned import is_fetched
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.pairs import paired
-from sluice_operator.service.parts import (
+from sluice_operator.service.plan import PlannedPool, ServicePlan
+from sluice_operator.service.report.accelerator_verified import (
+    accelerator_verified,
+    first_unverified,
+    with_missing_node,
+)
+from sluice_operator.service.report.part_status import (
     APPLYING,
     Part,
     adapters_loaded,
@@ -64,18 +70,12 @@ from sluice_operator.service.parts import (
     serves,
     up_to_date,
 )
-from sluice_operator.service.plan import PlannedPool, ServicePlan
-from sluice_operator.service.priorities import priorities_check
+from sluice_operator.service.report.priorities_count import priorities_check
+from sluice_operator.service.report.route_accepted import optional_checks
+from sluice_operator.service.report.scaling import scaling_check, scaling_status
 from sluice_operator.service.revisions import engines_ready
 from sluice_operator.service.rollout_in_place import HALTED, IN_PLACE
-from sluice_operator.service.routed import optional_checks
-from sluice_operator.service.scaling import scaling_check, scaling_status
 from sluice_operator.service.settings import settings_status
-from sluice_operator.service.verified import (
-    accelerator_verified,
-    first_unverified,
-    with_missing_node,
-)
 
 
 def service_status(

@@ -8,7 +8,11 @@ import pytest
 from sluice_operator.api.conditions import Check
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.verified import accelerator_verified, sized_for, with_missing_node
+from sluice_operator.service.report.accelerator_verified import (
+    accelerator_verified,
+    sized_for,
+    with_missing_node,
+)
 
 from tests.operator.examples import service, service_observed
 

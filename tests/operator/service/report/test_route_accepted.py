@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest, of_kind
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.status import service_status
+from sluice_operator.service.report.status import service_status
 
 from tests.operator.examples import NOW, service, service_observed
 

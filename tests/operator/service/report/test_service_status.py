@@ -23,7 +23,7 @@ from sluice_operator.pool.status import pool_status
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.status import service_status
+from sluice_operator.service.report.status import service_status
 
 from tests.operator.examples import (
     NOW,

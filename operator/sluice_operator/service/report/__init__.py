@@ -1,0 +1,1 @@
+"""What the status of an InferenceService says, and from what it is told."""
