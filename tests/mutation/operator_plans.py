@@ -8,6 +8,7 @@ from typing import Final
 from tests.mutation.mutation import Mutation
 
 SERVICE: Final = "operator/service"
+RESOLVE: Final = "operator/service/resolve"
 REPORT: Final = "operator/service/report"
 ROLLOUT: Final = ("test_rollout",)
 IN_PLACE: Final = ("test_rollout_in_place",)
@@ -17,6 +18,7 @@ STATUS: Final = ("test_service_status",)
 APPLY: Final = "operator/apply"
 REFUSED: Final = ("test_refused_writes",)
 LAST_APPLIED: Final = ("test_last_applied",)
+CARRIED_OUT: Final = ("resolve/test_last_applied",)
 
 OPERATOR_MUTATIONS: Final = (
     Mutation(
@@ -73,14 +75,14 @@ OPERATOR_MUTATIONS: Final = (
         "if spec_hash(found) != spec_hash(spec):",
         "if spec_hash(found) == '':",
         LAST_APPLIED,
-        package=SERVICE,
+        package=RESOLVE,
     ),
     Mutation(
         "refused spec: a typo ends a download",
         "plan",
         'and not (delivery.manifests and child["kind"] == JOB.kind)',
         'and child["kind"] != JOB.kind',
-        LAST_APPLIED,
+        CARRIED_OUT,
         package=SERVICE,
     ),
     Mutation(
@@ -88,7 +90,7 @@ OPERATOR_MUTATIONS: Final = (
         "reconcile",
         "self.autoscaling.service_seen(key, scaled)  # what serves is scaled all the same",
         "pass",
-        LAST_APPLIED,
+        CARRIED_OUT,
         package=SERVICE,
     ),
     Mutation(

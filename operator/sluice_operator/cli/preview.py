@@ -34,8 +34,8 @@ from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import PlannedPool, ServicePlan, plan_service
 from sluice_operator.service.plan_events import RDMA_RIGHTS
 from sluice_operator.service.report.priorities_count import priorities_check
-from sluice_operator.service.settings import settings_status
-from sluice_operator.service.split import split_text
+from sluice_operator.service.resolve.replicas import split_text
+from sluice_operator.service.resolve.settings import settings_status
 
 
 @dataclass(frozen=True)

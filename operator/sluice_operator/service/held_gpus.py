@@ -20,7 +20,7 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import ENGINE
 from sluice_operator.service.budget import Budget, Counted
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.split import former_pools, pool_gpus
+from sluice_operator.service.resolve.replicas import former_pools, pool_gpus
 
 
 def budget_of(observed: ServiceObserved, spec: InferenceServiceSpec) -> Budget | None:

@@ -29,9 +29,9 @@ from sluice_operator.manifests.engine_pool import STABLE, with_stable
 from sluice_operator.manifests.metadata import note_of, stamped
 from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.resolve.router import PlannedRouter
 from sluice_operator.service.revisions import engines_ready, stable_revisions
 from sluice_operator.service.rollout import PoolState
-from sluice_operator.service.router import PlannedRouter
 
 
 @dataclass(frozen=True)

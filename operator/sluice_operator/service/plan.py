@@ -55,10 +55,8 @@ from sluice_operator.model.adapters import NO_ADAPTERS, AdapterDelivery
 from sluice_operator.model.delivery import NO_DELIVERY, Delivery
 from sluice_operator.model.pinned import pinned, pinned_at, spec_with_commit
 from sluice_operator.service.budget import plan_within, pod_surges
-from sluice_operator.service.handover import key_secrets, policies
 from sluice_operator.service.held_gpus import budget_of
 from sluice_operator.service.history import plan_history
-from sluice_operator.service.last_applied import last_applied
 from sluice_operator.service.mode_switch import (
     NO_FORMER,
     Former,
@@ -66,7 +64,6 @@ from sluice_operator.service.mode_switch import (
     former_manifests,
     plan_former,
 )
-from sluice_operator.service.model import adapters_of, delivery_of, kept_delivery
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import (
@@ -76,7 +73,13 @@ from sluice_operator.service.plan_events import (
     rolling_out,
     scaled,
 )
-from sluice_operator.service.pools import ResolvedPool, contradictions, resolve_pool
+from sluice_operator.service.resolve.handover import key_secrets, policies
+from sluice_operator.service.resolve.last_applied import last_applied
+from sluice_operator.service.resolve.model import adapters_of, delivery_of, kept_delivery
+from sluice_operator.service.resolve.pools import ResolvedPool, contradictions, resolve_pool
+from sluice_operator.service.resolve.replicas import former_pools
+from sluice_operator.service.resolve.router import PlannedRouter, plan_router
+from sluice_operator.service.resolve.settings import Settings
 from sluice_operator.service.revisions import (
     pod_changes,
     pool_state,
@@ -88,9 +91,6 @@ from sluice_operator.service.rollout import (
     plan_rollout,
 )
 from sluice_operator.service.rollout_in_place import plan_in_place
-from sluice_operator.service.router import PlannedRouter, plan_router
-from sluice_operator.service.settings import Settings
-from sluice_operator.service.split import former_pools
 from sluice_operator.validation.errors import invalid, joined, validation_errors
 from sluice_operator.validation.refusal import Refusal
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice_operator.__main__ import main
 from sluice_operator.manifests import engine_pool
-from sluice_operator.service import router, settings
+from sluice_operator.service.resolve import router, settings
 
 
 def forget_key(patch: Callable[[Any, str, Any], None]) -> None:

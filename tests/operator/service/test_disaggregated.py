@@ -22,8 +22,8 @@ from sluice_operator.pool.status import pool_status
 from sluice_operator.service.fingerprints import fingerprint_of
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.pools import resolve_pool
 from sluice_operator.service.report.status import service_status
+from sluice_operator.service.resolve.pools import resolve_pool
 from sluice_operator.service.revisions import pool_state
 
 from tests.operator.examples import (

@@ -13,7 +13,7 @@ from sluice_contract.router_config import parse_router_config
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, Kind, Manifest
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.settings import settings_status
+from sluice_operator.service.resolve.settings import settings_status
 
 from tests.examples import examples
 from tests.operator.examples import (

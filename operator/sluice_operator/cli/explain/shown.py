@@ -14,7 +14,7 @@ from sluice_operator.cli.kv_room import BY_ENGINE, room_lines, running_lines
 from sluice_operator.cli.preview import Preview, as_json, table, value_text
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import PlannedPool
-from sluice_operator.service.settings import settings_status
+from sluice_operator.service.resolve.settings import settings_status
 
 WHY: Final = {
     "chunkSize": "most tokens of a step: larger computes prompts faster, smaller keeps gaps small",

@@ -27,8 +27,7 @@ from sluice_operator.service.held_gpus import other_mode_gpus
 from sluice_operator.service.mode_switch import Former
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import ServicePlan
-from sluice_operator.service.replicas import ReplicasOwner, replicas_owner
-from sluice_operator.service.split import split_text
+from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner, split_text
 
 NOT_DECIDED = Check("Unknown", "NotDecidedYet", "The operator has not looked at the load yet.")
 

@@ -417,7 +417,7 @@ def test_a_size_that_engines_choose_since_this_release_stays_until_the_upgrade()
     def of_another_release(*inputs: Any) -> dict[str, Resolved]:
         return resolve_settings(*inputs) | {"max_running_requests": pinned}
 
-    with patch("sluice_operator.service.settings.resolve_settings", of_another_release):
+    with patch("sluice_operator.service.resolve.settings.resolve_settings", of_another_release):
         made = [live(item) for item in service_plan(gpus).apply]
     observed = service_observed(service(gpus, generation=2), made)
     assert plan_service(observed).pools[0].settings["max_running_requests"] == pinned

@@ -4,6 +4,10 @@ Pure. The inputs of a pool are all that its InferenceService says of its engines
 all that it says of them. Numbers of replicas are not among them, and neither is what nodes have: a
 node that joins restarts nothing. What was decided for equal inputs is read from the live objects:
 from the EnginePool, else from a Deployment, which is still there when a change is taken back.
+
+Pools of one service that hand each other the KV cache have some settings alike. They are decided
+once per service: a pool that is resolved anew takes what nobody has set from what was decided for
+another pool, whatever this release would choose.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 from sluice_contract.labels import Role
+from sluice_contract.sizing import Source
 
 from sluice_operator.api.model_uri import adapter_claims
 from sluice_operator.api.pool import EnginePoolSpec, HubNetwork, ModelFetch
@@ -26,7 +31,12 @@ from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
 from sluice_operator.manifests.hub import CA_FILE, ca_name, hub_ports
 from sluice_operator.manifests.metadata import note_of
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.settings import Settings, settings_from
+from sluice_operator.service.resolve.settings import Settings, settings_from
+
+DEFAULTED: Final = ("dtype", "kv_cache_dtype", "page_size")
+"""Those for which a release has defaults."""
+_NOT_THE_PODS: Final = ("replicas", "route")
+"""What a service says of its routers that changes none of their pods."""
 
 
 class Pin(NamedTuple):
@@ -58,10 +68,6 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     if spec.tracing is not None:
         parts["tracing"] = {"endpoint": spec.tracing.endpoint}
     return _hash(spec, {**parts, "pool": pool, "role": role.value})
-
-
-_NOT_THE_PODS: Final = ("replicas", "route")
-"""What a service says of its routers that changes none of their pods."""
 
 
 def router_inputs(spec: InferenceServiceSpec) -> str:
@@ -165,3 +171,35 @@ def _json(text: str) -> Manifest:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def shared_settings(observed: ServiceObserved, spec: InferenceServiceSpec) -> Settings:
+    """What is pinned for the pools of a service of what nobody has set; what engines run with goes
+    before what only a former revision has. Empty where nothing is pinned."""
+    if len(spec.roles) == 1:
+        return {}
+    found = [
+        pin for role in spec.roles for pin in pins_of(observed, role, engine_inputs(spec, role))
+    ]
+    first = next(iter(sorted(found, key=lambda pin: not pin.in_use)), None)
+    settings = first.settings if first else {}
+    return {
+        name: settings[name]
+        for name in DEFAULTED
+        if name in settings and settings[name].source is not Source.USER
+    }
+
+
+def shared_pin(
+    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, shared: Settings
+) -> Pin | None:
+    """What was decided for a pool with its inputs as they are, if it agrees with `shared`."""
+    for pin in pins_of(observed, role, engine_inputs(spec, role)):
+        if all(
+            name not in pin.settings
+            or pin.settings[name].source is Source.USER
+            or pin.settings[name].value == entry.value
+            for name, entry in shared.items()
+        ):
+            return pin
+    return None

@@ -38,7 +38,7 @@ from sluice_operator.manifests.router import (
     router_deployment,
 )
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.pins import router_inputs
+from sluice_operator.service.resolve.release_decisions import router_inputs
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from sluice_contract.labels import FIELD_MANAGER, Role
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.replicas import Replicas, plan_replicas
+from sluice_operator.service.resolve.replicas import Replicas, plan_replicas
 
 SCALED: Manifest = {"autoscaling": {"minReplicas": 2, "maxReplicas": 9}}
 HPA = "kube-controller-manager"

@@ -5,7 +5,7 @@ Pure. Says what this release would change of a pool that stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,21 +25,34 @@ from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import engine_config_map
 from sluice_operator.manifests.engine_pool import pool_spec
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.service.model import model_fetch_of, model_image_of
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.pins import Pin, engine_inputs, pinned_spec
-from sluice_operator.service.replicas import Replicas, plan_replicas
-from sluice_operator.service.settings import (
+from sluice_operator.service.resolve.model import model_fetch_of, model_image_of
+from sluice_operator.service.resolve.release_decisions import (
+    DEFAULTED,
+    Pin,
+    engine_inputs,
+    pinned_spec,
+    shared_pin,
+    shared_settings,
+)
+from sluice_operator.service.resolve.replicas import (
+    Replicas,
+    engines_instead,
+    first_engines,
+    former_pools,
+    plan_replicas,
+)
+from sluice_operator.service.resolve.settings import (
     EngineFile,
     Settings,
     engine_file,
     pool_settings,
     settings_status,
 )
-from sluice_operator.service.shared import shared_pin, shared_settings, unlike
-from sluice_operator.service.split import engines_instead, first_engines, former_pools
 from sluice_operator.validation.refusal import INVALID, Refusal
 
+SHARED: Final = (*DEFAULTED, "tensor_parallel_size")
+"""The number of GPUs of an engine is the user's, and so is tensor parallelism."""
 BY_ENGINE: Final = "the engine's choice"
 """Of a setting that is not resolved here."""
 
@@ -129,7 +142,7 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
     for role, settings in found.items():
         yield from _against_accelerator(spec, role, settings)
     if len(found) > 1:
-        yield from unlike(spec, found)
+        yield from _not_shared(spec, found)
     if spec.is_disaggregated:
         yield from _of_handover(spec)
 
@@ -147,6 +160,36 @@ def _without_image(
     why = "is not set" if is_nvidia(accelerator) else "is for nvidia.com"
     allowed = f"an engine image for {resource}, as SLUICE_GPU_ENGINE_IMAGE of the operator {why}"
     yield Refusal(INVALID, field, f"{field}: null is not allowed; allowed: {allowed}")
+
+
+def _not_shared(spec: InferenceServiceSpec, found: Mapping[Role, Settings]) -> Iterator[Refusal]:
+    """Refusals of what the pools of a service must have alike, and have not."""
+    (first, settings), *others = found.items()
+    for other, theirs in others:
+        for name in SHARED:
+            if settings[name].value != theirs[name].value:
+                pools = (first, other) if _sets(spec, first, name) else (other, first)
+                yield _unlike(spec, found, name, *pools)
+
+
+def _unlike(
+    spec: InferenceServiceSpec, found: Mapping[Role, Settings], name: str, pool: Role, beside: Role
+) -> Refusal:
+    place, key = "spec.engine", to_camel(name)
+    if _sets(spec, pool, name):
+        place = f"spec.pools.{pool}.engine"
+    elif name == "tensor_parallel_size":
+        place, key = f"spec.pools.{pool}.accelerator", "count"
+    ours, theirs = (shown_json(found[role][name].value) for role in (pool, beside))
+    text = f"{place}.{key}: {ours} in pool {pool} is not allowed beside {theirs} in pool {beside}"
+    reason = "allowed: the same in both, which hand each other the KV cache"
+    return Refusal(INVALID, f"{place}.{key}", f"{text}; {reason}")
+
+
+def _sets(spec: InferenceServiceSpec, role: Role, name: str) -> bool:
+    """Whether a user has set this for the engines of one pool."""
+    own = spec.pool(role).engine
+    return own is not None and getattr(own, name) is not None
 
 
 def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:

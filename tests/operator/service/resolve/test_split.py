@@ -12,7 +12,7 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.report.scaling import scaling_check, scaling_settings
-from sluice_operator.service.split import prefill_share
+from sluice_operator.service.resolve.replicas import prefill_share
 
 from tests.operator.examples import service, service_observed
 

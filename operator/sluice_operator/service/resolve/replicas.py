@@ -1,21 +1,32 @@
-"""How many engines pools begin with, before any load was seen: for a budget of GPUs, or in place of
-those that serve in another mode.
+"""How many engines a pool begins with; who decides it from then on, and how that passes from one to
+another.
 
-Pure. From what the accelerator can do and requests as they are assumed here; what comes later is
-the autoscaler's.
+Pure. The first number is the spec's. Where the spec leaves the split of a budget to the operator,
+or a pool takes over from those of another mode, the number comes from what the accelerator can do
+and from requests as they are assumed here. What comes later is the autoscaler's.
+
+The number is `spec.replicas` of the EnginePool. It has one owner at a time: the InferenceService,
+whose manifest then contains it; the operator's autoscaler; or whoever writes the pool's scale
+subresource. The next owner holds the live value before the former lets go of it, as a field that
+nobody owns falls back to its default. Until somebody has scaled the pool, the operator holds the
+value in their place, as a field manager of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from sluice_contract.accelerators import Accelerator, product_row
-from sluice_contract.labels import Role
+from sluice_contract.labels import FIELD_MANAGER, Role
 
 from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.apply.field_ownership import managers_of
+from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.kube.kinds import (
     ENGINE_POOL,
     Manifest,
@@ -32,6 +43,52 @@ ANSWERS_AT_ONCE: Final = 64
 A100 has 6.3 times as many prompt tokens a second as tokens of answers; its simulated engine 6.3."""
 FLOP_PER_BYTE: Final = 250.0
 """Of a product whose peaks are not known: half of the table is below it."""
+
+
+class ReplicasOwner(StrEnum):
+    """Who decides how many engines a pool has."""
+
+    SPEC = "Spec"
+    """The InferenceService."""
+    OPERATOR = "Operator"
+    """The operator's autoscaler."""
+    EXTERNAL = "External"
+    """A HorizontalPodAutoscaler, KEDA, a person: whoever scales the EnginePool."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The number of engines of a pool, and how it reaches the EnginePool."""
+
+    count: int
+    is_applied: bool = True
+    """Whether the number is a part of what the InferenceService applies."""
+    take_over: bool = False
+    """To be held by `REPLICAS_MANAGER` before the InferenceService lets go of it."""
+    let_go: bool = False
+    """No longer to be held by `REPLICAS_MANAGER`, once the InferenceService has applied it."""
+
+
+def replicas_owner(spec: InferenceServiceSpec, role: Role) -> ReplicasOwner:
+    """Who decides how many engines the pool of `role` has."""
+    if spec.pool(role).autoscaling is None:
+        return ReplicasOwner.SPEC
+    external = spec.autoscaling is not None and spec.autoscaling.provider == "External"
+    return ReplicasOwner.EXTERNAL if external else ReplicasOwner.OPERATOR
+
+
+def plan_replicas(
+    spec: InferenceServiceSpec, role: Role, live: Manifest | None, first: int
+) -> Replicas:
+    """The replicas of the pool of `role`; `live` is its EnginePool. A new one is always made with
+    the number to start from, `first`, and handed over then."""
+    owner = replicas_owner(spec, role)
+    managers = managers_of(live, "replicas") if live else frozenset()
+    if live is None or owner is ReplicasOwner.SPEC:
+        return Replicas(first, let_go=REPLICAS_MANAGER in managers)
+    holders = managers - {FIELD_MANAGER}
+    held = REPLICAS_MANAGER in holders if owner is ReplicasOwner.OPERATOR else bool(holders)
+    return Replicas(live["spec"]["replicas"], is_applied=False, take_over=not held)
 
 
 def first_engines(spec: InferenceServiceSpec, role: Role, accelerator: Accelerator) -> int:

@@ -1,6 +1,6 @@
 """One pool's engine settings: resolved, with their sources, and rendered as the engine's file.
 
-Knows one release's tables and defaults; what stays from an earlier one is for `pins.py`.
+Knows one release's tables and defaults; what stays from an earlier one: `release_decisions.py`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from sluice_operator.model.delivery import (
 from sluice_operator.model.image import model_image, nodes_mount_images
 from sluice_operator.model.pinned import is_fetched
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.pins import kept_certificates, kept_ports
+from sluice_operator.service.resolve.release_decisions import kept_certificates, kept_ports
 
 
 def model_fetch_of(observed: ServiceObserved, model: ModelSpec) -> ModelFetch | None:
