@@ -8,12 +8,13 @@ from typing import Final
 from tests.mutation.mutation import Mutation
 
 SERVICE: Final = "operator/service"
+ROLLOUTS: Final = "operator/service/rollout"
 RESOLVE: Final = "operator/service/resolve"
 REPORT: Final = "operator/service/report"
-ROLLOUT: Final = ("test_rollout",)
-IN_PLACE: Final = ("test_rollout_in_place",)
+ROLLOUT: Final = ("test_surge",)
+IN_PLACE: Final = ("test_in_place",)
 MODE_SWITCH: Final = ("test_mode_switch",)
-BUDGET: Final = ("test_budget",)
+BUDGET: Final = ("test_gpu_budget",)
 STATUS: Final = ("test_service_status",)
 APPLY: Final = "operator/apply"
 REFUSED: Final = ("test_refused_writes",)
@@ -67,7 +68,7 @@ OPERATOR_MUTATIONS: Final = (
         "replace(wanted, ready=wanted.available, fingerprint",
         "replace(wanted, fingerprint",
         ("test_revisions",),
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "refused spec: numbers are taken that make other pods",
@@ -95,83 +96,83 @@ OPERATOR_MUTATIONS: Final = (
     ),
     Mutation(
         "roll-out: it is complete with fewer engines than are asked for",
-        "rollout",
+        "surge",
         "self.wanted.settled and self.wanted.replicas == self.replicas",
         "self.wanted.settled",
         ROLLOUT,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "roll-out: a partner goes without which a stable revision serves no longer",
-        "rollout",
+        "surge",
         "return any(kept) and not all(kept)",
         "return False",
         ROLLOUT,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "roll-out: the former revision goes before the new one is noted",
-        "rollout",
+        "surge",
         "if complete and stable == wanted:",
         "if complete:",
         ROLLOUT,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "roll-out: one pool is complete without the other",
-        "rollout",
+        "surge",
         "return shown and all(pool.is_complete or pool.is_asleep for pool in pools)",
         "return shown",
         ROLLOUT,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "roll-out: nothing that serves is kept beside the stable revision",
-        "rollout",
+        "surge",
         "    _keep_serving(pools, shares)\n",
         "",
         ROLLOUT,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "roll-out: the stable revision grows with the wanted one",
-        "rollout",
+        "surge",
         "return pool.replicas if stopped or not before else min(before, pool.replicas)",
         "return pool.replicas",
         ROLLOUT,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "roll-out: a revision that has stopped may have no engine to show that it works",
-        "rollout",
+        "surge",
         "return min(pool.replicas, max(1, before))",
         "return min(pool.replicas, before)",
         ROLLOUT,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "in place: former engines end before the new ones are ready",
-        "rollout_in_place",
+        "in_place",
         "return pool.wanted.ready >= pool.replicas - former",
         "return True",
         IN_PLACE,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "in place: the last former engine ends for one that has failed",
-        "rollout_in_place",
+        "in_place",
         "if left and _planned(new) and not new.stopped:",
         "if True:",
         IN_PLACE,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "in place: a smaller pool ends ready engines for former ones that are not",
-        "rollout_in_place",
+        "in_place",
         "return min(engines, pool.replicas, max(serving, pool.replicas - ready))",
         "return min(engines, pool.replicas)",
         IN_PLACE,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "mode switch: a pool that sleeps has come up while former engines serve",
@@ -179,7 +180,7 @@ OPERATOR_MUTATIONS: Final = (
         "return not serves or spec.pool(pool.role).autoscaling is None",
         "return True",
         MODE_SWITCH,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "mode switch: former engines end while the new ones are not ready",
@@ -187,55 +188,55 @@ OPERATOR_MUTATIONS: Final = (
         "return NO_FORMER if has_moved and is_left else Former(former)",
         "return NO_FORMER if has_moved else Former(former)",
         MODE_SWITCH,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "in place: former engines of one pool stay without partners",
-        "rollout_in_place",
+        "in_place",
         "if alone and not _work_together(pools):",
         "if False:",
         IN_PLACE,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "budget: a pod that drains holds no GPU",
-        "budget",
+        "gpu_budget",
         "return max(there, sum(asked.values()) + surge) + counted.draining",
         "return max(there, sum(asked.values()) + surge)",
         BUDGET,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "budget: new engines do not wait for GPUs",
-        "budget",
+        "gpu_budget",
         "new = min(more, max(0, left) // gpus) if more > 0 and gpus else more",
         "new = more",
         BUDGET,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "budget: the same GPUs are given to both pools",
-        "budget",
+        "gpu_budget",
         "            left -= gpus * max(0, new)\n",
         "",
         BUDGET,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "budget: engines of the former mode hold no GPU",
-        "budget",
+        "gpu_budget",
         "return self.gpus - self.former_gpus",
         "return self.gpus",
         BUDGET,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "budget: a pod is replaced where there is room for one of two",
-        "budget",
+        "gpu_budget",
         "elif is_replaced and 2 * gpus <= left:",
         "elif is_replaced and gpus <= left:",
         BUDGET,
-        package=SERVICE,
+        package=ROLLOUTS,
     ),
     Mutation(
         "status: a paused service without its Kubernetes Service is ready",

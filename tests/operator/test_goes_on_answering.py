@@ -40,9 +40,9 @@ from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.scaled import ScaledService
-from sluice_operator.service.fingerprints import fingerprint_of_deployment
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
+from sluice_operator.service.rollout.pairing import fingerprint_of_deployment
 
 from tests.examples import examples
 from tests.operator.examples import IMAGES, service

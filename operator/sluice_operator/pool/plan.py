@@ -1,7 +1,7 @@
 """EnginePool → a Deployment for each revision that the service's roll-out gives engines to.
 
 Pure. Which revisions there are, and how many engines of each, is planned for all pools of the
-service at once (`service/rollout.py`) and stands in the pool's spec; here it is carried out. A pool
+service at once (`service/rollout`) and stands in the pool's spec; here it is carried out. A pool
 that somebody has edited is not: what is below it stays as it is until its InferenceService has set
 it back.
 """

@@ -1,6 +1,6 @@
 """InferenceService → the children it should have. Pure: equal observations, equal plans.
 
-Knows no pods: `rollout.py` plans how many engines each revision of each pool should have, and an
+Knows no pods: `rollout/` plans how many engines each revision of each pool should have, and an
 EnginePool's own plan carries that out.
 """
 
@@ -54,16 +54,6 @@ from sluice_operator.manifests.spec_history import applied_record
 from sluice_operator.model.adapters import NO_ADAPTERS, AdapterDelivery
 from sluice_operator.model.delivery import NO_DELIVERY, Delivery
 from sluice_operator.model.pinned import pinned, pinned_at, spec_with_commit
-from sluice_operator.service.budget import plan_within, pod_surges
-from sluice_operator.service.held_gpus import budget_of
-from sluice_operator.service.history import plan_history
-from sluice_operator.service.mode_switch import (
-    NO_FORMER,
-    Former,
-    are_awaited,
-    former_manifests,
-    plan_former,
-)
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import (
@@ -80,17 +70,26 @@ from sluice_operator.service.resolve.pools import ResolvedPool, contradictions, 
 from sluice_operator.service.resolve.replicas import former_pools
 from sluice_operator.service.resolve.router import PlannedRouter, plan_router
 from sluice_operator.service.resolve.settings import Settings
-from sluice_operator.service.revisions import (
+from sluice_operator.service.rollout.gpu_budget import budget_of, plan_within, pod_surges
+from sluice_operator.service.rollout.in_place import plan_in_place
+from sluice_operator.service.rollout.mode_switch import (
+    NO_FORMER,
+    Former,
+    are_awaited,
+    former_manifests,
+    plan_former,
+)
+from sluice_operator.service.rollout.revisions import (
     pod_changes,
     pool_state,
     replaces_pods,
     stable_revisions,
 )
-from sluice_operator.service.rollout import (
+from sluice_operator.service.rollout.spec_history import plan_history
+from sluice_operator.service.rollout.surge import (
     Rollout,
     plan_rollout,
 )
-from sluice_operator.service.rollout_in_place import plan_in_place
 from sluice_operator.validation.errors import invalid, joined, validation_errors
 from sluice_operator.validation.refusal import Refusal
 

@@ -19,12 +19,12 @@ from sluice_operator.manifests.metadata import owner
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
-from sluice_operator.service.fingerprints import fingerprint_of
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.status import service_status
 from sluice_operator.service.resolve.pools import resolve_pool
-from sluice_operator.service.revisions import pool_state
+from sluice_operator.service.rollout.pairing import fingerprint_of
+from sluice_operator.service.rollout.revisions import pool_state
 
 from tests.operator.examples import (
     NOW,

@@ -16,7 +16,7 @@ from sluice_operator.conditions.conditions import answering, find
 from sluice_operator.conditions.deployments import given_up, progress, shortfall
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.revisions import engines_ready
+from sluice_operator.service.rollout.revisions import engines_ready
 
 Pools = Mapping[str, Manifest | None]
 """The live EnginePool of each role, if there is one."""

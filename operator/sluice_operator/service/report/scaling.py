@@ -23,11 +23,11 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
 from sluice_operator.manifests.spec_history import by_number, recorded_spec
 from sluice_operator.scaled import ScaledPool, ScaledService, Scaling
-from sluice_operator.service.held_gpus import other_mode_gpus
-from sluice_operator.service.mode_switch import Former
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner, split_text
+from sluice_operator.service.rollout.gpu_budget import other_mode_gpus
+from sluice_operator.service.rollout.mode_switch import Former
 
 NOT_DECIDED = Check("Unknown", "NotDecidedYet", "The operator has not looked at the load yet.")
 

@@ -48,7 +48,6 @@ from sluice_operator.manifests.metadata import is_current
 from sluice_operator.model.pinned import is_fetched
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.pairs import paired
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.report.accelerator_verified import (
     accelerator_verified,
@@ -74,8 +73,9 @@ from sluice_operator.service.report.priorities_count import priorities_check
 from sluice_operator.service.report.route_accepted import optional_checks
 from sluice_operator.service.report.scaling import scaling_check, scaling_status
 from sluice_operator.service.resolve.settings import settings_status
-from sluice_operator.service.revisions import engines_ready
-from sluice_operator.service.rollout_in_place import HALTED, IN_PLACE
+from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
+from sluice_operator.service.rollout.pairing import paired
+from sluice_operator.service.rollout.revisions import engines_ready
 
 
 def service_status(

@@ -12,17 +12,17 @@ from sluice_contract.labels import Role
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.pool.plan import plan_pool
-from sluice_operator.service.budget import (
+from sluice_operator.service.plan import ServicePlan, plan_service
+from sluice_operator.service.report.scaling import scaled_service
+from sluice_operator.service.rollout.gpu_budget import (
     WAITS_FOR_BUDGET,
     Budget,
     Counted,
     plan_within,
     pod_surges,
 )
-from sluice_operator.service.plan import ServicePlan, plan_service
-from sluice_operator.service.report.scaling import scaled_service
-from sluice_operator.service.rollout import PoolState, Revision, Rollout, plan_rollout
-from sluice_operator.service.rollout_in_place import IN_PLACE
+from sluice_operator.service.rollout.in_place import IN_PLACE
+from sluice_operator.service.rollout.surge import PoolState, Revision, Rollout, plan_rollout
 
 from tests.examples import examples
 from tests.operator.examples import complete, live, pods, service, service_observed

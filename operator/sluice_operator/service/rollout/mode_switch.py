@@ -30,8 +30,8 @@ from sluice_operator.manifests.metadata import note_of, stamped
 from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.resolve.router import PlannedRouter
-from sluice_operator.service.revisions import engines_ready, stable_revisions
-from sluice_operator.service.rollout import PoolState
+from sluice_operator.service.rollout.revisions import engines_ready, stable_revisions
+from sluice_operator.service.rollout.surge import PoolState
 
 
 @dataclass(frozen=True)

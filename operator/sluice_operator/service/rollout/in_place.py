@@ -1,7 +1,7 @@
 """Roll-outs without room for a surge: an engine of a former revision ends before one of the wanted
 revision starts, so that no pool ever has more engines than it is asked for.
 
-Pure. Knows counts, as `rollout` does. Of each pool one engine at a time is replaced, of all pools
+Pure. Knows counts, as `surge` does. Of each pool one engine at a time is replaced, of all pools
 together; the next ones end when the new ones are ready. Where the revisions of two pools work only
 with their own kind, a pool whose last former engine ends takes those of the others along, which
 would serve nobody.
@@ -21,7 +21,7 @@ from typing import Final
 
 from sluice_contract.labels import Role
 
-from sluice_operator.service.rollout import (
+from sluice_operator.service.rollout.surge import (
     PoolState,
     Revision,
     Revisions,

@@ -7,10 +7,9 @@ from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_operator.api.conditions import Check
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.fingerprints import could_be_equal
-from sluice_operator.service.pairs import PAIRED, paired
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.report.status import service_status
+from sluice_operator.service.rollout.pairing import PAIRED, could_be_equal, paired
 
 from tests.operator.examples import (
     NOW,

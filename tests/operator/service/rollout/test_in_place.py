@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.labels import Role
-from sluice_operator.service.rollout import PoolState, Revision, Rollout
-from sluice_operator.service.rollout_in_place import IN_PLACE, plan_in_place
+from sluice_operator.service.rollout.in_place import IN_PLACE, plan_in_place
+from sluice_operator.service.rollout.surge import PoolState, Revision, Rollout
 
 from tests.examples import examples
 

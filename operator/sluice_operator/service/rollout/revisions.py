@@ -28,9 +28,9 @@ from sluice_operator.manifests.deployments import TEMPLATE, UNTRIED, kept
 from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
 from sluice_operator.manifests.engine_pool import STABLE
 from sluice_operator.manifests.metadata import Owner, note_of
-from sluice_operator.service.fingerprints import fingerprint_of, fingerprint_of_deployment
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.rollout import PoolState, Revision, Revisions
+from sluice_operator.service.rollout.pairing import fingerprint_of, fingerprint_of_deployment
+from sluice_operator.service.rollout.surge import PoolState, Revision, Revisions
 
 
 def pool_state(observed: ServiceObserved, spec: EnginePoolSpec, config_map: Manifest) -> PoolState:

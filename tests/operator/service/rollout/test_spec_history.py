@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest, of_kind
 from sluice_operator.manifests.spec_history import recorded_spec, spec_hash
-from sluice_operator.service.history import MOST
 from sluice_operator.service.plan import plan_service
+from sluice_operator.service.rollout.spec_history import MOST
 
 from tests.operator.examples import MINIMAL_SPEC, complete_service, live, service, service_observed
 from tests.operator.model_pods import COMMIT, RESOLVED

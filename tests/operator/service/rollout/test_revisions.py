@@ -12,8 +12,8 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.resolve.pools import resolve_pool
-from sluice_operator.service.revisions import pool_state
-from sluice_operator.service.rollout import PoolState
+from sluice_operator.service.rollout.revisions import pool_state
+from sluice_operator.service.rollout.surge import PoolState
 
 from tests.operator.examples import (
     POOL_UID,

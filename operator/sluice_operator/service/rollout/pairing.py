@@ -1,0 +1,97 @@
+"""Which engines can work together: the KV fingerprint of a revision, from the ConfigMap with its
+engines' file, and whether those that answer now have a partner.
+
+Pure. Of another release's file it reads what the fingerprint is made of, and nothing else. Engines
+tell each other theirs as they have loaded it; this one is for planning, before any runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from typing import Any, Final
+
+from sluice_contract.kv_fingerprint import KvFingerprint, differences
+from sluice_contract.sizing import GENERAL
+
+from sluice_operator.api.conditions import Check
+from sluice_operator.conditions import reasons
+from sluice_operator.kube.kinds import CONFIG_MAP, Manifest, of_kind
+from sluice_operator.manifests.config_map import ENGINE_FILE
+from sluice_operator.manifests.pods import mounted_config_maps
+
+AUTO: Final = "auto"
+NO_PAIR: Final = "NoPair"
+PAIRED: Final = Check("True", reasons.SERVING, "Engines of all pools work together.")
+
+
+def fingerprint_of(config_map: Manifest) -> str:
+    """The fingerprint of engines with this file; empty when it is unknown."""
+    return str(kv_fingerprint_of(config_map) or "")
+
+
+def kv_fingerprint_of(config_map: Manifest) -> KvFingerprint | None:
+    """The fingerprint of engines with this file; None when it is unknown."""
+    try:
+        return _fingerprint(json.loads((config_map.get("data") or {})[ENGINE_FILE]))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def could_be_equal(first: KvFingerprint | None, second: KvFingerprint | None) -> bool:
+    """Whether engines of both may turn out to be equal once they have loaded: `auto` becomes what
+    the model has."""
+    if first is None or second is None:
+        return True
+    if AUTO in (first.kv_dtype, second.kv_dtype):
+        second = second.model_copy(update={"kv_dtype": first.kv_dtype})
+    return first == second
+
+
+def fingerprint_of_deployment(deployment: Manifest, children: tuple[Manifest, ...]) -> str:
+    """The fingerprint of the engines of a Deployment."""
+    names = mounted_config_maps(deployment)
+    files = (item for item in of_kind(children, CONFIG_MAP) if item["metadata"]["name"] in names)
+    return next((found for item in files if (found := fingerprint_of(item))), "")
+
+
+def _fingerprint(file: Mapping[str, Any]) -> KvFingerprint:
+    own = file.get("kvCacheDtype", GENERAL["kv_cache_dtype"])
+    return KvFingerprint(
+        model=file["model"]["uri"],
+        model_revision=file["model"].get("revision"),
+        page_size_tokens=file.get("pageSize", GENERAL["page_size"]),
+        kv_dtype=file.get("dtype", GENERAL["dtype"]) if own == AUTO else own,
+        tensor_parallel_size=file.get("tensorParallelSize", GENERAL["tensor_parallel_size"]),
+    )
+
+
+def paired(pools: Iterable[Manifest], children: tuple[Manifest, ...], updated: Check) -> Check:
+    """Whether an engine of each of the live `pools` answers whose KV cache the others can read;
+    `updated`: what keeps the wanted revisions from it. Pools of which none answers are told
+    elsewhere, and what cannot be told is no reason to say that nothing serves."""
+    answering = {pool["spec"]["role"]: tuple(_answering(pool, children)) for pool in pools}
+    if not all(answering.values()):
+        return PAIRED
+    for several in product(*answering.values()):
+        if all(could_be_equal(several[0], other) for other in several[1:]):
+            return PAIRED
+    reason = NO_PAIR if updated.is_true else updated.reason
+    return Check("False", reason, f"{_unlike(answering)}; {updated.message}")
+
+
+def _answering(pool: Manifest, children: tuple[Manifest, ...]) -> Iterator[KvFingerprint | None]:
+    """The fingerprint of each revision that has an engine that answers; None where unknown."""
+    files = {item["metadata"]["name"]: item for item in of_kind(children, CONFIG_MAP)}
+    for revision in (pool.get("status") or {}).get("revisions") or ():
+        if revision["ready"]:
+            yield kv_fingerprint_of(files.get(revision["config"], {}))
+
+
+def _unlike(answering: dict[str, tuple[KvFingerprint | None, ...]]) -> str:
+    (first, ours), (second, theirs), *_ = answering.items()
+    assert ours[0] is not None
+    assert theirs[0] is not None
+    what = ", ".join(differences(ours[0], theirs[0]))
+    return f"engines of pools {first} and {second} cannot work together ({what})"
