@@ -22,12 +22,12 @@ from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.api.validate import ServiceDocument, parse_service
-from sluice_operator.cli.kv_room import room_json, room_lines, running_lines
+from sluice_operator.cli.kv_capacity import capacity_json, capacity_lines, running_lines
+from sluice_operator.delivery.adapters import assumed_adapters
+from sluice_operator.delivery.image import has_digest, is_image
+from sluice_operator.delivery.resolved_model import assumed_pin, is_fetched, pin_of, previewed
 from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest
 from sluice_operator.manifests.slo_rules import slo_groups
-from sluice_operator.model.adapters import assumed_adapters
-from sluice_operator.model.image import has_digest, is_image
-from sluice_operator.model.pinned import assumed_pin, is_fetched, pin_of, previewed
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
@@ -158,7 +158,7 @@ def _pool(pool: PlannedPool, below: PoolPlan, shown: Preview) -> Manifest:
         "revision": below.revision,
         "accelerator": pool.accelerator.text,
         "memoryLimit": _memory_limit(below),
-        "kvPool": room_json(plan.spec, shown.model, pool),
+        "kvPool": capacity_json(plan.spec, shown.model, pool),
         "settings": settings_status(pool.settings),
     }
 
@@ -220,7 +220,7 @@ def _lines(shown: Preview) -> Iterator[str]:
             key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
             yield f"  No memory limit ({key}): each engine sizes its KV"
             yield "  pool from the memory of its whole node, as if it were alone there."
-        yield from room_lines(plan.spec, shown.model, pool)
+        yield from capacity_lines(plan.spec, shown.model, pool)
         yield from running_lines(shown.model, pool)
         yield from table(_rows(settings_status(pool.settings)))
     if _is_assumed(plan):

@@ -19,6 +19,9 @@ from sluice_operator.api.pool import RevisionShare
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import Plan, identity
 from sluice_operator.conditions import reasons
+from sluice_operator.delivery.adapters import NO_ADAPTERS, AdapterDelivery
+from sluice_operator.delivery.delivery import NO_DELIVERY, Delivery
+from sluice_operator.delivery.resolved_model import pinned, pinned_at, spec_with_commit
 from sluice_operator.kube.kinds import (
     ENGINE_POOL,
     HTTP_ROUTE,
@@ -51,9 +54,6 @@ from sluice_operator.manifests.network import (
 from sluice_operator.manifests.route import http_route
 from sluice_operator.manifests.slo_rules import prometheus_rule
 from sluice_operator.manifests.spec_history import applied_record
-from sluice_operator.model.adapters import NO_ADAPTERS, AdapterDelivery
-from sluice_operator.model.delivery import NO_DELIVERY, Delivery
-from sluice_operator.model.pinned import pinned, pinned_at, spec_with_commit
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan_events import (

@@ -15,7 +15,7 @@ from sluice_contract.accelerators import PRODUCTS, Accelerator
 from sluice_contract.config import EngineConfig
 from sluice_contract.sizing import resolve_settings, resolved_values
 from sluice_operator.api.status import ModelStatus
-from sluice_operator.model.room import room_of
+from sluice_operator.delivery.kv_capacity import kv_capacity_of
 from sluice_runtime.engine.device_plan import check_weights, device_pool_pages
 from sluice_runtime.engine.device_sizes import (
     MIB,
@@ -296,7 +296,7 @@ def test_the_operators_estimate_is_the_engines_pool_to_a_few_percent() -> None:
             dtype="bfloat16",
         )
         assert accelerator is not None
-        told = room_of(
+        told = kv_capacity_of(
             status, accelerator, resolved_values(resolve_settings(asked.config, accelerator))
         )
         assert told.token_bytes == asked.model.token * ranks

@@ -10,7 +10,7 @@ from sluice_contract.explain import Answer, ArrangementName, Promise, Requests
 
 from sluice_operator.cli.explain.hints import Hint
 from sluice_operator.cli.explain.verdicts import Verdict, rate_text
-from sluice_operator.cli.kv_room import BY_ENGINE, room_lines, running_lines
+from sluice_operator.cli.kv_capacity import BY_ENGINE, capacity_lines, running_lines
 from sluice_operator.cli.preview import Preview, as_json, table, value_text
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import PlannedPool
@@ -120,7 +120,7 @@ def _simulated(shown: Explanation, each: ExplainedPool) -> Iterator[str]:
     if answer.missing is not None:
         yield f"  Not simulated: {answer.missing}"
         if (spec := shown.preview.plan.spec) is not None:
-            yield from room_lines(spec, shown.preview.model, each.pool)
+            yield from capacity_lines(spec, shown.preview.model, each.pool)
             yield from running_lines(shown.preview.model, each.pool)
         return
     yield f"  Simulated, not measured: two engines, each {answer.cost_source}."

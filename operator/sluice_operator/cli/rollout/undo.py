@@ -14,6 +14,7 @@ from typing import Any, Final
 from sluice_operator.api.model_uri import HUB
 from sluice_operator.cli.preview import table
 from sluice_operator.cli.yaml_text import to_yaml
+from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.spec_history import (
@@ -28,7 +29,6 @@ from sluice_operator.manifests.spec_history import (
     recorded_spec,
     spec_hash,
 )
-from sluice_operator.model.pinned import spec_with_commit
 
 MIXED: Final = "Mixed"
 """The mode of a spec that names none."""

@@ -35,6 +35,7 @@ from sluice_operator.conditions.conditions import (
     not_stalled,
     reconciling,
 )
+from sluice_operator.delivery.resolved_model import is_fetched
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -45,7 +46,6 @@ from sluice_operator.kube.kinds import (
     of_kind,
 )
 from sluice_operator.manifests.metadata import is_current
-from sluice_operator.model.pinned import is_fetched
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import PlannedPool, ServicePlan

@@ -8,11 +8,8 @@ from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.pool import ModelFetch, ModelImage
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import identity
-from sluice_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
-from sluice_operator.manifests.metadata import Owner
-from sluice_operator.manifests.placement import placement_of
-from sluice_operator.model.adapters import AdapterDelivery, plan_adapters
-from sluice_operator.model.delivery import (
+from sluice_operator.delivery.adapters import AdapterDelivery, plan_adapters
+from sluice_operator.delivery.delivery import (
     Delivery,
     Fetcher,
     Seen,
@@ -20,8 +17,11 @@ from sluice_operator.model.delivery import (
     plan_delivery,
     pod_fetch,
 )
-from sluice_operator.model.image import model_image, nodes_mount_images
-from sluice_operator.model.pinned import is_fetched
+from sluice_operator.delivery.image import model_image, nodes_mount_images
+from sluice_operator.delivery.resolved_model import is_fetched
+from sluice_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.manifests.placement import placement_of
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.resolve.release_decisions import kept_certificates, kept_ports
 

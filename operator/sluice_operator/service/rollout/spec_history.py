@@ -12,6 +12,7 @@ from typing import Final
 from sluice_operator.api.conditions import UPDATED
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
+from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Manifest
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.spec_history import (
@@ -20,7 +21,6 @@ from sluice_operator.manifests.spec_history import (
     recorded_spec,
     spec_revision,
 )
-from sluice_operator.model.pinned import spec_with_commit
 from sluice_operator.service.observe import ServiceObserved
 
 MOST: Final = 5

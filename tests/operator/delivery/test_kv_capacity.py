@@ -9,7 +9,7 @@ from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import EngineSettings
 from sluice_contract.sizing import resolve_settings, resolved_values
 from sluice_operator.api.status import ModelStatus
-from sluice_operator.model.room import Room, room_of
+from sluice_operator.delivery.kv_capacity import KvCapacity, kv_capacity_of
 
 from tests.operator.model_pods import RESOLVED
 
@@ -17,56 +17,56 @@ H100 = "NVIDIA-H100-80GB-HBM3"
 TOKEN_BYTES = 2 * 36 * 8 * 128 * 2
 
 
-def room(
+def kv_capacity(
     accelerator: Accelerator,
     engine: dict[str, Any] | None = None,
     limit: int | None = None,
     **facts: Any,
-) -> Room:
+) -> KvCapacity:
     known = {"uri": "hf://org/name", "revision": "main", **RESOLVED, **facts}
     settings = resolve_settings(EngineSettings.model_validate(engine or {}), accelerator)
     status = ModelStatus.model_validate(known)
-    return room_of(status, accelerator, resolved_values(settings), limit)
+    return kv_capacity_of(status, accelerator, resolved_values(settings), limit)
 
 
 def test_what_weights_leave_of_each_gpu_is_room() -> None:
-    one, two = (room(Accelerator(product=H100, count=count)) for count in (1, 2))
+    one, two = (kv_capacity(Accelerator(product=H100, count=count)) for count in (1, 2))
     assert one.token_bytes == two.token_bytes == TOKEN_BYTES
     assert one.tokens is not None
     assert two.tokens is not None
     assert 330_000 < one.tokens < 400_000
     assert two.tokens > 2 * one.tokens, "the weights are there once"
-    told = room(Accelerator(product=H100, memory_mib=40_960, count=1))
+    told = kv_capacity(Accelerator(product=H100, memory_mib=40_960, count=1))
     assert told.tokens is not None
     assert told.tokens < one.tokens / 2, "what the node tells is believed"
 
 
 def test_no_more_than_the_settings_can_use_and_twice_the_bytes_in_float32() -> None:
     used = {"maxRunningRequests": 4, "contextLength": 1024}
-    assert room(Accelerator(product=H100, count=1), used).tokens == 4 * 1024
+    assert kv_capacity(Accelerator(product=H100, count=1), used).tokens == 4 * 1024
     # Of contexts of 1,024 tokens an engine runs one for each 1,024 tokens, in multiples of 16.
-    short = room(Accelerator(product=H100, count=1), {"contextLength": 1024}).tokens or 0
+    short = kv_capacity(Accelerator(product=H100, count=1), {"contextLength": 1024}).tokens or 0
     assert short == 352 * 1024
-    wide = room(Accelerator(product=H100, count=1), {"dtype": "float32"})
+    wide = kv_capacity(Accelerator(product=H100, count=1), {"dtype": "float32"})
     assert wide.token_bytes == 2 * TOKEN_BYTES
 
 
 def test_on_cpus_the_memory_limit_is_an_upper_bound() -> None:
-    found = room(Accelerator(), limit=40 << 30)
+    found = kv_capacity(Accelerator(), limit=40 << 30)
     assert found.how == "at most"
     assert found.tokens == (0.85 * (40 << 30) - 16_400_000_000) // TOKEN_BYTES
-    assert room(Accelerator(product=H100, count=1), limit=40 << 30) == room(
+    assert kv_capacity(Accelerator(product=H100, count=1), limit=40 << 30) == kv_capacity(
         Accelerator(product=H100, count=1)
     )
 
 
 @pytest.mark.parametrize("accelerator", [Accelerator(), Accelerator(product=H100, count=1)])
 def test_what_is_configured_is_known_of_every_model(accelerator: Accelerator) -> None:
-    found = room(accelerator, {"kvPoolTokens": 4096}, limit=1 << 30)
-    assert found == Room(4096, "exactly", TOKEN_BYTES)
+    found = kv_capacity(accelerator, {"kvPoolTokens": 4096}, limit=1 << 30)
+    assert found == KvCapacity(4096, "exactly", TOKEN_BYTES)
     settings = resolve_settings(EngineSettings.model_validate({"kvPoolTokens": 4096}), accelerator)
-    unresolved = room_of(None, accelerator, resolved_values(settings))
-    assert unresolved == Room(4096, "exactly")
+    unresolved = kv_capacity_of(None, accelerator, resolved_values(settings))
+    assert unresolved == KvCapacity(4096, "exactly")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,6 @@ def test_what_is_configured_is_known_of_every_model(accelerator: Accelerator) ->
     ],
 )
 def test_what_is_missing_is_said(accelerator: Accelerator, facts: Any, says: str) -> None:
-    found = room(accelerator, **facts)
+    found = kv_capacity(accelerator, **facts)
     assert found.tokens is None
     assert says in (found.missing or "")

@@ -12,8 +12,8 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.spec_history import spec_hash
 
+from tests.operator.delivery.world import World
 from tests.operator.examples import service_plan
-from tests.operator.model.world import World
 from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
 
 OTHER_COMMIT = "decade" * 6 + "4567"

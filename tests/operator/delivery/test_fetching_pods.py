@@ -13,8 +13,8 @@ from sluice_operator.manifests.hub import HubAccess
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.observe import Installation
 
+from tests.operator.delivery.world import World
 from tests.operator.examples import of
-from tests.operator.model.world import World
 from tests.operator.model_pods import COMMIT, resolved, said
 
 HUB: Manifest = {"uri": "hf://Qwen/Qwen3-8B"}

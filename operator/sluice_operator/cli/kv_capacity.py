@@ -1,4 +1,4 @@
-"""What a preview says of the room for KV cache, pool by pool: for people, and for programs.
+"""What a preview says of KV capacity, pool by pool: for people, and for programs.
 
 Of others than a hub's models the operator knows no more than the spec says.
 """
@@ -14,36 +14,36 @@ from sluice_contract.sizing import resolved_values
 from sluice_operator.api.quantities import amount
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ModelStatus
+from sluice_operator.delivery.kv_capacity import KvCapacity, kv_capacity_of
+from sluice_operator.delivery.resolved_model import is_fetched
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.model.pinned import is_fetched
-from sluice_operator.model.room import Room, room_of
 from sluice_operator.service.plan import PlannedPool
 
 BY_ENGINE: Final = "which an engine chooses at its start from its KV pool"
 
 
-def kv_room(model: ModelStatus | None, pool: PlannedPool) -> Room:
-    """The room of one engine of the pool; `model`: as it was resolved, if it was."""
+def engine_kv_capacity(model: ModelStatus | None, pool: PlannedPool) -> KvCapacity:
+    """The KV capacity of one engine of the pool; `model`: as it was resolved, if it was."""
     resources = pool.manifest["spec"].get("resources") or {}
     limit = amount((resources.get("limits") or {}).get("memory"))
     settings = resolved_values(pool.settings)
     bytes_ = None if limit is None else int(limit)
-    return room_of(model, pool.accelerator.accelerator, settings, bytes_)
+    return kv_capacity_of(model, pool.accelerator.accelerator, settings, bytes_)
 
 
-def room_lines(
+def capacity_lines(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Iterator[str]:
     """An indented line; none where nothing is known, and never will be."""
-    room = kv_room(model, pool)
-    if room.tokens is None and not is_fetched(spec.model):
+    capacity = engine_kv_capacity(model, pool)
+    if capacity.tokens is None and not is_fetched(spec.model):
         return
-    each = f", {room.token_bytes:,} bytes each" if room.token_bytes else ""
-    if room.tokens is not None:
-        how = "" if room.how == "exactly" else f"{room.how} "
-        yield f"  KV pool: {how}{room.tokens:,} tokens an engine{each}"
+    each = f", {capacity.token_bytes:,} bytes each" if capacity.token_bytes else ""
+    if capacity.tokens is not None:
+        how = "" if capacity.how == "exactly" else f"{capacity.how} "
+        yield f"  KV pool: {how}{capacity.tokens:,} tokens an engine{each}"
     else:
-        yield f"  KV pool: tokens that fit are not known{each}: {room.missing}"
+        yield f"  KV pool: tokens that fit are not known{each}: {capacity.missing}"
 
 
 def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]:
@@ -51,7 +51,10 @@ def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]
     settings = resolved_values(pool.settings)
     if "max_running_requests" in settings:
         return
-    tokens, graph_batch = kv_room(model, pool).tokens, int(settings["cuda_graph_max_batch"])
+    tokens, graph_batch = (
+        engine_kv_capacity(model, pool).tokens,
+        int(settings["cuda_graph_max_batch"]),
+    )
     if tokens is None:
         number = f"{requests_in_pool(0, graph_batch):,} to {MAX_RUNNING_REQUESTS:,}"
     else:
@@ -59,16 +62,16 @@ def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]
     yield f"  maxRunningRequests: {number}, {BY_ENGINE}"
 
 
-def room_json(
+def capacity_json(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Manifest | None:
     """None where nothing is known, and never will be."""
-    room = kv_room(model, pool)
-    if room.tokens is None and not is_fetched(spec.model):
+    capacity = engine_kv_capacity(model, pool)
+    if capacity.tokens is None and not is_fetched(spec.model):
         return None
     return {
-        "tokens": room.tokens,
-        "how": None if room.tokens is None else room.how,
-        "tokenBytes": room.token_bytes,
-        "missing": room.missing,
+        "tokens": capacity.tokens,
+        "how": None if capacity.tokens is None else capacity.how,
+        "tokenBytes": capacity.token_bytes,
+        "missing": capacity.missing,
     }

@@ -18,18 +18,18 @@ from sluice_operator.api.conditions import Check
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.status import FetchedAdapter
 from sluice_operator.apply.plan import Event
-from sluice_operator.kube.kinds import JOB, Manifest, of_kind
-from sluice_operator.manifests.fetching import adapter_arguments, fetch_job
-from sluice_operator.manifests.metadata import Owner
-from sluice_operator.model.delivery import Fetcher, Seen, fetch_task, hub_access
-from sluice_operator.model.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
-from sluice_operator.model.pinned import (
+from sluice_operator.delivery.delivery import Fetcher, Seen, fetch_task, hub_access
+from sluice_operator.delivery.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
+from sluice_operator.delivery.resolved_model import (
     assumed_commit,
     claim_of,
     fetched_adapters,
     is_fetched,
     uid_of_claim,
 )
+from sluice_operator.kube.kinds import JOB, Manifest, of_kind
+from sluice_operator.manifests.fetching import adapter_arguments, fetch_job
+from sluice_operator.manifests.metadata import Owner
 from sluice_operator.validation.refusal import INVALID
 
 FETCHING_ADAPTERS: Final = "FetchingAdapters"

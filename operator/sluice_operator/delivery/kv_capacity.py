@@ -22,7 +22,7 @@ MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Room:
+class KvCapacity:
     """Of one engine, over all of its GPUs. What is not known is None."""
 
     tokens: int | None = None
@@ -34,21 +34,21 @@ class Room:
     """Why `tokens` is not known, for a person."""
 
 
-def room_of(
+def kv_capacity_of(
     model: ModelStatus | None,
     accelerator: Accelerator,
     settings: Mapping[str, Value],
     memory_limit_bytes: int | None = None,
-) -> Room:
-    """The room under resolved `settings`, by field name; never more than these can use. `model`: if
-    it was resolved; `memory_limit_bytes`: of an engine's container."""
-    room = Room(missing="the model is not resolved yet")
+) -> KvCapacity:
+    """The capacity under resolved `settings`, by field name; never more than these can use.
+    `model`: if it was resolved; `memory_limit_bytes`: of an engine's container."""
+    capacity = KvCapacity(missing="the model is not resolved yet")
     if model is not None:
-        room = _computed(model, accelerator, settings, memory_limit_bytes)
+        capacity = _computed(model, accelerator, settings, memory_limit_bytes)
     configured = settings.get("kv_pool_tokens")
     if configured is None:
-        return room
-    return Room(int(configured), "exactly", room.token_bytes)
+        return capacity
+    return KvCapacity(int(configured), "exactly", capacity.token_bytes)
 
 
 def _computed(
@@ -56,13 +56,13 @@ def _computed(
     accelerator: Accelerator,
     settings: Mapping[str, Value],
     memory_limit_bytes: int | None,
-) -> Room:
+) -> KvCapacity:
     stored = model.dtype or UNSAID_DTYPE
     dtype = stored if settings["dtype"] == "auto" else str(settings["dtype"])
     if model.layers is None or model.kv_heads is None or model.head_dim is None:
-        return Room(missing="config.json does not say layers, heads of keys and their size")
+        return KvCapacity(missing="config.json does not say layers, heads of keys and their size")
     if stored not in BYTES or dtype not in BYTES:
-        return Room(missing=f"the size of {stored} and {dtype} is not known")
+        return KvCapacity(missing=f"the size of {stored} and {dtype} is not known")
     ranks = max(1, accelerator.count)
     token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * BYTES[dtype]
     if accelerator.is_cpu:
@@ -73,16 +73,16 @@ def _computed(
         memory_bytes = None if memory_mib is None else memory_mib * MIB * ranks
         unknown = f"the memory of {accelerator} is not known"
     if memory_bytes is None:
-        return Room(token_bytes=token_bytes, missing=unknown)
+        return KvCapacity(token_bytes=token_bytes, missing=unknown)
     share = memory_bytes * float(settings["memory_fraction"])
     weights = model.bytes * BYTES[dtype] / BYTES[stored]
     if weights >= share:
         short = f"weights of {weights / 1e9:.1f} GB do not fit: {place} leaves"
         text = f"{short} {share / 1e9:.1f} GB to weights and KV cache"
-        return Room(token_bytes=token_bytes, missing=text)
+        return KvCapacity(token_bytes=token_bytes, missing=text)
     tokens = int((share - weights) // token_bytes)
     how: Literal["about", "at most"] = "at most" if accelerator.is_cpu else "about"
-    return Room(min(tokens, _useful(model, settings, tokens) or tokens), how, token_bytes)
+    return KvCapacity(min(tokens, _useful(model, settings, tokens) or tokens), how, token_bytes)
 
 
 def _useful(model: ModelStatus, settings: Mapping[str, Value], tokens: int) -> int | None:

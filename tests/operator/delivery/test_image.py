@@ -9,10 +9,10 @@ import pytest
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.cli.preview import as_text, preview
 from sluice_operator.cli.yaml_text import to_yaml_stream
+from sluice_operator.delivery.image import nodes_mount_images
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
 from sluice_operator.manifests.engine import engine_deployment
 from sluice_operator.manifests.metadata import owner
-from sluice_operator.model.image import nodes_mount_images
 from sluice_operator.service.plan import ServicePlan, plan_service
 
 from tests.operator.examples import IMAGES, live, of, service, service_observed

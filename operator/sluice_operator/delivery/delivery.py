@@ -23,6 +23,15 @@ from sluice_operator.api.pool import ModelFetch
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.apply.plan import Event
 from sluice_operator.conditions.reasons import FETCHING, RESOLVING
+from sluice_operator.delivery.image import image_refusal
+from sluice_operator.delivery.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
+from sluice_operator.delivery.resolved_model import (
+    asked,
+    claim_of,
+    is_fetched,
+    pin_of,
+    uid_of_claim,
+)
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.fetching import (
     FETCH,
@@ -37,9 +46,6 @@ from sluice_operator.manifests.fetching import (
 from sluice_operator.manifests.hub import HubAccess, ca_config_maps
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.placement import AS_IT_COMES, Placement
-from sluice_operator.model.image import image_refusal
-from sluice_operator.model.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
-from sluice_operator.model.pinned import asked, claim_of, is_fetched, pin_of, uid_of_claim
 from sluice_operator.validation.refusal import INVALID, Refusal
 
 PLACE: Final = "spec.model.uri"

@@ -11,14 +11,14 @@ from sluice_contract.fetch_progress import FetchProgress
 from sluice_contract.supported import ARCHITECTURES
 from sluice_operator.cli.rollout.undo import NothingToUndoError, target, undone
 from sluice_operator.conditions.conditions import find
+from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.manifests.spec_history import recorded_spec, spec_revision
-from sluice_operator.model.pinned import spec_with_commit
 from sluice_operator.service.plan import plan_service
 
+from tests.operator.delivery.world import World
 from tests.operator.examples import IMAGES, of, service, service_observed
-from tests.operator.model.world import World
 from tests.operator.model_pods import COMMIT, resolved, said
 
 HUB: Manifest = {"uri": "hf://Qwen/Qwen3-8B"}
