@@ -241,7 +241,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "status: a paused service without its Kubernetes Service is ready",
         "status",
-        "fronts = () if is_made else (_front(observed),)",
+        "fronts = () if is_made else (_front(observed.service, observed.children),)",
         "fronts = ()",
         STATUS,
         package=REPORT,
@@ -249,8 +249,8 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "status: a service whose Kubernetes Service is refused is ready",
         "status",
-        "fronts = () if is_made else (_front(observed),)",
-        "front = () if made else (_front(observed),)",
+        "fronts = () if is_made else (_front(observed.service, observed.children),)",
+        "front = () if made else (_front(observed.service, observed.children),)",
         STATUS,
         package=REPORT,
     ),

@@ -47,6 +47,10 @@ API_SERVER_PORTS: Final = (443, 6443)
 """Where an API server usually listens. Elsewhere, the operator is told."""
 
 
+Children = tuple[Manifest, ...]
+"""The children of one service, with apiVersion and kind: what `ServiceObserved.children` holds."""
+
+
 @dataclass(frozen=True)
 class Images:
     """Container images used where the spec names none."""
@@ -86,7 +90,7 @@ class ServiceObserved:
     service: Manifest
     """The InferenceService as read, status included."""
     images: Images
-    children: tuple[Manifest, ...] = ()
+    children: Children = ()
     """Every object of the kinds in `SERVICE_CHILDREN` and `optional_kinds` that carries the label
     `serving.sluice.dev/service: NAME` in the namespace, whoever owns it (also the Deployments
     that EnginePools own), and those of the service's own that have lost it; each with apiVersion

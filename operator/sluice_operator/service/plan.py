@@ -170,7 +170,7 @@ def _kept(
     of the spec, and the way of the model beside it."""
     service = observed.service
     top = owner(INFERENCE_SERVICE, service, service["metadata"]["name"])
-    given = last_applied(observed)
+    given = last_applied(service, observed.children)
     spec = given and pinned_at(given, service, given.model.revision)
     if given is None or spec is None or any(contradictions(observed, spec)):
         plan = ServicePlan() if refusal else _awaiting(observed, delivery)
@@ -219,23 +219,30 @@ def _desired(
 ) -> ServicePlan:
     """The plan of `spec`, with what is `brought` for models; `stays`: what is not pruned."""
     resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
-    states = tuple(pool_state(observed, each.spec, each.config_map) for each in resolved)
+    states = tuple(pool_state(observed.children, each.spec, each.config_map) for each in resolved)
     strategy = plan_in_place if spec.replaces_in_place else plan_rollout
-    stable, budget = stable_revisions(observed), budget_of(observed, spec)
+    stable, budget = (
+        stable_revisions(observed.service, observed.children),
+        budget_of(observed, spec),
+    )
     rollout = plan_within(states, stable, strategy, budget)
     room = None if spec.replaces_in_place else budget
-    replaced = {r.spec.role for r in resolved if room and replaces_pods(observed, top, r.spec)}
+    replaced = {
+        each.spec.role
+        for each in resolved
+        if room and replaces_pods(observed.children, top, each.spec)
+    }
     surges = pod_surges(states, rollout, room, replaced)
     pools = tuple(_pool(top, each, rollout, surges.get(each.spec.role)) for each in resolved)
-    before = former_pools(observed, spec)
-    waits = are_awaited(observed, spec, states, before)
+    before = former_pools(observed.service, observed.children, spec)
+    waits = are_awaited(observed.children, spec, states, before)
     router = plan_router(observed, top, spec, waits=waits)
     former = plan_former(observed, states, before, router)
     children = _children(observed, top, spec, router, pools)
     needed = _once(observed, (*brought, *children, *former_manifests(former)))
     optional = _once(observed, (*_monitoring(observed, top, spec), *_route(observed, top, spec)))
     apply = (*needed, *optional)
-    history = plan_history(observed, top)
+    history = plan_history(observed.service, observed.children, top)
     prune = _left_over(observed, apply, former, stays | history.kept)
     wanted = {pool.manifest["metadata"]["name"]: pool.manifest for pool in pools}
     events = (
@@ -248,7 +255,9 @@ def _desired(
         *adapters.events,
     )
     return ServicePlan(
-        secrets=key_secrets(observed, top, router.deployment, (each.spec for each in resolved)),
+        secrets=key_secrets(
+            observed.children, top, router.deployment, (each.spec for each in resolved)
+        ),
         apply=(*needed, *history.newest, *optional),
         take_over=tuple(
             pool_replicas(top, each.spec.role, each.replicas.count)
@@ -269,7 +278,11 @@ def _desired(
         former_gpus=budget.former_gpus if budget else 0,
         upgrade=(
             *(change for each in resolved for change in each.upgrade),
-            *(change for each in resolved for change in pod_changes(observed, top, each.spec)),
+            *(
+                change
+                for each in resolved
+                for change in pod_changes(observed.children, top, each.spec)
+            ),
             *router.upgrade,
         ),
     )
@@ -299,7 +312,7 @@ def _children(
             collector_port(spec),
         ),
         engine_policy(top, observed.installation.operator_namespace, collector_port(spec)),
-        *policies(observed, top, spec),
+        *policies(observed.children, top, spec),
         router.deployment,
         *(pool.manifest for pool in pools),
         disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),

@@ -18,6 +18,7 @@ from sluice_operator.kube.kinds import (
     of_kind,
 )
 from sluice_operator.manifests.metadata import is_current
+from sluice_operator.service.observe import Children
 
 NAMES_IN_EVENT: Final = 8
 
@@ -28,8 +29,6 @@ RDMA_RIGHTS: Final = (
     "Standards restricted and baseline forbid; the namespace must allow it."
 )
 NUMBERS: Final = frozenset({"replicas", "revisions", "inputs"})
-
-Children = tuple[Manifest, ...]
 
 
 def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:

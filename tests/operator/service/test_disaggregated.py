@@ -272,7 +272,7 @@ def test_revisions_are_told_apart_by_the_files_of_their_engines() -> None:
     seen: list[tuple[str, str]] = []
     for role in ROLES:
         resolved = resolve_pool(observed, top, _parsed(observed.service), role)
-        state = pool_state(observed, resolved.spec, resolved.config_map)
+        state = pool_state(observed.children, resolved.spec, resolved.config_map)
         (former,) = state.others
         seen.append((state.wanted.fingerprint, former.fingerprint))
     (new, old), of_decode = seen

@@ -13,7 +13,7 @@ from sluice_operator.apply.plan import identity
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import HTTP_ROUTE, OPTIONAL_CHILDREN, Manifest, of_kind
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
 
 _DECISIVE: Final = ("Accepted", "ResolvedRefs")
@@ -25,7 +25,8 @@ def optional_checks(
     """The conditions OptionalKindsApplied and RouteAccepted, each where there is a reason for it.
     `refused`: what of the plan could not be carried out."""
     failed = [each for each in refused if each.is_optional]
-    applied, routed = _applied_check(observed, plan, failed), _route_check(observed, plan)
+    applied = _applied_check(observed.service, observed.children, plan, failed)
+    routed = _route_check(observed, plan)
     if routed and any(each.of.kind == HTTP_ROUTE.kind for each in failed):
         text = f"There is no such {HTTP_ROUTE.kind}, or an older one: see {OPTIONAL_KINDS_APPLIED}."
         routed = Check("False", reasons.APPLY_FAILED, text)
@@ -34,10 +35,10 @@ def optional_checks(
 
 
 def _applied_check(
-    observed: ServiceObserved, plan: ServicePlan, failed: list[Refused]
+    service: Manifest, children: Children, plan: ServicePlan, failed: list[Refused]
 ) -> Check | None:
     if plan.paused:
-        before = find(observed.service.get("status"), OPTIONAL_KINDS_APPLIED)
+        before = find(service.get("status"), OPTIONAL_KINDS_APPLIED)
         return Check(before["status"], before["reason"], before["message"]) if before else None
     if failed:
         text = f"{'; '.join(str(each.error) for each in failed)}. The service does without."
@@ -47,7 +48,7 @@ def _applied_check(
     if not planned:
         return None
     names = ", ".join(map(" ".join, planned))
-    if not set(map(identity, observed.children)).issuperset(planned):
+    if not set(map(identity, children)).issuperset(planned):
         return Check("Unknown", reasons.APPLYING, f"To be applied: {names}.")
     return Check("True", "Applied", f"As the spec asks: {names}.")
 

@@ -23,7 +23,7 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
 from sluice_operator.manifests.spec_history import by_number, recorded_spec
 from sluice_operator.scaled import ScaledPool, ScaledService, Scaling
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner, split_text
 from sluice_operator.service.rollout.gpu_budget import other_mode_gpus
@@ -41,7 +41,7 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
     settings = scaling_settings(spec)
     if plan.former.is_served:
         budget = settings.gpu_budget
-        if (spec := _former_spec(observed, plan.former)) is None:
+        if (spec := _former_spec(observed.children, plan.former)) is None:
             return None
         settings = replace(scaling_settings(spec), gpu_budget=budget)
         former_gpus = other_mode_gpus(observed, spec)
@@ -68,11 +68,11 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
     )
 
 
-def _former_spec(observed: ServiceObserved, former: Former) -> InferenceServiceSpec | None:
+def _former_spec(children: Children, former: Former) -> InferenceServiceSpec | None:
     """The spec that was complete last of those with the `former` pools; None: nothing is known of
     how they are scaled."""
     roles = {pool["spec"]["role"] for pool in former.pools}
-    for item in reversed(by_number(observed.children)):
+    for item in reversed(by_number(children)):
         try:
             spec = parse(InferenceServiceSpec, recorded_spec(item), "spec")
         except InvalidSpecError:

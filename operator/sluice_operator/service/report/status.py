@@ -47,7 +47,7 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.scaled import Scaling
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import PlannedPool, ServicePlan
 from sluice_operator.service.report.accelerator_verified import (
     accelerator_verified,
@@ -93,7 +93,7 @@ def service_status(
     generation = observed.service["metadata"].get("generation", 0)
     applied = before.get("appliedGeneration")
     failed = apply_failed(refused)
-    obstacle = _obstacle(observed, plan, failed)
+    obstacle = _obstacle(observed.service, observed.children, plan, failed)
     if plan.spec is None:
         assert obstacle is not None
         serves = any(map(engines_ready, of_kind(observed.children, ENGINE_POOL)))
@@ -101,10 +101,10 @@ def service_status(
         facts = {key: known[key] for key in ("mode", "url", "pools", "resolved") if key in known}
         checks = _unplanned(plan, obstacle, known)
     else:
-        facts = _facts(observed, plan, plan.spec)
+        facts = _facts(observed.service, observed.children, plan, plan.spec)
         front = Identity(SERVICE.kind, observed.service["metadata"]["name"])
         is_made = failed is None and front in map(identity, plan.apply)
-        fronts = () if is_made else (_front(observed),)
+        fronts = () if is_made else (_front(observed.service, observed.children),)
         checks = _checks(observed, plan, obstacle, fronts, told)
         checks |= optional_checks(observed, plan, refused)
         if obstacle is None and not plan.paused:
@@ -155,12 +155,14 @@ def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:
     return {"rollout": status.to_json_dict()}
 
 
-def _facts(observed: ServiceObserved, plan: ServicePlan, spec: InferenceServiceSpec) -> Manifest:
-    meta = observed.service["metadata"]
+def _facts(
+    service: Manifest, children: Children, plan: ServicePlan, spec: InferenceServiceSpec
+) -> Manifest:
+    meta = service["metadata"]
     return {
         "mode": _mode_served(plan, spec),
         "url": f"http://{meta['name']}.{meta.get('namespace', 'default')}.svc",
-        "pools": {pool.role.value: _summary(observed, pool) for pool in plan.pools},
+        "pools": {pool.role.value: _summary(children, pool) for pool in plan.pools},
         "resolved": {pool.role.value: settings_status(pool.settings) for pool in plan.pools},
     }
 
@@ -172,8 +174,8 @@ def _mode_served(plan: ServicePlan, spec: InferenceServiceSpec) -> str:
     return next(mode for mode in MODES if mode != spec.mode)
 
 
-def _summary(observed: ServiceObserved, pool: PlannedPool) -> Manifest:
-    live = _child(observed, ENGINE_POOL, pool.manifest)
+def _summary(children: Children, pool: PlannedPool) -> Manifest:
+    live = _child(children, ENGINE_POOL, pool.manifest)
     return pool_summary(live, pool.replicas, pool.accelerator.text)
 
 
@@ -182,10 +184,12 @@ def _is_accepted(plan: ServicePlan) -> bool:
     return plan.refusal is None and plan.delivery.waiting is None
 
 
-def _obstacle(observed: ServiceObserved, plan: ServicePlan, failed: Check | None) -> Check | None:
+def _obstacle(
+    service: Manifest, children: Children, plan: ServicePlan, failed: Check | None
+) -> Check | None:
     """Why the spec is not carried out; None: it is, or waits for `spec.paused` alone."""
-    before = observed.service.get("status") or {}
-    generation = observed.service["metadata"].get("generation", 0)
+    before = service.get("status") or {}
+    generation = service["metadata"].get("generation", 0)
     if plan.refusal is not None:
         why = Check("False", plan.refusal.reason, plan.refusal.message)
     elif failed is not None:
@@ -197,7 +201,7 @@ def _obstacle(observed: ServiceObserved, plan: ServicePlan, failed: Check | None
     applied = before.get("appliedGeneration")
     if applied in (None, generation):
         return why
-    pools = (pool.get("status") or {} for pool in of_kind(observed.children, ENGINE_POOL))
+    pools = (pool.get("status") or {} for pool in of_kind(children, ENGINE_POOL))
     verb = "keep serving" if any(pool.get("ready") for pool in pools) else "stay in place"
     text = f"{why.message.removesuffix('.')}; the settings of generation {applied} {verb}"
     return replace(why, message=text)
@@ -231,20 +235,21 @@ def _checks(
     front: tuple[Check, ...],
     told: Scaling | None,
 ) -> dict[str, Check]:
-    parts = _parts(observed, plan)
+    children = observed.children
+    parts = _parts(children, observed.pods, plan)
     ready = {kind: part.ready for kind, part in parts.items()}
     updated = obstacle or up_to_date(parts.values())
     former = {ready_of(pool["spec"]["role"]): _former(pool) for pool in plan.former.pools}
     serve = former | {ROUTER_READY: ready[ROUTER_READY]} if plan.former.is_served else ready
-    pair = paired(_served(observed, plan), observed.children, updated)
+    pair = paired(_served(children, plan), children, updated)
     serving = serves((*front, *serve.values(), pair), obstacle)
-    stalled = _given_up(observed, plan, parts[ROUTER_READY], updated) or not_stalled(
+    stalled = _given_up(children, plan, parts[ROUTER_READY], updated) or not_stalled(
         {UPDATED: updated, READY: serving}
     )
     progressing, priorities = _progressing(plan, updated, stalled), priorities_check(plan)
-    halted = _halted(observed, plan, stalled) if _is_accepted(plan) else None
+    halted = _halted(children, plan, stalled) if _is_accepted(plan) else None
     available = model_available(
-        {pool.role: _child(observed, ENGINE_POOL, pool.manifest) for pool in plan.pools}
+        {pool.role: _child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools}
     )
     return {
         READY: serving,
@@ -254,9 +259,9 @@ def _checks(
         **ready,
         MODEL_AVAILABLE: available,
         **_model_check(plan, updated),
-        **_adapters(observed, plan),
+        **_adapters(children, plan),
         ACCELERATOR_VERIFIED: first_unverified(
-            accelerator_verified(pool, _child(observed, ENGINE_POOL, pool.manifest))
+            accelerator_verified(pool, _child(children, ENGINE_POOL, pool.manifest))
             for pool in plan.pools
         ),
         SCALING_ACTIVE: scaling_check(observed.service, plan, told),
@@ -267,44 +272,44 @@ def _checks(
     }
 
 
-def _front(observed: ServiceObserved) -> Check:
+def _front(service: Manifest, children: Children) -> Check:
     """Whether there is the Service of our own at which the routers are found."""
-    name, uid = (observed.service["metadata"][key] for key in ("name", "uid"))
-    for item in of_kind(observed.children, SERVICE):
+    name, uid = (service["metadata"][key] for key in ("name", "uid"))
+    for item in of_kind(children, SERVICE):
         if item["metadata"]["name"] == name and controller_uid(item) == uid:
             return Check("True", reasons.SERVING, f"There is the Service {name}.")
     return Check("False", "Missing", f"Service {name}: not there, and not made as things are.")
 
 
-def _adapters(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Check]:
+def _adapters(children: Children, plan: ServicePlan) -> dict[str, Check]:
     if plan.spec is None or plan.spec.model.adapters is None:
         return {}
-    told = adapters_loaded({pool.role: _current(observed, pool) for pool in plan.pools})
+    told = adapters_loaded({pool.role: _current(children, pool) for pool in plan.pools})
     return {ADAPTERS_LOADED: plan.adapters.check or told}
 
 
-def _served(observed: ServiceObserved, plan: ServicePlan) -> Iterator[Manifest]:
+def _served(children: Children, plan: ServicePlan) -> Iterator[Manifest]:
     """The live pools that the routers use."""
     if plan.former.is_served:
         yield from plan.former.pools
         return
     for pool in plan.pools:
-        if live := _child(observed, ENGINE_POOL, pool.manifest):
+        if live := _child(children, ENGINE_POOL, pool.manifest):
             yield live
 
 
-def _parts(observed: ServiceObserved, plan: ServicePlan) -> dict[str, Part]:
+def _parts(children: Children, routers: tuple[Manifest, ...], plan: ServicePlan) -> dict[str, Part]:
     """How the parts are doing, by the condition that says so."""
     assert plan.router is not None
     waiting = _waiting(plan)
-    router = _child(observed, DEPLOYMENT, plan.router)
-    pools = {ready_of(pool.role): _pool(observed, pool, waiting) for pool in plan.pools}
-    return pools | {ROUTER_READY: router_part(plan.router, router, observed.pods, waiting)}
+    router = _child(children, DEPLOYMENT, plan.router)
+    pools = {ready_of(pool.role): _pool(children, pool, waiting) for pool in plan.pools}
+    return pools | {ROUTER_READY: router_part(plan.router, router, routers, waiting)}
 
 
-def _pool(observed: ServiceObserved, pool: PlannedPool, waiting: Check) -> Part:
-    live = _child(observed, ENGINE_POOL, pool.manifest)
-    updated = pool_updated(pool.role, _current(observed, pool), waiting)
+def _pool(children: Children, pool: PlannedPool, waiting: Check) -> Part:
+    live = _child(children, ENGINE_POOL, pool.manifest)
+    updated = pool_updated(pool.role, _current(children, pool), waiting)
     return pool_part(pool.role, live, pool.replicas, with_missing_node(updated, pool))
 
 
@@ -314,9 +319,9 @@ def _former(pool: Manifest) -> Check:
     return pool_part(role, pool, wanted, pool_updated(role, pool, APPLYING)).ready
 
 
-def _current(observed: ServiceObserved, pool: PlannedPool) -> Manifest | None:
+def _current(children: Children, pool: PlannedPool) -> Manifest | None:
     """The live pool, if it is what the plan wants."""
-    live = _child(observed, ENGINE_POOL, pool.manifest)
+    live = _child(children, ENGINE_POOL, pool.manifest)
     return live if is_current(pool.manifest, live) else None
 
 
@@ -343,11 +348,11 @@ def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
     return Check("True", updated.reason, updated.message)
 
 
-def _halted(observed: ServiceObserved, plan: ServicePlan, stalled: Check) -> Check | None:
+def _halted(children: Children, plan: ServicePlan, stalled: Check) -> Check | None:
     """A roll-out that has stopped, while what was there before serves on: engines of a former
     revision, or the pools of another mode."""
     for pool in plan.pools:
-        check = lifted(pool.role, _current(observed, pool), PROGRESSING)
+        check = lifted(pool.role, _current(children, pool), PROGRESSING)
         if check is not None and check.reason == reasons.ROLLOUT_HALTED:
             return check
     if stalled.is_true and plan.former.is_served:
@@ -365,15 +370,13 @@ def _upgrade(plan: ServicePlan) -> Check:
     return Check("True", "ChangesWait", f"{text} value of spec.rollout.upgrade.")
 
 
-def _given_up(
-    observed: ServiceObserved, plan: ServicePlan, router: Part, updated: Check
-) -> Check | None:
+def _given_up(children: Children, plan: ServicePlan, router: Part, updated: Check) -> Check | None:
     if plan.refusal is not None or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
     if plan.delivery.waiting is not None:
         return None
     for pool in plan.pools:
-        live = _current(observed, pool)
+        live = _current(children, pool)
         check = lifted(pool.role, live, STALLED) if is_reported(live) else None
         if check is not None and check.is_true:
             return check
@@ -384,7 +387,7 @@ def _given_up(
     return None
 
 
-def _child(observed: ServiceObserved, kind: Kind, desired: Manifest) -> Manifest | None:
+def _child(children: Children, kind: Kind, desired: Manifest) -> Manifest | None:
     name = desired["metadata"]["name"]
-    found = of_kind(observed.children, kind)
+    found = of_kind(children, kind)
     return next((child for child in found if child["metadata"]["name"] == name), None)

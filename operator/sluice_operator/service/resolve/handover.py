@@ -21,18 +21,16 @@ from sluice_operator.manifests.engine import BOOTSTRAP
 from sluice_operator.manifests.handover import KEY, handover_secret, mounts_handover_secret
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.network import handover_policies
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children
 
 
-def policies(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
-) -> tuple[Manifest, ...]:
+def policies(children: Children, top: Owner, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
     """Which flows there are between the two pools, beyond those of all engines. A revision that
     still serves keeps its port."""
     found = spec.kv_transfer(Role.PREFILL)
     if found is None:
         return ()
-    in_use = (_bootstrap_port(each) for each in of_kind(observed.children, DEPLOYMENT))
+    in_use = (_bootstrap_port(each) for each in of_kind(children, DEPLOYMENT))
     open_ports = {found.bootstrap_port, *(port for port in in_use if port is not None)}
     return handover_policies(top, tuple(sorted(open_ports)))
 
@@ -44,18 +42,18 @@ def _bootstrap_port(deployment: Manifest) -> int | None:
 
 
 def key_secrets(
-    observed: ServiceObserved, top: Owner, router: Manifest, pools: Iterable[EnginePoolSpec]
+    children: Children, top: Owner, router: Manifest, pools: Iterable[EnginePoolSpec]
 ) -> tuple[KeySecret, ...]:
     """The Secret with the service's key, where `router` or `pools`, as they are planned, or a
     Deployment that is there mount it; something may wait for it while pods are missing."""
-    deployments, planned = tuple(of_kind(observed.children, DEPLOYMENT)), tuple(pools)
+    deployments, planned = tuple(of_kind(children, DEPLOYMENT)), tuple(pools)
     mounted = any(map(mounts_handover_secret, (router, *deployments)))
     if not mounted and not any(pool.handover_secret for pool in planned):
         return ()
     roles = {(each["metadata"].get("labels") or {}).get(labels.ROLE) for each in deployments}
     wanted = {ROUTER_ROLE, *(pool.role for pool in planned)}
     at_rest = roles >= wanted and not any(map(_lacks_pods, deployments))
-    state = [observed.service["metadata"].get("uid"), *_states(deployments)]
+    state = [top.uid, *_states(deployments)]
     return (KeySecret(handover_secret(top), KEY, "" if at_rest else digest(state)),)
 
 

@@ -28,7 +28,7 @@ from sluice_operator.manifests.spec_history import (
     spec_hash,
     spec_in_record,
 )
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children
 from sluice_operator.validation.scaling import scaling_contradictions
 
 
@@ -53,14 +53,13 @@ _NOT_IN_HISTORY: Final = (Part(("rollout",), MANNER), Part(("model",), (ADAPTERS
 """What a ControllerRevision has as it was when it was made."""
 
 
-def last_applied(observed: ServiceObserved) -> InferenceServiceSpec | None:
+def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec | None:
     """The spec that was carried out last, with the commit of its model and the numbers of the
     present one; None where none was, or nothing tells which."""
-    service = observed.service
-    spec, taken = spec_in_record(service["metadata"]["name"], observed.children), _NUMBERS
+    spec, taken = spec_in_record(service["metadata"]["name"], children), _NUMBERS
     if not spec:
         # Of an earlier release: what was complete last is as good as there is.
-        history = by_number(observed.children)
+        history = by_number(children)
         spec = recorded_spec(history[-1]) if history else {}
         taken = (*_NUMBERS, *_NOT_IN_HISTORY)
     if not spec:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sluice_operator.api.engine import ModelSpec
-from sluice_operator.api.pool import ModelFetch, ModelImage
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import identity
 from sluice_operator.delivery.adapters import AdapterDelivery, plan_adapters
@@ -15,26 +13,13 @@ from sluice_operator.delivery.delivery import (
     Seen,
     hub_access,
     plan_delivery,
-    pod_fetch,
 )
-from sluice_operator.delivery.image import model_image, nodes_mount_images
 from sluice_operator.delivery.resolved_model import is_fetched
 from sluice_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.placement import placement_of
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Images, Installation, ServiceObserved
 from sluice_operator.service.resolve.release_decisions import kept_certificates, kept_ports
-
-
-def model_fetch_of(observed: ServiceObserved, model: ModelSpec) -> ModelFetch | None:
-    """What each engine downloads itself."""
-    return pod_fetch(observed.service["metadata"]["name"], model, _fetcher(observed))
-
-
-def model_image_of(observed: ServiceObserved, model: ModelSpec) -> ModelImage | None:
-    """What each engine is given of a model that is an image."""
-    mounted = observed.accepts_image_volumes and nodes_mount_images(observed.nodes)
-    return model_image(model, observed.images.fetch, mounted=mounted)
 
 
 def delivery_of(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) -> Delivery:
@@ -69,15 +54,15 @@ def _seen(observed: ServiceObserved) -> Seen:
 def _fetcher_for(observed: ServiceObserved, spec: InferenceServiceSpec) -> Fetcher:
     """What Jobs fetch with, which are placed as the pools of `spec` are."""
     placement = placement_of(map(spec.pool, spec.roles))
+    service, children = observed.service["metadata"]["name"], observed.children
     return replace(
-        _fetcher(observed),
+        fetcher_of(observed.images, observed.installation),
         placement=placement,
-        kept_ports=kept_ports(observed),
-        kept_certificates=kept_certificates(observed),
+        kept_ports=kept_ports(children),
+        kept_certificates=kept_certificates(children, service),
     )
 
 
-def _fetcher(observed: ServiceObserved) -> Fetcher:
+def fetcher_of(images: Images, installation: Installation) -> Fetcher:
     """What models are fetched with."""
-    installation = observed.installation
-    return Fetcher(observed.images.fetch, installation.hub, installation.operator_namespace)
+    return Fetcher(images.fetch, installation.hub, installation.operator_namespace)

@@ -19,14 +19,17 @@ from sluice_contract.sizing import resolved_values
 
 from sluice_operator.accelerators.find import AcceleratorFinding, find_accelerator
 from sluice_operator.accelerators.wanted import gpu_count, is_nvidia, resource_name
-from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.pool import EnginePoolSpec, ModelFetch, ModelImage
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.delivery.delivery import pod_fetch
+from sluice_operator.delivery.image import model_image, nodes_mount_images
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import engine_config_map
 from sluice_operator.manifests.engine_pool import pool_spec
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.resolve.model import model_fetch_of, model_image_of
+from sluice_operator.service.observe import Children, Images, ServiceObserved
+from sluice_operator.service.resolve.model import fetcher_of
 from sluice_operator.service.resolve.release_decisions import (
     DEFAULTED,
     Pin,
@@ -76,8 +79,8 @@ def resolve_pool(
     """The pool of `role`, of a spec without contradictions."""
     inputs = engine_inputs(spec, role)
     accelerator = find_accelerator(spec.pool(role), observed.nodes)
-    shared = shared_settings(observed, spec)
-    pin = shared_pin(observed, spec, role, shared)
+    shared = shared_settings(observed.children, spec)
+    pin = shared_pin(observed.children, spec, role, shared)
     try:
         # Beside a pin, `file` only tells what this release would change.
         taken = None if pin else shared
@@ -88,14 +91,12 @@ def resolve_pool(
         refused: tuple[str, ...] = (f"pool {role} would be refused: {error}",)
     else:
         refused = ()
-    config, image = _config_map(top, role, file), _default_image(observed, spec, role, pin)
+    config, image = _config_map(top, role, file), _default_image(observed.images, spec, role, pin)
     first = _first_engines(observed, spec, role, accelerator)
-    replicas = plan_replicas(spec, role, _live(observed, role), first)
+    replicas = plan_replicas(spec, role, _live(observed.children, role), first)
     name = config["metadata"]["name"]
-    fetch = model_fetch_of(observed, spec.model)
     fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
-    image_of_model = model_image_of(observed, spec.model)
-    fresh = fresh.model_copy(update={"fetch": fetch, "model_image": image_of_model})
+    fresh = fresh.model_copy(update=_model_source(observed, spec.model, top.service))
     if pin is None:
         return ResolvedPool(fresh, accelerator, file.settings, config, replicas)
     kept = EngineFile(pin.settings, pin.text)
@@ -109,13 +110,26 @@ def resolve_pool(
     )
 
 
+def _model_source(
+    observed: ServiceObserved, model: ModelSpec, service: str
+) -> dict[str, ModelFetch | ModelImage | None]:
+    """What each engine downloads itself, or is given of a model that is an image."""
+    fetcher = fetcher_of(observed.images, observed.installation)
+    mounted = observed.accepts_image_volumes and nodes_mount_images(observed.nodes)
+    return {
+        "fetch": pod_fetch(service, model, fetcher),
+        "model_image": model_image(model, fetcher.image, mounted=mounted),
+    }
+
+
 def _first_engines(
     observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, finding: AcceleratorFinding
 ) -> int:
     """What the pool of `role` begins with. A scaled one has no fewer engines than it takes to
     replace those of another mode, as its load is theirs."""
     first = first_engines(spec, role, finding.accelerator)
-    scaling, former = spec.pool(role).autoscaling, former_pools(observed, spec)
+    scaling = spec.pool(role).autoscaling
+    former = former_pools(observed.service, observed.children, spec)
     if scaling is None or not former:
         return first
     prefill = find_accelerator(spec.pool(spec.roles[0]), observed.nodes).accelerator
@@ -127,12 +141,12 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
     """Engine settings that contradict each other once they are resolved. What is in use was
     accepted, whatever this release would make of it."""
     found: dict[Role, Settings] = {}
-    shared = shared_settings(observed, spec)
+    shared = shared_settings(observed.children, spec)
     for role in spec.roles:
-        pin = shared_pin(observed, spec, role, shared)
+        pin = shared_pin(observed.children, spec, role, shared)
         accelerator = find_accelerator(spec.pool(role), observed.nodes).accelerator
         if pin is None:
-            yield from _without_image(observed, spec, role)
+            yield from _without_image(observed.images, spec, role)
         try:
             found[role] = pin.settings if pin else pool_settings(spec, role, accelerator, shared)
         except ConfigError as error:
@@ -147,12 +161,10 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
         yield from _of_handover(spec)
 
 
-def _without_image(
-    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role
-) -> Iterator[Refusal]:
+def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal]:
     """The image for CPUs would start, find no GPU and end."""
     accelerator = spec.pool(role).accelerator
-    if spec.engine_of(role).image or observed.images.engine_of(accelerator):
+    if spec.engine_of(role).image or images.engine_of(accelerator):
         return
     assert accelerator is not None
     field = f"{_path(spec, role, 'image')}.image"
@@ -243,8 +255,8 @@ def _path(spec: InferenceServiceSpec, role: Role, key: str) -> str:
     return f"spec.pools.{role}.engine" if key in given else "spec.engine"
 
 
-def _live(observed: ServiceObserved, role: Role) -> Manifest | None:
-    pools = of_kind(observed.children, ENGINE_POOL)
+def _live(children: Children, role: Role) -> Manifest | None:
+    pools = of_kind(children, ENGINE_POOL)
     return next((pool for pool in pools if pool["spec"]["role"] == role), None)
 
 
@@ -252,11 +264,9 @@ def _config_map(top: Owner, role: Role, file: EngineFile) -> Manifest:
     return engine_config_map(top, file.text, role, settings_status(file.settings))
 
 
-def _default_image(
-    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, pin: Pin | None
-) -> str:
+def _default_image(images: Images, spec: InferenceServiceSpec, role: Role, pin: Pin | None) -> str:
     """Of this release; where it has none, that which is in use."""
-    found = observed.images.engine_of(spec.pool(role).accelerator)
+    found = images.engine_of(spec.pool(role).accelerator)
     return found or (str(pin.fields.get("image", "")) if pin else "")
 
 

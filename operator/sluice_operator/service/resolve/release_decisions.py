@@ -30,7 +30,7 @@ from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
 from sluice_operator.manifests.hub import CA_FILE, ca_name, hub_ports
 from sluice_operator.manifests.metadata import note_of
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children
 from sluice_operator.service.resolve.settings import Settings, settings_from
 
 DEFAULTED: Final = ("dtype", "kv_cache_dtype", "page_size")
@@ -82,19 +82,19 @@ def router_inputs(spec: InferenceServiceSpec) -> str:
     return _hash(spec, parts | traced | waits)
 
 
-def pins_of(observed: ServiceObserved, role: Role, inputs: str) -> Iterator[Pin]:
+def pins_of(children: Children, role: Role, inputs: str) -> Iterator[Pin]:
     """What was decided for a pool whose inputs had the hash `inputs`, as far as that is known; what
     is in use first."""
-    for fields, in_use in _decided(observed, role):
-        if fields.get("inputs") == inputs and (pin := _pin(observed, fields, in_use)):
+    for fields, in_use in _decided(children, role):
+        if fields.get("inputs") == inputs and (pin := _pin(children, fields, in_use)):
             yield pin
 
 
-def kept_ports(observed: ServiceObserved) -> frozenset[int]:
+def kept_ports(children: Children) -> frozenset[int]:
     """Ports at which engines that download themselves reach their hub, as it was decided when they
     were made."""
     found: frozenset[int] = frozenset()
-    for fetch in _kept_fetches(observed):
+    for fetch in _kept_fetches(children):
         network = fetch.network or HubNetwork()
         try:
             found |= hub_ports(fetch.endpoint, network.http_proxy, network.https_proxy)
@@ -103,13 +103,13 @@ def kept_ports(observed: ServiceObserved) -> frozenset[int]:
     return found
 
 
-def kept_certificates(observed: ServiceObserved) -> str:
+def kept_certificates(children: Children, service: str) -> str:
     """Those that such engines mount; empty where none does."""
-    networks = (fetch.network for fetch in _kept_fetches(observed))
+    networks = (fetch.network for fetch in _kept_fetches(children))
     if not any(network.ca_config_map for network in networks if network):
         return ""
-    name = ca_name(observed.service["metadata"]["name"])
-    found = (m for m in of_kind(observed.children, CONFIG_MAP) if m["metadata"]["name"] == name)
+    name = ca_name(service)
+    found = (m for m in of_kind(children, CONFIG_MAP) if m["metadata"]["name"] == name)
     return next(((item.get("data") or {}).get(CA_FILE, "") for item in found), "")
 
 
@@ -121,8 +121,8 @@ def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
     return EnginePoolSpec.model_validate(own | pin.fields)
 
 
-def _kept_fetches(observed: ServiceObserved) -> Iterator[ModelFetch]:
-    for fields, _ in (each for role in Role for each in _decided(observed, role)):
+def _kept_fetches(children: Children) -> Iterator[ModelFetch]:
+    for fields, _ in (each for role in Role for each in _decided(children, role)):
         try:
             yield ModelFetch.model_validate(fields.get("fetch"))
         except ValidationError:  # none, edited, or of another release
@@ -141,19 +141,19 @@ def _given(part: BaseModel | None) -> Manifest:
     return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
 
 
-def _decided(observed: ServiceObserved, role: Role) -> Iterator[tuple[Manifest, bool]]:
+def _decided(children: Children, role: Role) -> Iterator[tuple[Manifest, bool]]:
     """`PINNED_FIELDS` of pools and revisions, and whether they are in use."""
-    for pool in of_kind(observed.children, ENGINE_POOL):
+    for pool in of_kind(children, ENGINE_POOL):
         if pool["spec"]["role"] == role and (applied := applied_spec(pool)):
             yield {name: applied[name] for name in PINNED_FIELDS if name in applied}, True
-    for deployment in of_kind(observed.children, DEPLOYMENT):
+    for deployment in of_kind(children, DEPLOYMENT):
         if found := _json(note_of(deployment, PINNED)):
             yield found, False
 
 
-def _pin(observed: ServiceObserved, fields: Manifest, in_use: bool) -> Pin | None:
+def _pin(children: Children, fields: Manifest, in_use: bool) -> Pin | None:
     name = (fields.get("configRef") or {}).get("name")
-    for item in of_kind(observed.children, CONFIG_MAP):
+    for item in of_kind(children, CONFIG_MAP):
         if item["metadata"]["name"] == name and ENGINE_FILE in (item.get("data") or {}):
             try:
                 settings = settings_from(_json(note_of(item, RESOLVED)))
@@ -173,13 +173,13 @@ def _json(text: str) -> Manifest:
     return found if isinstance(found, dict) else {}
 
 
-def shared_settings(observed: ServiceObserved, spec: InferenceServiceSpec) -> Settings:
+def shared_settings(children: Children, spec: InferenceServiceSpec) -> Settings:
     """What is pinned for the pools of a service of what nobody has set; what engines run with goes
     before what only a former revision has. Empty where nothing is pinned."""
     if len(spec.roles) == 1:
         return {}
     found = [
-        pin for role in spec.roles for pin in pins_of(observed, role, engine_inputs(spec, role))
+        pin for role in spec.roles for pin in pins_of(children, role, engine_inputs(spec, role))
     ]
     first = next(iter(sorted(found, key=lambda pin: not pin.in_use)), None)
     settings = first.settings if first else {}
@@ -191,10 +191,10 @@ def shared_settings(observed: ServiceObserved, spec: InferenceServiceSpec) -> Se
 
 
 def shared_pin(
-    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, shared: Settings
+    children: Children, spec: InferenceServiceSpec, role: Role, shared: Settings
 ) -> Pin | None:
     """What was decided for a pool with its inputs as they are, if it agrees with `shared`."""
-    for pin in pins_of(observed, role, engine_inputs(spec, role)):
+    for pin in pins_of(children, role, engine_inputs(spec, role)):
         if all(
             name not in pin.settings
             or pin.settings[name].source is Source.USER

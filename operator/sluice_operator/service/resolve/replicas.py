@@ -34,7 +34,7 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
     of_kind,
 )
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children
 
 PROMPT_TOKENS: Final = 4
 """For each token of an answer: an assumption, until requests are seen."""
@@ -135,12 +135,14 @@ def _to_replace(
     return gpus if spec.gpu_budget is None else min(gpus, spec.gpu_budget), each
 
 
-def former_pools(observed: ServiceObserved, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
+def former_pools(
+    service: Manifest, children: Children, spec: InferenceServiceSpec
+) -> tuple[Manifest, ...]:
     """The pools of the service that its mode does not have."""
-    uid = observed.service["metadata"].get("uid")
+    uid = service["metadata"].get("uid")
     return tuple(
         pool
-        for pool in of_kind(observed.children, ENGINE_POOL)
+        for pool in of_kind(children, ENGINE_POOL)
         if uid is not None
         and controller_uid(pool) == uid
         and pool["spec"]["role"] not in spec.roles

@@ -37,7 +37,7 @@ from sluice_operator.manifests.router import (
     RouterDeployment,
     router_deployment,
 )
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.resolve.release_decisions import router_inputs
 
 
@@ -60,19 +60,19 @@ def plan_router(
     """The routers of a service. `waits`: those of a former mode are to serve on for now, unless
     they have gone over to the pools of the spec's mode already."""
     file = _config_map(top, spec)
-    built = _deployment(observed, top, spec, file["metadata"]["name"])
-    live = _live(observed, built)
+    built = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
+    live = _live(observed.children, built)
     if waits:
-        followed = _followed(observed, live) if live else None
+        followed = _followed(observed.children, live) if live else None
         if live is not None and followed is not None and followed != set(spec.roles):
             serving = applied_manifest(live) or whole_manifest(live)
             former = with_replicas(serving, built["spec"]["replicas"])
             return PlannedRouter(former, (), (), is_former=True)
-        if followed is None and not _has_switched(observed, spec):
+        if followed is None and not _has_switched(observed.service, spec):
             other = next(mode for mode in MODES if mode != spec.mode)
             spec = spec.model_copy(update={"mode": other})
             file = _config_map(top, spec)
-            former = _deployment(observed, top, spec, file["metadata"]["name"])
+            former = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
             return PlannedRouter(former, (file,), (), is_former=True)
     deployment = kept(built, applied_manifest(live) if live else None)
     there = {item["metadata"]["name"] for item in of_kind(observed.children, CONFIG_MAP)}
@@ -86,19 +86,19 @@ def plan_router(
     return PlannedRouter(deployment, (file,) if same else (), (f"routers: {changed}",))
 
 
-def _followed(observed: ServiceObserved, live: Manifest) -> set[str] | None:
+def _followed(children: Children, live: Manifest) -> set[str] | None:
     """The roles of the pools that the routers of `live` know; None: their file is gone."""
     names = mounted_config_maps(live)
-    for item in of_kind(observed.children, CONFIG_MAP):
+    for item in of_kind(children, CONFIG_MAP):
         text = (item.get("data") or {}).get(ROUTER_FILE)
         if item["metadata"]["name"] in names and text is not None:
             return _roles(text)
     return None
 
 
-def _has_switched(observed: ServiceObserved, spec: InferenceServiceSpec) -> bool:
+def _has_switched(service: Manifest, spec: InferenceServiceSpec) -> bool:
     """Whether the service was served in the mode of `spec` last, as its status says."""
-    return bool((observed.service.get("status") or {}).get("mode") == spec.mode)
+    return bool((service.get("status") or {}).get("mode") == spec.mode)
 
 
 def _roles(text: str) -> set[str]:
@@ -155,14 +155,12 @@ def _memory_limit_bytes(spec: InferenceServiceSpec) -> int:
     return int(amount(limits.get("memory")) or amount(ROUTER_RESOURCES["limits"]["memory"]) or 0)
 
 
-def _deployment(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, file: str
-) -> Manifest:
+def _deployment(image: str, top: Owner, spec: InferenceServiceSpec, file: str) -> Manifest:
     router = spec.router or RouterSpec()
     lame_duck = int(RouterServer().lame_duck_seconds)
     wanted = RouterDeployment(
         replicas=router.replicas,
-        image=router.image or observed.images.router,
+        image=router.image or image,
         config_map=file,
         resources=router.resources,
         shutdown_seconds=lame_duck + spec.longest_drain_seconds,
@@ -180,7 +178,7 @@ def _keys_secret(spec: InferenceServiceSpec) -> str | None:
     return auth.secret_ref.name if auth else None
 
 
-def _live(observed: ServiceObserved, built: Manifest) -> Manifest | None:
+def _live(children: Children, built: Manifest) -> Manifest | None:
     name = built["metadata"]["name"]
-    found = of_kind(observed.children, DEPLOYMENT)
+    found = of_kind(children, DEPLOYMENT)
     return next((item for item in found if item["metadata"]["name"] == name), None)

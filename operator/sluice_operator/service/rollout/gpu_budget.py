@@ -82,7 +82,7 @@ def budget_of(observed: ServiceObserved, spec: InferenceServiceSpec) -> Budget |
     if spec.gpu_budget is None:
         return None
     gpus = {role: gpu_count(spec.pool(role).accelerator) for role in spec.roles}
-    counted = {role: _counted(_engines(observed, role)) for role in spec.roles}
+    counted = {role: _counted(_engines(observed.engines, role)) for role in spec.roles}
     surges = {
         Role(pool["spec"]["role"]): pool["spec"].get("podSurge", 0)
         for pool in of_kind(observed.children, ENGINE_POOL)
@@ -100,19 +100,19 @@ def other_mode_gpus(observed: ServiceObserved, spec: InferenceServiceSpec) -> in
     """GPUs of engines of roles that the mode does not have, and of those that their pools have yet
     to make."""
     former = [role for role in Role if role not in spec.roles]
-    held = sum(_gpus_of(pod) for role in former for pod in _engines(observed, role))
-    for pool in former_pools(observed, spec):
-        engines = _engines(observed, Role(pool["spec"]["role"]))
+    held = sum(_gpus_of(pod) for role in former for pod in _engines(observed.engines, role))
+    for pool in former_pools(observed.service, observed.children, spec):
+        engines = _engines(observed.engines, Role(pool["spec"]["role"]))
         lacking = pool["spec"]["replicas"] - sum(not is_draining(pod) for pod in engines)
         held += pool_gpus(pool) * max(0, lacking)
     return held
 
 
-def _engines(observed: ServiceObserved, role: Role) -> list[Manifest]:
+def _engines(pods: tuple[Manifest, ...], role: Role) -> list[Manifest]:
     """The pods of a role that hold GPUs, or will."""
     return [
         pod
-        for pod in observed.engines
+        for pod in pods
         if pod["metadata"]["labels"].get(labels.ROLE) == role and not is_finished(pod)
     ]
 

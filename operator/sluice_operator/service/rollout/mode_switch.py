@@ -28,7 +28,7 @@ from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.engine_pool import STABLE, with_stable
 from sluice_operator.manifests.metadata import note_of, stamped
 from sluice_operator.manifests.pods import config_map_of_pod
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.resolve.router import PlannedRouter
 from sluice_operator.service.rollout.revisions import engines_ready, stable_revisions
 from sluice_operator.service.rollout.surge import PoolState
@@ -53,7 +53,7 @@ NO_FORMER: Final = Former()
 
 
 def are_awaited(
-    observed: ServiceObserved,
+    children: Children,
     spec: InferenceServiceSpec,
     wanted: Iterable[PoolState],
     former: tuple[Manifest, ...],
@@ -63,10 +63,9 @@ def are_awaited(
     `former` ones."""
     if not former:
         return False
-    serves = _have_ready_engine(observed, former)
+    serves = _have_ready_engine(children, former)
     reported = {
-        pool["spec"]["role"]: engines_ready(pool)
-        for pool in of_kind(observed.children, ENGINE_POOL)
+        pool["spec"]["role"]: engines_ready(pool) for pool in of_kind(children, ENGINE_POOL)
     }
 
     def is_there(pool: PoolState) -> bool:
@@ -94,9 +93,9 @@ def plan_former(
     in_use = {config_map_of_pod(pod["spec"]) for pod in observed.pods}
     has_moved = in_use == {planned}
     serves = all(pool.wanted.ready or not pool.replicas for pool in wanted)
-    noted = stable_revisions(observed).keys()
+    noted = stable_revisions(observed.service, observed.children).keys()
     was_complete = any(pool["spec"]["role"] in noted for pool in former)
-    is_left = serves or not (was_complete or _have_ready_engine(observed, former))
+    is_left = serves or not (was_complete or _have_ready_engine(observed.children, former))
     return NO_FORMER if has_moved and is_left else Former(former)
 
 
@@ -114,9 +113,9 @@ def former_manifests(former: Former) -> Iterator[Manifest]:
         yield with_stable(made, note_of(pool, STABLE))
 
 
-def _have_ready_engine(observed: ServiceObserved, pools: tuple[Manifest, ...]) -> bool:
+def _have_ready_engine(children: Children, pools: tuple[Manifest, ...]) -> bool:
     uids = {pool["metadata"]["uid"] for pool in pools}
     return any(
         controller_uid(item) in uids and (item.get("status") or {}).get("readyReplicas")
-        for item in of_kind(observed.children, DEPLOYMENT)
+        for item in of_kind(children, DEPLOYMENT)
     )

@@ -28,25 +28,25 @@ from sluice_operator.manifests.deployments import TEMPLATE, UNTRIED, kept
 from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
 from sluice_operator.manifests.engine_pool import STABLE
 from sluice_operator.manifests.metadata import Owner, note_of
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children
 from sluice_operator.service.rollout.pairing import fingerprint_of, fingerprint_of_deployment
 from sluice_operator.service.rollout.surge import PoolState, Revision, Revisions
 
 
-def pool_state(observed: ServiceObserved, spec: EnginePoolSpec, config_map: Manifest) -> PoolState:
+def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -> PoolState:
     """The pool that should be as `spec` says, with all revisions that it has; `config_map`: the
     file of the wanted one."""
     name = revision(spec)
-    pools = [p for p in of_kind(observed.children, ENGINE_POOL) if p["spec"]["role"] == spec.role]
+    pools = [p for p in of_kind(children, ENGINE_POOL) if p["spec"]["role"] == spec.role]
     uids = {pool["metadata"]["uid"] for pool in pools}
     planned = {name: count for pool in pools for name, count in _planned(pool).items()}
     failed = {name for pool in pools for name in _failed(pool)}
     loading = {name for pool in pools for name in _loading(pool)}
     found: dict[str, Revision] = {}
-    for item in of_kind(observed.children, DEPLOYMENT):
+    for item in of_kind(children, DEPLOYMENT):
         if controller_uid(item) not in uids or is_being_deleted(item):
             continue
-        fingerprint = fingerprint_of_deployment(item, observed.children)
+        fingerprint = fingerprint_of_deployment(item, children)
         each = _revision(item, fingerprint, loads=revision_of(item) in loading)
         found[each.name] = replace(
             each,
@@ -59,30 +59,30 @@ def pool_state(observed: ServiceObserved, spec: EnginePoolSpec, config_map: Mani
     return PoolState(spec.role, spec.replicas, wanted, tuple(found.values()))
 
 
-def pod_changes(observed: ServiceObserved, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:
+def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:
     """Whether this release would write the pods of a pool otherwise, made of the same inputs."""
     built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
     stays = any(
         revision_of(item) == revision(spec) and kept(built, applied_manifest(item)) is not built
-        for item in of_kind(observed.children, DEPLOYMENT)
+        for item in of_kind(children, DEPLOYMENT)
     )
     return (f"pool {spec.role}: its pods",) if stays else ()
 
 
-def replaces_pods(observed: ServiceObserved, top: Owner, spec: EnginePoolSpec) -> bool:
+def replaces_pods(children: Children, top: Owner, spec: EnginePoolSpec) -> bool:
     """Whether a revision that stays is about to get other pods, such as with a toleration."""
     built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
     return any(
         revision_of(item) == revision(spec)
         and note_of(item, TEMPLATE) != note_of(kept(built, applied_manifest(item)), TEMPLATE)
-        for item in of_kind(observed.children, DEPLOYMENT)
+        for item in of_kind(children, DEPLOYMENT)
     )
 
 
-def stable_revisions(observed: ServiceObserved) -> Revisions:
+def stable_revisions(service: Manifest, children: Children) -> Revisions:
     """The revisions that were complete last, as status says, or else the pools."""
-    rollout = (observed.service.get("status") or {}).get("rollout") or {}
-    pools = of_kind(observed.children, ENGINE_POOL)
+    rollout = (service.get("status") or {}).get("rollout") or {}
+    pools = of_kind(children, ENGINE_POOL)
     noted = {Role(pool["spec"]["role"]): note_of(pool, STABLE) for pool in pools}
     return dict(rollout.get("stable") or {role: name for role, name in noted.items() if name})
 

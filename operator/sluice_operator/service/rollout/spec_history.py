@@ -21,7 +21,7 @@ from sluice_operator.manifests.spec_history import (
     recorded_spec,
     spec_revision,
 )
-from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.observe import Children
 
 MOST: Final = 5
 
@@ -36,13 +36,13 @@ class History:
     """Kind and name of what stays."""
 
 
-def plan_history(observed: ServiceObserved, top: Owner) -> History:
+def plan_history(service: Manifest, children: Children, top: Owner) -> History:
     """The history of an InferenceService, as its status and the live objects have it."""
-    there = {item["metadata"]["name"]: item for item in by_number(observed.children)}
-    if not _is_complete(observed.service):
+    there = {item["metadata"]["name"]: item for item in by_number(children)}
+    if not _is_complete(service):
         return History((), _kept(top, list(there)[-MOST:]))
     last = max((item["revision"] for item in there.values()), default=0)
-    newest = spec_revision(top, spec_with_commit(observed.service), last + 1)
+    newest = spec_revision(top, spec_with_commit(service), last + 1)
     name = newest["metadata"]["name"]
     if (known := there.pop(name, None)) is not None:
         # Its data can never be changed; the spec may have other numbers by now.

@@ -38,7 +38,7 @@ def _state(*children: Manifest) -> PoolState:
     assert spec is not None
     top = owner(INFERENCE_SERVICE, observed.service, "chat")
     resolved = resolve_pool(observed, top, spec, spec.roles[0])
-    return pool_state(observed, resolved.spec, resolved.config_map)
+    return pool_state(observed.children, resolved.spec, resolved.config_map)
 
 
 def _deployment(spec: Manifest, **status: Any) -> Manifest:
