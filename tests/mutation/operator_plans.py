@@ -80,11 +80,11 @@ OPERATOR_MUTATIONS: Final = (
     ),
     Mutation(
         "refused spec: a typo ends a download",
-        "plan",
+        "planned_spec",
         'and not (delivery.manifests and child["kind"] == JOB.kind)',
         'and child["kind"] != JOB.kind',
-        CARRIED_OUT,
-        package=SERVICE,
+        LAST_APPLIED,
+        package=RESOLVE,
     ),
     Mutation(
         "refused spec: nobody scales where a write has failed",

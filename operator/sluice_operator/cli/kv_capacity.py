@@ -17,7 +17,7 @@ from sluice_operator.api.status import ModelStatus
 from sluice_operator.delivery.kv_capacity import KvCapacity, kv_capacity_of
 from sluice_operator.delivery.resolved_model import is_fetched
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.plan import PlannedPool
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 BY_ENGINE: Final = "which an engine chooses at its start from its KV pool"
 

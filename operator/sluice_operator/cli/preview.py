@@ -31,11 +31,12 @@ from sluice_operator.manifests.slo_rules import slo_groups
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
-from sluice_operator.service.plan import PlannedPool, ServicePlan, plan_service
+from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.plan_events import RDMA_RIGHTS
 from sluice_operator.service.report.priorities_count import priorities_check
 from sluice_operator.service.resolve.replicas import split_text
 from sluice_operator.service.resolve.settings import settings_status
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sluice_contract.sizing import Value
 from sluice_operator.accelerators.spelling import unusual_spelling
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.cli.explain.verdicts import Verdict
-from sluice_operator.service.plan import PlannedPool
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 STEADY_CHUNK_TOKENS: Final = 1024
 """Chunks up to here keep gaps small; larger ones are for throughput."""

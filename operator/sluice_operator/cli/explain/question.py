@@ -16,8 +16,8 @@ from sluice_contract.accelerators import Accelerator
 from sluice_contract.explain import Answer, Promise, Question, Requests
 
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.service.plan import PlannedPool
 from sluice_operator.service.report.accelerator_verified import sized_for
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 SIMULATOR: Final = "sluice_simulator"
 PROGRAM: Final = "sluice_simulator.explain"

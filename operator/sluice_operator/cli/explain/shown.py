@@ -13,8 +13,8 @@ from sluice_operator.cli.explain.verdicts import Verdict, rate_text
 from sluice_operator.cli.kv_capacity import BY_ENGINE, capacity_lines, running_lines
 from sluice_operator.cli.preview import Preview, as_json, table, value_text
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.plan import PlannedPool
 from sluice_operator.service.resolve.settings import settings_status
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 WHY: Final = {
     "chunkSize": "most tokens of a step: larger computes prompts faster, smaller keeps gaps small",

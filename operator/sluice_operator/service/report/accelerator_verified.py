@@ -21,7 +21,7 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.conditions.pods import ACCELERATOR_MISSING, UNSCHEDULABLE
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.config_map import ENGINE_FILE
-from sluice_operator.service.plan import PlannedPool
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 REPORTED: Final = "ReportedByEngines"
 OTHER_PRODUCT: Final = "OtherProduct"

@@ -48,7 +48,7 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import Children, ServiceObserved
-from sluice_operator.service.plan import PlannedPool, ServicePlan
+from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.report.accelerator_verified import (
     accelerator_verified,
     first_unverified,
@@ -75,6 +75,7 @@ from sluice_operator.service.report.scaling import scaling_check, scaling_status
 from sluice_operator.service.resolve.settings import settings_status
 from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.pairing import paired
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 from sluice_operator.service.rollout.revisions import engines_ready
 
 

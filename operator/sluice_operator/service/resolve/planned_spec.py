@@ -1,0 +1,123 @@
+"""Which spec a service is planned by: its present one, or the one that was carried out last while
+the present one is refused or waits for its model.
+
+Pure. What brings the model and adapters is decided with it, as engines are made of what is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from sluice_contract import labels
+from sluice_contract.labels import FETCH_ROLE
+
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.apply.plan import Identity, identity
+from sluice_operator.conditions import reasons
+from sluice_operator.delivery.adapters import AdapterDelivery
+from sluice_operator.delivery.delivery import NO_DELIVERY, Delivery
+from sluice_operator.delivery.resolved_model import pinned, pinned_at, spec_with_commit
+from sluice_operator.kube.kinds import JOB, Manifest
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.manifests.spec_history import applied_record
+from sluice_operator.service.observe import Children, ServiceObserved
+from sluice_operator.service.resolve.last_applied import last_applied
+from sluice_operator.service.resolve.model import adapters_of, delivery_of, kept_delivery
+from sluice_operator.service.resolve.pools import contradictions
+from sluice_operator.validation.errors import invalid, joined, validation_errors
+from sluice_operator.validation.refusal import Refusal
+
+
+@dataclass(frozen=True)
+class PlannedSpec:
+    """A spec without contradictions, and what it needs beside its children."""
+
+    spec: InferenceServiceSpec
+    """With the commit of its model."""
+    adapters: AdapterDelivery
+    brought: tuple[Manifest, ...]
+    """What brings its model and adapters, and the model that is awaited."""
+    stays: frozenset[Identity] = frozenset()
+    """What is not pruned, though nothing asks for it."""
+    record: tuple[Manifest, ...] = ()
+    """Of the spec, once the status says that it was carried out."""
+
+
+@dataclass(frozen=True)
+class SpecDecision:
+    """What is planned, and why it is not the present spec."""
+
+    planned: PlannedSpec | None = None
+    """None: the present spec is not carried out, and no former one is known."""
+    delivery: Delivery = NO_DELIVERY
+    """How far the model of the present spec is on its way."""
+    refusal: Refusal | None = None
+    """Set: the present spec is refused."""
+    is_paused: bool = False
+
+
+def decide_spec(observed: ServiceObserved, top: Owner) -> SpecDecision:
+    """The present spec where it is valid and its model is there; else the last one."""
+    service, check = observed.service, partial(contradictions, observed)
+    try:
+        present = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
+    except InvalidSpecError as error:
+        return _last(observed, top, SpecDecision(refusal=joined(invalid(error, check))))
+    spec = pinned(present, service)
+    if errors := validation_errors(spec, check):
+        return _last(observed, top, SpecDecision(refusal=joined(errors)))
+    if observed.name_conflicts and not spec.paused:
+        refusal = _name_taken(observed.name_conflicts)
+        return _last(observed, top, SpecDecision(refusal=refusal))
+    delivery = delivery_of(observed, top, present)
+    if delivery.refusal is not None or delivery.waiting is not None:
+        return _last(observed, top, SpecDecision(delivery=delivery, refusal=delivery.refusal))
+    adapters = adapters_of(observed, top, present)
+    brought = (*delivery.manifests, *adapters.manifests)
+    planned = PlannedSpec(spec, adapters, brought, record=_record(service, top))
+    return SpecDecision(planned, delivery, is_paused=spec.paused)
+
+
+def _last(observed: ServiceObserved, top: Owner, decision: SpecDecision) -> SpecDecision:
+    """`decision` with what was carried out last, with the numbers of the present spec."""
+    service, children = observed.service, observed.children
+    decision = replace(decision, is_paused=bool((service.get("spec") or {}).get("paused")))
+    last = last_applied(service, children)
+    if last is None:
+        return decision
+    spec = pinned_at(last, service, last.model.revision)
+    if any(contradictions(observed, spec)):
+        return decision
+    brought, adapters = kept_delivery(observed, top, last, decision.delivery)
+    stays = _downloads(children, decision.delivery)
+    return replace(decision, planned=PlannedSpec(spec, adapters, brought, stays))
+
+
+def _record(service: Manifest, top: Owner) -> tuple[Manifest, ...]:
+    applied = (service.get("status") or {}).get("appliedGeneration")
+    if applied is None or applied != service["metadata"].get("generation"):
+        return ()
+    return (applied_record(top, spec_with_commit(service)),)
+
+
+def _downloads(children: Children, delivery: Delivery) -> frozenset[Identity]:
+    """What brings models, and stays while the present spec is not carried out: a typo ends no
+    download."""
+    return frozenset(
+        identity(child)
+        for child in children
+        if (child["metadata"].get("labels") or {}).get(labels.ROLE) == FETCH_ROLE
+        and not (delivery.manifests and child["kind"] == JOB.kind)
+    )
+
+
+def _name_taken(conflicts: tuple[Manifest, ...]) -> Refusal:
+    names = ", ".join(f"{kind} {name}" for kind, name in map(identity, conflicts))
+    return Refusal(
+        reasons.NAME_TAKEN,
+        "metadata.name",
+        f"metadata.name: {names} exists and is not this service's; choose another name for the "
+        "service, or delete it",
+    )

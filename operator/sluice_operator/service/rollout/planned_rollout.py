@@ -1,0 +1,105 @@
+"""The roll-out of a service: of all its pools together, with its routers and what stays of another
+mode. Pure.
+
+Knows no pods: it plans how many engines each revision of each pool should have, and an EnginePool's
+own plan carries that out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_contract.labels import Role
+
+from sluice_operator.accelerators.find import AcceleratorFinding
+from sluice_operator.api.pool import RevisionShare
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.engine_pool import engine_pool
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.resolve.pools import ResolvedPool
+from sluice_operator.service.resolve.replicas import former_pools
+from sluice_operator.service.resolve.router import PlannedRouter, plan_router
+from sluice_operator.service.resolve.settings import Settings
+from sluice_operator.service.rollout.gpu_budget import budget_of, plan_within, pod_surges
+from sluice_operator.service.rollout.in_place import plan_in_place
+from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
+from sluice_operator.service.rollout.revisions import pool_state, replaces_pods, stable_revisions
+from sluice_operator.service.rollout.surge import Rollout, plan_rollout
+
+
+@dataclass(frozen=True)
+class PlannedPool:
+    """One pool as the plan wants it, and why it is sized as it is."""
+
+    role: Role
+    replicas: int
+    accelerator: AcceleratorFinding
+    settings: Settings
+    config_map: Manifest
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class PlannedRollout:
+    """How a service gets to what is resolved, and what stays meanwhile."""
+
+    rollout: Rollout
+    """Of all pools."""
+    pools: tuple[PlannedPool, ...]
+    router: PlannedRouter
+    former: Former
+    """What stays for now of another mode."""
+    former_gpus: int
+    """GPUs of the budget that engines of another mode hold, also once their pools have gone."""
+
+
+def roll_out(
+    observed: ServiceObserved,
+    top: Owner,
+    spec: InferenceServiceSpec,
+    resolved: tuple[ResolvedPool, ...],
+) -> PlannedRollout:
+    """The next step towards the `resolved` pools of `spec`."""
+    service, children = observed.service, observed.children
+    states = tuple(pool_state(children, pool.spec, pool.config_map) for pool in resolved)
+    strategy = plan_in_place if spec.replaces_in_place else plan_rollout
+    budget = budget_of(observed, spec)
+    rollout = plan_within(states, stable_revisions(service, children), strategy, budget)
+    # In place, no engine comes beside another.
+    surge_budget = None if spec.replaces_in_place else budget
+    replaced = {
+        pool.spec.role
+        for pool in resolved
+        if surge_budget and replaces_pods(children, top, pool.spec)
+    }
+    surges = pod_surges(states, rollout, surge_budget, replaced)
+    former = former_pools(service, children, spec)
+    waits = are_awaited(children, spec, states, former)
+    router = plan_router(observed, top, spec, waits=waits)
+    return PlannedRollout(
+        rollout=rollout,
+        pools=tuple(_pool(top, pool, rollout, surges.get(pool.spec.role)) for pool in resolved),
+        router=router,
+        former=plan_former(observed, states, former, router),
+        former_gpus=budget.former_gpus if budget else 0,
+    )
+
+
+def _pool(
+    top: Owner, resolved: ResolvedPool, rollout: Rollout, pod_surge: int | None
+) -> PlannedPool:
+    role = resolved.spec.role
+    shares, stable = rollout.shares[role], rollout.stable.get(role, "")
+    revisions = [RevisionShare(name=name, replicas=count) for name, count in shares.items()]
+    numbers = {"revisions": revisions, "pod_surge": pod_surge}
+    spec = resolved.spec.model_copy(update=numbers)
+    return PlannedPool(
+        role=spec.role,
+        replicas=spec.replicas,
+        accelerator=resolved.accelerator,
+        settings=resolved.settings,
+        config_map=resolved.config_map,
+        manifest=engine_pool(top, spec, stable, sets_replicas=resolved.replicas.is_applied),
+    )
