@@ -73,8 +73,8 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "refused spec: numbers are taken that make other pods",
         "last_applied",
-        "if spec_hash(found) != spec_hash(spec):",
-        "if spec_hash(found) == '':",
+        "if spec_hash(changed) != spec_hash(spec):",
+        "if spec_hash(changed) == '':",
         LAST_APPLIED,
         package=RESOLVE,
     ),
@@ -201,8 +201,8 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "budget: a pod that drains holds no GPU",
         "gpu_budget",
-        "return max(there, sum(asked.values()) + surge) + counted.draining",
-        "return max(there, sum(asked.values()) + surge)",
+        "return max(there, sum(replicas.values()) + surge) + counted.draining",
+        "return max(there, sum(replicas.values()) + surge)",
         BUDGET,
         package=ROLLOUTS,
     ),
@@ -250,7 +250,8 @@ OPERATOR_MUTATIONS: Final = (
         "status: a service whose Kubernetes Service is refused is ready",
         "status",
         "fronts = () if is_made else (_front(observed.service, observed.children),)",
-        "front = () if made else (_front(observed.service, observed.children),)",
+        "fronts = () if front in map(identity, plan.apply) else "
+        "(_front(observed.service, observed.children),)",
         STATUS,
         package=REPORT,
     ),

@@ -18,7 +18,7 @@ from sluice_operator.api.conditions import Check
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.status import FetchedAdapter
 from sluice_operator.apply.plan import Event
-from sluice_operator.delivery.delivery import Fetcher, Seen, fetch_task, hub_access
+from sluice_operator.delivery.delivery import DeliveryObserved, Fetcher, fetch_task, hub_access
 from sluice_operator.delivery.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
 from sluice_operator.delivery.resolved_model import (
     assumed_commit,
@@ -74,23 +74,33 @@ class _Task:
         return isinstance(self.outcome, Done | Failed)
 
 
-def plan_adapters(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> AdapterDelivery:
+def plan_adapters(
+    observed: DeliveryObserved, top: Owner, model: ModelSpec, fetcher: Fetcher
+) -> AdapterDelivery:
     """The delivery of the adapters of a hub that the spec names."""
-    wanted = [each for each in model.adapters or () if each.is_fetched]
+    fetched = [adapter for adapter in model.adapters or () if adapter.is_fetched]
     claim = claim_of(top.service, model)
-    if claim is None or (not wanted and is_fetched(model)):
+    if claim is None or (not fetched and is_fetched(model)):
         return NO_ADAPTERS
     access = () if is_fetched(model) else tuple(hub_access(top, model, fetcher))
     # Also on the claim of another cache, but for one of the operator's that was made anew.
     known = {
-        name: each
-        for name, each in fetched_adapters(seen.service).items()
-        if each.claim_uid == uid_of_claim(seen.children, each.claim)
+        name: adapter
+        for name, adapter in fetched_adapters(observed.service).items()
+        if adapter.claim_uid == uid_of_claim(observed.children, adapter.claim)
     }
-    missing = [each for each in wanted if not _is_asked(known.get(each.name), each, model, claim)]
-    tasks = [_task(seen, top, model, fetcher, each, claim) for each in missing if fetcher.image]
-    done = {task.name: record for task in tasks if (record := _record(seen, task, model, claim))}
-    records = (done.get(each.name) or known.get(each.name) for each in wanted)
+    missing = [
+        adapter
+        for adapter in fetched
+        if not _is_asked(known.get(adapter.name), adapter, model, claim)
+    ]
+    tasks = [
+        _task(observed, top, model, fetcher, adapter, claim) for adapter in missing if fetcher.image
+    ]
+    done = {
+        task.name: record for task in tasks if (record := _record(observed, task, model, claim))
+    }
+    records = (done.get(adapter.name) or known.get(adapter.name) for adapter in fetched)
     return AdapterDelivery(
         manifests=(*access, *_jobs(tasks)),
         fetched=tuple(record for record in records if record is not None),
@@ -118,25 +128,32 @@ def assumed_adapters(service: str, model: ModelSpec) -> tuple[Manifest, ...]:
 def _is_asked(
     known: FetchedAdapter | None, adapter: AdapterSpec, model: ModelSpec, claim: str
 ) -> bool:
-    asked = (adapter.uri, model.refresh, claim)
-    return known is not None and (known.uri, known.refresh, known.claim) == asked
+    key = (adapter.uri, model.refresh, claim)
+    return known is not None and (known.uri, known.refresh, known.claim) == key
 
 
 def _task(
-    seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher, adapter: AdapterSpec, claim: str
+    observed: DeliveryObserved,
+    top: Owner,
+    model: ModelSpec,
+    fetcher: Fetcher,
+    adapter: AdapterSpec,
+    claim: str,
 ) -> _Task:
     arguments = adapter_arguments(fetcher.hub.endpoint, adapter.repository, adapter.revision)
     job = fetch_job(top, fetch_task(top, "adapter", model, fetcher, arguments, claim))
-    outcome = outcome_in(seen.children, seen.pods, job, MODEL_FETCHED)
+    outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED)
     if isinstance(outcome, Done) and not re.fullmatch("[0-9a-f]{40}", outcome.message):
         text = f"the fetcher's answer is not understood: {outcome.message[:256]}"
         outcome = Failed("FetcherMismatch", text)
     name = job["metadata"]["name"]
-    live = (each["metadata"]["name"] for each in of_kind(seen.children, JOB))
+    live = (each["metadata"]["name"] for each in of_kind(observed.children, JOB))
     return _Task(adapter, job, outcome, is_made=name in live)
 
 
-def _record(seen: Seen, task: _Task, model: ModelSpec, claim: str) -> FetchedAdapter | None:
+def _record(
+    observed: DeliveryObserved, task: _Task, model: ModelSpec, claim: str
+) -> FetchedAdapter | None:
     if not isinstance(task.outcome, Done):
         return None
     return FetchedAdapter(
@@ -145,7 +162,7 @@ def _record(seen: Seen, task: _Task, model: ModelSpec, claim: str) -> FetchedAda
         refresh=model.refresh,
         commit=task.outcome.message,
         claim=claim,
-        claim_uid=uid_of_claim(seen.children, claim),
+        claim_uid=uid_of_claim(observed.children, claim),
     )
 
 
@@ -172,8 +189,8 @@ def _check(tasks: Iterable[_Task], served: Collection[str]) -> Check | None:
     names = [task.name for task in tasks]
     if not names:
         return None
-    told = (task.outcome for task in tasks if isinstance(task.outcome, Running))
-    troubled = next((outcome for outcome in told if outcome.reason), None)
+    running = (task.outcome for task in tasks if isinstance(task.outcome, Running))
+    troubled = next((outcome for outcome in running if outcome.reason), None)
     text = _listed(names)
     if troubled is not None:
         return Check("False", troubled.reason, f"{text}: {troubled.message}")

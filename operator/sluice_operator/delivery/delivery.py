@@ -26,10 +26,10 @@ from sluice_operator.conditions.reasons import FETCHING, RESOLVING
 from sluice_operator.delivery.image import image_refusal
 from sluice_operator.delivery.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
 from sluice_operator.delivery.resolved_model import (
-    asked,
     claim_of,
     is_fetched,
     pin_of,
+    requested_version,
     uid_of_claim,
 )
 from sluice_operator.kube.kinds import Manifest
@@ -71,7 +71,7 @@ class Fetcher:
 
 
 @dataclass(frozen=True)
-class Seen:
+class DeliveryObserved:
     """What there is of a service, as far as its model is concerned."""
 
     service: Manifest
@@ -101,7 +101,9 @@ NO_DELIVERY: Final = Delivery()
 """Of a model that is where engines run, or in a volume."""
 
 
-def plan_delivery(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> Delivery:
+def plan_delivery(
+    observed: DeliveryObserved, top: Owner, model: ModelSpec, fetcher: Fetcher
+) -> Delivery:
     """The delivery of the model that the spec names."""
     if not is_fetched(model):
         return Delivery(refusal=image_refusal(model, fetcher.image))
@@ -109,17 +111,17 @@ def plan_delivery(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) ->
         allowed = "a model that is not fetched, as SLUICE_FETCH_IMAGE of the operator is not set"
         message = f"{PLACE}: {model.uri} is not allowed; allowed: {allowed}"
         return Delivery(refusal=Refusal(INVALID, PLACE, message))
-    pin = pin_of(seen.service, model)
+    pin = pin_of(observed.service, model)
     always = tuple(hub_access(top, model, fetcher))
     if pin is None:
-        found = _resolve(seen, top, model, fetcher)
+        delivery = _resolve(observed, top, model, fetcher)
     elif refusal := _unsupported(pin):
-        found = Delivery(refusal=refusal)
-    elif (claim := claim_of(top.service, model)) is None or _has_all(seen, pin, claim):
-        found = Delivery()
+        delivery = Delivery(refusal=refusal)
+    elif (claim := claim_of(top.service, model)) is None or _has_all(observed, pin, claim):
+        delivery = Delivery()
     else:
-        found = _download(seen, top, model, fetcher, _replace_claim(seen, pin, claim))
-    return replace(found, manifests=(*always, *found.manifests))
+        delivery = _download(observed, top, model, fetcher, _replace_claim(observed, pin, claim))
+    return replace(delivery, manifests=(*always, *delivery.manifests))
 
 
 def pod_fetch(service: str, model: ModelSpec, fetcher: Fetcher) -> ModelFetch | None:
@@ -137,16 +139,18 @@ def pod_fetch(service: str, model: ModelSpec, fetcher: Fetcher) -> ModelFetch | 
     )
 
 
-def _has_all(seen: Seen, pin: ModelStatus, claim: str) -> bool:
+def _has_all(observed: DeliveryObserved, pin: ModelStatus, claim: str) -> bool:
     """Whether the commit was downloaded to this claim, and not to a former one of that name."""
     if pin.claim != claim:
         return False
-    return pin.claim_uid is None or pin.claim_uid == uid_of_claim(seen.children, claim)
+    return pin.claim_uid is None or pin.claim_uid == uid_of_claim(observed.children, claim)
 
 
-def _replace_claim(seen: Seen, pin: ModelStatus, claim: str) -> ModelStatus:
+def _replace_claim(observed: DeliveryObserved, pin: ModelStatus, claim: str) -> ModelStatus:
     """`pin`, of which `claim` has everything."""
-    return pin.model_copy(update={"claim": claim, "claim_uid": uid_of_claim(seen.children, claim)})
+    return pin.model_copy(
+        update={"claim": claim, "claim_uid": uid_of_claim(observed.children, claim)}
+    )
 
 
 def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
@@ -160,39 +164,41 @@ def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manif
         yield model_claim(top, model.cache)
 
 
-def _resolve(seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher) -> Delivery:
-    uri, revision, refresh = asked(model)
+def _resolve(
+    observed: DeliveryObserved, top: Owner, model: ModelSpec, fetcher: Fetcher
+) -> Delivery:
+    uri, revision, refresh = requested_version(model)
     arguments = resolve_arguments(fetcher.hub.endpoint, uri, revision)
     job = fetch_job(top, fetch_task(top, "resolve", model, fetcher, arguments))
     what = f"{uri} at {revision}"
-    outcome = outcome_in(seen.children, seen.pods, job, MODEL_RESOLVED)
+    outcome = outcome_in(observed.children, observed.pods, job, MODEL_RESOLVED)
     if not isinstance(outcome, Done):
         text = f"{what} is being resolved to a commit."
         return _undone(job, outcome, Check("False", RESOLVING, text))
     try:
-        told = ResolvedModel.model_validate_json(outcome.message, extra="ignore")
+        model_facts = ResolvedModel.model_validate_json(outcome.message, extra="ignore")
     except ValidationError:
         message = f"the fetcher's answer is not understood: {outcome.message[:256]}"
         return Delivery((job,), refusal=_refusal("FetcherMismatch", what, message))
-    status = ModelStatus(uri=uri, revision=revision, refresh=refresh, **told.model_dump())
-    text = f"{what} is commit {told.commit}, {_gb(told.bytes)}."
+    status = ModelStatus(uri=uri, revision=revision, refresh=refresh, **model_facts.model_dump())
+    text = f"{what} is commit {model_facts.commit}, {_gb(model_facts.bytes)}."
     event = Event("Normal", "ModelResolved", text)
     return Delivery((job,), Check("False", RESOLVING, text), status=status, events=(event,))
 
 
 def _download(
-    seen: Seen, top: Owner, model: ModelSpec, fetcher: Fetcher, wanted: ModelStatus
+    observed: DeliveryObserved, top: Owner, model: ModelSpec, fetcher: Fetcher, pin: ModelStatus
 ) -> Delivery:
-    arguments = fetch_arguments(fetcher.hub.endpoint, wanted.uri, wanted.commit)
-    job = fetch_job(top, fetch_task(top, "fetch", model, fetcher, arguments, wanted.claim))
-    what = f"commit {wanted.commit} of {wanted.uri} to claim {wanted.claim}"
-    outcome = outcome_in(seen.children, seen.pods, job, MODEL_FETCHED)
+    arguments = fetch_arguments(fetcher.hub.endpoint, pin.uri, pin.commit)
+    job = fetch_job(top, fetch_task(top, "fetch", model, fetcher, arguments, pin.claim))
+    what = f"commit {pin.commit} of {pin.uri} to claim {pin.claim}"
+    outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED)
     if not isinstance(outcome, Done):
-        text = f"{_so_far(seen.progress) or _gb(wanted.bytes)}: {what}."
+        text = f"{_so_far(observed.progress) or _gb(pin.bytes)}: {what}."
         return _undone(job, outcome, Check("False", FETCHING, text))
     event = Event("Normal", "ModelFetched", f"{what}: complete and verified.")
     done = Check("False", FETCHING, f"{what}: complete and verified.")
-    return Delivery((job,), done, status=wanted, events=(event,))
+    return Delivery((job,), done, status=pin, events=(event,))
 
 
 def fetch_task(

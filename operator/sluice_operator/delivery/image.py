@@ -51,7 +51,7 @@ def nodes_mount_images(nodes: Sequence[Manifest] | None) -> bool:
 
 def _mounts_images(node: Manifest) -> bool:
     info = (node.get("status") or {}).get("nodeInfo") or {}
-    found = re.match(r"([-a-z]+)://v?(\d+)\.(\d+)", info.get("containerRuntimeVersion", ""))
-    if found is None or found[1] not in FIRST_WITH_VOLUMES:
+    runtime = re.match(r"([-a-z]+)://v?(\d+)\.(\d+)", info.get("containerRuntimeVersion", ""))
+    if runtime is None or runtime[1] not in FIRST_WITH_VOLUMES:
         return False
-    return (int(found[2]), int(found[3])) >= FIRST_WITH_VOLUMES[found[1]]
+    return (int(runtime[2]), int(runtime[3])) >= FIRST_WITH_VOLUMES[runtime[1]]

@@ -58,7 +58,7 @@ def outcome_in(
     """The outcome of the planned `job`, as the live one among `children` has it."""
     name = job["metadata"]["name"]
     jobs = of_kind(tuple(children), JOB)
-    live = next((each for each in jobs if each["metadata"]["name"] == name), None)
+    live = next((item for item in jobs if item["metadata"]["name"] == name), None)
     return outcome_of(live, pods, succeeds_with)
 
 
@@ -68,15 +68,15 @@ def outcome_of(job: Manifest | None, pods: Iterable[Manifest], succeeds_with: st
     if job is None:
         return Running()
     own = [pod for pod in pods if controller_uid(pod) == job["metadata"].get("uid")]
-    ended = sorted(_ended(own), key=lambda each: str(each[1].get("finishedAt") or ""))
-    told = [(each.get("exitCode"), name_secret(pod, _message(each))) for pod, each in ended]
-    for code, message in told:
+    ended = sorted(_ended(own), key=lambda item: str(item[1].get("finishedAt") or ""))
+    messages = [(state.get("exitCode"), name_secret(pod, _message(state))) for pod, state in ended]
+    for code, message in messages:
         if code == 0 and message.reason == succeeds_with:
             return Done(message.message)
-    if any(code == EXIT_REFUSED for code, _ in told):
-        message = next(message for code, message in told if code == EXIT_REFUSED)
+    if any(code == EXIT_REFUSED for code, _ in messages):
+        message = next(message for code, message in messages if code == EXIT_REFUSED)
         return Failed(message.reason, message.message)
-    last = told[-1][1] if told else None
+    last = messages[-1][1] if messages else None
     if _has(job, "Failed"):
         return Failed(last.reason, f"{last.message}; given up") if last else _given_up(job)
     if _has(job, "Complete"):
@@ -86,14 +86,14 @@ def outcome_of(job: Manifest | None, pods: Iterable[Manifest], succeeds_with: st
     if not own:
         return Running(has_pod=False)
     if last:
-        again = f"{last.message}; tried again (failed {len(told)} times)"
+        again = f"{last.message}; tried again (failed {len(messages)} times)"
         return Running(last.reason, again)
     return Running()
 
 
 def _given_up(job: Manifest) -> Failed:
-    found = _condition(job, "Failed")
-    return Failed(str(found.get("reason", "JobFailed")), str(found.get("message", "")))
+    condition = _condition(job, "Failed")
+    return Failed(str(condition.get("reason", "JobFailed")), str(condition.get("message", "")))
 
 
 def _ended(pods: Iterable[Manifest]) -> Iterator[tuple[Manifest, dict[str, Any]]]:
@@ -120,5 +120,5 @@ def _has(job: Manifest, kind: str) -> bool:
 
 
 def _condition(job: Manifest, kind: str) -> dict[str, Any]:
-    found = (job.get("status") or {}).get("conditions") or ()
-    return next((each for each in found if each["type"] == kind), {})
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return next((condition for condition in conditions if condition["type"] == kind), {})

@@ -34,7 +34,7 @@ def pin_of(service: Manifest, model: ModelSpec) -> ModelStatus | None:
         pin = ModelStatus.model_validate(shown) if shown else None
     except ValidationError:  # edited, or of another release
         return None
-    if pin is None or (pin.uri, pin.revision, pin.refresh) != asked(model):
+    if pin is None or (pin.uri, pin.revision, pin.refresh) != requested_version(model):
         return None
     return pin
 
@@ -42,24 +42,24 @@ def pin_of(service: Manifest, model: ModelSpec) -> ModelStatus | None:
 def fetched_adapters(service: Manifest) -> dict[str, FetchedAdapter]:
     """What status says of adapters of a hub, by name."""
     shown = (service.get("status") or {}).get("adapters") or ()
-    found = []
-    for each in shown:
+    adapters = []
+    for entry in shown:
         try:
-            found.append(FetchedAdapter.model_validate(each))
+            adapters.append(FetchedAdapter.model_validate(entry))
         except ValidationError:  # edited, or of another release
             continue
-    return {each.name: each for each in found}
+    return {entry.name: entry for entry in adapters}
 
 
 def uid_of_claim(children: Iterable[Manifest], claim: str) -> str | None:
     """The uid of a claim among the service's children; None of one that is not the operator's."""
     claims = of_kind(tuple(children), PERSISTENT_VOLUME_CLAIM)
-    found = (each["metadata"] for each in claims if each["metadata"]["name"] == claim)
-    return next((metadata.get("uid") for metadata in found), None)
+    all_metadata = (item["metadata"] for item in claims)
+    return next((meta.get("uid") for meta in all_metadata if meta["name"] == claim), None)
 
 
-def asked(model: ModelSpec) -> tuple[str, str, str | None]:
-    """What a pin is for."""
+def requested_version(model: ModelSpec) -> tuple[str, str, str | None]:
+    """Which version of which model a pin is for."""
     return model.uri, model.revision or DEFAULT_REVISION, model.refresh
 
 
@@ -93,7 +93,7 @@ def pinned_at(
         "refresh": None,
         "token_secret_ref": model.token_secret_ref if is_fetched(model) else None,
         "cache": CacheSpec(claim=claim) if claim else None,
-        "adapters": [_pinned(each, known) for each in model.adapters]
+        "adapters": [_pinned(adapter, known) for adapter in model.adapters]
         if model.adapters is not None
         else None,
     }
@@ -102,11 +102,11 @@ def pinned_at(
 
 def _pinned(adapter: AdapterSpec, known: Mapping[str, FetchedAdapter]) -> AdapterSpec:
     """Where an adapter of a hub is, of which any version is; others, as they are."""
-    found = known.get(adapter.name)
-    if not adapter.is_fetched or found is None:
+    fetched = known.get(adapter.name)
+    if not adapter.is_fetched or fetched is None:
         return adapter
-    repository = found.uri.partition("://")[2].partition("@")[0]
-    folder = f"pvc://{found.claim}/{snapshot_path(repository, found.commit)}"
+    repository = fetched.uri.partition("://")[2].partition("@")[0]
+    folder = f"pvc://{fetched.claim}/{snapshot_path(repository, fetched.commit)}"
     return adapter.model_copy(update={"uri": folder})
 
 
@@ -127,7 +127,7 @@ def spec_with_commit(service: Manifest) -> Manifest:
 
 def assumed_pin(model: ModelSpec) -> ModelStatus:
     """Of a model that nobody has resolved: for previews."""
-    uri, revision, refresh = asked(model)
+    uri, revision, refresh = requested_version(model)
     return ModelStatus(
         uri=uri,
         revision=revision,

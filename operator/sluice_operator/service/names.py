@@ -72,24 +72,24 @@ def child_names(
 
 def config_maps_in_use(children: tuple[Manifest, ...]) -> frozenset[Name]:
     """The ConfigMaps that live children refer to."""
-    found = {pool["spec"]["configRef"]["name"] for pool in of_kind(children, ENGINE_POOL)}
+    names = {pool["spec"]["configRef"]["name"] for pool in of_kind(children, ENGINE_POOL)}
     for deployment in of_kind(children, DEPLOYMENT):
-        found |= mounted_config_maps(deployment)
-    return frozenset((CONFIG_MAP, name) for name in found)
+        names |= mounted_config_maps(deployment)
+    return frozenset((CONFIG_MAP, name) for name in names)
 
 
 def downloads_in_use(children: tuple[Manifest, ...]) -> frozenset[Name]:
     """The claims that pods of live Deployments mount, and the policies that let pods download."""
-    found: set[Name] = set()
+    names: set[Name] = set()
     for deployment in of_kind(children, DEPLOYMENT):
         template = deployment["spec"]["template"]
         marks = template["metadata"].get("labels") or {}
         if labels.FETCHES in marks:
-            found.add((NETWORK_POLICY, fetch_name(marks.get(labels.SERVICE, ""))))
+            names.add((NETWORK_POLICY, fetch_name(marks.get(labels.SERVICE, ""))))
         for volume in template["spec"].get("volumes") or ():
             if claim := volume.get("persistentVolumeClaim"):
-                found.add((PERSISTENT_VOLUME_CLAIM, claim["claimName"]))
-    return frozenset(found)
+                names.add((PERSISTENT_VOLUME_CLAIM, claim["claimName"]))
+    return frozenset(names)
 
 
 def fetches(service: Manifest) -> bool:

@@ -147,11 +147,11 @@ class ServiceObserver:
             self.nodes.list(),
         )
         applied = service | {"spec": spec_in_record(key.name, children)}
-        wants = (service, applied)
+        versions = (service, applied)
         engines, fetchers = await asyncio.gather(
-            self._engines(wants, selector), self._fetchers(wants, selector)
+            self._engines(versions, selector), self._fetchers(versions, selector)
         )
-        mounts = any(map(has_model_image, wants)) and await self.image_volumes.accepted()
+        mounts = any(map(has_model_image, versions)) and await self.image_volumes.accepted()
         progress = await self.progress.of(fetchers) if self.progress else None
         names = child_names(service, optional, with_ca=bool(self.installation.hub.certificates))
         children, conflicts = await self._unlabelled(service, children, names)
@@ -173,18 +173,22 @@ class ServiceObserver:
             accepts_image_volumes=mounts,
         )
 
-    async def _engines(self, wants: tuple[Manifest, ...], selector: str) -> tuple[Manifest, ...]:
-        if not any("gpuBudget" in (each["spec"].get("autoscaling") or {}) for each in wants):
+    async def _engines(self, versions: tuple[Manifest, ...], selector: str) -> tuple[Manifest, ...]:
+        if not any(
+            "gpuBudget" in (version["spec"].get("autoscaling") or {}) for version in versions
+        ):
             return ()
-        namespace, roles = wants[0]["metadata"]["namespace"], set(labels.Role)
-        found = await self.reader.list_objects(POD, namespace, selector)
-        return tuple(pod for pod in found if pod["metadata"]["labels"].get(labels.ROLE) in roles)
+        namespace, roles = versions[0]["metadata"]["namespace"], set(labels.Role)
+        pods = await self.reader.list_objects(POD, namespace, selector)
+        return tuple(pod for pod in pods if pod["metadata"]["labels"].get(labels.ROLE) in roles)
 
-    async def _fetchers(self, wants: tuple[Manifest, ...], selector: str) -> tuple[Manifest, ...]:
-        if not any(map(fetches, wants)):
+    async def _fetchers(
+        self, versions: tuple[Manifest, ...], selector: str
+    ) -> tuple[Manifest, ...]:
+        if not any(map(fetches, versions)):
             return ()
         of_jobs = f"{selector},{labels.ROLE}={labels.FETCH_ROLE}"
-        namespace = wants[0]["metadata"]["namespace"]
+        namespace = versions[0]["metadata"]["namespace"]
         return await self.reader.list_objects(POD, namespace, of_jobs)
 
     async def _unlabelled(
@@ -198,7 +202,7 @@ class ServiceObserver:
         )
         namespace, uid = service["metadata"]["namespace"], service["metadata"]["uid"]
         gets = (self.reader.get(kind, namespace, name) for kind, name in lacking)
-        found = [item for item in await asyncio.gather(*gets) if item is not None]
-        ours = (item for item in found if controller_uid(item) == uid)
-        theirs = (item for item in found if controller_uid(item) != uid)
+        objects = [item for item in await asyncio.gather(*gets) if item is not None]
+        ours = (item for item in objects if controller_uid(item) == uid)
+        theirs = (item for item in objects if controller_uid(item) != uid)
         return (*children, *ours), tuple(theirs)

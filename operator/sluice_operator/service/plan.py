@@ -252,11 +252,13 @@ def _left_over(
 ) -> tuple[Reference, ...]:
     """What this service controls and no longer wants, nor needs for now. A ConfigMap or a claim
     stays while anything that stays mounts it, and the way to a hub while engines download."""
-    wanted = {identity(manifest) for manifest in apply}
+    desired = {identity(manifest) for manifest in apply}
     going = {
         pool["metadata"].get("uid")
         for pool in of_kind(children, ENGINE_POOL)
-        if controller_uid(pool) == top.uid and not former.has(pool) and identity(pool) not in wanted
+        if controller_uid(pool) == top.uid
+        and not former.has(pool)
+        and identity(pool) not in desired
     }
     remaining = tuple(
         child
@@ -269,7 +271,7 @@ def _left_over(
         reference_to(child, (*SERVICE_CHILDREN, *OPTIONAL_CHILDREN))
         for child in children
         if _is_ours(child, top)
-        and identity(child) not in wanted | mounted | stays
+        and identity(child) not in desired | mounted | stays
         and not former.has(child)
     )
 

@@ -34,42 +34,42 @@ NUMBERS: Final = frozenset({"replicas", "revisions", "inputs"})
 def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:
     """What is wanted and not there yet."""
     there = {identity(child) for child in children}
-    new = tuple(each for each in map(identity, apply) if each not in there)
+    new = tuple(child_name for child_name in map(identity, apply) if child_name not in there)
     return (Event("Normal", "Created", f"Created {_listed(new)}.", written=new),) if new else ()
 
 
-def scaled(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, ...]:
-    """Pools that are to have another number of engines; `wanted` by the pool's name. One that is
+def scaled(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
+    """Pools that are to have another number of engines; `planned` by the pool's name. One that is
     made from the same plan was edited by somebody: that is told when it is taken back. One whose
     number is not set here is told by its own plan."""
     return tuple(
         Event("Normal", "Scaled", _scaling(pool, _replicas(desired)), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
-        if (desired := wanted.get(pool["metadata"]["name"])) is not None
+        if (desired := planned.get(pool["metadata"]["name"])) is not None
         and "replicas" in desired["spec"]
         and not is_current(desired, pool)
         and _replicas(pool) != _replicas(desired)
     )
 
 
-def rolling_out(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, ...]:
-    """Pools that are to have another revision, with what makes it another; `wanted` by name. One
+def rolling_out(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
+    """Pools that are to have another revision, with what makes it another; `planned` by name. One
     that was asked for it before, and has not told yet, is told of once."""
     return tuple(
         Event("Normal", ROLLING_OUT, _rollout(pool, desired, old), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
-        if (desired := wanted.get(pool["metadata"]["name"])) is not None
+        if (desired := planned.get(pool["metadata"]["name"])) is not None
         and not is_current(desired, pool)
         and (old := _revision(pool)) not in ("", _wanted(desired))
         and _wanted(pool) != _wanted(desired)
     )
 
 
-def leaves_restricted(children: Children, wanted: Mapping[str, Manifest]) -> tuple[Event, ...]:
+def leaves_restricted(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
     """Pools whose engines are to have more rights than the standard restricted allows, as long as
-    they are not there yet; `wanted` by the pool's name."""
+    they are not there yet; `planned` by the pool's name."""
     there = {pool["metadata"]["name"] for pool in of_kind(children, ENGINE_POOL) if _rdma(pool)}
-    new = [desired["spec"]["role"] for name, desired in wanted.items() if _rdma(desired)
+    new = [desired["spec"]["role"] for name, desired in planned.items() if _rdma(desired)
            and name not in there]  # fmt: skip
     if not new:
         return ()
@@ -89,9 +89,11 @@ def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
     return (Event("Normal", "Removed", f"Removed {_listed(gone)}.", written=gone),) if gone else ()
 
 
-def _scaling(pool: Manifest, wanted: int) -> str:
+def _scaling(pool: Manifest, replicas: int) -> str:
     role = pool["spec"]["role"]
-    return f"Pool {role}: replicas from {_replicas(pool)} to {wanted} (spec.pools.{role}.replicas)."
+    return (
+        f"Pool {role}: replicas from {_replicas(pool)} to {replicas} (spec.pools.{role}.replicas)."
+    )
 
 
 def _rollout(pool: Manifest, desired: Manifest, old: str) -> str:

@@ -64,8 +64,8 @@ class ServiceReconcile:
             self.autoscaling.service_seen(key, scaled)  # what serves is scaled all the same
             raise
         self.autoscaling.service_seen(key, scaled)
-        told = self.autoscaling.told(key)
-        status = service_status(observed, plan, self.clock.now(), outcome.refused, told)
+        scaling = self.autoscaling.told(key)
+        status = service_status(observed, plan, self.clock.now(), outcome.refused, scaling)
         report = report_of(plan, outcome, live.get("status"), status, NOTABLE)
         await self.executor.report(live, outcome, report)
         taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN

@@ -38,36 +38,36 @@ def accelerator_verified(pool: PlannedPool, live: Manifest | None) -> Check:
         return Check("False", ACCELERATOR_MISSING, f"Pool {pool.role}: {updated['message']}")
     reported = status.get("accelerators") or ()
     if not reported:
-        found = pool.accelerator.verified
-        return Check(found.status, found.reason, f"Pool {pool.role}: {found.message}")
-    told = [ReportedAccelerator.model_validate(each) for each in reported]
-    return _compared(pool, told)
+        nodes_say = pool.accelerator.verified
+        return Check(nodes_say.status, nodes_say.reason, f"Pool {pool.role}: {nodes_say.message}")
+    reports = [ReportedAccelerator.model_validate(report) for report in reported]
+    return _compared(pool, reports)
 
 
 def with_missing_node(updated: Check, pool: PlannedPool) -> Check:
     """The check of a pool whose pods find no place, with what no node has, where it is that."""
-    found = pool.accelerator.verified
-    if updated.reason != UNSCHEDULABLE or found.reason != NO_SUCH_NODE:
+    nodes_say = pool.accelerator.verified
+    if updated.reason != UNSCHEDULABLE or nodes_say.reason != NO_SUCH_NODE:
         return updated
-    return replace(updated, message=f"{updated.message}; {found.reason}: {found.message}")
+    return replace(updated, message=f"{updated.message}; {nodes_say.reason}: {nodes_say.message}")
 
 
 def first_unverified(checks: Iterable[Check]) -> Check:
     """Of the checks of all pools the one to show: the first that is not True."""
-    found = tuple(checks)
-    return next((check for check in found if not check.is_true), found[0])
+    all_checks = tuple(checks)
+    return next((check for check in all_checks if not check.is_true), all_checks[0])
 
 
-def _compared(pool: PlannedPool, told: list[ReportedAccelerator]) -> Check:
+def _compared(pool: PlannedPool, reports: list[ReportedAccelerator]) -> Check:
     planned = sized_for(pool.config_map) or pool.accelerator.accelerator
-    head = f"Pool {pool.role}: {', '.join(map(_shown, told))}"
+    head = f"Pool {pool.role}: {', '.join(map(_shown, reports))}"
     named = pool.accelerator.named
-    if named and (others := [each for each in told if not _is(named, each)]):
+    if named and (others := [report for report in reports if not _is(named, report)]):
         text = f"{head}; asked for is {named}, and {others[0].engines} of them have another."
         return Check("False", OTHER_PRODUCT, text)
-    if any(_larger(_sizes(planned), _sizes(_accelerator(each))) for each in told):
+    if any(_larger(_sizes(planned), _sizes(_accelerator(report))) for report in reports):
         return Check("False", TOO_SMALL, f"{head}; the sizes are those of {planned}.")
-    if len(told) > 1 or not _is(planned.product or "", told[0]):
+    if len(reports) > 1 or not _is(planned.product or "", reports[0]):
         head += f"; sized for {planned}"
     return Check("True", REPORTED, f"{head}.")
 
@@ -81,26 +81,26 @@ def sized_for(config_map: Manifest) -> Accelerator | None:
         return None
 
 
-def _shown(told: ReportedAccelerator) -> str:
-    verb = "engine reports" if told.engines == 1 else "engines report"
-    return f"{told.engines} {verb} {_accelerator(told)}"
+def _shown(report: ReportedAccelerator) -> str:
+    verb = "engine reports" if report.engines == 1 else "engines report"
+    return f"{report.engines} {verb} {_accelerator(report)}"
 
 
-def _accelerator(told: ReportedAccelerator) -> Accelerator:
-    return Accelerator(product=told.product, memory_mib=told.memory_mib, count=told.count)
+def _accelerator(report: ReportedAccelerator) -> Accelerator:
+    return Accelerator(product=report.product, memory_mib=report.memory_mib, count=report.count)
 
 
-def _is(product: str, told: ReportedAccelerator) -> bool:
-    return told.product is not None and same_product(told.product, product)
+def _is(product: str, report: ReportedAccelerator) -> bool:
+    return report.product is not None and same_product(report.product, product)
 
 
 def _sizes(accelerator: Accelerator) -> Sizes:
     return sizes_of(accelerator)[0]
 
 
-def _larger(planned: Sizes, found: Sizes) -> bool:
+def _larger(planned: Sizes, reported: Sizes) -> bool:
     """Whether a step as planned may be too much for what was found."""
     return (
-        planned.chunk_size > found.chunk_size
-        or planned.cuda_graph_max_batch > found.cuda_graph_max_batch
+        planned.chunk_size > reported.chunk_size
+        or planned.cuda_graph_max_batch > reported.cuda_graph_max_batch
     )

@@ -37,11 +37,11 @@ class Part(NamedTuple):
 
 def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
     """Whether all that has to answer does; `obstacle`: why nothing is written, if that is so."""
-    found = tuple(checks)
-    idle = next((check for check in found if not check.is_true), None)
+    all_checks = tuple(checks)
+    idle = next((check for check in all_checks if not check.is_true), None)
     if idle is not None:
         return obstacle or idle
-    asleep = next((check for check in found if check.reason == reasons.SCALED_TO_ZERO), None)
+    asleep = next((check for check in all_checks if check.reason == reasons.SCALED_TO_ZERO), None)
     text = "Every pool has an engine that answers, and so do the routers."
     return asleep or Check("True", reasons.SERVING, text)
 
@@ -80,8 +80,8 @@ def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) ->
 
 def pool_updated(role: str, live: Manifest | None, waiting: Check) -> Check:
     """What a pool says of its spec; `waiting`, as long as it does not say anything of it."""
-    told = lifted(role, live, UPDATED) if is_reported(live) else None
-    return told or prefixed(waiting, f"Pool {role}")
+    reported = lifted(role, live, UPDATED) if is_reported(live) else None
+    return reported or prefixed(waiting, f"Pool {role}")
 
 
 def ready_of(role: str) -> str:
@@ -99,32 +99,32 @@ def is_reported(live: Manifest | None) -> bool:
 
 def lifted(role: str, live: Mapping[str, Any] | None, kind: str) -> Check | None:
     """A condition of the pool of `role`, as one of its service."""
-    found = find((live or {}).get("status"), kind)
-    if found is None:
+    condition = find((live or {}).get("status"), kind)
+    if condition is None:
         return None
-    return Check(found["status"], found["reason"], f"Pool {role}: {found['message']}")
+    return Check(condition["status"], condition["reason"], f"Pool {role}: {condition['message']}")
 
 
 def router_part(
     desired: Manifest, live: Manifest | None, pods: Iterable[Manifest], waiting: Check
 ) -> Part:
     """How the routers are doing; `waiting`, as long as the Deployment is not the desired one."""
-    found = tuple(pods)
-    updated = _router_updated(desired, live, found, waiting)
-    ready = answering(*_ready_of_asked(desired, found), "routers", updated)
+    router_pods = tuple(pods)
+    updated = _router_updated(desired, live, router_pods, waiting)
+    ready = answering(*_ready_of_asked(desired, router_pods), "routers", updated)
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
-    hopeless = troubled and given_up(progress(desired, live), found)
+    hopeless = troubled and given_up(progress(desired, live), router_pods)
     return Part(ready, updated, hopeless)
 
 
 def _router_updated(
     desired: Manifest, live: Manifest | None, pods: tuple[Manifest, ...], waiting: Check
 ) -> Check:
-    reached, ready, asked = progress(desired, live), *_ready_of_asked(desired, pods)
-    count = f"{ready} of {asked} routers ready"
+    reached, ready, replicas = progress(desired, live), *_ready_of_asked(desired, pods)
+    count = f"{ready} of {replicas} routers ready"
     if not reached.applied:
         return prefixed(waiting, count)
-    if reached.complete and ready >= asked:
+    if reached.complete and ready >= replicas:
         return Check("True", reasons.ALL_READY, f"{count}.")
     return shortfall(reached, pods, count)
 

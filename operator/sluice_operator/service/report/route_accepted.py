@@ -24,10 +24,10 @@ def optional_checks(
 ) -> dict[str, Check]:
     """The conditions OptionalKindsApplied and RouteAccepted, each where there is a reason for it.
     `refused`: what of the plan could not be carried out."""
-    failed = [each for each in refused if each.is_optional]
+    failed = [refusal for refusal in refused if refusal.is_optional]
     applied = _applied_check(observed.service, observed.children, plan, failed)
     routed = _route_check(observed, plan)
-    if routed and any(each.of.kind == HTTP_ROUTE.kind for each in failed):
+    if routed and any(refusal.of.kind == HTTP_ROUTE.kind for refusal in failed):
         text = f"There is no such {HTTP_ROUTE.kind}, or an older one: see {OPTIONAL_KINDS_APPLIED}."
         routed = Check("False", reasons.APPLY_FAILED, text)
     checks = {OPTIONAL_KINDS_APPLIED: applied, ROUTE_ACCEPTED: routed}
@@ -41,10 +41,10 @@ def _applied_check(
         before = find(service.get("status"), OPTIONAL_KINDS_APPLIED)
         return Check(before["status"], before["reason"], before["message"]) if before else None
     if failed:
-        text = f"{'; '.join(str(each.error) for each in failed)}. The service does without."
+        text = f"{'; '.join(str(refusal.error) for refusal in failed)}. The service does without."
         return Check("False", reasons.APPLY_FAILED, text)
     kinds = {kind.kind for kind in OPTIONAL_CHILDREN}
-    planned = [each for each in map(identity, plan.apply) if each.kind in kinds]
+    planned = [child for child in map(identity, plan.apply) if child.kind in kinds]
     if not planned:
         return None
     names = ", ".join(map(" ".join, planned))
@@ -65,14 +65,14 @@ def _route_check(observed: ServiceObserved, plan: ServicePlan) -> Check | None:
         )
         return Check("False", "NotInstalled", text)
     name = observed.service["metadata"]["name"]
-    found = (each for each in of_kind(observed.children, HTTP_ROUTE) if _name(each) == name)
-    live = next(found, None)
-    answers = list(_answers(live)) if live else []
-    for gateway, condition in answers:
+    routes = (item for item in of_kind(observed.children, HTTP_ROUTE) if _name(item) == name)
+    live = next(routes, None)
+    gateways = list(_answers(live)) if live else []
+    for gateway, condition in gateways:
         if condition["type"] in _DECISIVE and condition["status"] == "False":
             message = condition.get("message", "")
             return Check("False", condition["reason"], f"Gateway {gateway}: {message}")
-    accepting = [gateway for gateway, each in answers if _accepts(each)]
+    accepting = [gateway for gateway, condition in gateways if _accepts(condition)]
     if len(accepting) < len(route.parent_refs):
         text = "Not every Gateway of spec.router.route.parentRefs has answered: is each there?"
         return Check("Unknown", "NoAnswer", text)

@@ -47,10 +47,10 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
         former_gpus = other_mode_gpus(observed, spec)
     texts = {pool.role: pool.accelerator.text for pool in plan.pools}
     scaled = {
-        role: found
+        role: pool
         for role in spec.roles
         if replicas_owner(spec, role) is ReplicasOwner.OPERATOR
-        and (found := _scaled_pool(observed, spec, role, texts.get(role)))
+        and (pool := _scaled_pool(observed, spec, role, texts.get(role)))
     }
     if not scaled or scaled.keys() != settings.pools.keys():
         return None
@@ -99,7 +99,7 @@ def scaling_settings(spec: InferenceServiceSpec) -> Settings:
     )
 
 
-def scaling_check(service: Manifest, plan: ServicePlan, told: Scaling | None) -> Check:
+def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Check:
     """The condition ScalingActive. What an operator before this has said of the same spec holds
     until this one has looked."""
     spec = plan.spec
@@ -109,7 +109,7 @@ def scaling_check(service: Manifest, plan: ServicePlan, told: Scaling | None) ->
     if internal:
         if plan.paused:
             return Check("False", reasons.PAUSED, "spec.paused is true: nothing is scaled.")
-        return told.check if told else _before(service) or _not_decided(plan)
+        return scaling.check if scaling else _before(service) or _not_decided(plan)
     external = [role for role, owner in owners.items() if owner is ReplicasOwner.EXTERNAL]
     if external:
         text = f"Pool {', '.join(external)}: whoever writes the EnginePool's scale decides."
@@ -117,13 +117,13 @@ def scaling_check(service: Manifest, plan: ServicePlan, told: Scaling | None) ->
     return Check("False", "FixedReplicas", "No pool has an autoscaling section.")
 
 
-def scaling_status(before: Manifest, plan: ServicePlan, told: Scaling | None) -> Manifest:
+def scaling_status(before: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Manifest:
     """The part `scaling` of a status: the last decision, also that of an operator before this."""
     spec = plan.spec
     if spec and not any(spec.pool(role).autoscaling for role in spec.roles):
         return {}
-    if told is not None and told.status is not None:
-        return {"scaling": told.status.to_json_dict()}
+    if scaling is not None and scaling.status is not None:
+        return {"scaling": scaling.status.to_json_dict()}
     return {"scaling": before["scaling"]} if "scaling" in before else {}
 
 
@@ -136,10 +136,10 @@ def _not_decided(plan: ServicePlan) -> Check:
 
 def _before(service: Manifest) -> Check | None:
     """What was said of the present generation."""
-    found = find(service.get("status") or {}, SCALING_ACTIVE)
-    if not found or found["observedGeneration"] != service["metadata"].get("generation", 0):
+    condition = find(service.get("status") or {}, SCALING_ACTIVE)
+    if not condition or condition["observedGeneration"] != service["metadata"].get("generation", 0):
         return None
-    return Check(found["status"], found["reason"], found["message"])
+    return Check(condition["status"], condition["reason"], condition["message"])
 
 
 def _limits(spec: InferenceServiceSpec, role: Role) -> PoolLimits | None:
@@ -180,8 +180,8 @@ def _others(pool: Manifest) -> frozenset[tuple[str, str]]:
 
 
 def _addresses(pods: tuple[Manifest, ...]) -> tuple[str, ...]:
-    found = ((pod.get("status") or {}) for pod in pods)
-    running = (each.get("podIP") for each in found if each.get("phase") == "Running")
+    statuses = ((pod.get("status") or {}) for pod in pods)
+    running = (status.get("podIP") for status in statuses if status.get("phase") == "Running")
     return tuple(sorted(address for address in running if address))
 
 

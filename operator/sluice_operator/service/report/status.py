@@ -84,10 +84,10 @@ def service_status(
     plan: ServicePlan,
     now: datetime,
     refused: tuple[Refused, ...] = (),
-    told: Scaling | None = None,
+    scaling: Scaling | None = None,
 ) -> Manifest:
     """The whole status of an InferenceService; that of one being deleted stays as it is. `refused`:
-    what of the plan could not be carried out; `told`: what the autoscaler has decided last."""
+    what of the plan could not be carried out; `scaling`: what the autoscaler has decided last."""
     before = observed.service.get("status") or {}
     if observed.service["metadata"].get("deletionTimestamp"):
         return dict(before)
@@ -106,7 +106,7 @@ def service_status(
         front = Identity(SERVICE.kind, observed.service["metadata"]["name"])
         is_made = failed is None and front in map(identity, plan.apply)
         fronts = () if is_made else (_front(observed.service, observed.children),)
-        checks = _checks(observed, plan, obstacle, fronts, told)
+        checks = _checks(observed, plan, obstacle, fronts, scaling)
         checks |= optional_checks(observed, plan, refused)
         if obstacle is None and not plan.paused:
             applied = generation
@@ -119,11 +119,11 @@ def service_status(
         status["completedGeneration"] = completed
     if applied is not None:
         status["appliedGeneration"] = applied
-    found = conditions(before.get("conditions") or (), checks, generation, now)
-    scaling = scaling_status(before, plan, told)
+    shown = conditions(before.get("conditions") or (), checks, generation, now)
+    scaling_part = scaling_status(before, plan, scaling)
     brought = _model(plan, before) | _fetched_adapters(plan, before)
-    parts = facts | brought | _rollout(plan, before) | scaling
-    return status | parts | {"conditions": found}
+    parts = facts | brought | _rollout(plan, before) | scaling_part
+    return status | parts | {"conditions": shown}
 
 
 def _model(plan: ServicePlan, before: Manifest) -> Manifest:
@@ -139,8 +139,8 @@ def _fetched_adapters(plan: ServicePlan, before: Manifest) -> Manifest:
     """The adapters of a hub that are there; as they were where nothing is planned."""
     if plan.rollout is None:
         return {"adapters": before["adapters"]} if "adapters" in before else {}
-    told = [each.to_json_dict() for each in plan.adapters.fetched]
-    return {"adapters": told} if told else {}
+    adapters = [adapter.to_json_dict() for adapter in plan.adapters.fetched]
+    return {"adapters": adapters} if adapters else {}
 
 
 def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:
@@ -211,8 +211,8 @@ def _obstacle(
 def _unplanned(plan: ServicePlan, why: Check, known: Manifest) -> dict[str, Check]:
     """The checks where nothing is planned; `known`: the last status, if engines are ready."""
     kept = {
-        each["type"]: Check(each["status"], each["reason"], each["message"])
-        for each in known.get("conditions") or ()
+        condition["type"]: Check(condition["status"], condition["reason"], condition["message"])
+        for condition in known.get("conditions") or ()
     }
     stalls = plan.refusal is not None or why.reason in reasons.STALLING
     stalled = replace(why, status="True") if stalls else not_stalled({UPDATED: why})
@@ -234,7 +234,7 @@ def _checks(
     plan: ServicePlan,
     obstacle: Check | None,
     front: tuple[Check, ...],
-    told: Scaling | None,
+    scaling: Scaling | None,
 ) -> dict[str, Check]:
     children = observed.children
     parts = _parts(children, observed.pods, plan)
@@ -265,7 +265,7 @@ def _checks(
             accelerator_verified(pool, _child(children, ENGINE_POOL, pool.manifest))
             for pool in plan.pools
         ),
-        SCALING_ACTIVE: scaling_check(observed.service, plan, told),
+        SCALING_ACTIVE: scaling_check(observed.service, plan, scaling),
         UPGRADE_AVAILABLE: _upgrade(plan),
         **({PRIORITIES_COUNT: priorities} if priorities else {}),
         RECONCILING: progressing,
@@ -285,8 +285,8 @@ def _front(service: Manifest, children: Children) -> Check:
 def _adapters(children: Children, plan: ServicePlan) -> dict[str, Check]:
     if plan.spec is None or plan.spec.model.adapters is None:
         return {}
-    told = adapters_loaded({pool.role: _current(children, pool) for pool in plan.pools})
-    return {ADAPTERS_LOADED: plan.adapters.check or told}
+    loaded = adapters_loaded({pool.role: _current(children, pool) for pool in plan.pools})
+    return {ADAPTERS_LOADED: plan.adapters.check or loaded}
 
 
 def _served(children: Children, plan: ServicePlan) -> Iterator[Manifest]:
@@ -316,8 +316,8 @@ def _pool(children: Children, pool: PlannedPool, waiting: Check) -> Part:
 
 def _former(pool: Manifest) -> Check:
     """How a pool of another mode is doing, which stays as it is."""
-    role, wanted = pool["spec"]["role"], pool["spec"].get("replicas", 1)
-    return pool_part(role, pool, wanted, pool_updated(role, pool, APPLYING)).ready
+    role, desired = pool["spec"]["role"], pool["spec"].get("replicas", 1)
+    return pool_part(role, pool, desired, pool_updated(role, pool, APPLYING)).ready
 
 
 def _current(children: Children, pool: PlannedPool) -> Manifest | None:
@@ -390,5 +390,5 @@ def _given_up(children: Children, plan: ServicePlan, router: Part, updated: Chec
 
 def _child(children: Children, kind: Kind, desired: Manifest) -> Manifest | None:
     name = desired["metadata"]["name"]
-    found = of_kind(children, kind)
-    return next((child for child in found if child["metadata"]["name"] == name), None)
+    children_of_kind = of_kind(children, kind)
+    return next((child for child in children_of_kind if child["metadata"]["name"] == name), None)

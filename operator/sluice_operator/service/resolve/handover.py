@@ -27,18 +27,20 @@ from sluice_operator.service.observe import Children
 def policies(children: Children, top: Owner, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
     """Which flows there are between the two pools, beyond those of all engines. A revision that
     still serves keeps its port."""
-    found = spec.kv_transfer(Role.PREFILL)
-    if found is None:
+    transfer = spec.kv_transfer(Role.PREFILL)
+    if transfer is None:
         return ()
-    in_use = (_bootstrap_port(each) for each in of_kind(children, DEPLOYMENT))
-    open_ports = {found.bootstrap_port, *(port for port in in_use if port is not None)}
+    in_use = (_bootstrap_port(deployment) for deployment in of_kind(children, DEPLOYMENT))
+    open_ports = {transfer.bootstrap_port, *(port for port in in_use if port is not None)}
     return handover_policies(top, tuple(sorted(open_ports)))
 
 
 def _bootstrap_port(deployment: Manifest) -> int | None:
     containers = deployment["spec"]["template"]["spec"]["containers"]
-    found = (port for each in containers for port in each.get("ports") or ())
-    return next((port["containerPort"] for port in found if port.get("name") == BOOTSTRAP), None)
+    all_ports = (port for container in containers for port in container.get("ports") or ())
+    return next(
+        (port["containerPort"] for port in all_ports if port.get("name") == BOOTSTRAP), None
+    )
 
 
 def key_secrets(
@@ -50,9 +52,11 @@ def key_secrets(
     mounted = any(map(mounts_handover_secret, (router, *deployments)))
     if not mounted and not any(pool.handover_secret for pool in planned):
         return ()
-    roles = {(each["metadata"].get("labels") or {}).get(labels.ROLE) for each in deployments}
-    wanted = {ROUTER_ROLE, *(pool.role for pool in planned)}
-    at_rest = roles >= wanted and not any(map(_lacks_pods, deployments))
+    roles = {
+        (deployment["metadata"].get("labels") or {}).get(labels.ROLE) for deployment in deployments
+    }
+    roles_needed = {ROUTER_ROLE, *(pool.role for pool in planned)}
+    at_rest = roles >= roles_needed and not any(map(_lacks_pods, deployments))
     state = [top.uid, *_states(deployments)]
     return (KeySecret(handover_secret(top), KEY, "" if at_rest else digest(state)),)
 
@@ -62,9 +66,9 @@ def _lacks_pods(deployment: Manifest) -> bool:
 
 
 def _states(deployments: tuple[Manifest, ...]) -> Iterator[list[object]]:
-    for each in sorted(deployments, key=lambda each: str(each["metadata"]["name"])):
-        metadata = each["metadata"]
-        yield [metadata.get("uid"), metadata.get("generation"), _ready(each)]
+    for deployment in sorted(deployments, key=lambda item: str(item["metadata"]["name"])):
+        metadata = deployment["metadata"]
+        yield [metadata.get("uid"), metadata.get("generation"), _ready(deployment)]
 
 
 def _ready(deployment: Manifest) -> int:

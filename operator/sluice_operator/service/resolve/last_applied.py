@@ -32,7 +32,7 @@ from sluice_operator.service.observe import Children
 from sluice_operator.validation.scaling import scaling_contradictions
 
 
-class Part(NamedTuple):
+class SpecPart(NamedTuple):
     """Some fields of one section of a spec, which have a meaning only together."""
 
     section: tuple[str, ...]
@@ -45,11 +45,11 @@ _SCALING: Final = tuple(
     name for name in map(to_camel, AutoscalingSpec.model_fields) if name != ACCELERATOR
 )
 _NUMBERS: Final = (
-    *(Part(("pools", role.value), NUMBERS) for role in Role),
-    Part(("router",), ("replicas",)),
-    Part(("autoscaling",), _SCALING),
+    *(SpecPart(("pools", role.value), NUMBERS) for role in Role),
+    SpecPart(("router",), ("replicas",)),
+    SpecPart(("autoscaling",), _SCALING),
 )
-_NOT_IN_HISTORY: Final = (Part(("rollout",), MANNER), Part(("model",), (ADAPTERS,)))
+_NOT_IN_HISTORY: Final = (SpecPart(("rollout",), MANNER), SpecPart(("model",), (ADAPTERS,)))
 """What a ControllerRevision has as it was when it was made."""
 
 
@@ -65,16 +65,16 @@ def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec 
     if not spec:
         return None
     parts = tuple(_given(service.get("spec") or {}, taken))
-    if (found := _read(spec, parts)) is not None:
-        return found
-    valid: tuple[Part, ...] = ()
+    if (taken_whole := _read(spec, parts)) is not None:
+        return taken_whole
+    valid: tuple[SpecPart, ...] = ()
     for part in parts:
         if _read(spec, (*valid, part)) is not None:
             valid = (*valid, part)
     return _read(spec, valid)
 
 
-def _given(spec: Manifest, parts: Iterable[Part]) -> Iterator[Part]:
+def _given(spec: Manifest, parts: Iterable[SpecPart]) -> Iterator[SpecPart]:
     """Those of `parts` of which `spec` says anything."""
     for part in parts:
         section: Any = spec
@@ -85,20 +85,20 @@ def _given(spec: Manifest, parts: Iterable[Part]) -> Iterator[Part]:
             yield part._replace(values=values)
 
 
-def _read(spec: Manifest, parts: Iterable[Part]) -> InferenceServiceSpec | None:
+def _read(spec: Manifest, parts: Iterable[SpecPart]) -> InferenceServiceSpec | None:
     """`spec` with other `parts`; None where that is not valid, or asks for other pods."""
-    found = copy.deepcopy(spec)
+    changed = copy.deepcopy(spec)
     for part in parts:
-        section = found
+        section = changed
         for key in part.section:
             section = section.setdefault(key, {})
         for key in part.fields:
             section.pop(key, None)
         section.update(part.values)
-    if spec_hash(found) != spec_hash(spec):
+    if spec_hash(changed) != spec_hash(spec):
         return None
     try:
-        parsed = parse(InferenceServiceSpec, found, "spec")
+        parsed = parse(InferenceServiceSpec, changed, "spec")
     except InvalidSpecError:
         return None
     return None if any(scaling_contradictions(parsed)) else parsed

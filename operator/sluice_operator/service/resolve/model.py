@@ -9,8 +9,8 @@ from sluice_operator.apply.plan import identity
 from sluice_operator.delivery.adapters import AdapterDelivery, plan_adapters
 from sluice_operator.delivery.delivery import (
     Delivery,
+    DeliveryObserved,
     Fetcher,
-    Seen,
     hub_access,
     plan_delivery,
 )
@@ -24,7 +24,9 @@ from sluice_operator.service.resolve.release_decisions import kept_certificates,
 
 def delivery_of(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) -> Delivery:
     """How far the model, as the spec has it, is on its way."""
-    return plan_delivery(_seen(observed), top, spec.model, _fetcher_for(observed, spec))
+    return plan_delivery(
+        _delivery_observed(observed), top, spec.model, _fetcher_for(observed, spec)
+    )
 
 
 def kept_delivery(
@@ -36,7 +38,7 @@ def kept_delivery(
     own = (*hub_access(top, spec.model, _fetcher_for(observed, spec)), *adapters.manifests)
     claims = set(map(identity, of_kind(observed.children, PERSISTENT_VOLUME_CLAIM)))
     brought = own if is_fetched(spec.model) else adapters.manifests
-    kept = (each for each in brought if identity(each) not in claims)
+    kept = (manifest for manifest in brought if identity(manifest) not in claims)
     return (*coming.manifests, *kept), adapters
 
 
@@ -44,11 +46,15 @@ def adapters_of(
     observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
 ) -> AdapterDelivery:
     """How far adapters of a hub, as the spec has them, are on their way."""
-    return plan_adapters(_seen(observed), top, spec.model, _fetcher_for(observed, spec))
+    return plan_adapters(
+        _delivery_observed(observed), top, spec.model, _fetcher_for(observed, spec)
+    )
 
 
-def _seen(observed: ServiceObserved) -> Seen:
-    return Seen(observed.service, observed.children, observed.fetchers, observed.progress)
+def _delivery_observed(observed: ServiceObserved) -> DeliveryObserved:
+    return DeliveryObserved(
+        observed.service, observed.children, observed.fetchers, observed.progress
+    )
 
 
 def _fetcher_for(observed: ServiceObserved, spec: InferenceServiceSpec) -> Fetcher:

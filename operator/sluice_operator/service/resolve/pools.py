@@ -140,7 +140,7 @@ def _first_engines(
 def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Iterator[Refusal]:
     """Engine settings that contradict each other once they are resolved. What is in use was
     accepted, whatever this release would make of it."""
-    found: dict[Role, Settings] = {}
+    settings_of: dict[Role, Settings] = {}
     shared = shared_settings(observed.children, spec)
     for role in spec.roles:
         pin = shared_pin(observed.children, spec, role, shared)
@@ -148,15 +148,17 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
         if pin is None:
             yield from _without_image(observed.images, spec, role)
         try:
-            found[role] = pin.settings if pin else pool_settings(spec, role, accelerator, shared)
+            settings_of[role] = (
+                pin.settings if pin else pool_settings(spec, role, accelerator, shared)
+            )
         except ConfigError as error:
-            for each in error.each:
-                path = _path(spec, role, each.key)
-                yield Refusal(INVALID, f"{path}.{each.key}", f"{path}.{each}")
-    for role, settings in found.items():
+            for mistake in error.each:
+                path = _path(spec, role, mistake.key)
+                yield Refusal(INVALID, f"{path}.{mistake.key}", f"{path}.{mistake}")
+    for role, settings in settings_of.items():
         yield from _against_accelerator(spec, role, settings)
-    if len(found) > 1:
-        yield from _not_shared(spec, found)
+    if len(settings_of) > 1:
+        yield from _not_shared(spec, settings_of)
     if spec.is_disaggregated:
         yield from _of_handover(spec)
 
@@ -174,25 +176,31 @@ def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> It
     yield Refusal(INVALID, field, f"{field}: null is not allowed; allowed: {allowed}")
 
 
-def _not_shared(spec: InferenceServiceSpec, found: Mapping[Role, Settings]) -> Iterator[Refusal]:
+def _not_shared(
+    spec: InferenceServiceSpec, settings_of: Mapping[Role, Settings]
+) -> Iterator[Refusal]:
     """Refusals of what the pools of a service must have alike, and have not."""
-    (first, settings), *others = found.items()
+    (first, settings), *others = settings_of.items()
     for other, theirs in others:
         for name in SHARED:
             if settings[name].value != theirs[name].value:
                 pools = (first, other) if _sets(spec, first, name) else (other, first)
-                yield _unlike(spec, found, name, *pools)
+                yield _unlike(spec, settings_of, name, *pools)
 
 
 def _unlike(
-    spec: InferenceServiceSpec, found: Mapping[Role, Settings], name: str, pool: Role, beside: Role
+    spec: InferenceServiceSpec,
+    settings_of: Mapping[Role, Settings],
+    name: str,
+    pool: Role,
+    beside: Role,
 ) -> Refusal:
     place, key = "spec.engine", to_camel(name)
     if _sets(spec, pool, name):
         place = f"spec.pools.{pool}.engine"
     elif name == "tensor_parallel_size":
         place, key = f"spec.pools.{pool}.accelerator", "count"
-    ours, theirs = (shown_json(found[role][name].value) for role in (pool, beside))
+    ours, theirs = (shown_json(settings_of[role][name].value) for role in (pool, beside))
     text = f"{place}.{key}: {ours} in pool {pool} is not allowed beside {theirs} in pool {beside}"
     reason = "allowed: the same in both, which hand each other the KV cache"
     return Refusal(INVALID, f"{place}.{key}", f"{text}; {reason}")
@@ -218,7 +226,7 @@ def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         yield from _of_rdma(f"{_path(spec, role, 'kvTransfer')}.kvTransfer", transfer)
     if prefill != decode:
         field = f"{_path(spec, Role.DECODE, 'kvTransfer')}.kvTransfer"
-        ours, theirs = (shown_json(each.to_json_dict()) for each in (decode, prefill))
+        ours, theirs = (shown_json(transfer.to_json_dict()) for transfer in (decode, prefill))
         text = f"{field}: {ours} in pool decode is not allowed beside {theirs} in pool prefill"
         yield Refusal(INVALID, field, f"{text}; allowed: the same in both, in spec.engine")
 
@@ -251,8 +259,8 @@ def _against_accelerator(
 def _path(spec: InferenceServiceSpec, role: Role, key: str) -> str:
     """Where a person has set, or would set, an engine's setting."""
     own = spec.pool(role).engine
-    given = own.to_json_dict() if own else {}
-    return f"spec.pools.{role}.engine" if key in given else "spec.engine"
+    own_settings = own.to_json_dict() if own else {}
+    return f"spec.pools.{role}.engine" if key in own_settings else "spec.engine"
 
 
 def _live(children: Children, role: Role) -> Manifest | None:
@@ -266,8 +274,8 @@ def _config_map(top: Owner, role: Role, file: EngineFile) -> Manifest:
 
 def _default_image(images: Images, spec: InferenceServiceSpec, role: Role, pin: Pin | None) -> str:
     """Of this release; where it has none, that which is in use."""
-    found = images.engine_of(spec.pool(role).accelerator)
-    return found or (str(pin.fields.get("image", "")) if pin else "")
+    configured = images.engine_of(spec.pool(role).accelerator)
+    return configured or (str(pin.fields.get("image", "")) if pin else "")
 
 
 def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]:
@@ -288,7 +296,7 @@ def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]
     for name in sorted(before.keys() | after.keys()):
         pair = (to_camel(name), before.get(name, BY_ENGINE), after.get(name, BY_ENGINE))
         pairs.append(pair)
-    told = [f"{name} {old} to {new}" for name, old, new in pairs if old != new]
-    if not told and file.text != pin.text:
-        told = ["the engine's file"]
-    yield from (f"pool {fresh.role}: {each}" for each in told)
+    changes = [f"{name} {old} to {new}" for name, old, new in pairs if old != new]
+    if not changes and file.text != pin.text:
+        changes = ["the engine's file"]
+    yield from (f"pool {fresh.role}: {change}" for change in changes)

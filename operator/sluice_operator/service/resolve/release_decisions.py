@@ -73,8 +73,8 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
 def router_inputs(spec: InferenceServiceSpec) -> str:
     """Hash of all that a service says of its routers."""
     router = {k: v for k, v in _given(spec.router).items() if k not in _NOT_THE_PODS}
-    given = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
-    drain = max(given, default=None)
+    drains = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
+    drain = max(drains, default=None)
     parts = {"router": router, "drainSeconds": drain, "mode": spec.mode}
     traced = {"tracing": _given(spec.tracing)} if spec.tracing is not None else {}
     wait = spec.wait_for_engine_seconds
@@ -93,14 +93,14 @@ def pins_of(children: Children, role: Role, inputs: str) -> Iterator[Pin]:
 def kept_ports(children: Children) -> frozenset[int]:
     """Ports at which engines that download themselves reach their hub, as it was decided when they
     were made."""
-    found: frozenset[int] = frozenset()
+    hub_port_numbers: frozenset[int] = frozenset()
     for fetch in _kept_fetches(children):
         network = fetch.network or HubNetwork()
         try:
-            found |= hub_ports(fetch.endpoint, network.http_proxy, network.https_proxy)
+            hub_port_numbers |= hub_ports(fetch.endpoint, network.http_proxy, network.https_proxy)
         except ValueError:  # edited
             continue
-    return found
+    return hub_port_numbers
 
 
 def kept_certificates(children: Children, service: str) -> str:
@@ -109,8 +109,8 @@ def kept_certificates(children: Children, service: str) -> str:
     if not any(network.ca_config_map for network in networks if network):
         return ""
     name = ca_name(service)
-    found = (m for m in of_kind(children, CONFIG_MAP) if m["metadata"]["name"] == name)
-    return next(((item.get("data") or {}).get(CA_FILE, "") for item in found), "")
+    ca_maps = (m for m in of_kind(children, CONFIG_MAP) if m["metadata"]["name"] == name)
+    return next(((item.get("data") or {}).get(CA_FILE, "") for item in ca_maps), "")
 
 
 def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
@@ -122,7 +122,7 @@ def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
 
 
 def _kept_fetches(children: Children) -> Iterator[ModelFetch]:
-    for fields, _ in (each for role in Role for each in _decided(children, role)):
+    for fields, _ in (decided for role in Role for decided in _decided(children, role)):
         try:
             yield ModelFetch.model_validate(fields.get("fetch"))
         except ValidationError:  # none, edited, or of another release
@@ -147,8 +147,8 @@ def _decided(children: Children, role: Role) -> Iterator[tuple[Manifest, bool]]:
         if pool["spec"]["role"] == role and (applied := applied_spec(pool)):
             yield {name: applied[name] for name in PINNED_FIELDS if name in applied}, True
     for deployment in of_kind(children, DEPLOYMENT):
-        if found := _json(note_of(deployment, PINNED)):
-            yield found, False
+        if decided := _json(note_of(deployment, PINNED)):
+            yield decided, False
 
 
 def _pin(children: Children, fields: Manifest, in_use: bool) -> Pin | None:
@@ -167,10 +167,10 @@ def _pin(children: Children, fields: Manifest, in_use: bool) -> Pin | None:
 def _json(text: str) -> Manifest:
     """The map in an annotation, which anybody may have edited; empty where there is none."""
     try:
-        found = json.loads(text) if text else {}
+        value = json.loads(text) if text else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def shared_settings(children: Children, spec: InferenceServiceSpec) -> Settings:
@@ -178,10 +178,10 @@ def shared_settings(children: Children, spec: InferenceServiceSpec) -> Settings:
     before what only a former revision has. Empty where nothing is pinned."""
     if len(spec.roles) == 1:
         return {}
-    found = [
+    pins = [
         pin for role in spec.roles for pin in pins_of(children, role, engine_inputs(spec, role))
     ]
-    first = next(iter(sorted(found, key=lambda pin: not pin.in_use)), None)
+    first = next(iter(sorted(pins, key=lambda pin: not pin.in_use)), None)
     settings = first.settings if first else {}
     return {
         name: settings[name]

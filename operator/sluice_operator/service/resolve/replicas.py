@@ -87,8 +87,8 @@ def plan_replicas(
     if live is None or owner is ReplicasOwner.SPEC:
         return Replicas(first, let_go=REPLICAS_MANAGER in managers)
     holders = managers - {FIELD_MANAGER}
-    held = REPLICAS_MANAGER in holders if owner is ReplicasOwner.OPERATOR else bool(holders)
-    return Replicas(live["spec"]["replicas"], is_applied=False, take_over=not held)
+    is_held = REPLICAS_MANAGER in holders if owner is ReplicasOwner.OPERATOR else bool(holders)
+    return Replicas(live["spec"]["replicas"], is_applied=False, take_over=not is_held)
 
 
 def first_engines(spec: InferenceServiceSpec, role: Role, accelerator: Accelerator) -> int:
@@ -99,8 +99,8 @@ def first_engines(spec: InferenceServiceSpec, role: Role, accelerator: Accelerat
     assert pool.autoscaling is not None
     engines = (spec.gpu_budget or 0) // gpu_count(pool.accelerator)
     prefill = max(1, min(engines - 1, round(engines * prefill_share(accelerator))))
-    found = prefill if role is Role.PREFILL else engines - prefill
-    return min(found, pool.autoscaling.max_replicas)
+    first = prefill if role is Role.PREFILL else engines - prefill
+    return min(first, pool.autoscaling.max_replicas)
 
 
 def engines_instead(
@@ -109,17 +109,17 @@ def engines_instead(
     """Engines that the pool of `role` needs at least to take over from the `former` EnginePools of
     another mode, on as many GPUs as these have; 0 if they have no engine. `accelerator`: that of
     prefill engines."""
-    total, each = _to_replace(spec, tuple(former))
+    total, gpus_of = _to_replace(spec, tuple(former))
     if not total:
         return 0
     if not spec.is_disaggregated:
-        return max(1, total // each[role])
-    most = (total - each[Role.DECODE]) // each[Role.PREFILL]
-    share = total * prefill_share(accelerator) / each[Role.PREFILL]
-    prefill = max(1, min(most, round(share)))
+        return max(1, total // gpus_of[role])
+    max_prefill = (total - gpus_of[Role.DECODE]) // gpus_of[Role.PREFILL]
+    share = total * prefill_share(accelerator) / gpus_of[Role.PREFILL]
+    prefill = max(1, min(max_prefill, round(share)))
     if role is Role.PREFILL:
         return prefill
-    return max(1, (total - prefill * each[Role.PREFILL]) // each[Role.DECODE])
+    return max(1, (total - prefill * gpus_of[Role.PREFILL]) // gpus_of[Role.DECODE])
 
 
 def _to_replace(
@@ -129,10 +129,10 @@ def _to_replace(
     run on CPUs, numbers of engines."""
     replicas = [int(pool["spec"]["replicas"]) for pool in former]
     gpus = sum(count * pool_gpus(pool) for count, pool in zip(replicas, former, strict=True))
-    each = {role: gpu_count(spec.pool(role).accelerator) for role in spec.roles}
-    if not gpus or not all(each.values()):
+    gpus_of = {role: gpu_count(spec.pool(role).accelerator) for role in spec.roles}
+    if not gpus or not all(gpus_of.values()):
         return sum(replicas), dict.fromkeys(spec.roles, 1)
-    return gpus if spec.gpu_budget is None else min(gpus, spec.gpu_budget), each
+    return gpus if spec.gpu_budget is None else min(gpus, spec.gpu_budget), gpus_of
 
 
 def former_pools(

@@ -137,15 +137,15 @@ def _auth(spec: InferenceServiceSpec) -> Auth | None:
 
 
 def _cors(spec: InferenceServiceSpec) -> Cors | None:
-    given = spec.router.cors if spec.router else None
-    return None if given is None else Cors(allowed_origins=given.allowed_origins)
+    cors = spec.router.cors if spec.router else None
+    return None if cors is None else Cors(allowed_origins=cors.allowed_origins)
 
 
 def _tracing(spec: InferenceServiceSpec) -> RouterTracing | None:
-    given = spec.tracing
-    if given is None:
+    tracing = spec.tracing
+    if tracing is None:
         return None
-    return RouterTracing(endpoint=given.endpoint, sample_ratio=given.sample_ratio)
+    return RouterTracing(endpoint=tracing.endpoint, sample_ratio=tracing.sample_ratio)
 
 
 def _memory_limit_bytes(spec: InferenceServiceSpec) -> int:
@@ -158,7 +158,7 @@ def _memory_limit_bytes(spec: InferenceServiceSpec) -> int:
 def _deployment(image: str, top: Owner, spec: InferenceServiceSpec, file: str) -> Manifest:
     router = spec.router or RouterSpec()
     lame_duck = int(RouterServer().lame_duck_seconds)
-    wanted = RouterDeployment(
+    deployment = RouterDeployment(
         replicas=router.replicas,
         image=router.image or image,
         config_map=file,
@@ -169,7 +169,7 @@ def _deployment(image: str, top: Owner, spec: InferenceServiceSpec, file: str) -
         keys_secret=_keys_secret(spec),
         restarted_at=spec.restarted_at,
     )
-    return router_deployment(top, wanted)
+    return router_deployment(top, deployment)
 
 
 def _keys_secret(spec: InferenceServiceSpec) -> str | None:
@@ -180,5 +180,5 @@ def _keys_secret(spec: InferenceServiceSpec) -> str | None:
 
 def _live(children: Children, built: Manifest) -> Manifest | None:
     name = built["metadata"]["name"]
-    found = of_kind(children, DEPLOYMENT)
-    return next((item for item in found if item["metadata"]["name"] == name), None)
+    deployments = of_kind(children, DEPLOYMENT)
+    return next((item for item in deployments if item["metadata"]["name"] == name), None)

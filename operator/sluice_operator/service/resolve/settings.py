@@ -81,8 +81,8 @@ def engine_file(
 
 def _kv_transfer(spec: InferenceServiceSpec, role: Role) -> KvTransfer | None:
     """Without what only the operator reads."""
-    found = spec.kv_transfer(role)
-    return found and found.model_copy(update={"resource_name": None})
+    transfer = spec.kv_transfer(role)
+    return transfer and transfer.model_copy(update={"resource_name": None})
 
 
 def pool_settings(
@@ -94,10 +94,10 @@ def pool_settings(
     Raises:
         ConfigError: two resolved values contradict each other.
     """
-    given = spec.engine_of(role)
-    taken = {name: entry for name, entry in shared.items() if getattr(given, name) is None}
-    wanted = given.model_copy(update=resolved_values(taken))
-    resolved = resolve_settings(wanted, accelerator, slo_targets(spec, role)) | taken
+    own_settings = spec.engine_of(role)
+    taken = {name: entry for name, entry in shared.items() if getattr(own_settings, name) is None}
+    with_shared = own_settings.model_copy(update=resolved_values(taken))
+    resolved = resolve_settings(with_shared, accelerator, slo_targets(spec, role)) | taken
     own = spec.pool(role).engine
     for name in resolved.keys() & (own.model_fields_set if own else set()):
         if getattr(own, name) is not None:

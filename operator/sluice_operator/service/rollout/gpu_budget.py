@@ -46,7 +46,7 @@ PlanRollout = Callable[[tuple[PoolState, ...], Revisions], Rollout]
 
 
 @dataclass(frozen=True)
-class Counted:
+class PodCounts:
     """The pods of a pool, when they were last counted."""
 
     live: Mapping[str, int]
@@ -62,7 +62,7 @@ class Budget:
     gpus: int
     engine_gpus: Mapping[Role, int]
     """GPUs of one engine of each pool."""
-    counted: Mapping[Role, Counted]
+    counted: Mapping[Role, PodCounts]
     pod_surges: Mapping[Role, int] = field(default_factory=dict)
     """Engines that may come beside the others already, where pods are being replaced."""
     former_gpus: int = 0
@@ -74,7 +74,7 @@ class Budget:
         return self.gpus - self.former_gpus
 
 
-NOTHING: Final = Counted({}, 0)
+NO_PODS: Final = PodCounts({}, 0)
 
 
 def budget_of(observed: ServiceObserved, spec: InferenceServiceSpec) -> Budget | None:
@@ -90,22 +90,22 @@ def budget_of(observed: ServiceObserved, spec: InferenceServiceSpec) -> Budget |
     return Budget(spec.gpu_budget, gpus, counted, surges, other_mode_gpus(observed, spec))
 
 
-def _counted(pods: Iterable[Manifest]) -> Counted:
-    found = tuple(pods)
-    live = [pod for pod in found if not is_draining(pod)]
-    return Counted(Counter(map(revision_of, live)), len(found) - len(live))
+def _counted(pods: Iterable[Manifest]) -> PodCounts:
+    all_pods = tuple(pods)
+    live = [pod for pod in all_pods if not is_draining(pod)]
+    return PodCounts(Counter(map(revision_of, live)), len(all_pods) - len(live))
 
 
 def other_mode_gpus(observed: ServiceObserved, spec: InferenceServiceSpec) -> int:
     """GPUs of engines of roles that the mode does not have, and of those that their pools have yet
     to make."""
     former = [role for role in Role if role not in spec.roles]
-    held = sum(_gpus_of(pod) for role in former for pod in _engines(observed.engines, role))
+    gpus = sum(_gpus_of(pod) for role in former for pod in _engines(observed.engines, role))
     for pool in former_pools(observed.service, observed.children, spec):
         engines = _engines(observed.engines, Role(pool["spec"]["role"]))
         lacking = pool["spec"]["replicas"] - sum(not is_draining(pod) for pod in engines)
-        held += pool_gpus(pool) * max(0, lacking)
-    return held
+        gpus += pool_gpus(pool) * max(0, lacking)
+    return gpus
 
 
 def _engines(pods: tuple[Manifest, ...], role: Role) -> list[Manifest]:
@@ -122,9 +122,9 @@ def _gpus_of(pod: Manifest) -> int:
     is one at most."""
     limits = next(
         (
-            (each.get("resources") or {}).get("limits") or {}
-            for each in pod["spec"]["containers"]
-            if each["name"] == ENGINE
+            (container.get("resources") or {}).get("limits") or {}
+            for container in pod["spec"]["containers"]
+            if container["name"] == ENGINE
         ),
         {},
     )
@@ -158,36 +158,39 @@ def pod_surges(
     if budget is None:
         return {}
     left = budget.left - sum(_gpus_held(pool, rollout, budget) for pool in pools)
-    found = {}
+    surges = {}
     for pool in pools:
         gpus, is_replaced = budget.engine_gpus[pool.role], pool.role in replaced
         if budget.pod_surges.get(pool.role) and (is_replaced or not pool.wanted.settled):
-            found[pool.role] = 1
+            surges[pool.role] = 1
         elif is_replaced and 2 * gpus <= left:
-            found[pool.role] = 1
+            surges[pool.role] = 1
             left -= 2 * gpus
-    return found
+    return surges
 
 
 def _gpus_held(pool: PoolState, rollout: Rollout, budget: Budget) -> int:
     """By the pods of a pool, those that are to be made included."""
-    asked = dict(rollout.shares[pool.role])
-    for each in pool.all:
-        asked[each.name] = max(each.replicas, asked.get(each.name, 0))
-    return budget.engine_gpus[pool.role] * _holding(pool.role, asked, budget)
+    replicas = dict(rollout.shares[pool.role])
+    for revision in pool.all:
+        replicas[revision.name] = max(revision.replicas, replicas.get(revision.name, 0))
+    return budget.engine_gpus[pool.role] * _holding(pool.role, replicas, budget)
 
 
 def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -> Rollout:
     """Without new engines for which others have to go first."""
-    there = {pool.role: {each.name: each.replicas for each in pool.all} for pool in pools}
+    there = {
+        pool.role: {revision.name: revision.replicas for revision in pool.all} for pool in pools
+    }
     left = budget.left - sum(
-        budget.engine_gpus[role] * _holding(role, found, budget) for role, found in there.items()
+        budget.engine_gpus[role] * _holding(role, replicas, budget)
+        for role, replicas in there.items()
     )
     shares: dict[Role, Shares] = {}
     waits = 0
-    for role, wanted in rollout.shares.items():
+    for role, desired in rollout.shares.items():
         gpus, shares[role] = budget.engine_gpus[role], {}
-        for name, count in wanted.items():
+        for name, count in desired.items():
             more = count - there[role].get(name, 0)
             new = min(more, max(0, left) // gpus) if more > 0 and gpus else more
             left -= gpus * max(0, new)
@@ -201,17 +204,17 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
     return replace(rollout, shares=shares, reason=WAITS_FOR_BUDGET, message=text)
 
 
-def _holding(role: Role, asked: Mapping[str, int], budget: Budget) -> int:
+def _holding(role: Role, replicas: Mapping[str, int], budget: Budget) -> int:
     """Most pods of a pool that may hold GPUs now: one that was told to go counts until it was seen
     to be gone, and one that was asked for, or may come beside the others, before it is seen."""
-    counted, surge = budget.counted.get(role, NOTHING), budget.pod_surges.get(role, 0)
-    names = asked.keys() | counted.live.keys()
-    there = sum(max(asked.get(name, 0), counted.live.get(name, 0)) for name in names)
-    return max(there, sum(asked.values()) + surge) + counted.draining
+    counted, surge = budget.counted.get(role, NO_PODS), budget.pod_surges.get(role, 0)
+    names = replicas.keys() | counted.live.keys()
+    there = sum(max(replicas.get(name, 0), counted.live.get(name, 0)) for name in names)
+    return max(there, sum(replicas.values()) + surge) + counted.draining
 
 
 def _gpus(shares: Mapping[Role, Mapping[str, int]], budget: Budget) -> int:
-    return sum(budget.engine_gpus[role] * sum(each.values()) for role, each in shares.items())
+    return sum(budget.engine_gpus[role] * sum(of_pool.values()) for role, of_pool in shares.items())
 
 
 def _replaces(pools: tuple[PoolState, ...]) -> bool:

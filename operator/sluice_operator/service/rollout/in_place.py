@@ -120,8 +120,10 @@ def _has_come_up(pool: PoolState, former: int) -> bool:
 def _next(pools: Pools, former: Former) -> Former:
     """One engine less of each pool of which the largest share is to be replaced still."""
     left = {p.role: Fraction(former[p.role], p.replicas) for p in pools if p.replicas}
-    most = max(left.values(), default=Fraction(0))
-    after = {role: former[role] - 1 if left.get(role) == most else former[role] for role in former}
+    largest = max(left.values(), default=Fraction(0))
+    after = {
+        role: count - 1 if left.get(role) == largest else count for role, count in former.items()
+    }
     after = {role: max(0, count) for role, count in after.items()}
     alone = any(former[role] and not after[role] for role in former)
     if alone and not _work_together(pools):
@@ -167,10 +169,10 @@ def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Sh
     last = stable.get(pool.role, "")
     shares, left = {pool.wanted.name: pool.replicas - former}, former
     revisions = sorted(_former(pool), key=worth, reverse=True)
-    ready = [(each, min(each.ready, _planned(each))) for each in revisions]
-    for revision, most in (*ready, *((each, _planned(each)) for each in revisions)):
+    ready = [(revision, min(revision.ready, _planned(revision))) for revision in revisions]
+    for revision, limit in (*ready, *((revision, _planned(revision)) for revision in revisions)):
         kept = shares.get(revision.name, 0)
-        if count := min(max(0, most - kept), left):
+        if count := min(max(0, limit - kept), left):
             shares[revision.name] = kept + count
             left -= count
     if left:

@@ -1,5 +1,5 @@
 """Which engines can work together: the KV fingerprint of a revision, from the ConfigMap with its
-engines' file, and whether those that answer now have a partner.
+engines' file, and whether those that serve have a partner.
 
 Pure. Of another release's file it reads what the fingerprint is made of, and nothing else. Engines
 tell each other theirs as they have loaded it; this one is for planning, before any runs.
@@ -53,7 +53,7 @@ def fingerprint_of_deployment(deployment: Manifest, children: tuple[Manifest, ..
     """The fingerprint of the engines of a Deployment."""
     names = mounted_config_maps(deployment)
     files = (item for item in of_kind(children, CONFIG_MAP) if item["metadata"]["name"] in names)
-    return next((found for item in files if (found := fingerprint_of(item))), "")
+    return next((fingerprint for item in files if (fingerprint := fingerprint_of(item))), "")
 
 
 def _fingerprint(file: Mapping[str, Any]) -> KvFingerprint:
@@ -68,29 +68,29 @@ def _fingerprint(file: Mapping[str, Any]) -> KvFingerprint:
 
 
 def paired(pools: Iterable[Manifest], children: tuple[Manifest, ...], updated: Check) -> Check:
-    """Whether an engine of each of the live `pools` answers whose KV cache the others can read;
-    `updated`: what keeps the wanted revisions from it. Pools of which none answers are told
-    elsewhere, and what cannot be told is no reason to say that nothing serves."""
-    answering = {pool["spec"]["role"]: tuple(_answering(pool, children)) for pool in pools}
-    if not all(answering.values()):
+    """Whether an engine of each of the live `pools` serves whose KV cache the others can read;
+    `updated`: what keeps the wanted revisions from it. Pools of which none serves are
+    reported elsewhere, and what is unknown is no reason to say that nothing serves."""
+    serving = {pool["spec"]["role"]: tuple(_serving(pool, children)) for pool in pools}
+    if not all(serving.values()):
         return PAIRED
-    for several in product(*answering.values()):
+    for several in product(*serving.values()):
         if all(could_be_equal(several[0], other) for other in several[1:]):
             return PAIRED
     reason = NO_PAIR if updated.is_true else updated.reason
-    return Check("False", reason, f"{_unlike(answering)}; {updated.message}")
+    return Check("False", reason, f"{_unlike(serving)}; {updated.message}")
 
 
-def _answering(pool: Manifest, children: tuple[Manifest, ...]) -> Iterator[KvFingerprint | None]:
-    """The fingerprint of each revision that has an engine that answers; None where unknown."""
+def _serving(pool: Manifest, children: tuple[Manifest, ...]) -> Iterator[KvFingerprint | None]:
+    """The fingerprint of each revision that has an engine that serves; None where unknown."""
     files = {item["metadata"]["name"]: item for item in of_kind(children, CONFIG_MAP)}
     for revision in (pool.get("status") or {}).get("revisions") or ():
         if revision["ready"]:
             yield kv_fingerprint_of(files.get(revision["config"], {}))
 
 
-def _unlike(answering: dict[str, tuple[KvFingerprint | None, ...]]) -> str:
-    (first, ours), (second, theirs), *_ = answering.items()
+def _unlike(serving: dict[str, tuple[KvFingerprint | None, ...]]) -> str:
+    (first, ours), (second, theirs), *_ = serving.items()
     assert ours[0] is not None
     assert theirs[0] is not None
     what = ", ".join(differences(ours[0], theirs[0]))

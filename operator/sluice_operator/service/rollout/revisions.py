@@ -42,21 +42,21 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
     planned = {name: count for pool in pools for name, count in _planned(pool).items()}
     failed = {name for pool in pools for name in _failed(pool)}
     loading = {name for pool in pools for name in _loading(pool)}
-    found: dict[str, Revision] = {}
+    revisions: dict[str, Revision] = {}
     for item in of_kind(children, DEPLOYMENT):
         if controller_uid(item) not in uids or is_being_deleted(item):
             continue
         fingerprint = fingerprint_of_deployment(item, children)
-        each = _revision(item, fingerprint, loads=revision_of(item) in loading)
-        found[each.name] = replace(
-            each,
-            planned=planned.get(each.name, each.replicas),
-            stopped=each.stopped or each.name in failed,
-            is_leaving=bool(planned) and each.name not in planned,
+        state = _revision(item, fingerprint, loads=revision_of(item) in loading)
+        revisions[state.name] = replace(
+            state,
+            planned=planned.get(state.name, state.replicas),
+            stopped=state.stopped or state.name in failed,
+            is_leaving=bool(planned) and state.name not in planned,
         )
-    wanted = found.pop(name, Revision(name, is_tried=False))
+    wanted = revisions.pop(name, Revision(name, is_tried=False))
     wanted = replace(wanted, ready=wanted.available, fingerprint=fingerprint_of(config_map))
-    return PoolState(spec.role, spec.replicas, wanted, tuple(found.values()))
+    return PoolState(spec.role, spec.replicas, wanted, tuple(revisions.values()))
 
 
 def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:

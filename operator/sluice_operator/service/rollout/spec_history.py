@@ -23,7 +23,7 @@ from sluice_operator.manifests.spec_history import (
 )
 from sluice_operator.service.observe import Children
 
-MOST: Final = 5
+MAX_SPECS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ def plan_history(service: Manifest, children: Children, top: Owner) -> History:
     """The history of an InferenceService, as its status and the live objects have it."""
     there = {item["metadata"]["name"]: item for item in by_number(children)}
     if not _is_complete(service):
-        return History((), _kept(top, list(there)[-MOST:]))
+        return History((), _kept(top, list(there)[-MAX_SPECS:]))
     last = max((item["revision"] for item in there.values()), default=0)
     newest = spec_revision(top, spec_with_commit(service), last + 1)
     name = newest["metadata"]["name"]
     if (known := there.pop(name, None)) is not None:
-        # Its data can never be changed; the spec may have other numbers by now.
+        # Its data can never be changed; the spec may have other numbers.
         number = last + (known["revision"] < last)
         newest = spec_revision(top, recorded_spec(known), number)
-    return History((newest,), _kept(top, [*list(there)[1 - MOST :], name]))
+    return History((newest,), _kept(top, [*list(there)[1 - MAX_SPECS :], name]))
 
 
 def _kept(top: Owner, names: list[str]) -> frozenset[tuple[str, str]]:
@@ -59,5 +59,5 @@ def _kept(top: Owner, names: list[str]) -> frozenset[tuple[str, str]]:
 def _is_complete(service: Manifest) -> bool:
     """Whether all that the spec asks for has been seen to work."""
     updated = find(service.get("status"), UPDATED) or {}
-    told = (updated.get("status"), updated.get("reason"), updated.get("observedGeneration"))
-    return told == ("True", reasons.ALL_READY, service["metadata"].get("generation"))
+    stated = (updated.get("status"), updated.get("reason"), updated.get("observedGeneration"))
+    return stated == ("True", reasons.ALL_READY, service["metadata"].get("generation"))

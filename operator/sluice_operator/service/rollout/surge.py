@@ -129,7 +129,7 @@ def _first_shares(pool: PoolState, kept: list[Revision], stopped: bool) -> Share
     """Of the wanted revision and the stable one, which is all that is `kept`."""
     wanted = _wanted_engines(pool, stopped) if kept else pool.replicas
     return {pool.wanted.name: wanted} | {
-        each.name: _kept_engines(pool, each, stopped) for each in kept
+        revision.name: _kept_engines(pool, revision, stopped) for revision in kept
     }
 
 
@@ -167,8 +167,8 @@ def _keep_serving(pools: tuple[PoolState, ...], shares: dict[Role, Shares]) -> N
             for revision in pool.others:
                 if revision.fingerprint != fingerprint or revision.name in shares[pool.role]:
                     continue
-                most = max(1, lacking[pool.role])
-                if count := min(revision.ready, most, pool.replicas):
+                max_added = max(1, lacking[pool.role])
+                if count := min(revision.ready, max_added, pool.replicas):
                     shares[pool.role][revision.name] = count
                     lacking[pool.role] -= count
 
@@ -179,8 +179,8 @@ def _fingerprints(pools: tuple[PoolState, ...], shares: Mapping[Role, Shares]) -
     for pool in pools:
         for revision in pool.others:
             if revision.name not in shares[pool.role] and revision.ready:
-                found = ready.get(revision.fingerprint, 0)
-                ready[revision.fingerprint] = found + revision.ready
+                before = ready.get(revision.fingerprint, 0)
+                ready[revision.fingerprint] = before + revision.ready
     for fingerprint in sorted(ready, key=lambda each: (-ready[each], each)):
         if all(_ready_of(pool, fingerprint) for pool in pools):
             yield fingerprint

@@ -457,7 +457,7 @@ def test_what_was_said_of_scaling_holds_after_a_restart_until_the_spec_changes(
     scaled: Manifest = {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}}}
     first = service_observed(service(scaled))
     said = Scaling(Check("True", "Enough", "mixed: no change"))
-    status = service_status(first, plan_service(first), NOW, told=said)
+    status = service_status(first, plan_service(first), NOW, scaling=said)
     again = service_observed(service(scaled, generation=since) | {"status": status})
     found = condition(service_status(again, plan_service(again), NOW), "ScalingActive")
     assert found["reason"] == ("Enough" if kept else "NotDecidedYet")

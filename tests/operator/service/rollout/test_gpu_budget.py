@@ -17,7 +17,7 @@ from sluice_operator.service.report.scaling import scaled_service
 from sluice_operator.service.rollout.gpu_budget import (
     WAITS_FOR_BUDGET,
     Budget,
-    Counted,
+    PodCounts,
     plan_within,
     pod_surges,
 )
@@ -41,7 +41,7 @@ class Cluster:
         self.pods: dict[Role, dict[str, int]] = {role: {} for role in sizes}
         self.draining: dict[Role, list[tuple[str, int]]] = {role: [] for role in sizes}
         self.asked: dict[Role, dict[str, int]] = {role: {} for role in sizes}
-        self.counted: dict[Role, Counted] = {}
+        self.counted: dict[Role, PodCounts] = {}
         self.ready: dict[Role, dict[str, int]] = {role: {} for role in sizes}
         self.stable: dict[Role, str] = {}
         self.wanted = "a"
@@ -76,7 +76,7 @@ class Cluster:
         """What pools say of their pods."""
         self.ready = {role: dict(pods) for role, pods in self.pods.items()}
         for role, there in self.pods.items():
-            self.counted[role] = Counted(Counter(there), len(self.draining[role]))
+            self.counted[role] = PodCounts(Counter(there), len(self.draining[role]))
 
     def states(self) -> tuple[PoolState, ...]:
         return tuple(
@@ -163,7 +163,7 @@ def test_without_a_budget_nothing_changes() -> None:
 def test_without_room_the_last_former_engine_stays_until_a_new_one_was_ready() -> None:
     new = Revision("b", 0, planned=0)
     pools = (PoolState(PREFILL, 1, new, (Revision("a", 1, 1, settled=True),)),)
-    tight = Budget(1, {PREFILL: 1}, {PREFILL: Counted({"a": 1}, 0)})
+    tight = Budget(1, {PREFILL: 1}, {PREFILL: PodCounts({"a": 1}, 0)})
     plan = plan_within(pools, {PREFILL: "a"}, plan_rollout, tight)
     assert plan.shares[PREFILL] == {"b": 0, "a": 1}
     assert plan.stable == {PREFILL: "a"}
@@ -291,7 +291,7 @@ def test_a_surge_of_pods_stays_until_all_are_new_and_holds_its_gpus(
     *, surge: int, settled: bool, replaced: bool, after: dict[Role, int]
 ) -> None:
     pool = PoolState(PREFILL, 2, Revision("a", 2, 2, settled=settled))
-    budget = Budget(3, {PREFILL: 1}, {PREFILL: Counted({"a": 2}, 0)}, {PREFILL: surge})
+    budget = Budget(3, {PREFILL: 1}, {PREFILL: PodCounts({"a": 2}, 0)}, {PREFILL: surge})
     rollout = plan_within((pool,), {PREFILL: "a"}, plan_rollout, budget)
     assert pod_surges((pool,), rollout, budget, {PREFILL} if replaced else set()) == after
     more = PoolState(PREFILL, 3, Revision("a", 2, 2))

@@ -6,7 +6,7 @@ import pytest
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest, of_kind
 from sluice_operator.manifests.spec_history import recorded_spec, spec_hash
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.rollout.spec_history import MOST
+from sluice_operator.service.rollout.spec_history import MAX_SPECS
 
 from tests.operator.examples import MINIMAL_SPEC, complete_service, live, service, service_observed
 from tests.operator.model_pods import COMMIT, RESOLVED
@@ -66,10 +66,10 @@ def test_what_is_taken_up_again_is_the_newest() -> None:
 
 def test_the_last_ones_are_kept_also_while_nothing_is_complete() -> None:
     history = Recorded()
-    for size in range(1, MOST + 3):
+    for size in range(1, MAX_SPECS + 3):
         history.complete(with_chunk(size))
     history.fail(with_chunk(100))
-    assert history.chunks == list(range(3, MOST + 3))
+    assert history.chunks == list(range(3, MAX_SPECS + 3))
 
 
 def test_numbers_make_no_revision() -> None:
