@@ -114,14 +114,14 @@ def assumed_adapters(service: str, model: ModelSpec) -> tuple[Manifest, ...]:
     claim = claim_of(service, model)
     return tuple(
         FetchedAdapter(
-            name=each.name,
-            uri=each.uri,
+            name=adapter.name,
+            uri=adapter.uri,
             refresh=model.refresh,
-            commit=assumed_commit(each.revision),
+            commit=assumed_commit(adapter.revision),
             claim=claim,
         ).to_json_dict()
-        for each in model.adapters or ()
-        if each.is_fetched and claim is not None
+        for adapter in model.adapters or ()
+        if adapter.is_fetched and claim is not None
     )
 
 
@@ -147,7 +147,7 @@ def _task(
         text = f"the fetcher's answer is not understood: {outcome.message[:256]}"
         outcome = Failed("FetcherMismatch", text)
     name = job["metadata"]["name"]
-    live = (each["metadata"]["name"] for each in of_kind(observed.children, JOB))
+    live = (item["metadata"]["name"] for item in of_kind(observed.children, JOB))
     return _Task(adapter, job, outcome, is_made=name in live)
 
 
@@ -203,7 +203,7 @@ def _event(record: FetchedAdapter) -> Event:
 
 
 def _no_fetcher(missing: Iterable[AdapterSpec]) -> Check | None:
-    if not (uris := [each.uri for each in missing]):
+    if not (uris := [adapter.uri for adapter in missing]):
         return None
     allowed = "adapters that are not fetched, as SLUICE_FETCH_IMAGE of the operator is not set"
     text = f"spec.model.adapters: {_listed(uris)} is not allowed; allowed: {allowed}"

@@ -185,8 +185,8 @@ def _reason(pools: Pools, former: Former, *, is_held: bool) -> tuple[str, str]:
         return reason_of(pools)
     reason = HALTED if is_held else IN_PLACE
     left = ", ".join(f"pool {role}: {count}" for role, count in former.items())
-    held = f" {NEVER_READY[0].upper()}{NEVER_READY[1:]}." if is_held else ""
+    halted = f" {NEVER_READY[0].upper()}{NEVER_READY[1:]}." if is_held else ""
     return reason, (
         f"{counts_of(pools)}; spec.rollout.strategy is InPlace, so an engine ends before another "
-        f"takes its place, and fewer serve meanwhile; former engines left: {left}.{held}"
+        f"takes its place, and fewer serve meanwhile; former engines left: {left}.{halted}"
     )

@@ -105,14 +105,14 @@ def _failed(pool: Manifest) -> tuple[str, ...]:
     updated = find(status, UPDATED)
     if updated is None or updated["status"] != "False" or updated["reason"] in reasons.HEALTHY:
         return ()
-    return tuple(each["name"] for each in status.get("revisions") or () if each["current"])
+    return tuple(entry["name"] for entry in status.get("revisions") or () if entry["current"])
 
 
 def _loading(pool: Manifest) -> Iterator[str]:
     """The revisions of which a pool says that engines load."""
-    for each in (pool.get("status") or {}).get("revisions") or ():
-        if each.get("loading"):
-            yield each["name"]
+    for entry in (pool.get("status") or {}).get("revisions") or ():
+        if entry.get("loading"):
+            yield entry["name"]
 
 
 def _revision(deployment: Manifest, fingerprint: str, *, loads: bool) -> Revision:

@@ -181,7 +181,7 @@ def _fingerprints(pools: tuple[PoolState, ...], shares: Mapping[Role, Shares]) -
             if revision.name not in shares[pool.role] and revision.ready:
                 before = ready.get(revision.fingerprint, 0)
                 ready[revision.fingerprint] = before + revision.ready
-    for fingerprint in sorted(ready, key=lambda each: (-ready[each], each)):
+    for fingerprint in sorted(ready, key=lambda fingerprint: (-ready[fingerprint], fingerprint)):
         if all(_ready_of(pool, fingerprint) for pool in pools):
             yield fingerprint
 
