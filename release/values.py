@@ -31,6 +31,8 @@ _FROM_MANIFESTS: Final = frozenset(
         "pod_namespace",
         "pod_ip",
         "hub_ca",
+        "admission_port",
+        "admission_folder",
     }
 )
 """Settings of the operator that are part of its manifests, or a value of their own."""

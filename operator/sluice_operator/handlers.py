@@ -7,17 +7,19 @@ annotations and finalizers on users' objects. Knows no store and no queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import kopf
 
 from sluice_operator.informer.watch import selector_of
 from sluice_operator.kube.connection import LogIn
-from sluice_operator.kube.kinds import Kind
+from sluice_operator.kube.kinds import Kind, Manifest
 
 Take = Callable[[Kind, str | None, Mapping[str, Any]], None]
 """Called with a kind, the type of an event (None: listed) and the object."""
+Review = Callable[[Manifest | None, Manifest], Sequence[str]]
+"""Called with the object as it is (None: it is created) and as it would be: why it is refused."""
 
 
 def registered(
@@ -43,6 +45,33 @@ def registered(
     @kopf.on.cleanup(registry=registry)
     async def end(**_: Any) -> None:
         end_watches()
+
+    return registry
+
+
+UNPROCESSABLE: Final = 422
+
+
+def admitting(
+    kind: Kind, review: Review, server: kopf.WebhookServer, log_in: Callable[[], Awaitable[LogIn]]
+) -> kopf.OperatorRegistry:
+    """The handlers of a run of Kopf that follows nothing, and answers the API server before it
+    stores an object of `kind`. Where that is asked is part of the install: nothing is written."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.startup(registry=registry)
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        adjust(settings, ())
+        settings.admission.server = server
+
+    @kopf.on.login(registry=registry)
+    async def connect(**_: Any) -> kopf.ConnectionInfo:
+        return as_connection_info(await log_in())
+
+    @kopf.on.validate(kind.group, kind.version, kind.plural, id=kind.plural, registry=registry)
+    async def validate(*, old: Any = None, new: Any = None, **_: Any) -> None:
+        if new is not None and (lines := review(old and dict(old), dict(new))):
+            raise kopf.AdmissionError("\n  ".join(("", *lines)), code=UNPROCESSABLE)
 
     return registry
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from sluice_operator.apply.executor import Executor, executor
@@ -42,6 +43,7 @@ from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind
 from sluice_operator.log import fields
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.process.admission import Admission, Endpoint
 from sluice_operator.process.defects import Defects
 from sluice_operator.process.lease import Leadership, LeaseName, LeaseTiming
 from sluice_operator.process.listeners import Health, listening
@@ -49,6 +51,7 @@ from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.process.settings import Settings
 from sluice_operator.process.tasks import take_signals, until_one_ends
 from sluice_operator.process.watches import Watches
+from sluice_operator.service.admission import spec_errors
 from sluice_operator.service.nodes import NodeReactions
 from sluice_operator.service.observe import Images, Installation, ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
@@ -111,7 +114,8 @@ async def run(settings: Settings, work: Connection, lease: Connection, clock: Cl
 
 async def _serve(parts: Parts) -> None:
     await _await_definitions(parts)
-    await _first_of(parts.rights.run(), _elected(parts))
+    admission = _admission(parts)
+    await _first_of(parts.rights.run(), _elected(parts), *([admission.run()] if admission else ()))
 
 
 async def _elected(parts: Parts) -> None:
@@ -210,6 +214,25 @@ def _leadership(parts: Parts) -> Leadership:
     return Leadership(parts.lease_client, name, LeaseTiming(settings.lease_seconds), parts.clock)
 
 
+def _images(settings: Settings) -> Images:
+    return Images(
+        settings.engine_image,
+        settings.router_image,
+        settings.gpu_engine_image,
+        settings.fetch_image,
+    )
+
+
+def _admission(parts: Parts) -> Admission | None:
+    """Of every replica, whether it leads or not; None where it is off."""
+    settings = parts.settings
+    if not settings.admission_port:
+        return None
+    folder = Path(settings.admission_folder)
+    endpoint = Endpoint(settings.pod_ip, settings.admission_port, folder)
+    return Admission(endpoint, partial(spec_errors, _images(settings)), parts.clock)
+
+
 def _dispatcher(
     parts: Parts,
     queue: WorkQueue[Key],
@@ -218,15 +241,9 @@ def _dispatcher(
     reader: Reader,
 ) -> Dispatcher:
     settings, clock = parts.settings, parts.clock
-    images = Images(
-        settings.engine_image,
-        settings.router_image,
-        settings.gpu_engine_image,
-        settings.fetch_image,
-    )
     services = ServiceObserver(
         reader,
-        images,
+        _images(settings),
         parts.nodes,
         parts.optional_kinds,
         ImageVolumes(parts.client, clock, settings.pod_namespace),

@@ -102,6 +102,10 @@ class Settings(BaseModel):
     """How long a leader may be silent before a standby takes over."""
     metrics_port: int = Field(default=ports.OPERATOR_METRICS, ge=0, le=65535)
     health_port: int = Field(default=ports.OPERATOR_HEALTH, ge=0, le=65535)
+    admission_port: int = Field(default=0, ge=0, le=65535)
+    """Where changes of InferenceServices are validated before they are stored; 0: nowhere."""
+    admission_folder: str = Field(default="/etc/sluice/admission", min_length=1)
+    """With its certificate: tls.crt and tls.key, which are read again when they change."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Format = "text"
     """`text`: key=value pairs; `json`: an object a line."""

@@ -76,7 +76,7 @@ class Watches:
             await self._informer.list_all(namespaces)
         except OperatorError as error:
             return error
-        run = _Run(partial(self._operator, namespaces, asyncio.get_running_loop()))
+        run = KopfRun(partial(self._operator, namespaces, asyncio.get_running_loop()))
         reasons = (self._rights.changed, self._informer.has_missed)
         others = [asyncio.create_task(reason.wait()) for reason in reasons]
         self._informer.has_missed.clear()
@@ -114,7 +114,7 @@ class Watches:
         )
 
 
-class _Run:
+class KopfRun:
     """One run of Kopf, in a thread that keeps no process from ending."""
 
     def __init__(self, operator: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -1,0 +1,52 @@
+"""What is wrong with the spec of an InferenceService, as far as that is certain without a look at
+the cluster: for admission.
+
+Pure; reads neither nodes nor children. What these would allow is not refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.manifests.metadata import owner
+from sluice_operator.service.model import delivery_of
+from sluice_operator.service.observe import Images, ServiceObserved
+from sluice_operator.service.pools import contradictions
+from sluice_operator.validation.errors import invalid, validation_errors
+from sluice_operator.validation.refusal import Refusal
+
+
+def spec_errors(images: Images, service: Manifest) -> tuple[Refusal, ...]:
+    """The errors that the plan would refuse the spec for; `images`: the operator's own."""
+    metadata = service["metadata"]
+    observed = ServiceObserved({"metadata": metadata, "spec": service.get("spec")}, images)
+    check = partial(_certain_contradictions, observed)
+    try:
+        spec = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
+    except InvalidSpecError as error:
+        return invalid(error, check)
+    top = owner(INFERENCE_SERVICE, service, metadata["name"])
+    delivery = delivery_of(observed, top, spec)
+    return (*validation_errors(spec, check), *([delivery.refusal] if delivery.refusal else ()))
+
+
+def _certain_contradictions(
+    observed: ServiceObserved, spec: InferenceServiceSpec
+) -> Iterator[Refusal]:
+    """Contradictions that hold on whatever accelerator: how large a chunk is, where the spec does
+    not say so, is known with the nodes alone."""
+    anywhere = set(contradictions(observed, _without_chunks(spec)))
+    return (refusal for refusal in contradictions(observed, spec) if refusal in anywhere)
+
+
+def _without_chunks(spec: InferenceServiceSpec) -> InferenceServiceSpec:
+    engine = spec.engine or EngineSpec()
+    has_accelerator = any(spec.pool(role).accelerator for role in spec.roles)
+    if not has_accelerator or engine.chunk_size is not None:
+        return spec
+    return spec.model_copy(update={"engine": engine.model_copy(update={"chunk_size": -1})})

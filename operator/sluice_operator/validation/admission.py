@@ -1,0 +1,40 @@
+"""What of a change is refused as it is applied: only what the change itself makes wrong. Pure.
+
+Knows no field, and not who asks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from sluice_operator.api.findings import Finding
+from sluice_operator.kube.kinds import Manifest, is_being_deleted
+from sluice_operator.validation.refusal import Refusal
+
+SpecErrors = Callable[[Manifest], Iterable[Refusal]]
+"""Everything that is wrong with the spec of an object."""
+_INDEX: Final = re.compile(r"\[\d+\]")
+_VALUE_ENDS: Final = re.compile(r" (?:is|are) not |; allowed: ")
+
+
+def new_findings(
+    old: Manifest | None, new: Manifest, spec_errors: SpecErrors
+) -> tuple[Finding, ...]:
+    """What is wrong with `new` and was not with `old`, which is None where an object is created.
+    Nothing where the spec stays, or the object is being deleted."""
+    if is_being_deleted(new) or (old is not None and old.get("spec") == new.get("spec")):
+        return ()
+    found = [refusal.finding for refusal in spec_errors(new)]
+    if not found or old is None:
+        return tuple(found)
+    accepted = {_wrong_value(refusal.finding) for refusal in spec_errors(old)}
+    return tuple(finding for finding in found if _wrong_value(finding) not in accepted)
+
+
+def _wrong_value(finding: Finding) -> tuple[str, Any]:
+    """Field and refused value, which stay while other fields change: what is allowed beside them
+    may not, nor an object as a whole, nor the place in a list."""
+    value = _VALUE_ENDS.split(finding.message, maxsplit=1)[0]
+    return _INDEX.sub("[]", finding.field), "" if value.startswith(("{", "[")) else value
