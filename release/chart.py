@@ -27,6 +27,12 @@ STATIC: Final = Path(__file__).parent / "chart"
 KEEP: Final = {"helm.sh/resource-policy": "keep"}
 LABELS: Final = Block('{{- include "sluice.labels" . | nindent INDENT }}')
 IN_CLUSTER: Final = 'eq .Values.scope "Cluster"'
+ADMISSION: Final = f"and ({IN_CLUSTER}) .Values.admission.enabled"
+BY_CERT_MANAGER: Final = ".Values.admission.certManager"
+HOOK: Final = {
+    "helm.sh/hook": "post-install,post-upgrade",
+    "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
+}
 _CERTIFICATES: Final = Block(
     "{{- with .Values.hubCa.configMap }}\n- name: SLUICE_HUB_CA\n  valueFrom:\n"
     "    configMapKeyRef: {name: {{ . | quote }}, key: {{ $.Values.hubCa.key | quote }}}\n"
@@ -69,6 +75,7 @@ def chart_files(released: Released, root: Path = ROOT) -> dict[str, str]:
             '{{- range $path, $_ := .Files.Glob "definitions/*.yaml" }}\n---\n'
             "{{ $.Files.Get $path }}\n{{- end }}\n",
         ),
+        "templates/admission.yaml": when(ADMISSION, "---\n".join(_admission(root))),
         **_definitions(root),
         **_monitoring(root),
     }  # fmt: skip
@@ -97,7 +104,9 @@ def _chart_yaml(version: str) -> Manifest:
 
 def _operator(root: Path) -> Iterable[Manifest]:
     for manifest in operators_own(root):
-        yield _deployment(manifest) if manifest["kind"] == "Deployment" else manifest
+        if manifest["kind"] == "Deployment":
+            manifest = _with_admission(_deployment(manifest), root)
+        yield manifest
 
 
 def _deployment(manifest: Manifest) -> Manifest:
@@ -117,6 +126,52 @@ def _deployment(manifest: Manifest) -> Manifest:
     del container["resources"]
     container |= _with_value("resources", "resources")
     return changed
+
+
+def _with_admission(manifest: Manifest, root: Path) -> Manifest:
+    """With what its patch adds, where admission is on."""
+    (patch,) = documents(root / "manifests" / "admission" / "webhook" / "deployment_patch.yaml")
+    pod, added = (each["spec"]["template"]["spec"] for each in (manifest, patch))
+    (container,), (more,) = pod["containers"], added["containers"]
+    for target, source, names in (
+        (container, more, ("env", "ports", "volumeMounts")),
+        (pod, added, ("volumes",)),
+    ):
+        for name in names:
+            target[name] = [*target[name], Block(when(ADMISSION, to_yaml(source[name])))]
+    return manifest
+
+
+def _admission(root: Path) -> Iterable[str]:
+    """The webhook, and its certificate in one of two ways."""
+    folder = root / "manifests" / "admission"
+    (annotation,) = documents(folder / "cert-manager" / "annotation_patch.yaml")
+    for manifest in documents(folder / "webhook" / "webhook.yaml"):
+        if manifest["kind"] == annotation["kind"]:
+            annotated = _with_namespace({"annotations": annotation["metadata"]["annotations"]})
+            manifest["metadata"] |= entry(when(BY_CERT_MANAGER, to_template(annotated)))
+        yield _templates([manifest])
+    certificate = folder / "cert-manager" / "certificate.yaml"
+    yield _optional(BY_CERT_MANAGER, certificate)
+    files = [folder / "self-signed" / name for name in ("secret.yaml", "rights.yaml", "jobs.yaml")]
+    manifests = (_job(manifest) for file in files for manifest in documents(file))
+    yield when(f"not {BY_CERT_MANAGER}", _templates(manifests))
+
+
+def _job(manifest: Manifest) -> Manifest:
+    """A Job or CronJob with the chart's values; others, as they are."""
+    if manifest["kind"] == "Job":
+        manifest["metadata"]["annotations"] = HOOK
+        job = manifest["spec"]
+    elif manifest["kind"] == "CronJob":
+        job = manifest["spec"]["jobTemplate"]["spec"]
+    else:
+        return manifest
+    pod = job["template"]["spec"]
+    for name in ("imagePullSecrets", "nodeSelector", "tolerations"):
+        pod |= _with_value(name, name)
+    pod["containers"][0]["image"] = _image("operator")
+    return manifest
 
 
 def _variable(each: Manifest) -> Manifest | Block:
@@ -181,13 +236,12 @@ def _released(manifest: Manifest) -> Manifest:
 
 def _with_namespace(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {
-            key: Inline("{{ .Release.Namespace }}")
-            if (key, inner) == ("namespace", NAMESPACE)
-            else _with_namespace(inner)
-            for key, inner in value.items()
-        }
-    return [_with_namespace(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _with_namespace(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_namespace(inner) for inner in value]
+    if isinstance(value, str) and NAMESPACE in value:
+        return Inline(value.replace(NAMESPACE, "{{ .Release.Namespace }}"))
+    return value
 
 
 def _definitions(root: Path) -> dict[str, str]:

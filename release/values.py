@@ -110,6 +110,16 @@ def chart_values(
                 "it is uninstalled.",
             )
         },
+        "admission": {
+            "enabled": Value(
+                False, _SWITCH, "Whether a spec that the operator would refuse is refused as it is "
+                "applied, where a replica answers. With `scope: Cluster` alone.",
+            ),
+            "certManager": Value(
+                False, _SWITCH, "With `enabled`: the certificate is cert-manager's; else a Job "
+                "makes it and a CronJob renews it.",
+            ),
+        },
         "monitoring": {
             "enabled": Value(
                 False, _SWITCH, "Alerts, recorded series, metrics of the operator; needs the kinds "

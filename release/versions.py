@@ -17,8 +17,10 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "pyproject.toml": (_PROJECT,),
     "uv.lock": (_PROJECT,),
     "manifests/operator/deployment.yaml": (_IMAGE,),
+    "manifests/admission/self-signed/jobs.yaml": (_IMAGE,),
     "manifests/overlays/gitops/kustomization.yaml": (_IMAGE, "newTag: ({})"),
     "manifests/argocd/applications.yaml": ("targetRevision: v({})",),
+    "docs/how-to/refuse-at-apply.md": ("ref=v({})", "newTag: ({})"),
     "docs/how-to/gitops.md": ("ref=v({})", "newTag: ({})"),
     "docs/how-to/install.md": ("download/v({})/", "--version ({})", "ref=v({})", _IMAGE),
 }

@@ -19,6 +19,7 @@ HELMS_LABELS = (
     "helm.sh/chart", "app.kubernetes.io/version", "app.kubernetes.io/instance",
     "app.kubernetes.io/managed-by",
 )  # fmt: skip
+ADMISSION = {"admission": {"enabled": True}}
 CLUSTER_WIDE = {
     "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Namespace",
 }  # fmt: skip
@@ -79,8 +80,56 @@ def test_with_monitoring_it_is_manifests_monitoring_too(render: Render) -> None:
     assert without_helms(render(monitoring={"enabled": True})) == base | monitoring
 
 
+def test_with_admission_it_is_the_overlay_for_it(render: Render) -> None:
+    overlay, found = kustomized("overlays/admission"), without_helms(render(**ADMISSION))
+    del overlay["Namespace", "sluice-system"]
+    for each in (overlay, found):
+        (container,) = operator(each)["containers"]
+        for parts in (container["env"], container["volumeMounts"], operator(each)["volumes"]):
+            parts.sort(key=lambda part: part["name"])
+        container["ports"].sort(key=lambda port: port["containerPort"])
+    first = ("Job", "sluice-operator-admission")
+    annotations = found[first]["metadata"].pop("annotations")
+    assert annotations["helm.sh/hook"] == "post-install,post-upgrade"
+    del overlay[first]["metadata"]["annotations"]  # for other tools
+    assert found == overlay
+
+
+def test_its_certificate_can_be_cert_managers(render: Render) -> None:
+    made, jobs = (
+        render("elsewhere", admission={"enabled": True, "certManager": by}) for by in (True, False)
+    )
+    kinds = {kind for kind, _ in made.keys() - jobs.keys()}
+    assert kinds == {"Issuer", "Certificate"}
+    gone = {kind for kind, _ in jobs.keys() - made.keys()}
+    assert gone >= {"Secret", "Job", "CronJob", "ServiceAccount", "Role", "ClusterRole"}
+    webhook = made["ValidatingWebhookConfiguration", "sluice-operator"]
+    name = "sluice-operator-admission"
+    told = {"cert-manager.io/inject-ca-from": f"elsewhere/{name}"}
+    assert webhook["metadata"]["annotations"] == told
+    assert webhook["webhooks"][0]["clientConfig"]["service"]["namespace"] == "elsewhere"
+    certificate = made["Certificate", name]["spec"]
+    assert certificate["dnsNames"] == [f"{name}.elsewhere.svc"]
+    (volume,) = (each for each in operator(made)["volumes"] if each["name"] == "admission")
+    assert volume["secret"]["secretName"] == certificate["secretName"]
+
+
+def test_the_jobs_run_where_the_operator_may(render: Render) -> None:
+    values = {"imagePullSecrets": [{"name": "pull"}], "nodeSelector": {"role": "system"}}
+    found = render(**ADMISSION, **values, images={"registry": "registry.example.com"})
+    job, cron = (found[kind, "sluice-operator-admission"]["spec"] for kind in ("Job", "CronJob"))
+    assert job["template"]["spec"] == cron["jobTemplate"]["spec"]["template"]["spec"]
+    pod = job["template"]["spec"]
+    assert pod.items() >= values.items()
+    assert pod["containers"][0]["image"] == operator(found)["containers"][0]["image"]
+
+
+def test_admission_is_nothing_for_one_namespace(render: Render) -> None:
+    assert render(scope="Namespace", **ADMISSION) == render(scope="Namespace")
+
+
 def test_it_follows_the_releases_namespace(render: Render) -> None:
-    found = render(namespace="elsewhere", monitoring={"enabled": True})
+    found = render(namespace="elsewhere", monitoring={"enabled": True}, **ADMISSION)
     assert "sluice-system" not in json.dumps(list(found.values())).replace("sluice-system,", "")
     assert found["Deployment", "sluice-operator"]["metadata"]["namespace"] == "elsewhere"
 

@@ -102,7 +102,7 @@ class ApiClient:
         result = await self._send(
             Request(
                 "PATCH",
-                path(kind, metadata["namespace"], metadata["name"], subresource),
+                path(kind, metadata.get("namespace"), metadata["name"], subresource),
                 {
                     "fieldManager": manager,
                     "force": "true" if force else "false",

@@ -15,7 +15,9 @@ import pytest
 import yaml
 from sluice_operator.kube.client import path
 from sluice_operator.kube.connection import APPLY, Request, Response
-from sluice_operator.kube.kinds import INFERENCE_SERVICE, Kind
+from sluice_operator.kube.kinds import INFERENCE_SERVICE
+from sluice_operator.process.certificate import CONFIGURATION
+from sluice_operator.process.self_signed import self_signed
 
 from e2e.cluster.bare.certs import Certificate, create_authority, issue
 from e2e.cluster.ports import free_ports
@@ -27,11 +29,7 @@ from tests.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.apiserver, OWN_PLANE]
 StartOperator = Callable[..., OperatorProcess]
-CONFIGURATION = Kind(
-    "admissionregistration.k8s.io/v1",
-    "ValidatingWebhookConfiguration",
-    "validatingwebhookconfigurations",
-)
+ADMISSION = ROOT / "manifests" / "admission"
 BAD: dict[str, Any] = {"engine": {"tensorParallelSize": 2}, "slo": {"percentile": 90}}
 """No schema refuses it, and the operator would with two findings."""
 
@@ -53,6 +51,9 @@ class Served:
             "SLUICE_ADMISSION_PORT": str(self.port),
             "SLUICE_ADMISSION_FOLDER": str(self.folder),
         }
+
+    def url(self, host: str = ADDRESS) -> str:
+        return f"https://{host}:{self.port}/{INFERENCE_SERVICE.plural}"
 
     def renew(self) -> Certificate:
         """Another certificate of the same authority."""
@@ -82,12 +83,13 @@ class Served:
 
 def configuration(served: Served, namespace: str) -> dict[str, Any]:
     """The install's, for one namespace and an address."""
-    documents = yaml.safe_load_all((ROOT / "manifests" / "admission" / "webhook.yaml").read_text())
+    documents = yaml.safe_load_all((ADMISSION / "webhook" / "webhook.yaml").read_text())
     found: dict[str, Any] = next(each for each in documents if each["kind"] == CONFIGURATION.kind)
     (webhook,) = found["webhooks"]
-    service = webhook["clientConfig"].pop("service")
+    url = served.url()
+    assert url.endswith(webhook["clientConfig"]["service"]["path"])
     webhook["clientConfig"] = {
-        "url": f"https://{ADDRESS}:{served.port}{service['path']}",
+        "url": url,
         "caBundle": base64.b64encode(served.authority.certificate.read_bytes()).decode(),
     }
     webhook["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
@@ -222,6 +224,22 @@ async def test_a_renewed_certificate_is_taken_without_a_restart(
     await renewed
     assert (await apply(cluster, chat(namespace, **BAD))).status == 422
     assert operator.running
+
+
+async def test_a_certificate_of_the_job_is_one_that_the_api_server_trusts(
+    cluster: Cluster, namespace: str, served: Served, start_operator: StartOperator
+) -> None:
+    pair = self_signed("sluice-operator-admission", "localhost", 90)
+    (served.folder / "tls.key").write_text(pair.key)
+    (served.folder / "tls.crt").write_text(pair.certificate)
+    bundle = base64.b64encode(pair.certificate.encode()).decode()
+    trusted = [
+        {"op": "replace", "path": "/webhooks/0/clientConfig/url", "value": served.url("localhost")},
+        {"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": bundle},
+    ]
+    await cluster.patch(CONFIGURATION, None, "sluice-operator", trusted)
+    start_operator(**served.environment, POD_IP="127.0.0.1")
+    await until_refused(cluster, namespace)
 
 
 async def test_it_waits_for_a_certificate_and_works_meanwhile(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.client import path
 from sluice_operator.kube.connection import APPLY, Request
@@ -83,12 +84,23 @@ def _missing(wanted: Any, found: Any, where: str = "") -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("folder", ["base", "overlays/namespaced"])
+@pytest.mark.parametrize("folder", ["base", "overlays/namespaced", "overlays/admission"])
 def test_the_install_is_accepted(plane: ApiServer, folder: str) -> None:
     applied = plane.kubectl(
         "apply", "--server-side", "--dry-run=server", "-o", "json", "-k", str(MANIFESTS / folder)
     )
     assert '"name": "sluice-operator"' in applied
+
+
+async def test_the_pods_of_admissions_jobs_are_admitted_under_the_restricted_standard(
+    cluster: Cluster,
+) -> None:
+    jobs = yaml.safe_load_all((MANIFESTS / "admission" / "self-signed" / "jobs.yaml").read_text())
+    for job in jobs:
+        spec = job["spec"].get("jobTemplate", job)["spec"]["template"]["spec"]
+        metadata = {"name": job["kind"].lower(), "namespace": "sluice-system"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        await cluster.create(POD, pod)
 
 
 async def test_the_operators_pod_is_admitted_under_the_restricted_standard(

@@ -1,0 +1,128 @@
+"""`python -m sluice_operator.process.certificate`: admission's certificate, made anew in time.
+
+A Job's and a CronJob's program. It reads the Secret as files, and writes it and what the API server
+trusts. Exits with 1 where it cannot. Knows nothing of admission but its names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import os
+import re
+import sys
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from sluice_operator.clock import SystemClock
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.connection import Connection
+from sluice_operator.kube.errors import OperatorError
+from sluice_operator.kube.kinds import SECRET, Kind, Manifest
+from sluice_operator.log import fields, log_to_stderr
+from sluice_operator.process.admission import CERTIFICATE, KEY
+from sluice_operator.process.self_signed import (
+    CertificatePair,
+    LibcryptoError,
+    is_good,
+    self_signed,
+)
+
+CONFIGURATION: Final = Kind(
+    "admissionregistration.k8s.io/v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+)
+CONFIGURATION_NAME: Final = "sluice-operator"
+NAME: Final = "sluice-operator-admission"
+"""Of Service and Secret."""
+MANAGER: Final = "sluice-certificate"
+VALID_DAYS: Final = 90
+RENEWED_AHEAD: Final = timedelta(days=30)
+REQUEST_SECONDS: Final = 10.0
+_PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
+
+logger = logging.getLogger("sluice_operator.certificate")
+
+
+def main() -> int:
+    """The program's exit status."""
+    log_to_stderr("INFO", "text")
+    folder, namespace = os.environ["SLUICE_ADMISSION_FOLDER"], os.environ["POD_NAMESPACE"]
+    try:
+        asyncio.run(_run(Path(folder), namespace))
+    except (OperatorError, LibcryptoError) as error:
+        logger.error("stopping", extra=fields(error=error))
+        return 1
+    return 0
+
+
+async def _run(folder: Path, namespace: str) -> None:
+    async with aclosing(Connection(REQUEST_SECONDS)) as connection:
+        client = ApiClient(connection, lambda verb, plural: None)
+        await renew(client, folder, namespace, SystemClock().now())
+
+
+async def renew(client: ApiClient, folder: Path, namespace: str, now: datetime) -> None:
+    """Sees to a certificate that is good for a month, and that the API server trusts it.
+
+    Raises:
+        OperatorError: something could not be read or written.
+        LibcryptoError: no certificate could be made.
+    """
+    host = f"{NAME}.{namespace}.svc"
+    used = _read(folder / CERTIFICATE)
+    configuration = await client.get(CONFIGURATION, None, CONFIGURATION_NAME)
+    if configuration is None:
+        raise OperatorError(f"no {CONFIGURATION.kind} {CONFIGURATION_NAME}")
+    made = None
+    if not (is_good(used, host, now + RENEWED_AHEAD) and _read(folder / KEY)):
+        made = self_signed(NAME, host, VALID_DAYS)
+    trusted = _PEM.findall(_bundle(configuration))
+    certificates = [made.certificate if made else used]
+    certificates += [each for each in (used, *trusted) if is_good(each, host, now)]
+    wanted = list(dict.fromkeys(each.strip() + "\n" for each in certificates))
+    if {each.strip() for each in wanted} - {each.strip() for each in trusted}:
+        # First, so that what is served is trusted whichever of the two a replica has by then.
+        await client.apply(CONFIGURATION, _trusting(configuration, wanted), manager=MANAGER)
+    if made is not None:
+        await client.apply(SECRET, _secret(namespace, made), manager=MANAGER)
+    logger.info("certificate", extra=fields(host=host, renewed=made is not None))
+
+
+def _read(file: Path) -> str:
+    """Empty where there is none yet."""
+    return file.read_text() if file.exists() else ""
+
+
+def _bundle(configuration: Manifest) -> str:
+    (webhook,) = configuration["webhooks"]
+    return base64.b64decode(webhook["clientConfig"].get("caBundle", "")).decode()
+
+
+def _trusting(configuration: Manifest, certificates: list[str]) -> Manifest:
+    (webhook,) = configuration["webhooks"]
+    bundle = base64.b64encode("".join(certificates).encode()).decode()
+    return {
+        "apiVersion": CONFIGURATION.api_version,
+        "kind": CONFIGURATION.kind,
+        "metadata": {"name": CONFIGURATION_NAME},
+        "webhooks": [{"name": webhook["name"], "clientConfig": {"caBundle": bundle}}],
+    }
+
+
+def _secret(namespace: str, made: CertificatePair) -> Manifest:
+    files = {CERTIFICATE: made.certificate, KEY: made.key}
+    return {
+        "apiVersion": SECRET.api_version,
+        "kind": SECRET.kind,
+        "metadata": {"name": NAME, "namespace": namespace},
+        "data": {name: base64.b64encode(text.encode()).decode() for name, text in files.items()},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
