@@ -20,7 +20,10 @@ from sluice_operator.process.certificate import CONFIGURATION
 from sluice_operator.process.self_signed import self_signed
 
 from e2e.cluster.bare.certs import Certificate, create_authority, issue
+from e2e.cluster.controlplane_only import ApiServer
 from e2e.cluster.ports import free_ports
+from tests.operator.conftest import OPERATOR_USER
+from tests.operator.harness.audit import AuditLog
 from tests.operator.harness.cluster import Cluster
 from tests.operator.harness.plane import OWN_PLANE, ROOT
 from tests.operator.harness.process import ADDRESS, OperatorProcess
@@ -124,8 +127,13 @@ async def until_refused(cluster: Cluster, namespace: str, name: str = "chat") ->
 
 
 async def test_a_bad_spec_is_refused_with_every_finding_on_a_line(
-    cluster: Cluster, namespace: str, served: Served, start_operator: StartOperator
+    cluster: Cluster,
+    namespace: str,
+    served: Served,
+    start_operator: StartOperator,
+    plane: ApiServer,
 ) -> None:
+    audit = AuditLog(plane.audit_log)
     operator = start_operator(**served.environment)
     head, *findings = (await until_refused(cluster, namespace)).splitlines()
     assert head.startswith('admission webhook "inferenceservices.serving.sluice.dev" denied')
@@ -135,6 +143,11 @@ async def test_a_bad_spec_is_refused_with_every_finding_on_a_line(
     assert (await apply(cluster, chat(namespace, **BAD))).status == 422
     assert (await apply(cluster, chat(namespace))).status == 201
     assert operator.running
+    calls = [call for call in audit.calls() if call.user == OPERATOR_USER]
+    assert calls
+    assert {call.resource for call in calls if call.code == 403} == set()
+    read = {call.resource for call in calls} & {"secrets", CONFIGURATION.plural}
+    assert read == set(), "the certificate is a file, the configuration is the install's"
 
 
 async def test_kubectl_says_so_in_a_dry_run_too(
@@ -142,7 +155,7 @@ async def test_kubectl_says_so_in_a_dry_run_too(
     namespace: str,
     served: Served,
     start_operator: StartOperator,
-    plane: Any,
+    plane: ApiServer,
     tmp_path: Path,
 ) -> None:
     start_operator(**served.environment)
