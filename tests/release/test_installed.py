@@ -214,3 +214,52 @@ def test_all_rights_in_one_namespace_suffice(plane: ControlPlane, helm: Path, ch
     labels = get(plane, "deployment", "sluice-operator", "-n", "team-a")["metadata"]["labels"]
     assert labels["app.kubernetes.io/managed-by"] == "Helm"
     as_jane("uninstall", "sluice")
+
+
+def test_an_upgrade_keeps_admissions_certificate(
+    plane: ControlPlane, run_helm: Helm, chart: Path
+) -> None:
+    """Which the Job has written; no controller runs it here."""
+    values = ("--no-hooks", "--set", "admission.enabled=true,crds.install=false")
+    run_helm("install", "sluice", chart, "--create-namespace", *values)
+    written = [
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "sluice-operator-admission", "namespace": NAMESPACE},
+            "data": {"tls.crt": "YQ=="},
+        },
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": "sluice-operator"},
+            "webhooks": [
+                {
+                    "name": "inferenceservices.serving.sluice.dev",
+                    "clientConfig": {"caBundle": some_bundle(plane)},
+                }
+            ],
+        },
+    ]
+    by_the_job = ("apply", "--server-side", "--field-manager=sluice-certificate", "-f", "-")
+    plane.kubectl(*by_the_job, stdin=yaml.safe_dump_all(written))
+    before = certificate_of(plane)
+    assert all(before)
+    run_helm("upgrade", "sluice", chart, *values, "--set", "replicas=2")
+    assert certificate_of(plane) == before
+    run_helm("uninstall", "sluice", "--no-hooks")
+    left = left_in_the_end(plane, the_same_twice())
+    assert not [name for name in left if "sluice-operator" in name]
+
+
+def some_bundle(plane: ControlPlane) -> str:
+    """A certificate that the API server takes for one: its own."""
+    (cluster,) = yaml.safe_load(plane.kubeconfig.read_text())["clusters"]
+    return str(cluster["cluster"]["certificate-authority-data"])
+
+
+def certificate_of(plane: ControlPlane) -> tuple[Any, Any]:
+    """What is served and what is trusted."""
+    secret = get(plane, "secret", "sluice-operator-admission", "-n", NAMESPACE)
+    webhook = get(plane, "validatingwebhookconfiguration", "sluice-operator")["webhooks"][0]
+    return secret.get("data"), webhook["clientConfig"].get("caBundle")
