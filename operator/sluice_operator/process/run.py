@@ -51,10 +51,10 @@ from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.process.settings import Settings
 from sluice_operator.process.tasks import take_signals, until_one_ends
 from sluice_operator.process.watches import Watches
-from sluice_operator.service.admission import spec_errors
 from sluice_operator.service.nodes import NodeReactions
 from sluice_operator.service.observe import Images, Installation, ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
+from sluice_operator.service.resolve.spec_errors import spec_errors
 
 DEFINITIONS_SECONDS: Final = 20.0
 """How long to wait for the CRDs, which may be installed together with the operator."""

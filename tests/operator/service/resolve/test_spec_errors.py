@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.admission import spec_errors
 from sluice_operator.service.observe import Images
 from sluice_operator.service.plan import plan_service
+from sluice_operator.service.resolve.spec_errors import spec_errors
 
 from tests.operator.examples import FULL_SPEC, IMAGES, service, service_observed
 

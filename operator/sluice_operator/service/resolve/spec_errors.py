@@ -14,9 +14,9 @@ from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
-from sluice_operator.service.model import delivery_of
 from sluice_operator.service.observe import Images, ServiceObserved
-from sluice_operator.service.pools import contradictions
+from sluice_operator.service.resolve.model import delivery_of
+from sluice_operator.service.resolve.pools import contradictions
 from sluice_operator.validation.errors import invalid, validation_errors
 from sluice_operator.validation.refusal import Refusal
 
