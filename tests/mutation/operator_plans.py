@@ -258,8 +258,8 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "status: what was refused is the generation in use",
         "status",
-        "if obstacle is None and not plan.paused:",
-        "if not plan.paused:",
+        "if _is_accepted(plan) and not plan.paused and not any(r.keeps_pods for r in refused):",
+        "if _is_accepted(plan) and not plan.paused:",
         STATUS,
         package=REPORT,
     ),

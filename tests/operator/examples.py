@@ -132,13 +132,13 @@ def service_observed(
 
 
 def service_plan(spec: Manifest | None = None) -> ServicePlan:
-    """All that a service has: its plan once it was carried out."""
-    return plan_service(service_observed(applied_service(spec)))
+    """The plan of a service that has nothing yet."""
+    return plan_service(service_observed(service(spec)))
 
 
-def applied_service(spec: Manifest | None = None) -> Manifest:
-    """An InferenceService whose status says that its spec was carried out."""
-    return service(spec) | {"status": {"appliedGeneration": 1}}
+def written(plan: ServicePlan) -> tuple[Manifest, ...]:
+    """All that a plan has written once it was carried out."""
+    return (*plan.apply, *([plan.record] if plan.record else ()))
 
 
 def complete_service(spec: Manifest | None = None, generation: int = 1) -> Manifest:

@@ -86,6 +86,7 @@ class World(RuleBasedStateMachine):
     @initialize(start=st.integers(2, 3))
     def a_service_answers(self, start: int) -> None:
         self.api, self.clock, self.pods_made = MemoryApi(KINDS), FakeClock(), 0
+        self.is_scaled_to_zero = False
         self.spec = self._spec("Mixed", start)
         self.api.apply(INFERENCE_SERVICE, service(self.spec) | {"status": {}})
         self.restart()
@@ -150,11 +151,13 @@ class World(RuleBasedStateMachine):
                 late["reason"] = "ProgressDeadlineExceeded"
                 self.told(item, conditions=[late])
 
-    @rule(lost=st.sampled_from(["router", "status", "pool"]))
+    @rule(lost=st.sampled_from(["router", "status", "record"]))
     def lose(self, lost: str) -> None:
         if lost == "status":
             self.api.objects[INFERENCE_SERVICE, NAME].pop("status", None)
-        elif lost == "router" and self.answers():
+        elif lost == "record":
+            self.api.delete(CONFIG_MAP, f"{NAME}-applied")
+        elif self.answers():
             self.api.delete(DEPLOYMENT, f"{NAME}-router")
 
     @rule()
@@ -176,8 +179,20 @@ class World(RuleBasedStateMachine):
         if known is None or role not in known.pools:
             return
         limits = known.settings.pools[role]
-        replicas = min(max(replicas, limits.minimum, 1), limits.maximum)
+        replicas = min(max(replicas, limits.minimum), limits.maximum)
+        if not replicas:
+            self.asleep_until_quiet(known)
+            return
         self.api.edit(ENGINE_POOL, known.pools[role].name, {"replicas": replicas})
+
+    def asleep_until_quiet(self, known: ScaledService) -> None:
+        """All pools go to 0 engines, and come back."""
+        for replicas in (0, 2):
+            for pool in known.pools.values():
+                self.api.edit(ENGINE_POOL, pool.name, {"replicas": replicas})
+            self.is_scaled_to_zero = not replicas
+            self.until_quiet()
+        assert self.answers() or self.is_broken(), "it does not wake"
 
     # What the operator does.
 
@@ -206,7 +221,8 @@ class World(RuleBasedStateMachine):
         reconcile: Reconcile = self.pool if step % 4 else self.service
         asyncio.run(_awaited(reconcile(Key(kind.kind, "default", name))))
         self.controllers()
-        assert self.answers() or not answered, f"{kind.kind} {name} ended the service"
+        if not self.is_scaled_to_zero:
+            assert self.answers() or not answered, f"{kind.kind} {name} ended the service"
 
     # The cluster.
 
@@ -306,6 +322,11 @@ class World(RuleBasedStateMachine):
             name = (volume.get("configMap") or {}).get("name", "")
             if (file := self.api.objects.get((CONFIG_MAP, name))) and "router.json" in file["data"]:
                 yield from json.loads(file["data"]["router.json"])["discovery"]["roles"]
+
+    def is_broken(self) -> bool:
+        """Whether the spec asks for engines that do not start, in a mode that was never complete
+        with others."""
+        return bool(self.spec["engine"].get("image") == BAD)
 
     def _ends_the_only_engine(self) -> bool:
         """Whether what is asked for has to end the one engine of a pool for one that was not tried,

@@ -81,11 +81,18 @@ class Refused(NamedTuple):
     error: ApiError
     passing: RequestError | None = None
     """Set: how it was raised. It may pass by itself, so it is no refusal before it has lasted."""
+    is_record: bool = False
+    """The object is the plan's record."""
 
     @property
     def is_optional(self) -> bool:
         """Whether routers and engines do without the object."""
-        return self.of.kind in _OPTIONAL
+        return self.is_record or self.of.kind in _OPTIONAL
+
+    @property
+    def keeps_pods(self) -> bool:
+        """Whether pods stay as they are for it."""
+        return not self.is_optional and self.of.kind in _MAKE_PODS | _PODS_NEED
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class _Run:
         self.refused: list[Refused] = []
         self.overwritten: list[Overwritten] = []
         self.unwritten: set[Identity] = set()
+        self.record: Identity | None = None
 
     @contextmanager
     def collecting(self, of: Identity) -> Iterator[None]:
@@ -127,8 +135,10 @@ class _Run:
             self._note(Refused(of, error))
 
     def _note(self, refused: Refused) -> None:
-        self.refused.append(refused)
-        self.unwritten.add(refused.of)
+        is_record = refused.of == self.record
+        self.refused.append(refused._replace(is_record=is_record))
+        if not is_record:
+            self.unwritten.add(refused.of)
 
     def holds_back(self, desired: Manifest) -> bool:
         """Whether `desired` has to wait: the new owner of its replicas has not taken them over; its
@@ -185,13 +195,11 @@ class Applier:
             with run.collecting(identity(manifest)):
                 await self._hand_over(manifest)
         for desired in plan.apply:
-            if run.holds_back(desired):
-                continue
-            live = run.there.get(identity(desired))
-            with run.collecting(identity(desired)):
-                result = await self.apply(desired, live)
-                if live is not None and result is not None and _version(result) != _version(live):
-                    run.overwritten.append(Overwritten(desired, live))
+            if not run.holds_back(desired):
+                await self._apply_planned(desired, run)
+        if plan.record is not None and not any(map(run.is_behind, _MAKE_PODS)):
+            run.record = identity(plan.record)
+            await self._apply_planned(plan.record, run)
         for manifest in plan.let_go:
             if identity(manifest) not in run.unwritten:
                 with run.collecting(identity(manifest)):
@@ -201,6 +209,13 @@ class Applier:
             if not run.is_behind(reference.kind.kind):
                 with run.collecting(Identity(reference.kind.kind, reference.name)):
                     await self._client.delete(reference)
+
+    async def _apply_planned(self, desired: Manifest, run: _Run) -> None:
+        live = run.there.get(identity(desired))
+        with run.collecting(identity(desired)):
+            result = await self.apply(desired, live)
+            if live is not None and result is not None and _version(result) != _version(live):
+                run.overwritten.append(Overwritten(desired, live))
 
     async def _hand_over(self, manifest: Manifest) -> None:
         """Not by force: a value that has changed since it was read is another's, and looked at

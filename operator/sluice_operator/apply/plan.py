@@ -77,6 +77,9 @@ class Plan:
     """What `REPLICAS_MANAGER` is to have left of an object after `apply` has set the rest."""
     prune: tuple[Reference, ...] = ()
     """Owned by us and no longer desired; to be deleted after everything was applied."""
+    record: Manifest | None = None
+    """What was carried out, for later plans: applied once all that makes pods is as planned. The
+    object does without."""
     events: tuple[Event, ...] = ()
     """Recorded when this plan is carried out; empty at rest."""
     refusal: Refusal | None = None

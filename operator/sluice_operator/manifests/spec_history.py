@@ -13,7 +13,9 @@ import json
 from typing import Final
 
 from sluice_operator.api.adapters import claim_of
+from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.model_uri import HUB, scheme_of
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Manifest, of_kind
 from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.metadata import HISTORY, Owner, stamped
@@ -30,6 +32,8 @@ OF_HUBS: Final = ("refresh", "tokenSecretRef")
 MANNER: Final = ("strategy", "restartedAt")
 """Of `spec.rollout`, likewise."""
 APPLIED_FILE: Final = "spec.json"
+FORMER_MODE_FILE: Final = "former-mode.json"
+"""The last spec of another mode, whose pools are still there."""
 
 
 def applied_name(service: str) -> str:
@@ -37,23 +41,31 @@ def applied_name(service: str) -> str:
     return f"{service}-applied"
 
 
-def applied_record(owner: Owner, spec: Manifest) -> Manifest:
-    """That ConfigMap. A ControllerRevision would not do: its spec can never be changed."""
-    text = json.dumps({key: spec[key] for key in spec if key != "paused"}, sort_keys=True)
+def applied_record(owner: Owner, spec: Manifest, former: Manifest) -> Manifest:
+    """That ConfigMap; `former`: the last spec of another mode, or nothing. A ControllerRevision
+    would not do: its spec can never be changed."""
+    specs = {APPLIED_FILE: spec} | ({FORMER_MODE_FILE: former} if former else {})
     head = owner.child(CONFIG_MAP, applied_name(owner.service), HISTORY)
-    return head | {"data": {APPLIED_FILE: text}}
+    return head | {"data": {file: _text(each) for file, each in specs.items()}}
 
 
-def spec_in_record(service: str, children: tuple[Manifest, ...]) -> Manifest:
-    """The spec in it; empty where it is not there, or was edited."""
+def spec_in_record(
+    service: str, children: tuple[Manifest, ...], file: str = APPLIED_FILE
+) -> Manifest:
+    """A spec in it; empty where it is not there, or was edited."""
     for item in of_kind(children, CONFIG_MAP):
         if item["metadata"]["name"] == applied_name(service):
             try:
-                found = json.loads((item.get("data") or {}).get(APPLIED_FILE, ""))
-            except ValueError:
+                spec: Manifest = json.loads((item.get("data") or {}).get(file, ""))
+                parse(InferenceServiceSpec, spec, "spec")
+            except (ValueError, InvalidSpecError):
                 return {}
-            return found if isinstance(found, dict) else {}
+            return spec
     return {}
+
+
+def _text(spec: Manifest) -> str:
+    return json.dumps({key: spec[key] for key in spec if key != "paused"}, sort_keys=True)
 
 
 def spec_revision(owner: Owner, spec: Manifest, number: int) -> Manifest:
@@ -67,6 +79,12 @@ def recorded_spec(item: Manifest) -> Manifest:
     """The spec in a ControllerRevision; empty in one that is none of the operator's."""
     found = (item.get("data") or {}).get("spec")
     return found if isinstance(found, dict) else {}
+
+
+def newest_complete(children: tuple[Manifest, ...]) -> Manifest:
+    """The spec that was complete last; empty where none was."""
+    history = by_number(children)
+    return recorded_spec(history[-1]) if history else {}
 
 
 def by_number(children: tuple[Manifest, ...]) -> list[Manifest]:

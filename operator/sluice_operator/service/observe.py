@@ -34,7 +34,7 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.manifests.hub import PUBLIC_HUB, HubAccess
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
-from sluice_operator.manifests.spec_history import spec_in_record
+from sluice_operator.manifests.spec_history import newest_complete, spec_in_record
 from sluice_operator.service.names import (
     Name,
     child_names,
@@ -146,7 +146,8 @@ class ServiceObserver:
             self.reader.list_objects(POD, key.namespace, routers),
             self.nodes.list(),
         )
-        applied = service | {"spec": spec_in_record(key.name, children)}
+        last = spec_in_record(key.name, children) or newest_complete(children)
+        applied = service | {"spec": last}
         versions = (service, applied)
         engines, fetchers = await asyncio.gather(
             self._engines(versions, selector), self._fetchers(versions, selector)

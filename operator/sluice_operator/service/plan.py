@@ -111,7 +111,7 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
 
 def _paused(plan: ServicePlan) -> ServicePlan:
     nothing = replace(plan, secrets=(), apply=(), take_over=(), let_go=(), prune=(), events=())
-    return replace(nothing, paused=True)
+    return replace(nothing, record=None, paused=True)
 
 
 def _first_delivery(children: Children, top: Owner, delivery: Delivery) -> ServicePlan:
@@ -146,7 +146,8 @@ def _with_children(
         secrets=key_secrets(
             there, top, rollout.router.deployment, (pool.spec for pool in resolved)
         ),
-        apply=(*needed, *history.newest, *optional, *planned.record),
+        apply=(*needed, *history.newest, *optional),
+        record=planned.record,
         take_over=tuple(
             pool_replicas(top, pool.spec.role, pool.replicas.count)
             for pool in resolved

@@ -320,3 +320,35 @@ async def test_an_api_server_that_is_away_ends_the_reconcile() -> None:
     await cluster.reconcile(INFERENCE_SERVICE)
     assert next(tries) == 1
     assert not cluster.has(DEPLOYMENT)
+
+
+@pytest.mark.parametrize("refused", ["/poddisruptionbudgets/", "/networkpolicies/chat-mixed"])
+async def test_what_engines_run_is_what_was_carried_out_whatever_else_is_refused(
+    refused: str,
+) -> None:
+    """A spec that is refused later leaves it in place, not what was before it."""
+    cluster = Cluster()
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=4)
+    cluster.refused[refused] = lambda: status_body(403, "no")
+    cluster.edit(INFERENCE_SERVICE, "chat", {"engine": {"image": "engine:2"}})
+    await cluster.reconcile(INFERENCE_SERVICE)
+    generation = cluster.objects[INFERENCE_SERVICE, "chat"]["metadata"]["generation"]
+    cluster.edit(INFERENCE_SERVICE, "chat", {"engine": {"image": "engine:2", "dtype": "int3"}})
+    await cluster.reconcile(INFERENCE_SERVICE)
+    assert cluster.condition(INFERENCE_SERVICE, "Updated")[1] == "InvalidSpec"
+    image = cluster.objects[ENGINE_POOL, "chat-mixed"]["spec"].get("image")
+    assert image == "engine:2"
+    status = cluster.objects[INFERENCE_SERVICE, "chat"]["status"]
+    assert status["appliedGeneration"] == generation
+
+
+async def test_a_record_that_is_refused_stops_nothing() -> None:
+    cluster = Cluster()
+    cluster.refused["/configmaps/chat-applied"] = lambda: status_body(403, "quota")
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=4)
+    assert cluster.condition(INFERENCE_SERVICE, "Updated")[1] != "ApplyFailed"
+    reason, message = cluster.condition(INFERENCE_SERVICE, "OptionalKindsApplied")[1:]
+    assert (reason, "quota" in message) == ("ApplyFailed", True)
+    cluster.edit(INFERENCE_SERVICE, "chat", {"engine": {"image": "engine:2"}})
+    await cluster.reconcile(INFERENCE_SERVICE)
+    assert cluster.objects[ENGINE_POOL, "chat-mixed"]["spec"]["image"] == "engine:2"

@@ -28,7 +28,6 @@ from sluice_operator.service.rollout.revisions import pool_state
 
 from tests.operator.examples import (
     NOW,
-    applied_service,
     complete,
     live,
     of,
@@ -181,7 +180,7 @@ def test_no_key_for_a_service_that_is_paused_or_refused(spec: Manifest) -> None:
 def test_at_rest_nothing_is_pruned_and_nothing_said() -> None:
     plan = service_plan(SPEC)
     for _ in range(2):  # what serves is noted once
-        before, plan = plan, plan_service(service_observed(applied_service(SPEC), _there(plan)))
+        before, plan = plan, plan_service(service_observed(service(SPEC), _there(plan)))
     assert (plan.apply, plan.prune, plan.events) == (before.apply, (), ())
 
 

@@ -20,7 +20,6 @@ from tests.operator.examples import (
     FULL_SPEC,
     FULL_TEMPLATE,
     SERVICE_UID,
-    applied_service,
     complete_service,
     live,
     of,
@@ -28,6 +27,7 @@ from tests.operator.examples import (
     service,
     service_observed,
     service_plan,
+    written,
 )
 
 SPECS = st.fixed_dictionaries(
@@ -149,10 +149,10 @@ def test_a_name_that_is_taken_refuses_everything() -> None:
 def test_every_name_is_known_before_the_plan_is_made(
     optional: tuple[Kind, ...], spec: Manifest
 ) -> None:
-    observed = service_observed(applied_service(spec), optional_kinds=optional)
+    observed = service_observed(service(spec), optional_kinds=optional)
     planned = {
         (manifest["kind"], manifest["metadata"]["name"])
-        for manifest in plan_service(observed).apply
+        for manifest in written(plan_service(observed))
         if manifest["kind"] != "ConfigMap" or manifest["metadata"]["name"] == "chat-applied"
     }
     known = child_names(observed.service, optional)
@@ -223,7 +223,7 @@ def test_a_pool_that_somebody_scaled_was_not_scaled_by_the_plan() -> None:
     children = [live(m) for m in plan.apply]
     pool = of(children, "EnginePool")
     children[children.index(pool)] = pool | {"spec": pool["spec"] | {"replicas": 7}}
-    again = plan_service(service_observed(applied_service(), children))
+    again = plan_service(service_observed(service(), children))
     assert (again.apply, again.events) == (plan.apply, ())
 
 

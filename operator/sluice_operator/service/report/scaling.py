@@ -13,7 +13,7 @@ from sluice_contract.labels import FIELD_MANAGER, Role
 from sluice_operator.accelerators.find import find_accelerator
 from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.conditions import SCALING_ACTIVE, Check
-from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.findings import parse
 from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import managers_of
@@ -21,7 +21,7 @@ from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
-from sluice_operator.manifests.spec_history import by_number, recorded_spec
+from sluice_operator.manifests.spec_history import APPLIED_FILE, FORMER_MODE_FILE, spec_in_record
 from sluice_operator.scaled import ScaledPool, ScaledService, Scaling
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
@@ -38,10 +38,10 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
     spec, former_gpus = plan.spec, plan.former_gpus
     if spec is None or plan.paused:
         return None
-    settings = scaling_settings(spec)
+    settings, name = scaling_settings(spec), observed.service["metadata"]["name"]
     if plan.former.is_served:
         budget = settings.gpu_budget
-        if (spec := _former_spec(observed.children, plan.former)) is None:
+        if (spec := _former_spec(name, observed.children, plan.former)) is None:
             return None
         settings = replace(scaling_settings(spec), gpu_budget=budget)
         former_gpus = other_mode_gpus(observed, spec)
@@ -68,17 +68,14 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
     )
 
 
-def _former_spec(children: Children, former: Former) -> InferenceServiceSpec | None:
-    """The spec that was complete last of those with the `former` pools; None: nothing is known of
-    how they are scaled."""
+def _former_spec(service: str, children: Children, former: Former) -> InferenceServiceSpec | None:
+    """The last spec with the `former` pools; None: nothing is known of how they are scaled."""
     roles = {pool["spec"]["role"] for pool in former.pools}
-    for item in reversed(by_number(children)):
-        try:
-            spec = parse(InferenceServiceSpec, recorded_spec(item), "spec")
-        except InvalidSpecError:
-            continue
-        if roles <= set(spec.roles):
-            return spec
+    for file in (FORMER_MODE_FILE, APPLIED_FILE):
+        if record := spec_in_record(service, children, file):
+            spec = parse(InferenceServiceSpec, record, "spec")
+            if roles <= set(spec.roles):
+                return spec
     return None
 
 

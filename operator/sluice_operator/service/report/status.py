@@ -108,7 +108,7 @@ def service_status(
         fronts = () if is_made else (_front(observed.service, observed.children),)
         checks = _checks(observed, plan, obstacle, fronts, scaling)
         checks |= optional_checks(observed, plan, refused)
-        if obstacle is None and not plan.paused:
+        if _is_accepted(plan) and not plan.paused and not any(r.keeps_pods for r in refused):
             applied = generation
         elif applied is not None and "resolved" in before:
             facts["resolved"] = before["resolved"]  # still in use

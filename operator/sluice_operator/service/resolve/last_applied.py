@@ -23,8 +23,7 @@ from sluice_operator.manifests.spec_history import (
     ADAPTERS,
     MANNER,
     NUMBERS,
-    by_number,
-    recorded_spec,
+    newest_complete,
     spec_hash,
     spec_in_record,
 )
@@ -59,8 +58,7 @@ def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec 
     spec, taken = spec_in_record(service["metadata"]["name"], children), _NUMBERS
     if not spec:
         # Of an earlier release: what was complete last is as good as there is.
-        history = by_number(children)
-        spec = recorded_spec(history[-1]) if history else {}
+        spec = newest_complete(children)
         taken = (*_NUMBERS, *_NOT_IN_HISTORY)
     if not spec:
         return None

@@ -13,15 +13,15 @@ from sluice_contract import labels
 from sluice_contract.labels import FETCH_ROLE
 
 from sluice_operator.api.findings import InvalidSpecError, parse
-from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.service import InferenceServiceSpec, roles_of
 from sluice_operator.apply.plan import Identity, identity
 from sluice_operator.conditions import reasons
 from sluice_operator.delivery.adapters import AdapterDelivery
 from sluice_operator.delivery.delivery import NO_DELIVERY, Delivery
 from sluice_operator.delivery.resolved_model import pinned, pinned_at, spec_with_commit
-from sluice_operator.kube.kinds import JOB, Manifest
+from sluice_operator.kube.kinds import ENGINE_POOL, JOB, Manifest, of_kind
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.manifests.spec_history import applied_record
+from sluice_operator.manifests.spec_history import FORMER_MODE_FILE, applied_record, spec_in_record
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.resolve.last_applied import last_applied
 from sluice_operator.service.resolve.model import adapters_of, delivery_of, kept_delivery
@@ -41,8 +41,8 @@ class PlannedSpec:
     """What brings its model and adapters, and the model that is awaited."""
     stays: frozenset[Identity] = frozenset()
     """What is not pruned, though nothing asks for it."""
-    record: tuple[Manifest, ...] = ()
-    """Of the spec, once the status says that it was carried out."""
+    record: Manifest | None = None
+    """Of the spec, to be written once it was carried out."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,18 @@ def decide_spec(observed: ServiceObserved, top: Owner) -> SpecDecision:
     spec = pinned(present, service)
     if errors := validation_errors(spec, check):
         return _last(observed, top, SpecDecision(refusal=joined(errors)))
-    if observed.name_conflicts and not spec.paused:
-        refusal = _name_taken(observed.name_conflicts)
+    record = _record(observed, top)
+    conflicts = tuple(c for c in observed.name_conflicts if identity(c) != identity(record))
+    if conflicts and not spec.paused:
+        refusal = _name_taken(conflicts)
         return _last(observed, top, SpecDecision(refusal=refusal))
     delivery = delivery_of(observed, top, present)
     if delivery.refusal is not None or delivery.waiting is not None:
         return _last(observed, top, SpecDecision(delivery=delivery, refusal=delivery.refusal))
     adapters = adapters_of(observed, top, present)
     brought = (*delivery.manifests, *adapters.manifests)
-    planned = PlannedSpec(spec, adapters, brought, record=_record(service, top))
+    has_place = len(conflicts) == len(observed.name_conflicts)
+    planned = PlannedSpec(spec, adapters, brought, record=record if has_place else None)
     return SpecDecision(planned, delivery, is_paused=spec.paused)
 
 
@@ -95,11 +98,21 @@ def _last(observed: ServiceObserved, top: Owner, decision: SpecDecision) -> Spec
     return replace(decision, planned=PlannedSpec(spec, adapters, brought, stays))
 
 
-def _record(service: Manifest, top: Owner) -> tuple[Manifest, ...]:
-    applied = (service.get("status") or {}).get("appliedGeneration")
-    if applied is None or applied != service["metadata"].get("generation"):
-        return ()
-    return (applied_record(top, spec_with_commit(service)),)
+def _record(observed: ServiceObserved, top: Owner) -> Manifest:
+    """Of the present spec, and of the last one in another mode while its pools are there."""
+    present, name = spec_with_commit(observed.service), observed.service["metadata"]["name"]
+    last = spec_in_record(name, observed.children)
+    former = spec_in_record(name, observed.children, FORMER_MODE_FILE)
+    if last and _mode(last) != _mode(present):
+        former = last
+    roles = roles_of(_mode(present))
+    pools = of_kind(observed.children, ENGINE_POOL)
+    stays = any(pool["spec"]["role"] not in roles for pool in pools)
+    return applied_record(top, present, former if stays else {})
+
+
+def _mode(spec: Manifest) -> str:
+    return str(spec.get("mode", "Mixed"))
 
 
 def _downloads(children: Children, delivery: Delivery) -> frozenset[Identity]:

@@ -17,6 +17,7 @@ from sluice_contract import labels
 
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_manifest
+from sluice_operator.conditions.pods import is_finished
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -90,7 +91,8 @@ def plan_former(
     if router.is_former:
         return Former(former, is_served=True)
     planned = config_map_of_pod(router.deployment["spec"]["template"]["spec"])
-    in_use = {config_map_of_pod(pod["spec"]) for pod in observed.pods}
+    running = (pod for pod in observed.pods if not is_finished(pod))
+    in_use = {config_map_of_pod(pod["spec"]) for pod in running}
     has_moved = in_use == {planned}
     serves = all(pool.wanted.ready or not pool.replicas for pool in wanted)
     noted = stable_revisions(observed.service, observed.children).keys()
@@ -101,16 +103,29 @@ def plan_former(
 
 def former_manifests(former: Former) -> Iterator[Manifest]:
     """Of the `former` pools those that are scaled and have another number of engines planned: as
-    they were applied, with as many of their only revision as is asked for."""
+    they were applied, with as many as is asked for of their only revision, or of that which was
+    complete last."""
     for pool in former.pools:
-        applied, replicas = applied_manifest(pool), pool["spec"]["replicas"]
-        shares: list[Manifest] = (applied or {}).get("spec", {}).get("revisions") or []
-        if applied is None or len(shares) != 1 or shares[0]["replicas"] == replicas:
+        applied = applied_manifest(pool)
+        if applied is None:
             continue
-        spec = applied["spec"] | {"revisions": [shares[0] | {"replicas": replicas}]}
+        shares: list[Manifest] = applied["spec"].get("revisions") or []
+        planned = list(_asked_for(pool, shares, in_place=bool(applied["spec"].get("inPlace"))))
+        if planned == shares:
+            continue
+        spec = applied["spec"] | {"revisions": planned}
         metadata = {k: v for k, v in applied["metadata"].items() if k != "annotations"}
         made = with_applied_fields(stamped(applied | {"metadata": metadata, "spec": spec}))
         yield with_stable(made, note_of(pool, STABLE))
+
+
+def _asked_for(pool: Manifest, shares: list[Manifest], *, in_place: bool) -> Iterator[Manifest]:
+    """The `shares` of the revisions of a pool; `in_place`: there is no room for others beside."""
+    stable = shares[0]["name"] if len(shares) == 1 else note_of(pool, STABLE)
+    others = sum(share["replicas"] for share in shares if share["name"] != stable)
+    engines = pool["spec"]["replicas"] - (others if in_place else 0)
+    for share in shares:
+        yield share | {"replicas": max(0, engines)} if share["name"] == stable else share
 
 
 def _have_ready_engine(children: Children, pools: tuple[Manifest, ...]) -> bool:

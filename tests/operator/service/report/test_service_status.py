@@ -34,6 +34,7 @@ from tests.operator.examples import (
     service,
     service_observed,
     service_plan,
+    written,
 )
 from tests.operator.statuses import (
     Told,
@@ -54,7 +55,7 @@ def _with_pool(
     plan = service_plan(spec)
     router = plan.router
     assert router is not None
-    children = [live(m) for m in plan.apply if m["kind"] not in ("EnginePool", "Deployment")]
+    children = [live(m) for m in written(plan) if m["kind"] not in ("EnginePool", "Deployment")]
     pool = live(plan.pools[0].manifest)
     pool["status"] = _pool_status(pool, engines_ready)
     deployment = complete(router) if routers_ready else live(router, observedGeneration=1)

@@ -333,3 +333,16 @@ async def test_a_name_that_another_object_has_is_left_to_it() -> None:
     await cluster.edited(pools=mixed(replicas=3))
     assert cluster.api.objects[SERVICE, "chat"]["spec"] == theirs["spec"]
     assert condition(cluster.status, "Ready")["reason"] == "NameTaken"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"model":"x"}', '{"pools":5}', '{"model":{"uri":"dummy://a"},"router":"x"}']
+)
+async def test_a_record_that_somebody_has_edited_is_none(text: str) -> None:
+    cluster = await running(**SURGE)
+    record = cluster.api.objects[CONFIG_MAP, "chat-applied"]
+    cluster.api.objects[CONFIG_MAP, "chat-applied"] = record | {"data": {"spec.json": text}}
+    await cluster.edited(**TYPO)
+    assert condition(cluster.status, "Updated")["reason"] == "InvalidSpec"
+    await cluster.edited(engine={})
+    assert cluster.api.objects[CONFIG_MAP, "chat-applied"]["data"]["spec.json"] != text

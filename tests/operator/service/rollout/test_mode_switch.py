@@ -19,7 +19,7 @@ from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.scaling import scaled_service
 from sluice_operator.service.report.status import service_status
 
-from tests.operator.examples import NOW, complete, live, pods, service, service_observed
+from tests.operator.examples import NOW, complete, live, pods, service, service_observed, written
 
 MIXED: Manifest = {"mode": "Mixed"}
 APART: Manifest = {"mode": "Disaggregated"}
@@ -39,7 +39,7 @@ class World(NamedTuple):
     def carried_out(self, plan: ServicePlan, ready: Iterable[str] = ()) -> World:
         """After the plan and those of its pools; the engines of roles in `ready` all run."""
         there = dict(self.children)
-        for manifest in plan.apply:
+        for manifest in written(plan):
             uid = manifest["metadata"]["name"]
             before = there.get(_identity(manifest), {})
             if manifest["kind"] == "EnginePool" and before:
@@ -142,11 +142,6 @@ def _mounted(plan: ServicePlan) -> str:
     assert plan.router is not None
     name: str = plan.router["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
     return name
-
-
-def _complete(spec: Manifest) -> Manifest:
-    updated = {"type": "Updated", "status": "True", "reason": "AllReady", "observedGeneration": 1}
-    return service(spec) | {"status": {"conditions": [updated]}}
 
 
 def _serving(spec: Manifest) -> tuple[World, ServicePlan]:
@@ -336,10 +331,8 @@ def test_former_pools_that_never_served_make_room() -> None:
 def test_former_pools_are_scaled_while_they_serve(mode: str) -> None:
     other = "Disaggregated" if mode == "Mixed" else "Mixed"
     before, after = _scaled(mode, 1, 5), _scaled(other, 0, gpuBudget=12)
-    world, _ = _serving(before)
-    done = _complete(before)
-    recorded = plan_service(service_observed(done, world.children.values(), pods=world.routers))
-    world = world.carried_out(recorded, _roles(before))
+    world, _ = _serving(_scaled(mode, 1, 2))
+    world = world.carried_out(world.plan(before), _roles(before))
     world = world.scaled(_roles(before)[0], 3)
     world = world.carried_out(world.plan(after))
     observed = service_observed(service(after), world.children.values(), pods=world.routers)
@@ -351,7 +344,7 @@ def test_former_pools_are_scaled_while_they_serve(mode: str) -> None:
         role: f"chat-{role}" for role in _roles(before)
     }
     assert scaled.pools[Role(_roles(before)[0])].replicas == 3
-    assert {limits.maximum for limits in scaled.settings.pools.values()} == {5}
+    assert {limits.maximum for limits in scaled.settings.pools.values()} == {5}, "the last ones"
     assert scaled.settings.gpu_budget == 12
     assert scaled.former_gpus == sum(_replicas(plan).values()), "those of the new pools"
 
@@ -372,6 +365,47 @@ def test_former_pools_have_as_many_engines_as_they_are_asked_for(rollout: str) -
     assert built["spec"]["replicas"] == 4
     again = world.plan(APART | more)
     assert _identity(pool) not in {_identity(manifest) for manifest in again.apply}, "at rest"
+
+
+def test_former_pools_of_fixed_size_are_scaled_by_nobody() -> None:
+    world, _ = _serving(_scaled("Mixed", 1, 5))
+    fixed: Manifest = {"mode": "Mixed", "pools": {"mixed": {"replicas": 4}}}
+    world = world.carried_out(world.plan(fixed), ["mixed"])
+    after = _scaled("Disaggregated", 1)
+    world = world.carried_out(world.plan(after))
+    observed = service_observed(service(after), world.children.values(), pods=world.routers)
+    plan = plan_service(observed)
+    assert plan.former.is_served
+    assert scaled_service(observed, plan) is None
+
+
+@pytest.mark.parametrize("rollout", ["InPlace", "Surge"])
+def test_of_former_pools_in_a_roll_out_what_was_complete_follows_the_number(rollout: str) -> None:
+    before = _scaled("Mixed", 1) | {"rollout": {"strategy": rollout}}
+    world, _ = _serving(before)
+    world = world.scaled("mixed", 3)
+    world = world.carried_out(world.plan(before), ["mixed"])
+    world = world.carried_out(world.plan(before | {"engine": {"image": "wrong:1"}}))
+    after = APART | {"rollout": {"strategy": rollout}}
+    world = world.carried_out(world.plan(after))
+    shares = world.children["EnginePool", "chat-mixed"]["spec"]["revisions"]
+    assert len(shares) == 2
+    (stable,) = [each for each in shares if each["name"] != shares[0]["name"]]
+    world.ask("mixed", 6)
+    world = world.carried_out(world.plan(after))
+    planned = world.children["EnginePool", "chat-mixed"]["spec"]["revisions"]
+    counts = {each["name"]: each["replicas"] for each in planned}
+    room = 6 if rollout == "Surge" else 6 - shares[0]["replicas"]
+    assert counts[stable["name"]] == room
+
+
+def test_routers_that_have_ended_keep_no_former_pool() -> None:
+    world, former = _serving(MIXED)
+    world = world.carried_out(world.plan(APART), _roles(APART))
+    switched = world.plan(APART)
+    world = world.carried_out(switched, _roles(APART)).with_routers(former, switched)
+    world.routers[0]["status"] = {"phase": "Failed", "reason": "Evicted"}
+    assert _removes_pools(world.plan(APART))
 
 
 def test_routers_that_wait_follow_their_number() -> None:

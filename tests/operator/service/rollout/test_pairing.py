@@ -19,6 +19,7 @@ from tests.operator.examples import (
     service,
     service_observed,
     service_plan,
+    written,
 )
 from tests.operator.statuses import condition
 
@@ -94,7 +95,7 @@ def test_auto_may_turn_out_to_be_anything(dtypes: tuple[str, str], equal: bool) 
 
 def _status(ready: Ready, change: Manifest) -> Manifest:
     """The status of a service that was edited to have larger pages, with `ready` engines."""
-    before = [live(m, uid=m["metadata"]["name"]) for m in service_plan(APART).apply]
+    before = [live(m, uid=m["metadata"]["name"]) for m in written(service_plan(APART))]
     plan = plan_service(service_observed(service(LARGER), before))
     children = [*before, *FILES]
     for pool in plan.pools:
