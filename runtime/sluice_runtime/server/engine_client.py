@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -46,8 +46,10 @@ from sluice_runtime.messages import (
 )
 from sluice_runtime.scheduler.limits import queue_full
 
-SILENCE_SECONDS: Final = 30.0
-"""An engine from which neither a step nor a heartbeat came for so long counts as hung."""
+SILENCE_SECONDS: Final = 10.0
+"""An engine from which neither a step nor a heartbeat came for so long counts as hung. It sends one
+of them each second, also while a long step computes (`engine.heartbeat`)."""
+_LOOK_SECONDS: Final = 1.0
 LOADING_SECONDS: Final = 600.0
 """The same of one that loads its model, of which it tells how much is read."""
 CREDIT_TOKENS: Final = 1024
@@ -64,6 +66,10 @@ _REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
 
 ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")
 """The failure of an engine process that ended without reporting one."""
+ENGINE_HUNG: Final = EngineFailed(
+    "EngineHung", f"the engine process has been silent for {SILENCE_SECONDS:g} s"
+)
+"""The failure of one that still runs, as far as is known."""
 
 
 class Link(Protocol):
@@ -151,10 +157,17 @@ class TokenStream:
 class EngineClient:
     """The only reader and writer of the link. Belongs to the event loop it runs in."""
 
-    def __init__(self, link: Link, clock: Callable[[], float], observer: StepObserver) -> None:
+    def __init__(
+        self,
+        link: Link,
+        clock: Callable[[], float],
+        observer: StepObserver,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._link = link
         self._clock = clock
         self._observer = observer
+        self._sleep = sleep
         self._streams: dict[str, TokenStream] = {}
         self._unfinished: set[str] = set()
         """Ids of requests that the engine has not ended yet, including aborted ones."""
@@ -171,23 +184,43 @@ class EngineClient:
         """The same, when a load has come."""
 
     async def run(self) -> EngineFailed:
-        """Reads until the engine has failed or ended; by then every stream has received its error.
+        """Reads until the engine has failed, ended or hung; by then every stream has received its
+        error.
 
         Raises:
             TransportError: the engine speaks another protocol.
         """
         failure = ENGINE_DIED
+        reading = asyncio.ensure_future(self._read())
+        hung = asyncio.ensure_future(self._until_silent())
         try:
-            async for message in self._link.messages():
-                self._last_message_seconds = self._clock()
-                if isinstance(message, EngineFailed):
-                    failure = message
-                    break
-                self._receive(message)
+            await asyncio.wait({reading, hung}, return_when=asyncio.FIRST_COMPLETED)
+            failure = reading.result() if reading.done() else ENGINE_HUNG
         finally:
+            reading.cancel()
+            hung.cancel()
             self.failure = failure
             self.end_streams(EngineDiedError(f"the engine has failed: {failure.message}"))
+            await asyncio.gather(reading, hung, return_exceptions=True)
         return failure
+
+    async def _read(self) -> EngineFailed:
+        async for message in self._link.messages():
+            self._last_message_seconds = self._clock()
+            if isinstance(message, EngineFailed):
+                return message
+            self._receive(message)
+        return ENGINE_DIED
+
+    async def _until_silent(self) -> None:
+        """Returns when an engine that was ready hangs. Looks are counted, not only seconds: after
+        this process itself stood still, what the engine sent meanwhile is still to be read."""
+        await self.became_ready.wait()
+        last_message, silent_looks = self._last_message_seconds, 0
+        while silent_looks * _LOOK_SECONDS < SILENCE_SECONDS:
+            await self._sleep(_LOOK_SECONDS)
+            silent_looks = silent_looks + 1 if self._last_message_seconds == last_message else 0
+            last_message = self._last_message_seconds
 
     def open_all(
         self, choices: Sequence[Generate], names: Collection[str] = (), *, observed: bool = True

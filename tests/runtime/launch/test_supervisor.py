@@ -117,11 +117,27 @@ def test_an_engine_that_is_killed_ends_streams_with_an_error_and_then_all(
             killed = time.monotonic()
             os.kill(process.child("fake_engine"), signal.SIGKILL)
             rest = list(lines)
-            assert time.monotonic() - killed < SOON_SECONDS / 2  # silence would take 30
+            assert time.monotonic() - killed < SOON_SECONDS / 2  # silence would take 10
         assert '"error"' in rest[-1]
         assert process.popen.wait(HANG_SECONDS) == 1
         assert "error: the engine process was ended by SIGKILL" in process.rest()
         assert message(termination_log).reason == "EngineDied"
+
+
+def test_an_engine_that_hangs_ends_streams_with_an_error_and_no_drain_waits_for_it(
+    termination_log: Path,
+) -> None:
+    with supervised(termination_log) as process:
+        url = process.ready_url()
+        engine = process.child("fake_engine")
+        with stream(url, 250) as lines:
+            os.kill(engine, signal.SIGSTOP)
+            process.popen.terminate()
+            rest = list(lines)
+        assert '"code":"engine_died"' in rest[-1]
+        assert process.popen.wait(HANG_SECONDS) == 1
+        assert not alive(engine)
+        assert message(termination_log).reason == "EngineHung"
 
 
 def test_an_api_process_that_is_killed_ends_the_engine(termination_log: Path) -> None:

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from sluice_runtime.engine.loop import HEARTBEAT_SECONDS
 from sluice_runtime.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -177,8 +178,11 @@ class FakeEngine:
     def run(self) -> None:
         link = EngineLink(self.endpoint)
         link.send(READY)
-        step = 0
+        step, beat_seconds = 0, time.monotonic()
         while not self._stopping.is_set():
+            if time.monotonic() - beat_seconds >= HEARTBEAT_SECONDS:
+                beat_seconds = time.monotonic()
+                link.send(Heartbeat(load(len(self._answers), self.queued)))
             answering = bool(self._answers) and not self.paused.is_set()
             for message in link.poll(0.0 if answering else 0.002):
                 self._receive(message)

@@ -7,13 +7,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 from sluice_runtime.errors import EngineDiedError, UnavailableError
-from sluice_runtime.messages import EngineFailed, Generate, Loading, Sampling, ToApi, ToEngine
-from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
+from sluice_runtime.messages import (
+    EngineFailed,
+    Generate,
+    Heartbeat,
+    Loading,
+    Sampling,
+    ToApi,
+    ToEngine,
+)
+from sluice_runtime.server.engine_client import ENGINE_DIED, ENGINE_HUNG, EngineClient
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.transport import TransportError
 
 from tests.runtime.server.conftest import MODEL, running_server, until
-from tests.runtime.server.fake_engine import READY
+from tests.runtime.server.fake_engine import READY, load
 
 OUT_OF_MEMORY = EngineFailed("OutOfMemory", "no memory left")
 
@@ -24,12 +32,16 @@ class ScriptedLink:
     def __init__(self) -> None:
         self.said: asyncio.Queue[ToApi | TransportError | None] = asyncio.Queue()
         self.heard: list[ToEngine] = []
+        self.closed = False
 
     async def messages(self) -> AsyncIterator[ToApi]:
-        while (message := await self.said.get()) is not None:
-            if isinstance(message, TransportError):
-                raise message
-            yield message
+        try:
+            while (message := await self.said.get()) is not None:
+                if isinstance(message, TransportError):
+                    raise message
+                yield message
+        finally:
+            self.closed = True
 
     def send(self, message: ToEngine) -> None:
         self.heard.append(message)
@@ -68,6 +80,53 @@ async def test_every_request_ends_when_the_engine_ends(
     assert not client.healthy()
     with pytest.raises(UnavailableError, match="not loaded"):
         client.open(Generate("c", [1], 5, Sampling()))
+
+
+class Timeline:
+    """Time that passes only while the client sleeps, and at once."""
+
+    def __init__(self, link: ScriptedLink, beats_until: float) -> None:
+        self.now = 0.0
+        self._link = link
+        self._beats_until = beats_until
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.now <= self._beats_until:
+            self._link.said.put_nowait(Heartbeat(load(1)))
+        for _ in range(3):  # the reader's turn
+            await asyncio.sleep(0)
+
+
+async def test_the_streams_of_an_engine_that_hangs_end_within_12_seconds() -> None:
+    link = ScriptedLink()
+    time = Timeline(link, beats_until=100.0)
+    client = EngineClient(link, lambda: time.now, EngineMetrics(), time.sleep)
+    link.said.put_nowait(READY)
+    running = asyncio.create_task(client.run())
+    await client.became_ready.wait()
+    stream = client.open(Generate("a", [1], 5, Sampling()))
+    assert await running == ENGINE_HUNG
+    with pytest.raises(EngineDiedError, match="silent for 10 s"):
+        await stream.next()
+    assert 110.0 <= time.now <= 112.0, "a step of 100 s with heartbeats is no hang"
+    assert not client.healthy()
+    assert link.closed
+
+
+async def test_an_engine_is_not_hung_because_this_process_stood_still() -> None:
+    link = ScriptedLink()
+    time = Timeline(link, beats_until=0.0)
+
+    async def sleep(seconds: float) -> None:
+        time.now += 59.0  # as after SIGCONT, before anything was read
+        await time.sleep(seconds)
+        if time.now > 200.0:
+            link.said.put_nowait(None)
+
+    client = EngineClient(link, lambda: time.now, EngineMetrics(), sleep)
+    link.said.put_nowait(READY)
+    assert await client.run() == ENGINE_DIED
 
 
 async def test_an_engine_that_reads_its_model_is_healthy_as_long_as_it_goes_on() -> None:
