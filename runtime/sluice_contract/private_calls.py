@@ -20,6 +20,9 @@ PRIVATE_HEADER: Final = "X-Sluice-Private"
 """`BASE64URL(JSON).HEX(HMAC-SHA256)` over request id, time and body, from the router."""
 RESUME_MISMATCH: Final = "resume_mismatch"
 """Error code of a 409: this engine would not go on from the same prompt."""
+MORE_LINE: Final = b': {"more":true}\n'
+"""First line of an event that belongs to the next one: they are passed on together, or not at
+all."""
 _LABEL: Final = b"sluice private call 1\0"
 _DIGEST: Final = "bodySha256"
 

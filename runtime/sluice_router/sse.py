@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: where one ends, and which one ends a stream.
+"""Server-sent events as bytes: where one ends, which belong together, and which one ends a stream.
 
 Knows nothing of what events carry except OpenAI's `[DONE]` and error events.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from sluice_contract.private_calls import MORE_LINE
+
 END: Final = b"\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 ERROR_START: Final = b'data: {"error"'
@@ -14,7 +16,8 @@ CONTENT_TYPE: Final = "text/event-stream"
 
 
 class WholeEvents:
-    """Lets whole events through at once and holds back the beginning of an unfinished one.
+    """Lets whole events through at once and holds back the beginning of an unfinished one, and of
+    several that belong together.
 
     A client then never sees half an event, even when an engine dies in the middle of writing it.
     """
@@ -25,12 +28,18 @@ class WholeEvents:
 
     def feed(self, chunk: bytes) -> bytes:
         """The whole events that `chunk` completes; empty when it completes none."""
-        if not self._unfinished and chunk.endswith(END):
+        if (
+            not self._unfinished
+            and chunk.endswith(END)
+            and _without_open_group(chunk, len(chunk)) == len(chunk)
+        ):
             self._last = chunk
             return chunk
         searched = max(0, len(self._unfinished) - 1)
         self._unfinished += chunk
         cut = self._unfinished.rfind(END, searched) + len(END)
+        if cut >= len(END):
+            cut = _without_open_group(self._unfinished, cut)
         if cut < len(END):
             return b""
         whole = bytes(self._unfinished[:cut])
@@ -45,6 +54,17 @@ class WholeEvents:
             return True
         last_event = self._last.removesuffix(END).rpartition(END)[2]
         return last_event.startswith(ERROR_START)
+
+
+def _without_open_group(events: bytes | bytearray, end: int) -> int:
+    """Where the last of the events before `end` ends that does not belong to a later one."""
+    while end:
+        last = events.rfind(END, 0, end - len(END))
+        begin = 0 if last < 0 else last + len(END)
+        if not events.startswith(MORE_LINE, begin):
+            break
+        end = begin
+    return end
 
 
 def error_in(chunk: bytes) -> bytes | None:

@@ -16,6 +16,7 @@ from aiohttp import web
 from msgspec.structs import replace
 from sluice_contract.engine_http import REQUEST_ID_HEADER
 from sluice_contract.private_calls import (
+    MORE_LINE,
     PRIVATE_HEADER,
     AnswerStart,
     CallHead,
@@ -35,6 +36,8 @@ KEY = b"k" * 32
 TEXTS = (("a", "b", "c", "d", "e"), ("V", "W", "X", "Y"))
 """Of the tokens of each choice."""
 START = AnswerStart("cmpl-7", 17, "ab12", [9, 9], prompt_tokens=3, answer_identity="m1")
+USAGE_FOLLOWS = "follows"
+"""Of an event that belongs to the one with the usage."""
 DRAINING = b'data: {"error":{"message":"draining","type":"server_error","code":"unavailable"}}\n\n'
 ENGINE_DIED = b'data: {"error":{"message":"died","type":"server_error","code":"engine_died"}}\n\n'
 SERVES = fakes.load_report(private_calls=True, answer_identity=START.answer_identity)
@@ -71,7 +74,8 @@ def events_from(head: CallHead) -> Iterator[bytes]:
         delta = {"index": index, "text": text, "finish_reason": "stop" if finished else None}
         yield event(told, chunk(choices=[delta]) if text else b"")
     usage = {"prompt_tokens": 3, "completion_tokens": sum(map(len, TEXTS))}
-    yield event(EventComment(start, last=True), chunk(choices=[], usage=usage))
+    yield MORE_LINE + event(EventComment(start), chunk(choices=[], usage=USAGE_FOLLOWS))
+    yield event(EventComment(last=True), chunk(choices=[], usage=usage))
     yield fakes.DONE
 
 

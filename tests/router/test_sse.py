@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_contract.private_calls import MORE_LINE
 from sluice_router.sse import DONE, WholeEvents, error_event, error_in
 
 
@@ -48,3 +49,20 @@ def test_done_or_an_error_ends_a_stream(chunks: list[bytes], ended: bool) -> Non
 def test_an_error_event_is_known_by_its_start() -> None:
     assert error_in(error_event(b'{"error":{}}') + DONE) == b'{"error":{}}'
     assert error_in(b'data: {"id":"x"}\n\n') is None
+
+
+@given(st.lists(st.integers(1, 9), max_size=30), st.lists(st.integers(1, 3), max_size=6))
+def test_events_that_belong_together_pass_together(sizes: list[int], groups: list[int]) -> None:
+    """`groups`: how many events each has."""
+    together = [
+        b"".join(MORE_LINE + b"data: %d\n\n" % n for n in range(1, count)) + b"data: x\n\n"
+        for count in groups
+    ]
+    sent = b"".join(together)
+    ends = {len(b"".join(together[:count])) for count in range(len(together) + 1)}
+    events, passed, place = WholeEvents(), b"", 0
+    for size in [*sizes, len(sent)]:
+        passed += events.feed(sent[place : place + size])
+        place += size
+        assert len(passed) == max(end for end in ends if end <= place)
+    assert passed == sent

@@ -13,7 +13,8 @@ from contextlib import aclosing
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from sluice_contract.private_calls import EventComment, comment_line
+from msgspec.structs import replace
+from sluice_contract.private_calls import MORE_LINE, EventComment, comment_line
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -147,13 +148,16 @@ async def _send_within(seconds: float, send: Send, message: Any) -> None:
 def _event(value: Event) -> bytes:
     if not isinstance(value, CommentedEvent):
         return b"".join(_parts_of(value))
-    comment = comment_line(value.comment)
+    comment = value.comment
     if value.data is None:
-        return comment + b"\n"
+        return comment_line(comment) + b"\n"
     *before, last = _parts_of(value.data)
-    if value.comment.start is not None:  # before anything that is passed on
-        return comment + b"".join([*before, last])
-    return b"".join(before) + comment + last  # what is told is told of all of them
+    if not before:
+        return comment_line(comment) + last
+    if comment.start is not None:  # comes before anything that is passed on
+        before[0] = comment_line(EventComment(comment.start)) + before[0]
+    rest = comment_line(replace(comment, start=None))
+    return b"".join(MORE_LINE + part for part in before) + rest + last
 
 
 def _parts_of(value: dict[str, Any] | msgspec.Raw | NamedEvents) -> list[bytes]:

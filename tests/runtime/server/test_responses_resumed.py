@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx2
+import openai
 import pytest
 import pytest_asyncio
+from sluice_contract.private_calls import CallHead, Resume
+from sluice_router.resume import Progress
+from sluice_router.sse import DONE, WholeEvents
 from sluice_runtime.transport import private_endpoint
 
+from tests.runtime.server import test_tools_client
 from tests.runtime.server.conftest import MODEL, Server, running_server
-from tests.runtime.server.test_private_calls import KEY, after, events
+from tests.runtime.server.test_private_calls import (
+    CHAT,
+    COMPLETIONS,
+    GENERATE,
+    KEY,
+    after,
+    call,
+    events,
+)
 from tests.runtime.server.test_reasoning_client import THOUGHT, thinking
 from tests.runtime.server.test_responses import WEATHER
-from tests.runtime.server.test_tools_client import TWO_CALLS, calling
+from tests.runtime.server.test_tools_client import TWO_CALLS, calling, user
 
 __all__ = ["calling", "thinking"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RESPONSES = "/v1/responses"
-FIRST_GROUP = 5
-"""Events up to the first delta, which are sent together with the comment before them."""
-EVERY = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.full)])
-"""How many of the places where it may break off are tried: one in so many."""
+EVERY = pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.full)])
+"""How many of the states that a client may be left in are tried: one in so many."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -50,61 +63,131 @@ def folded(passed: list[str]) -> list[Any]:
     return found
 
 
+class Seen(NamedTuple):
+    """What a client has when an engine breaks off."""
+
+    stream: bytes
+    """Without the router's comments."""
+    head: CallHead
+    """What the next engine is told."""
+    last: bool
+    """Whether only `[DONE]` is missing."""
+
+
+async def sent(
+    server: Server, path: str, body: dict[str, Any], resume: Resume | None = None
+) -> bytes:
+    response = await call(server, path, body, resume)
+    assert response.status_code == 200, response.text
+    return response.content
+
+
+def seen_at_every_byte(whole: bytes) -> list[Seen]:
+    """By a client of the router, wherever the stream breaks off; each state once."""
+    progress, events = Progress(5, streams=True, grow=lambda _: None), WholeEvents()
+    found = [Seen(b"", progress.head(), last=False)]
+    for place in range(len(whole)):
+        if data := events.feed(whole[place : place + 1]):
+            passed = progress.take(data).data
+            found.append(Seen(found[-1].stream + passed, progress.head(), progress.last_seen))
+    return found
+
+
+async def by_the_sdk(path: str, stream: bytes) -> Any:
+    """What the official client makes of a stream; it raises for what is no whole stream."""
+    assert stream.count(DONE) == 1
+    assert stream.endswith(DONE)
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx2.MockTransport(
+        lambda _: httpx2.Response(200, headers=headers, content=stream)
+    )
+    http = httpx2.AsyncClient(transport=transport)
+    async with openai.AsyncOpenAI(base_url="http://e/v1", api_key="none", http_client=http) as sdk:
+        if path == RESPONSES:
+            async with sdk.responses.stream(model=MODEL, input="") as response:
+                events = [event async for event in response]
+            assert events[0].type == "response.created"
+            last = events[-1]
+            assert last.type in ("response.completed", "response.incomplete")
+            return last.response.to_dict()
+        if path == CHAT:
+            async with sdk.chat.completions.stream(model=MODEL, messages=user("")) as chat:
+                async for _ in chat:
+                    pass
+            return (await chat.get_final_completion()).to_dict()
+        chunks = await sdk.completions.create(model=MODEL, prompt="", stream=True)
+        texts: dict[int, str] = {}
+        async for chunk in chunks:
+            for choice in chunk.choices:
+                text = choice.text + (choice.finish_reason or "")
+                texts[choice.index] = texts.get(choice.index, "") + text
+        return texts
+
+
+def data_of(stream: bytes) -> list[str]:
+    """Of the events, without `[DONE]`."""
+    return re.findall(r"^data: (\{.*)$", stream.decode(), re.MULTILINE)
+
+
+async def goes_on_from_every_byte(
+    server: Server, path: str, body: dict[str, Any], every: int
+) -> None:
+    body = {"model": MODEL, "stream": True, **body}
+    nothing, *states, whole = seen_at_every_byte(await sent(server, path, body))
+    assert nothing.head.resume is None, "it is asked anew"
+    expected = await by_the_sdk(path, whole.stream)
+    assert len(states) > 4
+    for state in [*states[:-2:every], *states[-2:]]:
+        stream = state.stream + DONE
+        if not state.last:
+            rest = await sent(server, path, body, state.head.resume)
+            stream = state.stream + seen_at_every_byte(rest)[-1].stream
+        if path == RESPONSES:
+            assert folded(data_of(stream)) == folded(data_of(whole.stream)), stream
+        assert await by_the_sdk(path, stream) == expected, stream
+
+
+CALLS = f"Let me see.\n{TWO_CALLS}"
+
+
 @EVERY
 @pytest.mark.parametrize(
-    "asked",
+    ("path", "body"),
     [
-        {"input": "a€bcd€e"},
-        {
-            "input": "abcdefghijkl",
-            "max_output_tokens": 9,
-            "include": ["message.output_text.logprobs"],
-        },
-        {"input": f"Let me see.\n{TWO_CALLS}", "tools": [WEATHER]},
+        (RESPONSES, {"input": "a€bcd€e"}),
+        (
+            RESPONSES,
+            {
+                "input": "abcdefghijkl",
+                "max_output_tokens": 9,
+                "include": ["message.output_text.logprobs"],
+            },
+        ),
+        (RESPONSES, {"input": CALLS, "tools": [WEATHER]}),
+        (CHAT, {"messages": user(CALLS), "tools": [test_tools_client.WEATHER]}),
+        (CHAT, {"messages": user("a€bc"), "logprobs": True}),
+        (COMPLETIONS, {"prompt": ["a€b", "cd"], "n": 2}),
+        (GENERATE, {"text": "a€bc"}),
     ],
+    ids=["text", "logprobs", "calls", "chat-calls", "chat", "completions", "generate"],
 )
-async def test_a_response_goes_on_from_every_group_of_events(
-    calling: Server, asked: dict[str, Any], every: int
+async def test_a_stream_cut_at_any_byte_is_one_whole_stream_for_the_official_sdk(
+    calling: Server, path: str, body: dict[str, Any], every: int
 ) -> None:
-    body = {"model": MODEL, "stream": True, **asked}
-    whole = await events(calling, RESPONSES, body)
-    expected = folded(after(whole, len(whole) - 1).passed)
-    last = expected[-1]
-    ends = [n for n in range(FIRST_GROUP, len(whole)) if whole[n - 1].startswith(":")]
-    cuts = [FIRST_GROUP, *ends]
-    assert len(cuts) > 3
-    for cut in cuts[::every]:
-        before = after(whole, cut)
-        if before.last:
-            continue
-        rest = await events(calling, RESPONSES, body, before.resume)
-        more = after(rest, len(rest) - 1)
-        assert folded(before.passed + more.passed) == expected, cut
-        assert rest[-1] == "data: [DONE]"
-    assert last[2]["response"]["status"] in ("completed", "incomplete")
+    await goes_on_from_every_byte(calling, path, body, every)
 
 
 @EVERY
-async def test_reasoning_goes_on(thinking: Server, every: int) -> None:
-    body = {"model": MODEL, "stream": True, "input": THOUGHT + "Two."}
-    whole = await events(thinking, RESPONSES, body)
-    expected = folded(after(whole, len(whole) - 1).passed)
-    cuts = [n for n in range(FIRST_GROUP, len(whole)) if whole[n - 1].startswith(":")]
-    assert len(cuts) > 5
-    for cut in cuts[::every]:
-        before = after(whole, cut)
-        if not before.last:
-            rest = await events(thinking, RESPONSES, body, before.resume)
-            more = after(rest, len(rest) - 1)
-            assert folded(before.passed + more.passed) == expected, cut
+async def test_reasoning_cut_at_any_byte_goes_on(thinking: Server, every: int) -> None:
+    await goes_on_from_every_byte(thinking, RESPONSES, {"input": THOUGHT + "Two."}, every)
 
 
 @EVERY
 async def test_a_whole_response_is_the_same_wherever_it_broke(calling: Server, every: int) -> None:
     body = {"model": MODEL, "input": TWO_CALLS, "tools": [WEATHER]}
-    sent = await events(calling, RESPONSES, body)
-    (answer,) = after(sent, len(sent) - 1).passed
-    for cut in range(1, len(sent) - 1, every):
-        rest = await events(calling, RESPONSES, body, after(sent, cut).resume)
+    told = await events(calling, RESPONSES, body)
+    (answer,) = after(told, len(told) - 1).passed
+    for cut in range(1, len(told) - 1, every):
+        rest = await events(calling, RESPONSES, body, after(told, cut).resume)
         again = json.loads(after(rest, len(rest) - 1).passed[0])
         assert again["output"] == json.loads(answer)["output"]
