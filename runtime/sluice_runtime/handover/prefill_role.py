@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Final
@@ -35,7 +35,7 @@ from sluice_runtime.handover.ports import (
     PrefillPort,
 )
 from sluice_runtime.handover.probe import is_probe
-from sluice_runtime.handover.prompt_hash import prompt_hash
+from sluice_runtime.handover.prompt_hash import PromptHash, prompt_hash
 from sluice_runtime.messages import Generate, HandoverLoad, Refusal, TokenDelta
 from sluice_runtime.scheduler.limits import queue_full, refusal
 from sluice_runtime.scheduler.scheduler import Scheduler
@@ -60,8 +60,9 @@ class _Room:
     """For logs."""
     prompt_tokens: int
     held_tokens: int
-    prompt_hash: str
     deadline: float
+    computed: PromptHash = field(default_factory=PromptHash)
+    """Of the tokens that were computed, or found cached, so far."""
     leased: bool = False
     """Whether the scheduler keeps its pages."""
     first_token: TokenDelta | None = None
@@ -160,6 +161,9 @@ class PrefillRole:
             room = self._requests.get(chunk.request_id)
             if room is None or room.number not in self._rooms:
                 continue
+            if chunk.start == 0:
+                room.computed = PromptHash()
+            room.computed.add(chunk.token_ids)
             start = max(chunk.start, room.held_tokens)
             if start >= chunk.end:
                 continue
@@ -244,7 +248,6 @@ class PrefillRole:
             label=request.label,
             prompt_tokens=len(request.token_ids),
             held_tokens=asked.held_tokens,
-            prompt_hash=asked.prompt_hash,
             deadline=now + seconds,
             traceparent=request.traceparent,
             opened_seconds=now,
@@ -295,7 +298,7 @@ class PrefillRole:
                 room.number,
                 token_id=delta.token_ids[0],
                 end=room.prompt_tokens,
-                prompt_hash=room.prompt_hash,
+                prompt_hash=room.computed.hexdigest(),
                 cached_tokens=delta.cached_tokens,
                 queue_seconds=delta.queue_seconds or 0.0,
                 logprob=delta.logprobs[0] if delta.logprobs else None,

@@ -7,7 +7,21 @@ import struct
 from collections.abc import Sequence
 
 
+class PromptHash:
+    """128 bits over tokens that come in chunks, each as four bytes."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        self._digest.update(struct.pack(f"<{len(token_ids)}i", *token_ids))
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
 def prompt_hash(token_ids: Sequence[int]) -> str:
-    """128 bits over the tokens, each as four bytes, in hexadecimal."""
-    packed = struct.pack(f"<{len(token_ids)}i", *token_ids)
-    return hashlib.blake2b(packed, digest_size=16).hexdigest()
+    """The same over all tokens of a prompt, in hexadecimal."""
+    whole = PromptHash()
+    whole.add(token_ids)
+    return whole.hexdigest()

@@ -214,7 +214,7 @@ class Scheduler:
         if result.error:
             self._step_failed(pending, result.error)
         else:
-            self._take_in(pending, result)
+            self._take_in(batch, pending, result)
         deltas, self._deltas = self._deltas, []
         chunks, self._finished_chunks = tuple(self._finished_chunks), []
         return StepOutcome(deltas, chunks)
@@ -362,10 +362,10 @@ class Scheduler:
 
     # After a batch, and on the way out.
 
-    def _take_in(self, pending: PendingStep, result: SampledTokens) -> None:
+    def _take_in(self, batch: Batch, pending: PendingStep, result: SampledTokens) -> None:
         rows = result.rows()
-        for item in pending.prefill:
-            self._prefilled(item, None if item.cut else next(rows))
+        for item, extend in zip(pending.prefill, batch.extend_rows, strict=True):
+            self._prefilled(item, extend.token_ids, None if item.cut else next(rows))
         if result.logprobs:
             self._decoded_and_scored(pending.decode, rows)
         else:
@@ -378,8 +378,11 @@ class Scheduler:
             if not request.ended:
                 self._fail(request, error, "out_of_memory", trusted=False)
 
-    def _prefilled(self, item: PrefillItem, sampled: SampledRow | None) -> None:
-        """A whole prompt or a chunk of one is in the pool: from now on others find it."""
+    def _prefilled(
+        self, item: PrefillItem, token_ids: tuple[int, ...], sampled: SampledRow | None
+    ) -> None:
+        """A whole prompt or a chunk of one is in the pool: from now on others find it. `token_ids`:
+        what the runner computed."""
         request = item.request
         if request.ended:
             return
@@ -391,13 +394,18 @@ class Scheduler:
             self._kv.cache_unfinished(request)
         failed = sampled is not None and sampled[0] == NO_TOKEN
         if self._settings.report_chunks and not (request.aborting or failed):
-            self._report_chunk(item, row, page_ids)
+            self._report_chunk(item, token_ids, row, page_ids)
 
-    def _report_chunk(self, item: PrefillItem, row: int, page_ids: Sequence[int]) -> None:
+    def _report_chunk(
+        self, item: PrefillItem, token_ids: tuple[int, ...], row: int, page_ids: Sequence[int]
+    ) -> None:
         """`page_ids` are the request's, also if it has just ended."""
         size, start = self._settings.page_size, item.start if item.match is None else 0
         pages = tuple(page_ids[start // size : pages_for(item.end, size)])
-        chunk = FinishedChunk(item.request.request_id, row, start, item.end, pages)
+        cached = tuple(item.request.token_ids[start : item.start])
+        chunk = FinishedChunk(
+            item.request.request_id, row, start, item.end, pages, cached + token_ids
+        )
         self._finished_chunks.append(chunk)
 
     def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[SampledRow]) -> None:

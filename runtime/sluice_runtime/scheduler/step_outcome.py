@@ -20,6 +20,8 @@ class FinishedChunk(NamedTuple):
     end: int
     page_ids: tuple[int, ...]
     """The pages of these tokens. All but the last chunk of a prompt end at the end of a page."""
+    token_ids: tuple[int, ...]
+    """As the runner computed them, behind those that were cached."""
 
 
 class Preallocated(NamedTuple):

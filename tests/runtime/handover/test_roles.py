@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import msgspec
 import pytest
@@ -403,6 +404,30 @@ def test_what_is_not_as_announced_is_never_decoded(wrong: str) -> None:
     pair.ask(ask("b", 16, 5))
     pair.turns(15)
     assert pair.decode.link.answer("b") == answer_to(range(16), 5)
+
+
+@pytest.mark.parametrize("cached", [0, 16])
+def test_what_is_computed_for_another_prompt_is_never_decoded(
+    cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prefill engine mixes prompts up after it has agreed to one, and is consistent."""
+    pair = Pair(prefix_cache=True)
+    if cached:
+        pair.ask(ask("before", [*range(cached), 7], 1))
+        pair.turns(15)
+    add = pair.prefill.scheduler.add
+
+    def other(message: Generate, **more: Any) -> None:
+        add(msgspec.structs.replace(message, prompt_ids=[*range(19), 5]), **more)
+
+    monkeypatch.setattr(pair.prefill.scheduler, "add", other)
+    pair.ask(ask("a", 20, 5))
+    pair.turns(15)
+    assert pair.end("a").error == (
+        "prefill engine prefill-0: another prompt was computed than asked for"
+    )
+    assert pair.decode.link.answer("a") == []
+    pair.check_empty()
 
 
 def test_a_last_chunk_that_got_lost_is_missed_at_once() -> None:
