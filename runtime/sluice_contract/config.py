@@ -40,6 +40,8 @@ AttentionBackend = Literal[
 ]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 MAX_ALIASES: Final = 16
+DEFAULT_MAX_CHOICES_PER_REQUEST: Final = 256
+"""As many as an engine on CPUs runs at once, and as a request may have prompts."""
 NAMES_ONCE: Final = "aliases each once, and other than the model's name"
 ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
 ReasoningFormat = Literal["deepseek-r1", "mistral", "none", "qwen3"]
@@ -329,6 +331,13 @@ class ServerSettings(ContractModel):
         default=8 * 1024 * 1024,
         ge=1024,
         description="Largest request body that is read, in bytes; a larger one is answered 413.",
+    )
+    max_choices_per_request: int = Field(
+        default=DEFAULT_MAX_CHOICES_PER_REQUEST,
+        ge=1,
+        le=4096,
+        description="Most answers that one request may ask for: n for each of its prompts. A "
+        "larger one is answered 400.",
     )
     cors: Cors | None = Field(
         default=None, description="Which web pages may send requests; left out: none."

@@ -224,6 +224,7 @@ def _service(
         max_body_bytes=config.server.max_body_bytes,
         started_unix=int(time.time()),
         strict_requests=bool(config.strict_requests),
+        max_choices=config.server.max_choices_per_request,
         model_uri=config.model.uri,
         model_revision=config.model.revision,
         tensor_parallel_size=config.tensor_parallel_size or 1,

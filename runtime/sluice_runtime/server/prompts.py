@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from sluice_contract.config import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import (
@@ -145,6 +146,8 @@ class Planner:
     """When the answer began: a chat template may write the date."""
     adapter: str = ""
     """As in `ChoicePlan`."""
+    max_choices: int = DEFAULT_MAX_CHOICES_PER_REQUEST
+    """Most answers that one request may ask for."""
 
     def plan_completion(self, request: CompletionRequest) -> list[ChoicePlan]:
         """`n` plans for each prompt, in order.
@@ -173,6 +176,7 @@ class Planner:
             raise UnsupportedFieldError(
                 "messages: this model has no chat template; allowed: /v1/completions", "messages"
             )
+        self._refuse_many_choices(1, request.choices)
         tools = plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
         messages = [message.for_template() for message in request.messages]
         shown = tools.shown if tools else None
@@ -221,7 +225,18 @@ class Planner:
     def _prompts(self, request: CompletionRequest) -> list[Prompt]:
         given = request.prompt
         entries = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        self._refuse_many_choices(len(entries), request.choices)
         return [self._prompt(request, entry) for entry in entries]
+
+    def _refuse_many_choices(self, prompts: int, choices: int) -> None:
+        """`choices`: for each prompt. Before anything is rendered or tokenised."""
+        if prompts * choices > self.max_choices:
+            raise InvalidRequestError(
+                f"n: {choices} for each of {prompts} prompts, {prompts * choices} answers, is not "
+                f"allowed; allowed: at most {self.max_choices} answers "
+                "(server.maxChoicesPerRequest)",
+                "n" if choices > 1 else "prompt",
+            )
 
     def _prompt(self, request: CompletionRequest, entry: object) -> Prompt:
         if isinstance(entry, str):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluice_contract.accelerators import Accelerator
+from sluice_contract.config import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.cors import Cors
 from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
@@ -61,6 +62,8 @@ class Identity:
     started_unix: int
     strict_requests: bool = False
     """Whether a request with an unknown field is refused."""
+    max_choices: int = DEFAULT_MAX_CHOICES_PER_REQUEST
+    """Most answers that one request may ask for."""
     model_uri: str = ""
     model_revision: str | None = None
     tensor_parallel_size: int = 1
@@ -140,7 +143,14 @@ class Service:
         if text is None or engine is None:
             raise UnavailableError("the model is being loaded")
         limits = Limits(engine.context_length_tokens, engine.kv_pool_tokens)
-        return Planner(text, limits, engine.vocabulary_size, draw_seed, self.clocks.unix())
+        return Planner(
+            text,
+            limits,
+            engine.vocabulary_size,
+            draw_seed,
+            self.clocks.unix(),
+            max_choices=self.identity.max_choices,
+        )
 
     def generator(self) -> Generator:
         """The generator for the loaded model; raises UnavailableError while it loads."""

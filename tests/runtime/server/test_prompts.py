@@ -45,6 +45,21 @@ def test_the_models_sampling_is_the_default() -> None:
     assert plan(temperature=0, top_p=1, top_k=0, seed=5)[0].sampling == Sampling(0.0, 1.0, -1, 5)
 
 
+def test_a_request_for_too_many_answers_is_refused_before_it_is_tokenised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert len(plan(prompt=["a"] * 16, n=16)) == 256
+    assert len(plan(dataclasses.replace(PLANNER, max_choices=512), prompt=["a"] * 32, n=16)) == 512
+    monkeypatch.setattr(ByteTokenizer, "encode", None)
+    with pytest.raises(
+        InvalidRequestError,
+        match=r"n: 16 for each of 256 prompts, 4096 answers, is not allowed; "
+        r"allowed: at most 256 answers \(server\.maxChoicesPerRequest\)",
+    ) as refused:
+        plan(prompt=["a"] * 256, n=16)
+    assert refused.value.param == "n"
+
+
 def test_the_smaller_of_context_and_pool_bounds_the_answer() -> None:
     assert plan(prompt="a" * 60)[0].max_tokens == 4
     assert plan(max_tokens=61)[0].max_tokens == 61
