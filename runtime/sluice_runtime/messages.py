@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from sluice_contract.trace import trace_id
 
-PROTOCOL_VERSION: Final = 19
+PROTOCOL_VERSION: Final = 20
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -125,7 +125,8 @@ class Generate(Message, frozen=True):
     priority: int = 0
     """Larger is more urgent; read by the policies priority and adaptive."""
     routing_key: str = ""
-    """Tenant, session or adapter; read by the policies round-robin and routing-key."""
+    """Session or adapter, as the client calls it, or the tenant; read by the policies round-robin
+    and routing-key."""
     logprobs: int = -1
     """Most probable tokens to return for each token of the answer; -1: no logprobs."""
     prompt_logprobs: int = -1
@@ -145,6 +146,9 @@ class Generate(Message, frozen=True):
 
     traceparent: str = ""
     """W3C's, of the client's request; the same in every engine that has part in it."""
+
+    tenant: str = ""
+    """Whose request it is, as the router has signed; empty: there are no tenants."""
 
     @property
     def label(self) -> str:

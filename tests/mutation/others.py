@@ -66,7 +66,7 @@ OTHERS: Final = (
     Mutation(
         "client: what has ended is held for ever",
         "engine_client",
-        "self._unfinished.discard(delta.request_id)\n                    if stream",
+        "self._ended(delta.request_id)\n                    if stream",
         "pass\n                    if stream",
         ("test_refusals",),
         package="server",

@@ -47,6 +47,11 @@ def queue_full(limits: QueueLimits, held_requests: int, coming: int = 1) -> str 
     )
 
 
+def tenant_requests(limits: QueueLimits) -> int:
+    """How many requests of one tenant may run and wait: a quarter of the queue is for others."""
+    return limits.max_running_requests + max(1, limits.max_queued_requests * 3 // 4)
+
+
 def without(limits: Limits, retired_tokens: int) -> Limits:
     """What an engine can still do whose pool has lost so much."""
     return replace(limits, kv_pool_tokens=limits.kv_pool_tokens - retired_tokens)

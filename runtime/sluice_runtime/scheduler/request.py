@@ -55,6 +55,7 @@ class Request:
     arrival_seconds: float
     priority: int = 0
     routing_key: str = ""
+    tenant: str = ""
     waiting_since_seconds: float = 0.0
     """When it joined the queue: its arrival, or its last retraction."""
     adapter: str = ""
@@ -160,6 +161,7 @@ def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -
         arrival_seconds=message.arrival_seconds,
         priority=message.priority,
         routing_key=message.routing_key,
+        tenant=message.tenant,
         waiting_since_seconds=message.arrival_seconds,
         adapter=message.adapter,
         adapter_folder=adapter_folder,

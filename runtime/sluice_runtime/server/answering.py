@@ -152,7 +152,7 @@ class Answerer:
         trace = traceparent_of(request)
         span = self._span(trace, arrival_seconds)
         trace = span.traceparent if span else trace
-        caller = Caller(arrival_seconds, routing_key, given, signed.prefill, trace)
+        caller = Caller(arrival_seconds, tenant, routing_key, given, signed.prefill, trace)
         running = planned.running
         pieces = self._counted(generator.pieces(planned.choices, caller), running, caller, span)
         writer = route.writer(planned.asked, planned.envelope, planned.usage)

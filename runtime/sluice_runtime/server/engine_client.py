@@ -7,7 +7,7 @@ One task reads the link and hands each delta to its stream. Knows no HTTP, no te
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -44,7 +44,7 @@ from sluice_runtime.messages import (
     ToEngine,
     TokenDelta,
 )
-from sluice_runtime.scheduler.limits import queue_full
+from sluice_runtime.scheduler.limits import queue_full, tenant_requests
 
 SILENCE_SECONDS: Final = 10.0
 """An engine from which neither a step nor a heartbeat came for so long counts as hung. It sends one
@@ -169,8 +169,10 @@ class EngineClient:
         self._observer = observer
         self._sleep = sleep
         self._streams: dict[str, TokenStream] = {}
-        self._unfinished: set[str] = set()
-        """Ids of requests that the engine has not ended yet, including aborted ones."""
+        self._unfinished: dict[str, str] = {}
+        """Requests that the engine has not ended yet, including aborted ones, by id: the tenant."""
+        self._unfinished_of: Counter[str] = Counter()
+        """How many of them each tenant has."""
         self._last_message_seconds = clock()
         self.ready: EngineReady | None = None
         self.became_ready = asyncio.Event()
@@ -235,7 +237,8 @@ class EngineClient:
         """
         if self.ready is None or self.failure is not None:
             raise UnavailableError("the model is not loaded")
-        self._check_room(self.ready, len(choices))
+        if choices:
+            self._check_room(self.ready, len(choices), choices[0].tenant)
         return [self._open(choice, names, observed=observed) for choice in choices]
 
     def open(self, generate: Generate, *, observed: bool = True) -> TokenStream:
@@ -250,7 +253,8 @@ class EngineClient:
         assert generate.request_id not in self._unfinished, (
             "ids are drawn here, and never a client's"
         )
-        self._unfinished.add(generate.request_id)
+        self._unfinished[generate.request_id] = generate.tenant
+        self._unfinished_of[generate.tenant] += 1
         field = generate.grammar.field if generate.grammar else None
         stream = TokenStream(generate.request_id, self._link.send, field, names)
         self._streams[generate.request_id] = stream
@@ -308,14 +312,22 @@ class EngineClient:
         silent_seconds = self._clock() - self._last_message_seconds
         return silent_seconds < (loading_seconds if self.ready is None else SILENCE_SECONDS)
 
-    def _check_room(self, ready: EngineReady, choices: int) -> None:
+    def _check_room(self, ready: EngineReady, choices: int, tenant: str) -> None:
         """Refuses what the engine would accept only in part, what never fits, and what would join a
-        queue that is already full."""
+        queue that is already full, or what its tenant may have of it."""
         running, queued = ready.max_running_requests, ready.max_queued_requests
-        if queue_full(ready, 0, choices):
+        most = tenant_requests(ready) if tenant else running + queued
+        if choices > most:
             raise InvalidRequestError(
                 f"prompt and n: {choices} answers are not allowed; allowed: at most "
-                f"{running + queued} ({running} maxRunningRequests and {queued} maxQueuedRequests)"
+                f"{most} (of {running} maxRunningRequests and {queued} maxQueuedRequests)"
+            )
+        held = self._unfinished_of[tenant]
+        if tenant and held + choices > most:
+            raise OverloadedError(
+                f"the queue is full for one tenant: {held} of its requests run or wait, {choices} "
+                f"more come; allowed: {most} (of {running} maxRunningRequests and {queued} "
+                "maxQueuedRequests)"
             )
         waiting = self.load.queued_requests if self.load else 0
         if waiting >= queued:
@@ -350,9 +362,14 @@ class EngineClient:
                     self._drawn = asyncio.Event()
                 for delta in message.deltas:
                     if delta.finish_reason is not None:
-                        self._unfinished.discard(delta.request_id)
+                        self._ended(delta.request_id)
                     if stream := self._streams.get(delta.request_id):
                         stream.put(delta)
+
+    def _ended(self, request_id: str) -> None:
+        tenant = self._unfinished.pop(request_id, None)
+        if tenant is not None:
+            self._unfinished_of[tenant] -= 1
 
     def _take_load(self, load: Load) -> None:
         self.load = load

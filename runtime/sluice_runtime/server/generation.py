@@ -28,6 +28,8 @@ class Caller:
     """Where a request comes from, and when it arrived."""
 
     arrival_seconds: float
+    tenant: str = ""
+    """As in `Generate`."""
     routing_key: str = ""
     names: tuple[str, ...] = ()
     """Names by which the request may be aborted."""
@@ -104,6 +106,7 @@ class Generator:
             priority=plan.priority,
             grammar=plan.grammar,
             routing_key=caller.routing_key,
+            tenant=caller.tenant,
             logprobs=plan.logprobs,
             prompt_logprobs=plan.engine_prompt_logprobs,
             cache_salt=plan.cache_salt,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sluice_runtime.handover.messages import HANDOVER_VERSION, ToDecode, ToPrefill
 
-KNOWN = (5, "5456f0eff184d519")
+KNOWN = (6, "aebd5fde1332c73f")
 
 
 def without_texts(schema: Any) -> Any:

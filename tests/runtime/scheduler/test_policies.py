@@ -132,9 +132,10 @@ def test_round_robin_picks_ten_of_each_key_in_turn() -> None:
     flood = [waiting("A", routing_key="a") for _ in range(25)]
     few = [waiting("B", routing_key="b"), waiting("B", routing_key="b")]
     assert names("round-robin", [*flood, *few]) == "A" * 10 + "BB" + "A" * 15
-    used = replace(IDLE, turn=Turn("a", 7))
+    used = replace(IDLE, turn=Turn(("", "a"), 7))
     assert names("round-robin", [*flood, *few], used) == "AAABB" + "A" * 22
-    assert names("round-robin", [*flood, *few], replace(IDLE, turn=Turn("a", 10)))[:3] == "BBA"
+    over = replace(IDLE, turn=Turn(("", "a"), 10))
+    assert names("round-robin", [*flood, *few], over)[:3] == "BBA"
 
 
 def test_the_turn_outlives_the_step() -> None:
@@ -147,6 +148,37 @@ def test_the_turn_outlives_the_step() -> None:
         queue.remove(head)
         admitted += head.request_id
     assert admitted == "A" * 10 + "BA"
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("keys", [1, 250])
+def test_a_tenant_that_floods_the_queue_holds_up_no_other(policy: str, keys: int) -> None:
+    """Whatever its routing keys: another's are admitted as if the queue were short."""
+    bob = [
+        request(f"bob{n}", 4, 9, tenant="bob", routing_key=f"k{n % keys}", arrival_seconds=-50.0)
+        for n in range(50)
+    ]
+    alice = [request(f"alice{n}", 40, 1, tenant="alice") for n in range(3)]
+    bench = Bench(settings_of(512, policy=policy, max_running_requests=4, max_queued_requests=99))
+    bench.add(*bob[:8])
+    bench.step()
+    bench.add(*bob[8:], *alice)
+    bench.run()
+    order = list(bench.terminals)
+    assert order.index("alice2") <= 4 + 3 + 3, "4 ran before, and few are admitted between"
+
+
+def test_tenants_share_what_runs_and_urgency_goes_first_where_the_policy_has_it() -> None:
+    bob = [waiting(f"b{n}", tenant="bob", priority=5) for n in range(3)]
+    alice = [waiting(f"a{n}", tenant="alice") for n in range(3)]
+    context = replace(IDLE, running=[waiting("c", tenant="bob")])
+
+    def order(policy: str) -> str:
+        ordered = admission_order(policy)([*bob, *alice], lambda: context)
+        return " ".join(request.request_id for request in ordered)
+
+    assert order("fcfs") == "a0 b0 a1 b1 a2 b2"
+    assert order("priority") == "b0 b1 b2 a0 a1 a2"
 
 
 def test_who_is_admitted_by_age_does_not_use_up_the_turn_of_its_key() -> None:

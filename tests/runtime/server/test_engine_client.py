@@ -6,15 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from sluice_runtime.errors import EngineDiedError, UnavailableError
+from sluice_runtime.errors import (
+    EngineDiedError,
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+)
 from sluice_runtime.messages import (
     EngineFailed,
     Generate,
     Heartbeat,
     Loading,
     Sampling,
+    StepResult,
     ToApi,
     ToEngine,
+    TokenDelta,
 )
 from sluice_runtime.server.engine_client import ENGINE_DIED, ENGINE_HUNG, EngineClient
 from sluice_runtime.server.metrics import EngineMetrics
@@ -127,6 +134,34 @@ async def test_an_engine_is_not_hung_because_this_process_stood_still() -> None:
     client = EngineClient(link, lambda: time.now, EngineMetrics(), sleep)
     link.said.put_nowait(READY)
     assert await client.run() == ENGINE_DIED
+
+
+async def test_one_tenant_leaves_a_quarter_of_the_queue_to_others() -> None:
+    link = ScriptedLink()
+    client = EngineClient(link, lambda: 0.0, EngineMetrics())
+    link.said.put_nowait(READY)
+    running = asyncio.create_task(client.run())
+    await client.became_ready.wait()
+
+    def asked(tenant: str, count: int) -> list[Generate]:
+        name = f"{tenant}{len(link.heard)}"
+        return [Generate(f"{name}-{n}", [1], 5, Sampling(), tenant=tenant) for n in range(count)]
+
+    client.open_all(asked("bob", 10))  # of 4 that run and 8 that wait
+    with pytest.raises(OverloadedError, match=r"10 of its requests run or wait, 1 more"):
+        client.open_all(asked("bob", 1))
+    with pytest.raises(InvalidRequestError, match=r"11 answers are not allowed; .* 10 "):
+        client.open_all(asked("alice", 11))
+    client.open_all(asked("alice", 1))
+    client.open_all(asked("", 1))
+    with pytest.raises(OverloadedError, match="12 requests run or wait, 1 more come"):
+        client.open_all(asked("carol", 1))
+    ended = TokenDelta("bob0-0", (), "abort")
+    link.said.put_nowait(StepResult(0, "IDLE", 0.0, 0.0, 0.0, [ended], load(1)))
+    await until(lambda: len(client._unfinished) == 11)
+    client.open_all(asked("bob", 1))
+    link.said.put_nowait(None)
+    await running
 
 
 async def test_an_engine_that_reads_its_model_is_healthy_as_long_as_it_goes_on() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from sluice_contract.private_calls import MORE_LINE
 from sluice_runtime.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server
@@ -62,8 +63,8 @@ async def test_a_response_goes_on_from_every_group_of_events(thinking: Server) -
     whole = await events(thinking, route, body)
     expected = folded(after(whole, len(whole) - 1).passed)
     assert [event[0] for event in expected].count("response.reasoning_text.delta") == 1
-    # The first comment is before its events, later ones are before the last of theirs.
-    ends = [n for n in range(2, len(whole)) if whole[n - 1].startswith(":")]
+    more_line = MORE_LINE.decode()
+    ends = [n for n in range(1, len(whole)) if not whole[n - 1].startswith(more_line)]
     cuts = [cut for cut in ends if not after(whole, cut).last]
     assert len(cuts) > 5
     for cut in cuts:

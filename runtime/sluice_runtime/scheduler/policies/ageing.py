@@ -1,4 +1,5 @@
-"""No policy starves anyone: one admission in four is for whoever has waited too long.
+"""No policy starves anyone: tenants share what is admitted, and one admission in four is for
+whoever has waited too long.
 
 Those that waited longer than a bound are taken in the order of the queue, and admission stops at
 the first request that does not fit. So each waits at most for the bound and then for four times as
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from sluice_runtime.scheduler.policies.by_key import key_of, shared_by_tenants
 from sluice_runtime.scheduler.policies.context import Policy, PolicyContext, Turn
 from sluice_runtime.scheduler.policies.simple import first_come_first_served
 from sluice_runtime.scheduler.request import Request
@@ -45,7 +47,7 @@ class AdmissionOrder:
         self, waiting: Iterable[Request], context: Callable[[], PolicyContext]
     ) -> Iterator[Request]:
         """The waiting requests in order. Nothing is looked at before the first is asked for."""
-        if self._policy is first_come_first_served:
+        if self._policy is first_come_first_served and not _several_tenants(waiting):
             # The queue has this order, with those that were sent back in front.
             yield from waiting
             return
@@ -63,7 +65,7 @@ class AdmissionOrder:
         if request.request_id in self._aged:
             self._since_aged = 0
             return
-        key = request.routing_key
+        key = key_of(request)
         self._turn = Turn(key, self._turn.picks + 1 if key == self._turn.key else 1)
         self._since_aged += 1
 
@@ -73,9 +75,9 @@ class AdmissionOrder:
         bound = context.now - PASSED_OVER_SECONDS
         overdue = deque(r for r in waiting if r.waiting_since_seconds < bound)
         if not overdue:
-            yield from self._policy(waiting, context)
+            yield from self._shared(waiting, context)
             return
-        by_policy, placed = iter(self._policy(waiting, context)), set[str]()
+        by_policy, placed = iter(self._shared(waiting, context)), set[str]()
         since = self._since_aged
         for _ in waiting:
             while overdue and overdue[0].request_id in placed:
@@ -88,3 +90,16 @@ class AdmissionOrder:
                 since += 1
             placed.add(request.request_id)
             yield request
+
+    def _shared(self, waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
+        """The policy's order, in which tenants take turns where several wait. What preempts goes by
+        priority first, which a tenant has within bounds."""
+        ordered = self._policy(waiting, context)
+        if not _several_tenants(waiting):
+            return ordered
+        by_priority = not self._resumes_first
+        return shared_by_tenants(ordered, context.running, by_priority=by_priority)
+
+
+def _several_tenants(waiting: Iterable[Request]) -> bool:
+    return len({request.tenant for request in waiting}) > 1

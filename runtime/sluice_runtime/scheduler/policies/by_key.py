@@ -1,10 +1,15 @@
-"""Orders by whose request it is: its routing key (a tenant, a session, an adapter)."""
+"""Orders by whose request it is: its tenant, and its routing key (a session, an adapter).
+
+The router has signed the tenant; the routing key is the client's to choose, so it counts within its
+tenant only.
+"""
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from sluice_runtime.scheduler.policies.context import PolicyContext
@@ -16,9 +21,9 @@ PICKS: Final = 10
 
 def round_robin(waiting: Sequence[Request], context: PolicyContext) -> Iterator[Request]:
     """Good for several tenants: ten requests of each routing key in turn, however many wait."""
-    queues: dict[str, deque[Request]] = {}
+    queues: dict[tuple[str, str], deque[Request]] = {}
     for request in waiting:
-        queues.setdefault(request.routing_key, deque()).append(request)
+        queues.setdefault(key_of(request), deque()).append(request)
     turn = context.turn
     unfinished = turn.key in queues and turn.picks < PICKS
     # The keys in a circle that begins at the one whose turn it is.
@@ -40,5 +45,40 @@ def running_keys_first(waiting: Sequence[Request], context: PolicyContext) -> It
     """Good for adapters and sessions: requests join those of their routing key that run already."""
     if not context.running:
         return waiting
-    running = Counter(request.routing_key for request in context.running if request.routing_key)
-    return sorted(waiting, key=lambda request: -running[request.routing_key])
+    running = Counter(key_of(request) for request in context.running if request.routing_key)
+    return sorted(waiting, key=lambda request: -running[key_of(request)])
+
+
+def key_of(request: Request) -> tuple[str, str]:
+    """Tenant and routing key."""
+    return request.tenant, request.routing_key
+
+
+def shared_by_tenants(
+    ordered: Iterable[Request], running: Iterable[Request], *, by_priority: bool
+) -> Iterator[Request]:
+    """The same order within each tenant; the next place is for the tenant of which the fewest run,
+    counting those before it in the order. `by_priority`: among requests of one priority."""
+    queues: dict[str, deque[tuple[int, Request]]] = {}
+    for place, request in enumerate(ordered):
+        queues.setdefault(request.tenant, deque()).append((place, request))
+    counts = Counter(request.tenant for request in running)
+    heads = [_share_rank(queue[0], counts, by_priority=by_priority) for queue in queues.values()]
+    heapq.heapify(heads)
+    while heads:
+        *_, tenant = heads[0]
+        _, request = queues[tenant].popleft()
+        yield request
+        counts[tenant] += 1
+        if queue := queues[tenant]:
+            heapq.heapreplace(heads, _share_rank(queue[0], counts, by_priority=by_priority))
+        else:
+            heapq.heappop(heads)
+
+
+def _share_rank(
+    head: tuple[int, Request], counts: Mapping[str, int], *, by_priority: bool
+) -> tuple[int, int, int, str]:
+    place, request = head
+    priority = request.priority if by_priority else 0
+    return -priority, counts[request.tenant], place, request.tenant

@@ -15,9 +15,10 @@ it gains."""
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Whose requests were admitted last: a routing key, and how many of its requests in a row."""
+    """Whose requests were admitted last, and how many of them in a row."""
 
-    key: str = ""
+    key: tuple[str, str] = ("", "")
+    """Tenant and routing key."""
     picks: int = 0
 
 
