@@ -137,8 +137,10 @@ class Answerer:
             routing_key = routing_key_of(request) or tenant
             head_bytes = 0 if signed.digest is None else MAX_HEAD_BYTES
             max_bytes = self._service.identity.max_body_bytes + head_bytes
-            body = await read_body(request, max_bytes)
             planner, generator = self._service.planner(), self._service.generator()
+            # Before any work for it; `open_all` looks again, with all of its choices.
+            self._service.client.check_room(1, tenant)
+            body = await read_body(request, max_bytes)
             planned = await asyncio.to_thread(self._plan, route, planner, generator, body, signed)
         except ClientDisconnect:
             return self._gone()

@@ -235,11 +235,37 @@ class EngineClient:
             InvalidRequestError: the engine never holds so many at once.
             OverloadedError: so many cannot be taken now.
         """
-        if self.ready is None or self.failure is not None:
-            raise UnavailableError("the model is not loaded")
-        if choices:
-            self._check_room(self.ready, len(choices), choices[0].tenant)
+        self.check_room(len(choices), choices[0].tenant)
         return [self._open(choice, names, observed=observed) for choice in choices]
+
+    def check_room(self, choices: int, tenant: str) -> None:
+        """Refuses what the engine would accept only in part, what never fits, and what would join a
+        queue that is already full, or what its tenant may have of it. Raises as `open_all`."""
+        ready = self.ready
+        if ready is None or self.failure is not None:
+            raise UnavailableError("the model is not loaded")
+        running, queued = ready.max_running_requests, ready.max_queued_requests
+        most = tenant_requests(ready) if tenant else running + queued
+        if choices > most:
+            raise InvalidRequestError(
+                f"prompt and n: {choices} answers are not allowed; allowed: at most "
+                f"{most} (of {running} maxRunningRequests and {queued} maxQueuedRequests)"
+            )
+        held = self._unfinished_of[tenant]
+        if tenant and held + choices > most:
+            raise OverloadedError(
+                f"the queue is full for one tenant: {held} of its requests run or wait, {choices} "
+                f"more come; allowed: {most} (of {running} maxRunningRequests and {queued} "
+                "maxQueuedRequests)"
+            )
+        waiting = self.load.queued_requests if self.load else 0
+        if waiting >= queued:
+            raise OverloadedError(
+                f"the queue is full: {waiting} requests wait, {choices} more come; allowed: "
+                f"{queued} (maxQueuedRequests)"
+            )
+        if error := queue_full(ready, len(self._unfinished), choices):
+            raise OverloadedError(error)
 
     def open(self, generate: Generate, *, observed: bool = True) -> TokenStream:
         """Starts a request of one choice; see `open_all`. `observed`: it is in the metrics."""
@@ -311,32 +337,6 @@ class EngineClient:
             return False
         silent_seconds = self._clock() - self._last_message_seconds
         return silent_seconds < (loading_seconds if self.ready is None else SILENCE_SECONDS)
-
-    def _check_room(self, ready: EngineReady, choices: int, tenant: str) -> None:
-        """Refuses what the engine would accept only in part, what never fits, and what would join a
-        queue that is already full, or what its tenant may have of it."""
-        running, queued = ready.max_running_requests, ready.max_queued_requests
-        most = tenant_requests(ready) if tenant else running + queued
-        if choices > most:
-            raise InvalidRequestError(
-                f"prompt and n: {choices} answers are not allowed; allowed: at most "
-                f"{most} (of {running} maxRunningRequests and {queued} maxQueuedRequests)"
-            )
-        held = self._unfinished_of[tenant]
-        if tenant and held + choices > most:
-            raise OverloadedError(
-                f"the queue is full for one tenant: {held} of its requests run or wait, {choices} "
-                f"more come; allowed: {most} (of {running} maxRunningRequests and {queued} "
-                "maxQueuedRequests)"
-            )
-        waiting = self.load.queued_requests if self.load else 0
-        if waiting >= queued:
-            raise OverloadedError(
-                f"the queue is full: {waiting} requests wait, {choices} more come; allowed: "
-                f"{queued} (maxQueuedRequests)"
-            )
-        if error := queue_full(ready, len(self._unfinished), choices):
-            raise OverloadedError(error)
 
     def _receive(
         self, message: Loading | EngineReady | AdaptersChanged | StepResult | Heartbeat

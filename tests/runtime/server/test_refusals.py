@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sluice_runtime.messages import Abort, Generate, Heartbeat, Refusal
+from sluice_runtime.server import answering
 from sluice_runtime.server.tools.formats import HERMES
 
 from tests.runtime.server.conftest import MAX_BODY_BYTES, MODEL, Server, until
@@ -365,6 +366,22 @@ async def test_a_full_queue_is_a_429_with_retry_after(server: Server) -> None:
     assert "(maxQueuedRequests)" in error["message"]
     server.engine.paused.clear()
     assert (await waiting).choices[0].text == "a"
+
+
+async def test_a_full_queue_is_told_before_the_body_is_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.engine.paused.set()
+    held = completion(n=MOST_RUNNING + MOST_QUEUED)
+    waiting = asyncio.ensure_future(server.http.post(COMPLETIONS, json=held))
+    await until(lambda: len(server.engine.running) == MOST_RUNNING + MOST_QUEUED)
+    with monkeypatch.context() as patched:
+        patched.delattr(answering, "read_body")
+        refused = await server.http.post(COMPLETIONS, json=completion(prompt="a" * 200))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+    server.engine.paused.clear()
+    assert (await waiting).status_code == 200
+    assert (await server.http.post(COMPLETIONS, json=completion())).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
