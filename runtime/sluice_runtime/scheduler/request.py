@@ -117,6 +117,11 @@ class Request:
         return key_of(self.token_ids[first:last])
 
     @property
+    def turn_key(self) -> tuple[str, str]:
+        """Tenant and routing key: clients choose the latter, so it counts within its tenant."""
+        return self.tenant, self.routing_key
+
+    @property
     def ended(self) -> bool:
         return self.phase is Phase.ENDED
 

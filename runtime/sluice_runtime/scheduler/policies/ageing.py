@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from sluice_runtime.scheduler.policies.by_key import key_of, shared_by_tenants
+from sluice_runtime.scheduler.policies.by_key import shared_by_tenants
 from sluice_runtime.scheduler.policies.context import Policy, PolicyContext, Turn
 from sluice_runtime.scheduler.policies.simple import first_come_first_served
 from sluice_runtime.scheduler.request import Request
@@ -65,7 +65,7 @@ class AdmissionOrder:
         if request.request_id in self._aged:
             self._since_aged = 0
             return
-        key = key_of(request)
+        key = request.turn_key
         self._turn = Turn(key, self._turn.picks + 1 if key == self._turn.key else 1)
         self._since_aged += 1
 

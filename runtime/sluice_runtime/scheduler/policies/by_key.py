@@ -23,7 +23,7 @@ def round_robin(waiting: Sequence[Request], context: PolicyContext) -> Iterator[
     """Good for several tenants: ten requests of each routing key in turn, however many wait."""
     queues: dict[tuple[str, str], deque[Request]] = {}
     for request in waiting:
-        queues.setdefault(key_of(request), deque()).append(request)
+        queues.setdefault(request.turn_key, deque()).append(request)
     turn = context.turn
     unfinished = turn.key in queues and turn.picks < PICKS
     # The keys in a circle that begins at the one whose turn it is.
@@ -45,13 +45,8 @@ def running_keys_first(waiting: Sequence[Request], context: PolicyContext) -> It
     """Good for adapters and sessions: requests join those of their routing key that run already."""
     if not context.running:
         return waiting
-    running = Counter(key_of(request) for request in context.running if request.routing_key)
-    return sorted(waiting, key=lambda request: -running[key_of(request)])
-
-
-def key_of(request: Request) -> tuple[str, str]:
-    """Tenant and routing key."""
-    return request.tenant, request.routing_key
+    running = Counter(request.turn_key for request in context.running if request.routing_key)
+    return sorted(waiting, key=lambda request: -running[request.turn_key])
 
 
 def shared_by_tenants(

@@ -18,7 +18,7 @@ class Turn:
     """Whose requests were admitted last, and how many of them in a row."""
 
     key: tuple[str, str] = ("", "")
-    """Tenant and routing key."""
+    """`Request.turn_key`."""
     picks: int = 0
 
 
