@@ -37,7 +37,7 @@ __all__ = ["calling", "thinking"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RESPONSES = "/v1/responses"
-EVERY = pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.full)])
+EVERY = pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.full)])
 """How many of the states that a client may be left in are tried: one in so many."""
 
 
