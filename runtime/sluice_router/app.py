@@ -117,7 +117,8 @@ class Routes:
                 path = request.rel_url.raw_path
                 call = Call(request.method, path, headers, body, progress, affinity, tenant, model)
                 on_reply = partial(self._begun, request)
-                return await self._answers.run(call, relay, on_reply)
+                with self._parts.lifecycle.served():
+                    return await self._answers.run(call, relay, on_reply)
         except RouterError as error:
             request[FAILURE] = error.with_traceback(None)
             if isinstance(error, EngineRefusedError):

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import sleep
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from sluice_router.errors import DrainingError, OverloadedError, RouterError, TimeLimitError
 
 
 class Lifecycle:
-    """Counts requests in flight, and limits how many there are and how long each may take."""
+    """Limits how long each request may take, from its head on, and how many are served at once."""
 
     def __init__(self, request_timeout_seconds: float, max_requests: int) -> None:
         self._request_timeout_seconds = request_timeout_seconds
         self._max_requests = max_requests
         self._limits: set[asyncio.Timeout] = set()
+        self._served = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._not_quiet = asyncio.Event()
@@ -31,8 +32,8 @@ class Lifecycle:
 
     @property
     def inflight(self) -> int:
-        """Requests being served."""
-        return len(self._limits)
+        """Requests being served: those whose body is here."""
+        return self._served
 
     async def quiet(self, seconds: float) -> None:
         """Returns after `seconds`, or sooner: once a request is served or the router leaves."""
@@ -42,18 +43,14 @@ class Lifecycle:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """Serve one request; it is ended when its time or the drain time is over.
+        """One request; it is ended when its time or the drain time is over.
 
         Raises:
             DrainingError: the drain time is over.
-            OverloadedError: as many requests as are allowed are being served.
             TimeLimitError: the request's own limit is over.
         """
         if self._expired:
             raise self._cause()
-        if len(self._limits) >= self._max_requests:
-            message = f"the router serves {self._max_requests} requests (server.maxRequests)"
-            raise OverloadedError(message)
         try:
             async with asyncio.timeout(self._request_timeout_seconds) as limit:
                 self._limits.add(limit)
@@ -69,6 +66,22 @@ class Lifecycle:
                             self._not_quiet.clear()
         except TimeoutError:
             raise self._cause() from None
+
+    @contextmanager
+    def served(self) -> Iterator[None]:
+        """Serve a request whose body is here: clients that send slowly take nobody's place.
+
+        Raises:
+            OverloadedError: as many requests as are allowed are being served.
+        """
+        if self._served >= self._max_requests:
+            message = f"the router serves {self._max_requests} requests (server.maxRequests)"
+            raise OverloadedError(message)
+        self._served += 1
+        try:
+            yield
+        finally:
+            self._served -= 1
 
     async def drain(
         self,
