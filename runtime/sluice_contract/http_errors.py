@@ -20,6 +20,8 @@ INTERNAL_MESSAGE: Final = "internal error; the log has the details under the req
 MAX_HEADERS: Final = 64
 MAX_HEADER_BYTES: Final = 8190
 """Of one header, its name included, and of the request's target."""
+MAX_HEAD_BYTES: Final = 131_072
+"""Of target and headers in all, and of a chunked body's trailers."""
 
 HEAD_SECONDS: Final = 60.0
 """Longest time from a connection's start, or a request's first byte, to the end of its head."""
@@ -157,9 +159,9 @@ def head_too_large(target_bytes: int, headers: Iterable[tuple[str, int]]) -> Mis
     if target_bytes > MAX_HEADER_BYTES:
         message = f"the request's target has {target_bytes} bytes; allowed: {MAX_HEADER_BYTES}"
         return Mistake(414, "target_too_long", message, closes=True)
-    count = 0
+    count = total = 0
     for name, size in headers:
-        count += 1
+        count, total = count + 1, total + size
         if size > MAX_HEADER_BYTES:
             named = shown(name.lower())
             message = f"{named}: the header has {size} bytes; allowed: {MAX_HEADER_BYTES}"
@@ -167,7 +169,13 @@ def head_too_large(target_bytes: int, headers: Iterable[tuple[str, int]]) -> Mis
     if count > MAX_HEADERS:
         message = f"the request has {count} headers; allowed: {MAX_HEADERS}"
         return Mistake(431, "too_many_headers", message, closes=True)
-    return None
+    return head_too_long() if target_bytes + total > MAX_HEAD_BYTES else None
+
+
+def head_too_long() -> Mistake:
+    """431 for a head that is too long as a whole, or is not read to its end for that."""
+    message = f"the request's head is too long; allowed: {MAX_HEAD_BYTES} bytes"
+    return Mistake(431, "head_too_large", message, closes=True)
 
 
 def not_http() -> Mistake:

@@ -80,8 +80,8 @@ class RouterServer(ContractModel):
     max_requests: int = Field(
         default=1024,
         ge=1,
-        description="Requests that are read, wait or are answered at once; one more is answered "
-        "429.",
+        description="Requests that wait or are answered at once, each from the end of its body on; "
+        "one more is answered 429.",
     )
     max_buffered_bytes: int = Field(
         default=512 * 1024 * 1024 * 3 // 8,
@@ -94,7 +94,8 @@ class RouterServer(ContractModel):
     max_connections: int = Field(
         default=4096,
         ge=1,
-        description="Connections of clients at once; one more is answered 429.",
+        description="Connections of clients at once; for one more, the one that has waited longest "
+        "for a request is closed.",
     )
 
 

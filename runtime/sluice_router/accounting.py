@@ -129,7 +129,8 @@ class Accounting:
 
     async def finish_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Headers of every answer."""
-        response.headers[REQUEST_ID_HEADER] = request[ID]
+        # aiohttp answers an expectation that it does not know (417) before the middleware.
+        response.headers[REQUEST_ID_HEADER] = request.get(ID) or edge.request_id(None)
         response.headers.pop("Server", None)
         if self._cors is not None:
             response.headers.update(self._cors.of_answer(request.headers))

@@ -1,5 +1,5 @@
-"""Clients' connections: how many there may be, how long a request's head may take, and how they are
-closed when the router leaves.
+"""Clients' connections: how many there may be, what each may hold and for how long, and how they
+are closed when the router leaves.
 
 A client may send its next request at any moment on a connection that it was not told to give up.
 So a connection is closed only after an answer that said `Connection: close`, or after it was quiet
@@ -12,13 +12,19 @@ import asyncio
 import select
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from sluice_contract import http_errors
-from sluice_contract.http_errors import HEAD_SECONDS, MAX_HEADER_BYTES, MAX_HEADERS
+from sluice_contract.http_errors import (
+    HEAD_SECONDS,
+    MAX_HEAD_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+)
 
 from sluice_router.errors import BadRequestError, OverloadedError, RouterError
 from sluice_router.memory import ByteBudget
@@ -34,9 +40,13 @@ DISCARD_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 620.0
 """How long a connection may wait for its next request: longer than load balancers keep one (600 s
 at most), so that they close it first and send no request on a connection that is just closing."""
+WRITE_SECONDS = 45.0
+"""A client that reads nothing for this long is disconnected. Engines wait longer (60 s) for us."""
 LIBRARY_HEADERS: Final = 4 * MAX_HEADERS
 LIBRARY_HEADER_BYTES: Final = 8 * MAX_HEADER_BYTES
-"""Where the HTTP library stops reading, in its own words; below, the refusal is ours."""
+"""Where the HTTP library stops parsing a head: it would make many objects of few bytes."""
+_HEAD_END: Final = b"\r\n\r\n"
+_HEAD_END_OVERLAP: Final = len(_HEAD_END) - 1
 
 
 @dataclass(frozen=True)
@@ -45,16 +55,24 @@ class ConnectionLimits:
 
     max_connections: int
     budget: ByteBudget
-    """Holds the heads that are not complete yet."""
+    """Holds what came on a connection and is no body."""
     on_refusal: Callable[[int], None]
     """Called with the status of each answer that is made before there is a request."""
+    waiting: dict[Connection, None] = field(default_factory=dict)
+    """Connections that wait for a request; first the one that has waited longest."""
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's, except that a request's head has a time limit and counts against the byte budget,
-    and that it knows since when it has waited for a request."""
+    """aiohttp's, except that bytes and time are bounded in every state.
 
-    __slots__ = ("_head_bytes", "_head_timer", "_limits", "_quiet_since", "_waits_for_request")
+    All bytes that are no body's count against the byte budget. What comes while a whole request is
+    answered waits for the end of that; after `SOCKET_BUFFER_BYTES` of it nothing more is read.
+    """
+
+    __slots__ = (
+        "_behind", "_body", "_close_timer", "_counted", "_head_bytes", "_head_end", "_head_timer",
+        "_limits", "_loose_bytes", "_quiet_since", "_waits_for_request",
+    )  # fmt: skip
 
     def __init__(
         self, server: web.Server, limits: ConnectionLimits, loop: asyncio.AbstractEventLoop
@@ -73,34 +91,44 @@ class Connection(web.RequestHandler):
         self._limits = limits
         self._waits_for_request = True
         self._quiet_since = loop.time()
+        self._body: aiohttp.StreamReader = aiohttp.streams.EMPTY_PAYLOAD
+        """Of the latest request."""
         self._head_bytes = 0
+        """Of requests that are complete and not answered yet."""
+        self._loose_bytes = 0
+        """Behind them, or behind the latest piece of a body: of a head, or a body's trailers."""
+        self._head_end = b""
+        """The last bytes of a head that is not complete."""
+        self._behind = b""
+        """What came while a request was answered; aiohttp has not seen it."""
+        self._counted = 0
+        """Bytes that the budget holds for this connection."""
         self._head_timer: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client connected."""
         super().connection_made(transport)
         assert self._manager is not None
-        if len(self._manager.connections) > self._limits.max_connections:
-            limit = self._limits.max_connections
+        limit = self._limits.max_connections
+        if len(self._manager.connections) > limit and not self._close_longest_waiting():
             self._refuse(
                 OverloadedError(f"the router has {limit} connections (server.maxConnections)")
             )
         else:
+            self._limits.waiting[self] = None
             self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes from the client."""
-        self._quiet_since = self._loop.time()
-        if not self._waits_for_request or self._force_close:
-            super().data_received(data)
+        """Bytes from the client; none, when aiohttp goes on with what it has."""
+        if data:
+            self._quiet_since = self._loop.time()
+        if self._force_close or self._close:
             return
-        requests = self._request_count
-        super().data_received(data)
-        if self._request_count > requests:
-            self._waits_for_request = False
-            self._end_head()
-        elif data:
-            self._hold_head(len(data))
+        if data and not self._takes_bytes():
+            self._put_behind(data)
+        else:
+            self._feed(data)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -109,9 +137,19 @@ class Connection(web.RequestHandler):
         finished = await super().finish_response(request, resp, start_time)
         if not request.content.is_eof():
             await _discard_rest(request.content)
-        self._waits_for_request = not self._messages
+        if self._messages or self._behind:
+            await self._flush()
         self._quiet_since = self._loop.time()
+        if self._messages:
+            self._body = self._messages[-1][1]
+        elif not self._force_close:
+            self._wait_for_request()
         return finished
+
+    async def start(self) -> None:
+        """Answer requests until the connection is closed."""
+        await super().start()
+        self.force_close()
 
     def handle_error(
         self,
@@ -120,20 +158,173 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """A client that has left is no error: its request is counted and logged where it ended."""
+        """A client that has left is no error: its request is counted and logged where it ended.
+        What is no request is answered here, and only counted."""
+        if isinstance(exc, HttpProcessingError):
+            self._refuse(BadRequestError(_mistake(exc)))
+            exc = ConnectionAbortedError("not a request")
         if isinstance(exc, ConnectionError):
             raise exc
         return super().handle_error(request, status, exc, message)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection is over."""
-        self._end_head()
         super().connection_lost(exc)
+        self._stop_head_timer()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._behind = b""
+        self._head_bytes = self._loose_bytes = 0
+        self._count()
 
     def close_if_quiet(self, since: float) -> None:
         """Close it if it has waited for a request since then and none is on its way in."""
         if self._waits_for_request and self._quiet_since <= since and not self._has_unread_bytes():
             self.force_close()
+
+    def force_close(self) -> None:
+        """Close it once the client has what was written, or after a while without."""
+        transport = self.transport
+        self._limits.waiting.pop(self, None)
+        super().force_close()
+        if transport is not None and transport.get_write_buffer_size():
+            self._close_timer = self._loop.call_later(WRITE_SECONDS, transport.abort)
+
+    async def _drain_helper(self) -> None:
+        """Where every write waits for a client that does not read.
+
+        Raises:
+            ConnectionResetError: it reads nothing.
+        """
+        transport = self.transport
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await super()._drain_helper()
+        except TimeoutError:
+            if transport is not None:
+                transport.abort()  # closing it would wait for the client
+            message = f"the client read nothing for {WRITE_SECONDS:g} seconds"
+            raise ConnectionResetError(message) from None
+
+    async def _flush(self) -> None:
+        """Wait until the kernel has the answer: answers that nobody reads would pile up."""
+        transport = self.transport
+        if transport is not None and transport.get_write_buffer_size():
+            transport.set_write_buffer_limits(high=0)
+            try:
+                await self._drain_helper()
+            finally:
+                transport.set_write_buffer_limits()
+
+    def _takes_bytes(self) -> bool:
+        """Whether what comes now belongs to the request that is waited for or read."""
+        return self._waits_for_request or not (self._messages or self._body.is_eof())
+
+    def _put_behind(self, data: bytes) -> None:
+        """Reading goes on for a little, for that is how a client that leaves is noticed."""
+        self._behind += data
+        self._buffer_paused = True  # aiohttp then asks when it has taken a request
+        if len(self._behind) >= SOCKET_BUFFER_BYTES:
+            self._pause_transport_reading()
+        self._count()
+
+    def _resume_reading_if_drained(self) -> None:
+        """aiohttp calls it when it has taken a request from those that wait."""
+        if not self._behind:
+            super()._resume_reading_if_drained()
+        elif self._takes_bytes():
+            self._feed_behind()
+
+    def _feed_behind(self) -> None:
+        data, self._behind = self._behind, b""
+        self._feed(data)
+        if not self._close:
+            super()._resume_reading_if_drained()
+
+    def _feed(self, data: bytes) -> None:
+        """Give aiohttp what came, and count what of it is no body's."""
+        requests, body, body_bytes = self._request_count, self._body, self._body.total_bytes
+        super().data_received(data)
+        came = self._request_count - requests
+        grown = body.total_bytes - body_bytes
+        if came:
+            self._body = self._messages[-1][1]
+            if came == 1 and self._waits_for_request:
+                grown = self._body.total_bytes
+            self._head_bytes += self._loose_bytes + len(data) - grown
+            self._loose_bytes = self._rest(data, came, grown)
+            self._head_bytes -= self._loose_bytes
+            self._begin_request()
+        elif grown and data:
+            self._loose_bytes = max(len(data) - grown, 0)
+        else:
+            self._loose_bytes += len(data) - grown
+            self._head_end = data[-_HEAD_END_OVERLAP:]
+        self._count(whole_request=came > 0)
+        if not (came or grown):
+            self._judge_head()
+
+    def _rest(self, data: bytes, came: int, grown: int) -> int:
+        """How many bytes at the end of `data` may be of a head behind the request that came."""
+        is_full = len(self._messages) >= self._max_msg_queue_size  # aiohttp then keeps a rest
+        if not self._body.is_eof() or (data.endswith(_HEAD_END) and not is_full):
+            return 0
+        head = 0
+        if came == 1 and self._waits_for_request:
+            start = self._head_end
+            head = max(0, (start + data).find(_HEAD_END) + len(_HEAD_END) - len(start))
+        return max(0, len(data) - grown - head)
+
+    def _begin_request(self) -> None:
+        self._waits_for_request = False
+        self._head_end = b""
+        self._stop_head_timer()
+        self._limits.waiting.pop(self, None)
+
+    def _wait_for_request(self) -> None:
+        self._waits_for_request = True
+        self._head_bytes = 0
+        self._limits.waiting[self] = None
+        if self._behind:
+            self._feed_behind()
+        self._count()
+        if self._loose_bytes and self._waits_for_request:
+            self._start_head_timer()
+
+    def _judge_head(self) -> None:
+        """More of a head came, or of trailers, which does not end it."""
+        if self._force_close or self._close:
+            return
+        if self._loose_bytes > MAX_HEAD_BYTES:
+            self._give_up(BadRequestError(http_errors.head_too_long()))
+        elif self._waits_for_request and self._loose_bytes:
+            self._limits.waiting.pop(self, None)
+            self._limits.waiting[self] = None
+            self._start_head_timer()
+
+    def _count(self, *, whole_request: bool = False) -> None:
+        """Count all that is held; what does not fit ends the connection, unless it completes a
+        request: that is refused as others are."""
+        holds = self._head_bytes + self._loose_bytes + len(self._behind)
+        more, budget = holds - self._counted, self._limits.budget
+        try:
+            if whole_request or more < 0:
+                budget.held += more
+            else:
+                budget.take(more, holds)
+            self._counted = holds
+        except OverloadedError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: RouterError) -> None:
+        """Refuse what comes in; an answer to an earlier request is finished before the end."""
+        if self._waits_for_request:
+            self._refuse(error)
+            return
+        self._behind = b""
+        if not self._body.is_eof():
+            self._body.set_exception(error)
+        self.close()
 
     def _has_unread_bytes(self) -> bool:
         """Whether the kernel has bytes of the client that this process has not read yet."""
@@ -143,30 +334,26 @@ class Connection(web.RequestHandler):
         poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
-    def _hold_head(self, count: int) -> None:
-        """`count` more bytes of a head that is not complete."""
-        try:
-            self._limits.budget.take(count, self._head_bytes + count)
-        except OverloadedError as error:
-            self._refuse(error)
-        else:
-            self._head_bytes += count
-            self._start_head_timer()
+    def _close_longest_waiting(self) -> bool:
+        """Make room for this connection; False where all others have requests."""
+        waiting = (one for one in self._limits.waiting if not one._has_unread_bytes())
+        if (longest := next(waiting, None)) is None:
+            return False
+        longest.force_close()
+        return True
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None:
             self._head_timer = self._loop.call_later(HEAD_SECONDS, self._head_is_late)
 
-    def _end_head(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        self._limits.budget.give_back(self._head_bytes)
-        self._head_bytes = 0
 
     def _head_is_late(self) -> None:
         """A client that sent nothing at all gets no answer: it may keep connections for later."""
-        if self._head_bytes:
+        if self._loose_bytes:
             self._refuse(BadRequestError(http_errors.head_too_late(HEAD_SECONDS)))
         else:
             self.force_close()
@@ -180,6 +367,13 @@ class Connection(web.RequestHandler):
             answer = http_errors.closing_response(error.status, error.body, headers)
             self.transport.write(answer)
         self.force_close()
+
+
+def _mistake(error: HttpProcessingError) -> http_errors.Mistake:
+    """What aiohttp's parser refused."""
+    if isinstance(error, LineTooLong) or "Too many headers" in error.message:
+        return http_errors.head_too_long()
+    return http_errors.not_http()
 
 
 def _open_socket(host: str, port: int) -> socket.socket:
@@ -201,7 +395,7 @@ async def _discard_rest(body: aiohttp.StreamReader) -> None:
         async with asyncio.timeout(DISCARD_SECONDS):
             while not body.is_eof():
                 await body.readany()
-    except (TimeoutError, RuntimeError, OSError, aiohttp.ClientError):
+    except (TimeoutError, RuntimeError, OSError, aiohttp.ClientError, RouterError):
         return  # RuntimeError: the connection is closed
 
 

@@ -25,8 +25,6 @@ from sluice_router.failures import AttemptFailedError, refusal
 from sluice_router.private_replies import ErrorEventError, answer_of, events_of
 from sluice_router.resume import Progress
 
-WRITE_SECONDS = 45.0
-"""A client that reads nothing for this long is disconnected. Engines wait longer (60 s) for us."""
 FAIL_SECONDS: Final = 2.0
 """Longest time a client may take to read the error that ends its stream."""
 HELD_UP_SECONDS = 5.0
@@ -34,8 +32,6 @@ HELD_UP_SECONDS = 5.0
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 """For proxies in front of the router, which would hold events back."""
 _PART_BYTES: Final = 65_536
-_SMALL_BYTES: Final = 16_384
-"""Far below the 64 KiB with which a transport's buffer is full."""
 
 
 def error_response(error: RouterError) -> web.Response:
@@ -84,7 +80,7 @@ class Relay:
                 raise refused from None
             failure = refused
         else:
-            await self._send(response.write_eof(), WRITE_SECONDS)
+            await response.write_eof()
             return response
         goes_on = reply.private and progress is not None and not progress.forgotten
         raise failure if goes_on else failure.error
@@ -98,8 +94,8 @@ class Relay:
             self._request.protocol.force_close()
             return response
         if not self._ended:
-            await self._send(response.write(sse.error_event(error.body)), FAIL_SECONDS)
-        await self._send(response.write_eof(), FAIL_SECONDS)
+            await self._send_end(response.write(sse.error_event(error.body)))
+        await self._send_end(response.write_eof())
         return response
 
     async def _pass_on(self, reply: Reply) -> web.StreamResponse:
@@ -154,29 +150,19 @@ class Relay:
         return AttemptFailedError("slow_client", slow)
 
     async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        """Some of the answer. Only what may wait has a time limit, which takes a tenth of an
-        event's time."""
-        transport = self._request.transport
-        if transport is not None and _takes_at_once(transport, len(data)):
-            await response.write(data)
-        else:
-            await self._send(response.write(data), WRITE_SECONDS)
-
-    async def _send(self, writing: Awaitable[None], limit_seconds: float) -> None:
-        """Finish `writing`, or abort the connection: closing it would wait for the client."""
+        """Some of the answer; the connection gives up a client that does not read."""
         loop = asyncio.get_running_loop()
         start = loop.time()
+        await response.write(data)
+        self._longest_write_seconds = max(self._longest_write_seconds, loop.time() - start)
+
+    async def _send_end(self, writing: Awaitable[None]) -> None:
+        """Finish `writing`, or abort the connection: closing it would wait for the client."""
         try:
-            async with asyncio.timeout(limit_seconds):
+            async with asyncio.timeout(FAIL_SECONDS):
                 await writing
         except TimeoutError:
             if self._request.transport is not None:
                 self._request.transport.abort()
-            message = f"the client read nothing for {limit_seconds:g} seconds"
+            message = f"the client read nothing for {FAIL_SECONDS:g} seconds"
             raise ConnectionResetError(message) from None
-        self._longest_write_seconds = max(self._longest_write_seconds, loop.time() - start)
-
-
-def _takes_at_once(transport: asyncio.WriteTransport, size: int) -> bool:
-    """Whether a write of so many bytes waits for nobody: an empty buffer takes all of them."""
-    return size <= _SMALL_BYTES and transport.get_write_buffer_size() == 0

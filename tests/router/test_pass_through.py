@@ -13,7 +13,7 @@ import openai
 import pytest
 from aiohttp import web
 from sluice_contract.trace import trace_id
-from sluice_router.connections import LIBRARY_HEADER_BYTES, LIBRARY_HEADERS, Connection
+from sluice_router.connections import Connection
 from yarl import URL
 
 from tests.patience import PATIENCE_SECONDS
@@ -197,19 +197,6 @@ async def test_unknown_routes_and_methods_read_as_openai_errors(
         assert response.status == status
         assert (await response.json())["error"]["type"] == "invalid_request_error"
         assert ("Allow" in response.headers) == (status == 405)
-
-
-async def test_the_http_library_stops_reading_far_beyond_the_caps(
-    client: aiohttp.ClientSession,
-) -> None:
-    """In its own words: see docs/reference/router.md; the caps themselves are in JSON."""
-    many = {f"X-{n}": "1" for n in range(LIBRARY_HEADERS + 1)}
-    long = {"X-Long": "x" * (LIBRARY_HEADER_BYTES + 1)}
-    async with fakes.running_router("http://127.0.0.1:9") as router:
-        for headers in (many, long):
-            async with client.get(router.url + "/health", headers=headers) as response:
-                assert response.status == 400
-                assert response.content_type == "text/plain"
 
 
 async def test_the_openai_client_streams() -> None:

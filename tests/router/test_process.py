@@ -45,9 +45,11 @@ async def running(config: Path) -> AsyncIterator[Process]:
     assert process.stderr is not None
     reading = None
     try:
-        line = await asyncio.wait_for(process.stderr.readline(), PATIENCE_SECONDS)
-        found = re.search(rb"listening on (\S+) port (\d+)", line)
-        assert found is not None, line
+        found = None
+        while found is None:
+            line = await asyncio.wait_for(process.stderr.readline(), PATIENCE_SECONDS)
+            assert line, "it ended before it listened"
+            found = re.search(rb"listening on (\S+) port (\d+)", line)
         reading = asyncio.create_task(process.stderr.read())  # a full pipe would stop the router
         yield Process(f"http://{found[1].decode()}:{found[2].decode()}", process)
     finally:
