@@ -18,6 +18,7 @@ from sluice_contract.engine_http import (
     is_acceptable_request_id,
 )
 from sluice_contract.http_errors import Mistake
+from sluice_contract.json_weight import LIGHT_BYTES, MAX_VALUES, has_too_many_texts
 from sluice_contract.trace import (
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
@@ -79,8 +80,7 @@ def _refuse_other_bytes(name: str, value: str) -> None:
     try:
         value.encode()
     except UnicodeEncodeError:  # aiohttp decodes with surrogateescape
-        shown = value.encode(errors="backslashreplace").decode()
-        message = f"{name}: {shown} is not allowed; allowed: UTF-8"
+        message = f"{name}: {http_errors.shown(value)} is not allowed; allowed: UTF-8"
         raise BadRequestError(Mistake(400, "invalid_value", message), name) from None
 
 
@@ -117,13 +117,17 @@ def check_body(body: bytes) -> Asked:
     Raises:
         BadRequestError: 400, naming the field.
     """
+    if len(body) > LIGHT_BYTES and has_too_many_texts(body):
+        message = f"the body: holds too many values; allowed: {MAX_VALUES} texts, lists and objects"
+        raise BadRequestError(Mistake(400, "invalid_value", message))
     try:
         fields = _BODY.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise BadRequestError(http_errors.not_json(body)) from None
     for name in fields:
         if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
-            message = f"{name}: not allowed in a request; it is set by the service itself"
+            named = http_errors.shown(name)
+            message = f"{named}: not allowed in a request; it is set by the service itself"
             raise BadRequestError(Mistake(400, "internal_field", message), name)
     streams = "stream" in fields and bytes(fields["stream"]) == b"true"
     return Asked(streams, _text(fields["model"]) if "model" in fields else None)

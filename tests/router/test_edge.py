@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from multidict import CIMultiDict
+from sluice_contract.json_weight import MAX_VALUES
 from sluice_router.edge import check_body, response_headers
 from sluice_router.errors import BadRequestError
 
@@ -31,3 +33,21 @@ def test_only_the_names_of_a_requests_own_fields_are_looked_at(body: bytes) -> N
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequestError, match="the body is"):
         check_body(body)
+
+
+def test_a_long_name_of_control_characters_is_shown_cut_and_escaped() -> None:
+    name = "kv_\n\x1b[2J" + "x" * 1_000_000
+    with pytest.raises(BadRequestError) as caught:
+        check_body(msgspec.json.encode({name: 1}))
+    for text in (str(caught.value), caught.value.param):
+        assert text is not None
+        assert text.startswith("kv_\\n\\x1b[2Jx")
+        assert len(text) < 200
+
+
+def test_a_body_of_very_many_keys_is_refused_before_it_is_decoded() -> None:
+    many = {f"k{number}": 1 for number in range(MAX_VALUES + 1)}
+    with pytest.raises(BadRequestError, match=r"^the body: holds too many values; allowed: 65536"):
+        check_body(msgspec.json.encode(many))
+    text = '"\\' * MAX_VALUES
+    check_body(msgspec.json.encode({"prompt": text}))

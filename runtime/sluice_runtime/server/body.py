@@ -1,33 +1,26 @@
 """What is read of a request before its JSON is parsed: routing key, body, number of values.
 
-Creating millions of Python objects blocks every stream of the process, in whichever thread it
-happens; counting their separators takes a hundredth of the time. Knows the fields' names, not their
-contents.
+Knows the fields' names, not their contents.
 """
 
 from __future__ import annotations
 
 import asyncio
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import msgspec
 from fastapi import Request
 from sluice_contract import http_errors
 from sluice_contract.engine_http import ROUTING_KEY_HEADER, is_acceptable_routing_key
 from sluice_contract.http_errors import BODY_SECONDS
+from sluice_contract.json_weight import LIGHT_BYTES, MAX_VALUES, count_values
 from sluice_contract.trace import TRACEPARENT_HEADER, trace_id
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.protocol import MAX_PROMPTS
 from sluice_runtime.server.request_model import RequestModel
-
-MAX_VALUES: Final = 65_536
-"""Most strings, lists and objects in a body; and most numbers besides a prompt's token ids."""
-_LIGHT_BYTES: Final = 64 * 1024
-"""Shorter bodies cannot hold too many values."""
-_UNMARKED: Final = bytes(set(range(256)) - set(b'",[{'))
 
 
 def routing_key_of(request: Request) -> str:
@@ -81,15 +74,6 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-class _Counts(NamedTuple):
-    """Numbers of values in a JSON text, by kind."""
-
-    texts: int
-    lists: int
-    objects: int
-    commas: int
-
-
 def refuse_heavy(kind: type[RequestModel], body: bytes, prompt_tokens: int) -> None:
     """`prompt_tokens`: how many token ids a prompt may have.
 
@@ -97,9 +81,9 @@ def refuse_heavy(kind: type[RequestModel], body: bytes, prompt_tokens: int) -> N
         InvalidRequestError: the body holds too many values; `param` is the field that does.
         MistakenError: besides, it is no JSON object.
     """
-    if len(body) <= _LIGHT_BYTES:
+    if len(body) <= LIGHT_BYTES:
         return
-    counts = _counted(body)
+    counts = count_values(body)
     token_ids = min(counts.lists, MAX_PROMPTS) * prompt_tokens
     if (
         counts.texts + counts.lists + counts.objects <= MAX_VALUES
@@ -112,19 +96,6 @@ def refuse_heavy(kind: type[RequestModel], body: bytes, prompt_tokens: int) -> N
         f"objects, as many numbers, and {prompt_tokens} token ids a prompt",
         field,
     )
-
-
-def _counted(body: bytes) -> _Counts:
-    """Counts with bytes methods only: removes escapes, then everything but quotes and separators,
-    then what is inside quotes."""
-    if b"\\" in body:
-        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    marks = body.translate(None, _UNMARKED)
-    texts = marks.count(b'"') // 2
-    if texts > MAX_VALUES:
-        return _Counts(texts, 0, 0, 0)
-    outside = b"".join(marks.split(b'"')[::2])
-    return _Counts(texts, outside.count(b"["), outside.count(b"{"), outside.count(b","))
 
 
 def _largest(kind: type[RequestModel], body: bytes) -> str | None:

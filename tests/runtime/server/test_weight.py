@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_contract.json_weight import MAX_VALUES, count_values
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.server import body as body_module
-from sluice_runtime.server.body import MAX_VALUES, refuse_heavy
+from sluice_runtime.server.body import refuse_heavy
 from sluice_runtime.server.common_fields import MAX_BIASED_TOKENS
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.parse import parse_request
@@ -49,7 +49,7 @@ def walked(value: Any) -> tuple[int, int, int, int]:
 @given(JSON, st.booleans())
 def test_counting_separators_gives_the_number_of_values(value: Any, ascii_only: bool) -> None:
     body = json.dumps({"a": value}, ensure_ascii=ascii_only).encode()
-    assert body_module._counted(body) == walked({"a": value})
+    assert count_values(body) == walked({"a": value})
 
 
 def body(**fields: Any) -> bytes:
