@@ -188,9 +188,15 @@ def otherwise_bad(status: int, reason: str | None) -> Mistake:
     return Mistake(status, "bad_request", reason or "bad request")
 
 
-def shown(text: str) -> str:
-    """A client's own text, cut short."""
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+def shown(text: str, max_characters: int = _SHOWN_CHARACTERS) -> str:
+    """A client's own text, cut short and on one line: other characters are escaped."""
+    if len(text) > max_characters:
+        text = text[:max_characters] + "…"
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def shown_json(value: object) -> str:

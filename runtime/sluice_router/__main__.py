@@ -16,6 +16,7 @@ import uvloop
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 from sluice_contract.base import ConfigError, config_error_from
+from sluice_contract.log_lines import log_to_stderr
 from sluice_contract.router_config import RouterConfig, RouterServer, read_router_config
 from sluice_contract.termination import TerminationMessage
 
@@ -28,9 +29,8 @@ LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until SIGTERM; the exit code."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log_to_stderr()
+    logging.getLogger("aiohttp.server").addFilter(_without_traceback)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     options = _parse(arguments)
     try:
@@ -41,6 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _refuse(error)
     return 0
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """The HTTP library takes what clients send for its own failure; all of it is kept."""
+    if record.exc_info:
+        record.msg, record.args = "%s: %r", (record.getMessage(), record.exc_info[1])
+        record.exc_info = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
 
 
 def _log_level(name: str) -> str:

@@ -6,6 +6,7 @@ Every request that is not answered by an engine ends in one of these. Knows no r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 from sluice_contract.http_errors import (
@@ -15,9 +16,12 @@ from sluice_contract.http_errors import (
     SERVER_ERROR,
     Mistake,
     error_object,
+    shown,
 )
 
 JSON_CONTENT_TYPE = "application/json"
+_MESSAGE_CHARACTERS: Final = 1000
+"""A message may have a client's words in it, and is an answer and a line of the log."""
 
 
 class RouterError(Exception):
@@ -30,8 +34,8 @@ class RouterError(Exception):
     client_is_the_cause = False
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(shown(message, _MESSAGE_CHARACTERS))
+        self.param = None if param is None else shown(param)
 
     @property
     def headers(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.http_errors import no_route, not_json
+from sluice_contract.http_errors import no_route, not_json, shown
 
 
 def test_where_a_mistake_is_is_said_of_short_bodies_and_not_looked_for_in_long_ones() -> None:
@@ -36,3 +36,8 @@ def test_a_wrong_base_url_is_told_the_right_one(path: str, meant: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/nope", "/v1/completions/nope"])
 def test_any_other_path_is_told_nothing_more(path: str) -> None:
     assert no_route(path).message == f"{path}: no such route"
+
+
+def test_a_clients_text_is_shown_on_one_line() -> None:
+    assert shown("é\r\n\x1b[2J\u2028\udc80") == "é\\r\\n\\x1b[2J\\u2028\\udc80"
+    assert shown("x" * 61) == "x" * 60 + "…"

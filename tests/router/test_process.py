@@ -30,6 +30,9 @@ class Process:
 
     url: str
     process: asyncio.subprocess.Process
+    log: asyncio.Task[bytes]
+    """What it writes from when it listens to its end."""
+    metrics_port: int
 
     def resident_mebibytes(self) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -49,9 +52,10 @@ async def running(config: Path) -> AsyncIterator[Process]:
         while found is None:
             line = await asyncio.wait_for(process.stderr.readline(), PATIENCE_SECONDS)
             assert line, "it ended before it listened"
-            found = re.search(rb"listening on (\S+) port (\d+)", line)
+            found = re.search(rb"listening on (\S+) port (\d+), metrics on port (\d+)", line)
         reading = asyncio.create_task(process.stderr.read())  # a full pipe would stop the router
-        yield Process(f"http://{found[1].decode()}:{found[2].decode()}", process)
+        url = f"http://{found[1].decode()}:{found[2].decode()}"
+        yield Process(url, process, reading, int(found[3]))
     finally:
         if process.returncode is None:
             process.kill()
@@ -77,6 +81,33 @@ async def test_it_streams_and_leaves_on_sigterm_after_the_last_stream(tmp_path: 
             engine.gate.set()
             assert (await response.read()).endswith(fakes.DONE)
             assert await asyncio.wait_for(router.process.wait(), PATIENCE_SECONDS) == 0
+
+
+FORGED = "\n2026-01-01 00:00:00,000 CRITICAL forged"
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING) [ -~…]{1,1000}")
+
+
+@pytest.mark.process
+async def test_no_client_decides_what_lines_the_log_has(tmp_path: Path) -> None:
+    """Bytes that are no request, at both ports, and names and bodies that end a line."""
+    config = tmp_path / "router.json"
+    config.write_text(json.dumps({"engines": ["http://127.0.0.1:9"], "server": fakes.LOOPBACK}))
+    bodies = [json.dumps({f"kv_{FORGED}": 1}), "x" + FORGED, json.dumps({"kv_" + "x" * 10**6: 1})]
+    async with running(config) as router, aiohttp.ClientSession() as client:
+        for body in bodies:
+            async with client.post(router.url + "/v1/completions", data=body) as response:
+                assert response.status == 400
+                assert len(await response.read()) < 1000
+        for port in (int(router.url.rpartition(":")[2]), router.metrics_port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"this is no request\r\n\r\n")
+            assert (await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)).startswith(b"HTTP")
+            writer.close()
+        router.process.send_signal(signal.SIGTERM)
+        log = (await asyncio.wait_for(router.log, PATIENCE_SECONDS)).decode()
+    lines = log.splitlines()
+    assert len(lines) >= len(bodies)
+    assert [line[:200] for line in lines if not LOG_LINE.fullmatch(line)] == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ Started by the supervisor beside the API process; talks to it over the endpoint 
 from __future__ import annotations
 
 import argparse
-import logging
 import secrets
 import signal
 import sys
@@ -22,6 +21,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
 from sluice_contract.handover import configured_key
 from sluice_contract.labels import Role
+from sluice_contract.log_lines import log_to_stderr
 
 from sluice_runtime.engine.host import set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
@@ -48,9 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--accelerator", help="what was found to compute on, as JSON")
     options = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr()
     wakeup = Wakeup()
     link = EngineLink(options.endpoint, wakeup)
     try:

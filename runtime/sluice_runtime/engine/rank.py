@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluice_contract.config import EngineConfig, read_engine_config
 from sluice_contract.labels import Role
+from sluice_contract.log_lines import log_to_stderr
 
 from sluice_runtime import exits
 from sluice_runtime.engine.host import set_library_variables
@@ -48,11 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args(arguments)
     _end_with(options.parent)
-    logging.basicConfig(
-        level=logging.WARNING,
-        format=f"%(asctime)s %(levelname)s rank {options.rank}: %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr(logging.WARNING, f"rank {options.rank}: ")
     try:
         _follow(read_engine_config(options.folder / CONFIG), options.folder, options.rank)
     except StartupError as error:

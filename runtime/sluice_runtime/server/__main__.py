@@ -16,6 +16,7 @@ import uvloop
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import read_engine_config
+from sluice_contract.log_lines import log_to_stderr
 
 from sluice_runtime import exits
 from sluice_runtime.errors import InvalidConfigError, StartupError
@@ -31,9 +32,7 @@ def main() -> int:
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--accelerator", default="{}", help="what the engine computes on, as JSON")
     options = parser.parse_args()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
