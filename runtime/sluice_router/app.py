@@ -103,7 +103,7 @@ class Routes:
         return await self._forward(request, None)
 
     async def _forward(self, request: web.Request, body: Body | None) -> web.StreamResponse:
-        relay = Relay(request)
+        relay = Relay(request, self._parts.budget)
         try:
             headers = edge.request_headers(request.headers, request[ID], request[TRACE])
             async with self._parts.lifecycle.request():

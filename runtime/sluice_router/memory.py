@@ -1,4 +1,5 @@
-"""How much of its clients' bytes the router holds at once: one budget for heads and bodies.
+"""How much of its clients' bytes the router holds at once: one budget for heads, bodies and answers
+that are held until they are whole.
 
 A body is held until an engine has begun to answer, because until then the request may have to be
 offered to another engine. After that it may stay as a spare, with what came of the answer: it is
@@ -7,7 +8,7 @@ dropped, the oldest first, when a new request needs its bytes. Knows no routes a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import aiohttp
@@ -71,7 +72,8 @@ class ByteBudget:
 
 
 class Body:
-    """A request's body, counted against the budget from its first byte until it is released."""
+    """A request's body, or an answer that is passed on when it is whole: counted against the budget
+    from its first byte until it is released."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
@@ -88,12 +90,21 @@ class Body:
             OverloadedError: it does not fit into the budget.
         """
         while not stream.at_eof():
-            self._add(await stream.readany())
+            self.add(await stream.readany())
             if self.held > max_bytes:
                 return False
         self.content = b"".join(self._pieces)
         self._pieces.clear()
         return True
+
+    def pieces(self) -> Iterator[bytes]:
+        """What was added, each piece held until the next is asked for."""
+        self._pieces.reverse()
+        while self._pieces:
+            yield self._pieces[-1]
+            size = len(self._pieces.pop())
+            self._budget.give_back(size)
+            self.held -= size
 
     def release(self) -> None:
         """The body is no longer needed."""
@@ -125,7 +136,12 @@ class Body:
         if self._dropped is not None:
             self._dropped()
 
-    def _add(self, piece: bytes) -> None:
+    def add(self, piece: bytes) -> None:
+        """Hold more of it.
+
+        Raises:
+            OverloadedError: it does not fit into the budget.
+        """
         self._budget.take(len(piece), self.held + len(piece))
         self.held += len(piece)
         self._pieces.append(piece)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from sluice_router import sse
 from sluice_router.attempts import Reply
 from sluice_router.errors import EngineFailedError
+from sluice_router.memory import Body
 from sluice_router.resume import Progress
 
 
@@ -42,23 +43,29 @@ async def events_of(reply: Reply, progress: Progress) -> AsyncIterator[bytes]:
         yield sse.DONE
 
 
-async def answer_of(reply: Reply, progress: Progress) -> bytes:
-    """The answer of which the stream tells at its end, in the only event with data.
+async def read_answer(reply: Reply, progress: Progress, answer: Body) -> None:
+    """Hold the answer of which the stream tells at its end, in the only event with data.
 
     Raises:
         EngineFailedError: the engine broke off.
         ErrorEventError: it ended the stream.
+        OverloadedError: there is no room for it.
     """
-    answer = b""
+    events, line, chunk = sse.WholeEvents(), sse.DataLine(), reply.first
     try:
-        async for data in _data_of(reply, progress):
-            answer = answer or sse.first_data(data)
+        while chunk:
+            before, data, behind = line.split(chunk)
+            taken = progress.take(events.feed(before + behind))
+            if taken.error is not None:
+                raise ErrorEventError(taken.error)
+            if data:
+                answer.add(data)
+            chunk = await reply.read()
     except EngineFailedError:
-        if not answer:
+        if not line.ended:
             raise
-    if not answer:
+    if not line.ended:
         raise EngineFailedError(f"{reply.engine} ended the stream without an answer")
-    return answer
 
 
 async def _data_of(reply: Reply, progress: Progress) -> AsyncIterator[bytes]:

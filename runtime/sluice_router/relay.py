@@ -22,7 +22,8 @@ from sluice_router.errors import (
     SlowClientError,
 )
 from sluice_router.failures import AttemptFailedError, refusal
-from sluice_router.private_replies import ErrorEventError, answer_of, events_of
+from sluice_router.memory import Body, ByteBudget
+from sluice_router.private_replies import ErrorEventError, events_of, read_answer
 from sluice_router.resume import Progress
 
 FAIL_SECONDS: Final = 2.0
@@ -31,7 +32,6 @@ HELD_UP_SECONDS = 5.0
 """After a longer write, an engine that broke off may have done so because of the client."""
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 """For proxies in front of the router, which would hold events back."""
-_PART_BYTES: Final = 65_536
 
 
 def error_response(error: RouterError) -> web.Response:
@@ -48,8 +48,10 @@ class _Response(web.StreamResponse):
 class Relay:
     """Passes one answer on to one client: of one reply, or of several that go on with it."""
 
-    def __init__(self, request: web.BaseRequest) -> None:
+    def __init__(self, request: web.BaseRequest, budget: ByteBudget) -> None:
+        """`budget`: holds an answer that is passed on when it is whole."""
         self._request = request
+        self._budget = budget
         self._longest_write_seconds = 0.0
         self._response: web.StreamResponse | None = None
         self._streams = False
@@ -119,11 +121,15 @@ class Relay:
                 await self._write(response, data)
                 self._ended = progress.done
             return response
-        answer = await answer_of(reply, progress)
-        response = await self._begin(reply, whole_bytes=len(answer))
-        for start in range(0, len(answer), _PART_BYTES):
-            await self._write(response, answer[start : start + _PART_BYTES])
-        return response
+        answer = Body(self._budget)
+        try:
+            await read_answer(reply, progress, answer)
+            response = await self._begin(reply, whole_bytes=answer.held)
+            for piece in answer.pieces():
+                await self._write(response, piece)
+            return response
+        finally:
+            answer.release()
 
     async def _begin(self, reply: Reply, whole_bytes: int | None = None) -> web.StreamResponse:
         """The response, whose head waits for its first bytes; `whole_bytes`: of the answer, where

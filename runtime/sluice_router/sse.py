@@ -12,6 +12,7 @@ from sluice_contract.private_calls import MORE_LINE
 END: Final = b"\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 ERROR_START: Final = b'data: {"error"'
+_DATA: Final = b"data: "
 CONTENT_TYPE: Final = "text/event-stream"
 
 
@@ -79,6 +80,45 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + END
 
 
-def first_data(events: bytes) -> bytes:
-    """What the first of these events carries; empty where there is none."""
-    return events.partition(END)[0].removeprefix(b"data: ")
+class DataLine:
+    """Takes the first line of data out of a stream's bytes, without making one piece of it.
+
+    What is left is a stream, too. An error is no such line. Data is JSON, without an end of line.
+    """
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+        self._begun = False
+        self.ended = False
+        """Whether all of the line came."""
+
+    def split(self, chunk: bytes) -> tuple[bytes, bytes, bytes]:
+        """What comes before the line in it, what is of the line, and what comes behind."""
+        if self.ended:
+            return b"", b"", chunk
+        before = b""
+        if not self._begun:
+            chunk, self._unfinished = self._unfinished + chunk, b""
+            start = self._start_in(chunk)
+            if not self._begun:
+                self._unfinished = chunk[start:]
+                return chunk[:start], b"", b""
+            before, chunk = chunk[:start], chunk[start + len(_DATA) :]
+        end = chunk.find(b"\n")
+        if end < 0:
+            return before, chunk, b""
+        self.ended = True
+        return before, chunk[:end], chunk[end + 1 :]
+
+    def _start_in(self, text: bytes) -> int:
+        """Where the line begins, or a line that may be it, or one that is not finished."""
+        start = 0
+        while True:
+            line = text[start : start + len(ERROR_START)]
+            if line.startswith(_DATA) and not ERROR_START.startswith(line) and line != ERROR_START:
+                self._begun = True
+                return start
+            end = text.find(b"\n", start)
+            if end < 0:
+                return start
+            start = end + 1

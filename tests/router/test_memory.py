@@ -7,8 +7,11 @@ import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 from sluice_contract import http_errors
+from sluice_contract.private_calls import AnswerStart, EventComment, comment_line
 from sluice_router import connections
 
 from tests.patience import PATIENCE_SECONDS
@@ -82,6 +85,42 @@ async def test_a_body_is_let_go_when_its_answer_begins() -> None:
             rest = await asyncio.wait_for(stream.reader.readuntil(b"0\r\n\r\n"), PATIENCE_SECONDS)
             assert fakes.DONE in rest
         assert [body for _, _, body in engine.calls] == [LARGE] * 6
+
+
+async def answers_whole(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+    """In the private form, an answer of 30 MiB that was not asked for as events."""
+    response = await fakes.start_stream(request)
+    start = AnswerStart("c", 1, "ab", [1], 1, "m1")
+    await response.write(comment_line(EventComment(start, last=True)) + b'data: {"text":"')
+    for _ in range(30):
+        await response.write(b"x" * MEBIBYTE)
+    await response.write(b'"}\n\n' + fakes.DONE)
+    return response
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("budget_mebibytes", "status"), [(64, 200), (16, 429)])
+async def test_an_answer_that_is_not_streamed_is_held_once_and_counted(
+    tmp_path: Path, budget_mebibytes: int, status: int
+) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(fakes.running_engine(answers_whole))
+        engine.load = fakes.load_report(private_calls=True, answer_identity="m1")
+        server = fakes.LOOPBACK | {"maxBufferedBytes": budget_mebibytes * MEBIBYTE}
+        key = str(tmp_path / "key")
+        content = {"engines": [engine.url], "handoverKeyFile": key, "server": server}
+        config = tmp_path / "router.json"
+        config.write_text(json.dumps(content))
+        router = await stack.enter_async_context(running(config))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        await asyncio.wait_for(engine.polled.wait(), PATIENCE_SECONDS)
+        before = router.resident_mebibytes()
+        async with client.post(router.url + "/v1/completions", data=b'{"prompt":"x"}') as answer:
+            assert answer.status == status
+            length = sum([len(piece) async for piece in answer.content.iter_any()])
+            assert (length > 30 * MEBIBYTE) == (status == 200)
+        assert router.peak_mebibytes() - before < 60
 
 
 async def test_requests_beyond_the_cap_are_answered_429_until_one_ends() -> None:

@@ -35,8 +35,14 @@ class Process:
     metrics_port: int
 
     def resident_mebibytes(self) -> float:
+        return self._mebibytes("VmRSS")
+
+    def peak_mebibytes(self) -> float:
+        return self._mebibytes("VmHWM")
+
+    def _mebibytes(self, name: str) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        found = re.search(rf"{name}:\s+(\d+) kB", status)
         assert found is not None
         return int(found[1]) / 1024
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.private_calls import MORE_LINE
-from sluice_router.sse import DONE, WholeEvents, error_event, error_in
+from sluice_router.sse import DONE, DataLine, WholeEvents, error_event, error_in
 
 
 @given(st.lists(st.sampled_from([b"data: x", b"\n", b"\n\n", b"da", b"ta: [DONE]"]), max_size=30))
@@ -66,3 +66,21 @@ def test_events_that_belong_together_pass_together(sizes: list[int], groups: lis
         place += size
         assert len(passed) == max(end for end in ends if end <= place)
     assert passed == sent
+
+
+@pytest.mark.parametrize("size", range(1, 60))
+def test_a_line_of_data_is_taken_out_of_a_stream_however_it_is_cut(size: int) -> None:
+    comments, last = b':{"a":1}\n\n:{"b":2}\n\n', b':{"last":true}\n'
+    stream = comments + last + b'data: {"text":"a"}\n\n:{"c":3}\n\n' + DONE
+    line = DataLine()
+    parts = [line.split(stream[start : start + size]) for start in range(0, len(stream), size)]
+    assert b"".join(data for _, data, _ in parts) == b'{"text":"a"}'
+    left = b"".join(before + behind for before, _, behind in parts)
+    assert left == comments + last + b'\n:{"c":3}\n\n' + DONE
+    assert line.ended
+
+
+def test_an_error_is_no_line_of_data() -> None:
+    line, error = DataLine(), error_event(b'{"error":{"code":"x"}}')
+    assert line.split(error) == (error, b"", b"")
+    assert not line.ended
