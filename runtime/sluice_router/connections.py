@@ -46,7 +46,6 @@ LIBRARY_HEADERS: Final = 4 * MAX_HEADERS
 LIBRARY_HEADER_BYTES: Final = 8 * MAX_HEADER_BYTES
 """Where the HTTP library stops parsing a head: it would make many objects of few bytes."""
 _HEAD_END: Final = b"\r\n\r\n"
-_HEAD_END_OVERLAP: Final = len(_HEAD_END) - 1
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ class Connection(web.RequestHandler):
     """
 
     __slots__ = (
-        "_behind", "_body", "_close_timer", "_counted", "_head_bytes", "_head_end", "_head_timer",
-        "_limits", "_loose_bytes", "_quiet_since", "_waits_for_request",
+        "_behind", "_body", "_close_timer", "_counted", "_head_bytes", "_head_timer",
+        "_last_fed", "_limits", "_loose_bytes", "_quiet_since", "_waits_for_request",
     )  # fmt: skip
 
     def __init__(
@@ -97,8 +96,8 @@ class Connection(web.RequestHandler):
         """Of requests that are complete and not answered yet."""
         self._loose_bytes = 0
         """Behind them, or behind the latest piece of a body: of a head, or a body's trailers."""
-        self._head_end = b""
-        """The last bytes of a head that is not complete."""
+        self._last_fed = b""
+        """The last bytes that aiohttp got."""
         self._behind = b""
         """What came while a request was answered; aiohttp has not seen it."""
         self._counted = 0
@@ -248,38 +247,44 @@ class Connection(web.RequestHandler):
         came = self._request_count - requests
         grown = body.total_bytes - body_bytes
         if came:
-            self._body = self._messages[-1][1]
-            if came == 1 and self._waits_for_request:
-                grown = self._body.total_bytes
-            self._head_bytes += self._loose_bytes + len(data) - grown
-            self._loose_bytes = self._rest(data, came, grown)
-            self._head_bytes -= self._loose_bytes
-            self._begin_request()
+            self._note_requests(data, came)
         elif grown and data:
             self._loose_bytes = max(len(data) - grown, 0)
         else:
             self._loose_bytes += len(data) - grown
-            self._head_end = data[-_HEAD_END_OVERLAP:]
         self._count(whole_request=came > 0)
-        if not (came or grown):
-            self._judge_head()
+        if data:
+            long = len(data) >= len(_HEAD_END)
+            self._last_fed = (data if long else self._last_fed + data)[-len(_HEAD_END) :]
+            if not (came or grown):
+                self._judge_head()
 
-    def _rest(self, data: bytes, came: int, grown: int) -> int:
-        """How many bytes at the end of `data` may be of a head behind the request that came."""
-        is_full = len(self._messages) >= self._max_msg_queue_size  # aiohttp then keeps a rest
-        if not self._body.is_eof() or (data.endswith(_HEAD_END) and not is_full):
-            return 0
-        head = 0
-        if came == 1 and self._waits_for_request:
-            start = self._head_end
-            head = max(0, (start + data).find(_HEAD_END) + len(_HEAD_END) - len(start))
-        return max(0, len(data) - grown - head)
-
-    def _begin_request(self) -> None:
+    def _note_requests(self, data: bytes, came: int) -> None:
+        """So many requests are complete but for the body of the last."""
+        self._body = self._messages[-1][1]
+        is_alone = came == 1 and self._waits_for_request
+        body_bytes = self._body.total_bytes if is_alone else 0
+        rest = self._rest(data, body_bytes, is_alone=is_alone)
+        self._head_bytes += self._loose_bytes + len(data) - body_bytes - rest
+        self._loose_bytes = rest
         self._waits_for_request = False
-        self._head_end = b""
         self._stop_head_timer()
         self._limits.waiting.pop(self, None)
+
+    def _rest(self, data: bytes, body_bytes: int, *, is_alone: bool) -> int:
+        """How many bytes at the end of what came may be of a further head: none, if it ends as a
+        head does; of one request it is known; else it may be all."""
+        parses_all = len(self._messages) < self._max_msg_queue_size
+        ends = (data or self._last_fed).endswith(_HEAD_END)
+        if parses_all and (ends or not self._body.is_eof()):
+            return 0
+        if not data:
+            return self._loose_bytes
+        head = 0
+        if is_alone:
+            begun = self._last_fed[1:] if self._loose_bytes else b""
+            head = max(0, (begun + data).find(_HEAD_END) + len(_HEAD_END) - len(begun))
+        return max(0, len(data) - body_bytes - head)
 
     def _wait_for_request(self) -> None:
         self._waits_for_request = True

@@ -184,6 +184,29 @@ async def pipelined_requests_are_answered(
         assert (await pipelining.ask()).status == 200
 
 
+async def test_many_small_heads_at_once_are_not_taken_for_one_long_head(
+    client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than aiohttp parses ahead, and more bytes than one head may have."""
+    monkeypatch.setattr(connections, "MAX_HEAD_BYTES", 2048)
+    asked = b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: %s\r\n\r\n" % (b"x" * 50)
+    async with (
+        fakes.running_router("http://127.0.0.1:9") as router,
+        raw_connection(router.url) as one,
+    ):
+        one.writer.write(asked * 32 + asked[:-10])
+        for _ in range(32):
+            assert (await asyncio.wait_for(one.answer(), PATIENCE_SECONDS)).status == 200
+        one.writer.write(asked[-10:])
+        assert (await asyncio.wait_for(one.answer(), PATIENCE_SECONDS)).status == 200
+        await until_buffered(router, client, 0, 0)
+        for byte in asked:
+            one.writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+        assert (await asyncio.wait_for(one.answer(), PATIENCE_SECONDS)).status == 200
+        await until_buffered(router, client, 0, 0)
+
+
 async def test_a_connection_gives_back_every_byte_that_it_counted(
     client: aiohttp.ClientSession,
 ) -> None:
