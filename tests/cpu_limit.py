@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import pytest
 from hypothesis import settings
+from hypothesis import strategies as st
 
 from tests.levels import levels_of
 
@@ -54,6 +55,7 @@ class CpuLimit:
 
     def pytest_sessionstart(self) -> None:
         gc.callbacks.append(self._on_collection)
+        st.text().validate()  # Hypothesis makes its table of characters once a checkout: a second
 
     def pytest_sessionfinish(self) -> None:
         gc.callbacks.remove(self._on_collection)
