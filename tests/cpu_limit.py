@@ -55,6 +55,8 @@ class CpuLimit:
 
     def pytest_sessionstart(self) -> None:
         gc.callbacks.append(self._on_collection)
+
+    def pytest_collection_finish(self) -> None:
         st.text().validate()  # Hypothesis makes its table of characters once a checkout: a second
 
     def pytest_sessionfinish(self) -> None:

@@ -26,7 +26,7 @@ from sluice_operator.kube.connection import log_in
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.log import fields
 from sluice_operator.process.tasks import until_one_ends
-from sluice_operator.process.watches import END_SECONDS, KopfRun
+from sluice_operator.process.watches import END_SECONDS, IDENTITY, KopfRun
 from sluice_operator.validation.admission import SpecErrors, new_findings
 
 AGAIN: Final = Backoff(first_seconds=0.25, cap_seconds=5.0)
@@ -129,6 +129,7 @@ class Admission:
             registry=admitting(INFERENCE_SERVICE, self.review, server, log_in),
             clusterwide=True,
             standalone=True,
+            identity=IDENTITY,
             memo=(),
         )
 

@@ -24,12 +24,7 @@ from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import SECRET, Kind, Manifest
 from sluice_operator.log import fields, log_to_stderr
 from sluice_operator.process.admission import CERTIFICATE, KEY
-from sluice_operator.process.self_signed import (
-    CertificatePair,
-    LibcryptoError,
-    is_good,
-    self_signed,
-)
+from sluice_operator.process.self_signed import CertificatePair, is_good, self_signed
 
 CONFIGURATION: Final = Kind(
     "admissionregistration.k8s.io/v1",
@@ -54,7 +49,7 @@ def main() -> int:
     folder, namespace = os.environ["SLUICE_ADMISSION_FOLDER"], os.environ["POD_NAMESPACE"]
     try:
         asyncio.run(_run(Path(folder), namespace))
-    except (OperatorError, LibcryptoError) as error:
+    except OperatorError as error:
         logger.error("stopping", extra=fields(error=error))
         return 1
     return 0
@@ -71,7 +66,6 @@ async def renew(client: ApiClient, folder: Path, namespace: str, now: datetime) 
 
     Raises:
         OperatorError: something could not be read or written.
-        LibcryptoError: no certificate could be made.
     """
     host = f"{NAME}.{namespace}.svc"
     used = _read(folder / CERTIFICATE)

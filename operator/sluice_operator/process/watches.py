@@ -31,6 +31,9 @@ from sluice_operator.log import fields
 AGAIN: Final = Backoff(first_seconds=0.25, cap_seconds=5.0)
 END_SECONDS: Final = 5.0
 """How long Kopf may take to end."""
+IDENTITY: Final[Any] = "sluice-operator"
+"""Among Kopf's peers, of which there are none: it would ask for the name of the process's user, and
+in a pod that has none."""
 LASTING_SECONDS: Final = 60.0
 """A run that lasted so long was no failure to start."""
 
@@ -110,6 +113,7 @@ class Watches:
             clusterwide=None in namespaces,
             namespaces=[name for name in namespaces if name is not None],
             standalone=True,
+            identity=IDENTITY,
             memo=(),
         )
 

@@ -30,6 +30,16 @@ from tests.operator.harness.proxy import kubeconfig_of
 from tests.patience import PATIENCE_SECONDS
 
 
+@pytest.fixture(autouse=True)
+def _nameless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's user has no name, as in a pod."""
+
+    def getuser() -> str:
+        raise KeyError("getpwuid(): uid not found: 65532")
+
+    monkeypatch.setattr("getpass.getuser", getuser)
+
+
 def service(name: str, version: int) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "x", "uid": name, "resourceVersion": str(version)}
     return {"metadata": metadata, "spec": {}}
