@@ -83,11 +83,12 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def test_openai_chats_and_completes(client: openai.OpenAI) -> None:
-    chat = client.chat.completions.create(model=MODEL, messages=MESSAGES)
+    chats: Any = {"model": MODEL, "messages": MESSAGES, "temperature": 0}
+    chat = client.chat.completions.create(**chats)
     assert chat.choices[0].message.content == ANSWER
-    with client.chat.completions.stream(model=MODEL, messages=MESSAGES) as stream:
+    with client.chat.completions.stream(**chats) as stream:
         assert stream.get_final_completion().choices[0].message.content == ANSWER
-    asked: Any = {"model": MODEL, "prompt": QUESTION + "\n", "max_tokens": 64}
+    asked: Any = {"model": MODEL, "prompt": QUESTION + "\n", "max_tokens": 64, "temperature": 0}
     assert client.completions.create(**asked).choices[0].text == ANSWER
     texts = [event.choices[0].text for event in client.completions.create(**asked, stream=True)]
     assert "".join(texts) == ANSWER
@@ -95,8 +96,9 @@ def test_openai_chats_and_completes(client: openai.OpenAI) -> None:
 
 
 def test_openai_responds(client: openai.OpenAI) -> None:
-    assert client.responses.create(model=MODEL, input=QUESTION).output_text == ANSWER
-    with client.responses.stream(model=MODEL, input=QUESTION) as stream:
+    asked: Any = {"model": MODEL, "input": QUESTION, "temperature": 0}
+    assert client.responses.create(**asked).output_text == ANSWER
+    with client.responses.stream(**asked) as stream:
         assert stream.get_final_response().output_text == ANSWER
 
 

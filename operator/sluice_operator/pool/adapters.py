@@ -8,8 +8,8 @@ from typing import Final
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.status import AdapterStatus
-from sluice_operator.informer.adapter_reports import EngineAdapters
 from sluice_operator.pool.observe import PoolObserved
+from sluice_operator.probes.adapters import EngineAdapters
 
 LOADED: Final = "Loaded"
 LOADING: Final = "Loading"

@@ -14,8 +14,6 @@ from sluice_contract import labels
 from sluice_contract.accelerators import Accelerator
 
 from sluice_operator.conditions.pods import is_ready
-from sluice_operator.informer.accelerator_reports import AcceleratorReports
-from sluice_operator.informer.adapter_reports import AdapterReports, EngineAdapters
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.reader import Reader
 from sluice_operator.kube.kinds import (
@@ -26,6 +24,8 @@ from sluice_operator.kube.kinds import (
     Manifest,
     is_being_deleted,
 )
+from sluice_operator.probes.accelerators import AcceleratorReports
+from sluice_operator.probes.adapters import AdapterReports, EngineAdapters
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,10 @@ from sluice_operator.autoscale.query import RouterQuery, query_session
 from sluice_operator.autoscale.tick import Ticker
 from sluice_operator.autoscale.victims import Victims
 from sluice_operator.clock import Clock
-from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
-from sluice_operator.informer.adapter_reports import AdapterReports
 from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
-from sluice_operator.informer.download_progress import DownloadProgress
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import RECONCILED, Key
 from sluice_operator.informer.nodes import Nodes, NodeWatch
-from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.informer.reader import Reader, StoreReader
 from sluice_operator.informer.rights import Rights
 from sluice_operator.informer.watch import Informer
@@ -43,6 +38,11 @@ from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind
 from sluice_operator.log import fields
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.probes.accelerators import AcceleratorReports, fetch_over_http
+from sluice_operator.probes.adapters import AdapterReports
+from sluice_operator.probes.downloads import DownloadProgress
+from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.process.admission import Admission, Endpoint
 from sluice_operator.process.defects import Defects
 from sluice_operator.process.lease import Leadership, LeaseName, LeaseTiming

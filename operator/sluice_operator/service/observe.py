@@ -16,11 +16,8 @@ from sluice_contract.fetch_progress import FetchProgress
 
 from sluice_operator.accelerators.wanted import is_nvidia
 from sluice_operator.api.pools import AcceleratorSpec
-from sluice_operator.informer.download_progress import DownloadProgress
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.informer.reader import Reader
 from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
@@ -35,6 +32,9 @@ from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.manifests.hub import PUBLIC_HUB, HubAccess
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
 from sluice_operator.manifests.spec_history import newest_complete, spec_in_record
+from sluice_operator.probes.downloads import DownloadProgress
+from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.service.names import (
     Name,
     child_names,

@@ -14,9 +14,9 @@ from sluice_operator.apply.plan import takes_away
 from sluice_operator.clock import Clock
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
-from sluice_operator.informer.download_progress import EVERY_SECONDS, is_running
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.errors import RequestError
+from sluice_operator.probes.downloads import EVERY_SECONDS, is_running
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.plan import plan_service

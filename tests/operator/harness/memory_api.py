@@ -13,14 +13,14 @@ from typing import Any
 from sluice_contract.labels import FIELD_MANAGER
 from sluice_operator.apply.executor import executor
 from sluice_operator.clock import Clock
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.kinds import ENGINE_POOL, OPTIONAL_CHILDREN, Kind, Manifest
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile

@@ -8,10 +8,8 @@ from typing import Any, Final
 from sluice_operator.api.conditions import Check
 from sluice_operator.apply.executor import executor
 from sluice_operator.apply.plan import REPLICAS_MANAGER
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
@@ -25,6 +23,8 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.scaled import PoolPods, ScaledService, Scaling
 from sluice_operator.service.observe import ServiceObserver

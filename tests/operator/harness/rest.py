@@ -13,10 +13,8 @@ from sluice_operator.apply.events import EVENT
 from sluice_operator.apply.executor import executor
 from sluice_operator.clock import SystemClock
 from sluice_operator.informer.dispatch import Reconcile
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Request, Response, Transport
 from sluice_operator.kube.kinds import (
@@ -29,6 +27,8 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.metadata import DESIRED_HASH
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.service.observe import Images, Installation, ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile

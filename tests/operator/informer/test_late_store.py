@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sluice_contract import labels
 from sluice_operator.apply.executor import executor
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.informer.reader import StoreReader
 from sluice_operator.informer.store import Objects
 from sluice_operator.kube.client import ApiClient
@@ -32,6 +30,8 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
+from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.reconcile import DRAINING_SECONDS, ServiceReconcile

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from sluice_operator.clock import SystemClock
-from sluice_operator.informer.image_volumes import NAME, ImageVolumes
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.kinds import DEPLOYMENT
+from sluice_operator.probes.image_volumes import NAME, ImageVolumes
 
 from e2e.cluster.controlplane_only import control_plane
 from tests.operator.conftest import OPERATOR_NAMESPACE

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sluice_operator.informer.adapter_reports import EngineAdapters
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
+from sluice_operator.probes.adapters import EngineAdapters
 
 from tests.operator.examples import NOW, pool, pool_observed
 from tests.operator.statuses import condition

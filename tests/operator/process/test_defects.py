@@ -8,15 +8,15 @@ from collections.abc import Callable
 import pytest
 from sluice_operator.apply.executor import executor
 from sluice_operator.informer.dispatch import Dispatcher
-from sluice_operator.informer.image_volumes import ImageVolumes
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.optional_kinds import OptionalKinds
 from sluice_operator.informer.reader import StoreReader
 from sluice_operator.informer.store import Objects
 from sluice_operator.informer.workqueue import WorkQueue
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD, SERVICE_CHILDREN, Kind, Manifest
+from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.process.defects import Defects
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.service import reconcile as service_reconcile

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from sluice_contract.adapters import adapters_digest
 from sluice_operator.clock import Clock
-from sluice_operator.informer.adapter_reports import FAILED_SECONDS, AdapterReports
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.kinds import (
@@ -21,10 +20,11 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 from sluice_operator.pool.observe import PoolObserver
+from sluice_operator.probes.adapters import FAILED_SECONDS, AdapterReports
+from tests.operator.informer.test_accelerator_reports import LOAD
 
 from tests.operator.examples import service
 from tests.operator.harness.memory_api import MemoryApi, reconciles_over
-from tests.operator.informer.test_accelerator_reports import LOAD
 from tests.operator.statuses import condition
 from tests.operator.virtual_time import FakeClock
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_operator.informer.image_volumes import REFRESH_SECONDS, ImageVolumes
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Request, Response
+from sluice_operator.probes.image_volumes import REFRESH_SECONDS, ImageVolumes
 
 from tests.operator.virtual_time import FakeClock
 

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from sluice_contract.accelerators import Accelerator
 from sluice_operator.informer import accelerator_reports
-from sluice_operator.informer.accelerator_reports import AcceleratorReports, fetch_over_http
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.probes.accelerators import AcceleratorReports, fetch_over_http
 
 from tests.operator.virtual_time import FakeClock
 

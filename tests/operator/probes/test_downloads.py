@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from sluice_operator.informer.download_progress import EVERY_SECONDS, DownloadProgress
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.probes.downloads import EVERY_SECONDS, DownloadProgress
 
 from tests.operator.virtual_time import FakeClock
 

@@ -15,8 +15,8 @@ from sluice_contract import ports
 from sluice_contract.fetch_progress import FetchProgress
 
 from sluice_operator.clock import Clock
-from sluice_operator.informer.accelerator_reports import Fetch
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.probes.accelerators import Fetch
 
 EVERY_SECONDS: Final = 5.0
 MAX_KEPT: Final = 1000

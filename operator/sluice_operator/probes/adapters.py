@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from sluice_contract.load import LoadReport
 
 from sluice_operator.clock import Clock
-from sluice_operator.informer.accelerator_reports import Fetch, container_of, load_report
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.log import fields
+from sluice_operator.probes.accelerators import Fetch, container_of, load_report
 
 ASKED_AT_ONCE: Final = 32
 AGAIN_SECONDS: Final = 3.0

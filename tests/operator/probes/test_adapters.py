@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sluice_operator.informer.adapter_reports import (
+from sluice_operator.probes.adapters import (
     AGAIN_SECONDS,
     FAILED_SECONDS,
     AdapterReports,
     EngineAdapters,
 )
-
 from tests.operator.informer.test_accelerator_reports import Engines, engine, load
+
 from tests.operator.virtual_time import FakeClock
 
 OLD, NEW = "0ld", "new"

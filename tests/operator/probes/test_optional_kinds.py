@@ -4,10 +4,10 @@ allowed later is noticed."""
 from __future__ import annotations
 
 import pytest
-from sluice_operator.informer.optional_kinds import REFRESH_SECONDS, OptionalKinds
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR
+from sluice_operator.probes.optional_kinds import REFRESH_SECONDS, OptionalKinds
 
 from tests.operator.virtual_time import FakeClock
 

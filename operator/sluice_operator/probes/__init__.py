@@ -1,0 +1,1 @@
+"""What no watch tells and has to be asked: engines and downloads over HTTP; kinds of the cluster."""
