@@ -1,1 +1,1 @@
-"""What no watch tells and has to be asked: engines and downloads over HTTP; kinds of the cluster."""
+"""What no watch tells and has to be asked: engines and downloads, and the cluster for its kinds."""

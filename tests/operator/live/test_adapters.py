@@ -24,7 +24,7 @@ from sluice_operator.kube.kinds import (
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.scenery import chat, is_ready, play_controllers, until_recorded
-from tests.operator.informer.test_accelerator_reports import LOAD
+from tests.operator.probes.test_accelerators import LOAD
 
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]

@@ -8,8 +8,8 @@ import json
 import pytest
 from aiohttp import web
 from sluice_contract.accelerators import Accelerator
-from sluice_operator.informer import accelerator_reports
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.probes import accelerators
 from sluice_operator.probes.accelerators import AcceleratorReports, fetch_over_http
 
 from tests.operator.virtual_time import FakeClock
@@ -72,7 +72,7 @@ async def test_who_does_not_answer_is_asked_ever_more_seldom() -> None:
 
 
 async def test_so_many_are_asked_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator_reports, "ASKED_AT_ONCE", 2)
+    monkeypatch.setattr(accelerators, "ASKED_AT_ONCE", 2)
     asked, most = 0, 0
 
     async def fetch(url: str) -> bytes:
@@ -96,7 +96,7 @@ async def test_a_pod_without_an_address_is_not_asked() -> None:
 
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator_reports, "MAX_KEPT", 2)
+    monkeypatch.setattr(accelerators, "MAX_KEPT", 2)
     engines = Engines(*[load(H200)] * 4)
     reports = AcceleratorReports(engines.fetch, FakeClock())
     for container in "abca":
@@ -110,7 +110,7 @@ async def test_only_a_short_answer_with_status_200_is_read() -> None:
             case "/load":
                 return web.Response(body=load(H200))
             case "/long":
-                return web.Response(body=b"x" * (accelerator_reports.MAX_BODY_BYTES + 1))
+                return web.Response(body=b"x" * (accelerators.MAX_BODY_BYTES + 1))
             case "/elsewhere":
                 raise web.HTTPFound("/load")
         return web.Response(status=503)

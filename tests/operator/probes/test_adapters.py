@@ -8,8 +8,8 @@ from sluice_operator.probes.adapters import (
     AdapterReports,
     EngineAdapters,
 )
-from tests.operator.informer.test_accelerator_reports import Engines, engine, load
 
+from tests.operator.probes.test_accelerators import Engines, engine, load
 from tests.operator.virtual_time import FakeClock
 
 OLD, NEW = "0ld", "new"

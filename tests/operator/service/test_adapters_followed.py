@@ -21,10 +21,10 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.probes.adapters import FAILED_SECONDS, AdapterReports
-from tests.operator.informer.test_accelerator_reports import LOAD
 
 from tests.operator.examples import service
 from tests.operator.harness.memory_api import MemoryApi, reconciles_over
+from tests.operator.probes.test_accelerators import LOAD
 from tests.operator.statuses import condition
 from tests.operator.virtual_time import FakeClock
 
