@@ -95,17 +95,16 @@ test-apiserver: binaries ## the operator against a real etcd and API server, whi
 	$(PYTEST) -n 5 --dist loadgroup $(OF_STAGE) -m "apiserver and not full"
 
 .PHONY: test-cluster
-test-cluster: test-node test-stories ## the bare node, images, and the stories on real clusters
+test-cluster: test-node test-stories ## the bare node, images, and the stories on a real cluster
 
 # Alone: what a cluster leaves behind is seen by comparing the whole machine.
 .PHONY: test-node
 test-node: binaries images
 	$(PYTEST) $(OF_STAGE) -m "cluster and not full and not gpu" tests
 
-# Each worker has a cluster of its own, but where there is only the user's.
 .PHONY: test-stories
 test-stories: binaries images
-	$(PYTEST) -n $(if $(filter current,$(CLUSTER)),0,2) --dist loadfile $(OF_STAGE) -m "cluster and not full and not gpu" e2e/stories
+	$(PYTEST) $(OF_STAGE) -m "cluster and not full and not gpu" e2e/stories
 
 .PHONY: hypothesis
 hypothesis: binaries ## every property test below a cluster, with random seeds and 25 times the examples of make check

@@ -1,4 +1,4 @@
-"""A cluster with this checkout's images and operator for each worker; a service to talk to."""
+"""One cluster with this checkout's images and operator, for all stories; one service to talk to."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(worker_id: str) -> Iterator[Cluster]:
-    """A cluster of this worker's own, beside the user's; removed at the end."""
-    name = STORIES_CLUSTER if worker_id == "master" else f"{STORIES_CLUSTER}-{worker_id}"
-    chosen = choose_cluster({**os.environ, "SLUICE_CLUSTER": name})
+def cluster() -> Iterator[Cluster]:
+    """A cluster of the stories' own, beside the user's; removed at the end."""
+    chosen = choose_cluster({**os.environ, "SLUICE_CLUSTER": STORIES_CLUSTER})
     try:
         chosen.up()
         install_operator(chosen, deliver_images(chosen))
