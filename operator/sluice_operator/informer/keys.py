@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from sluice_contract import labels
 
-from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind
+from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, Kind
 
 RECONCILED: Final = (INFERENCE_SERVICE, ENGINE_POOL)
 
@@ -39,6 +39,9 @@ def keys_of(kind: Kind, item: Mapping[str, Any]) -> frozenset[Key]:
     concerned = _owner(metadata) | _by_labels(metadata)
     if kind == ENGINE_POOL:
         return concerned | {Key(kind.kind, namespace, name), *_service_of(metadata)}
+    if kind == DEPLOYMENT:
+        # A roll-out goes by what is available of a revision, which no status of a pool tells.
+        return concerned | _service_of(metadata)
     return concerned
 
 

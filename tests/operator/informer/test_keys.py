@@ -40,7 +40,7 @@ CASES = [
     (
         DEPLOYMENT,
         item("chat-mixed-1", "EnginePool/chat-mixed", service="chat", role="mixed"),
-        {CHAT_MIXED},
+        {CHAT, CHAT_MIXED},
     ),
     (POD, item("p", "ReplicaSet/x", service="chat", role="router"), {CHAT}),
     (POD, item("p", "ReplicaSet/x", service="chat", role="mixed"), {CHAT_MIXED}),
