@@ -7,8 +7,8 @@ from typing import Final
 
 from tests.mutation.mutation import Mutation
 
-ROLES: Final = ("test_roles",)
-FAULTS: Final = ("test_roles", "test_role_faults")
+ROLES: Final = ("test_roles", "test_arrived_pages")
+FAULTS: Final = ("test_roles", "test_arrived_pages", "test_role_faults")
 TRANSFER: Final = "handover/transfer"
 
 HANDOVER_MUTATIONS: Final = (
