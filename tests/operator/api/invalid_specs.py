@@ -505,41 +505,5 @@ VALID: dict[str, dict[str, Any]] = {
     "two tolerations alike": _template(tolerations=[{"key": "a"}, {"key": "a"}]),
 }
 
-ONE_OF_YAML: dict[str, tuple[str, str]] = {
-    "integers": (
-        "pools: {mixed: {replicas: 2.0}}, engine: {chunkSize: 6.4e1, kvPoolTokens: 1e18, "
-        "pageSize: 0o20, minPrefillTokens: 020, maxPrefillTokens: 1_024, threads: 09}",
-        "",
-    ),
-    "a base of 60": ("pools: {mixed: {replicas: 1:30}}", "spec.pools.mixed.replicas"),
-    "booleans": ("paused: y, engine: {overlap: N, prefixCache: on}", ""),
-    "a boolean as text": ("engine: {image: y}", "spec.engine.image"),
-    "an exponent as text": ("engine: {image: 1e3}", "spec.engine.image"),
-    "a day": ("pools: {mixed: {template: {annotations: {a: 2024-01-01}}}}", ""),
-    "keys": ("pools: {mixed: {template: {nodeSelector: {2: a, true: b}}}}", ""),
-    "an unknown key of null": ("engine: {tempo: null}", "spec.engine.tempo"),
-    "another spelling": ("engine: {chunk_size: 64}", "spec.engine.chunk_size"),
-}
-"""What a person may write below `spec` in YAML, and the field that is refused; "" where none is."""
-
 INVALID_NAMES = ("Chat", "1chat", "chat.a", "a" * 41, "chat-")
 VALID_NAMES = ("chat", "a", "a" * 40, "c-1")
-
-
-def document(spec: dict[str, Any], name: str = "chat") -> dict[str, Any]:
-    """An InferenceService with `spec` over a minimal one; a None takes the model away."""
-    merged = {"model": {"uri": "dummy://tiny"}} | spec
-    return {
-        "apiVersion": "serving.sluice.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name},
-        "spec": {
-            key: value for key, value in merged.items() if key != "model" or value is not None
-        },
-    }
-
-
-def in_yaml(below_spec: str) -> str:
-    """The text of such a service, with flow-style YAML below its spec."""
-    head = "apiVersion: serving.sluice.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: chat}"
-    return f"{head}\nspec: {{model: {{uri: 'dummy://tiny'}}, {below_spec}}}\n"

@@ -9,7 +9,7 @@ from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.validate import parse_service
 
-from tests.operator.api.invalid_specs import document
+from tests.operator.api.documents import document
 from tests.operator.examples import pool
 
 LABEL = "^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"

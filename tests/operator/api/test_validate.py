@@ -9,16 +9,14 @@ from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.validate import parse_service
 from sluice_operator.cli.yaml_text import read_yaml_stream, to_yaml
 
+from tests.operator.api.documents import ONE_OF_YAML, document, in_yaml
 from tests.operator.api.invalid_specs import (
     INVALID,
     INVALID_NAMES,
-    ONE_OF_YAML,
     SEVERAL,
     VALID,
     VALID_NAMES,
     Invalid,
-    document,
-    in_yaml,
 )
 from tests.operator.examples import FULL_SPEC
 

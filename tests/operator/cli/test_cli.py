@@ -23,7 +23,7 @@ from sluice_operator.cli.image_options import DEFAULT_IMAGES
 from sluice_operator.cli.main import main
 from sluice_operator.manifests.slo_rules import slo_groups
 
-from tests.operator.api.invalid_specs import document
+from tests.operator.api.documents import document
 from tests.operator.model_pods import COMMIT, RESOLVED
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from sluice_operator.cli.main import main
 
-from tests.operator.api.invalid_specs import document
+from tests.operator.api.documents import document
 
 PAGE = "-1 (off) or at least pageSize (16 when left out)"
 KV_POOL = "spec.engine.kvPoolTokens: 1000 is not allowed; allowed: a multiple of pageSize (16), as "

@@ -12,7 +12,7 @@ import yaml
 from sluice_operator.cli.image_options import DEFAULT_IMAGES
 from sluice_operator.cli.main import main
 
-from tests.operator.api.invalid_specs import document
+from tests.operator.api.documents import document
 
 ALLOWED = "is not allowed; allowed: 1 to 512 characters, none of them blank"
 

@@ -14,7 +14,7 @@ from sluice_operator.kube.connection import APPLY, Request
 from sluice_operator.kube.kinds import POD, POOL_CHILDREN, SERVICE_CHILDREN, Manifest
 
 from e2e.cluster.controlplane_only import ApiServer
-from tests.operator.api.invalid_specs import document
+from tests.operator.api.documents import document
 from tests.operator.examples import FULL_SPEC, IMAGES
 from tests.operator.harness.cluster import Cluster
 

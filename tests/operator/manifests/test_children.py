@@ -15,7 +15,7 @@ from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.metadata import ENGINE
 from sluice_operator.pool.plan import plan_pool
 
-from tests.operator.api.invalid_specs import document
+from tests.operator.api.documents import document
 from tests.operator.examples import FULL_SPEC, IMAGES, of, pool, pool_observed
 
 LONGEST = "a" * 40

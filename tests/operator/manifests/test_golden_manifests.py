@@ -10,7 +10,7 @@ from sluice_operator.cli.preview import as_text, preview
 from sluice_operator.cli.yaml_text import to_yaml_stream
 from sluice_operator.kube.kinds import Manifest
 
-from tests.operator.api.invalid_specs import document
+from tests.operator.api.documents import document
 from tests.operator.examples import FULL_SPEC, IMAGES
 from tests.operator.golden import assert_golden
 

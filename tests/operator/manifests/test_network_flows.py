@@ -13,7 +13,7 @@ from sluice_operator.manifests.network import MONITORING_LABEL, NAMESPACE_LABEL
 from sluice_operator.service.observe import Installation
 from sluice_operator.service.plan import plan_service
 
-from tests.operator.api.invalid_specs import document
+from tests.operator.api.documents import document
 from tests.operator.examples import IMAGES, service, service_observed
 
 
