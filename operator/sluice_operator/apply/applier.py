@@ -55,6 +55,7 @@ from sluice_operator.kube.kinds import (
     SERVICE_CHILDREN,
     Manifest,
 )
+from sluice_operator.manifests.pods import mounted_secrets
 
 REMEMBERED_OBJECTS: Final = 100_000
 WRITTEN: Final = {
@@ -158,8 +159,15 @@ class _Run:
 
     def _lacks_what_pods_need(self) -> bool:
         return any(
-            each.of.kind in _PODS_NEED and each.of not in self.there for each in self.refused
+            each.of.kind in _PODS_NEED and each.of not in self.there and not self._is_used(each.of)
+            for each in self.refused
         )
+
+    def _is_used(self, of: Identity) -> bool:
+        """Whether pods were made that need it: so a Secret, which is never read, is there. A full
+        quota refuses also to make what exists."""
+        deployments = (item for its, item in self.there.items() if its.kind == DEPLOYMENT.kind)
+        return of.kind == SECRET.kind and any(of.name in mounted_secrets(d) for d in deployments)
 
     def is_behind(self, kind: str) -> bool:
         """Whether an object of this kind is not as planned."""

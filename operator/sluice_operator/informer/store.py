@@ -9,13 +9,13 @@ from.
 
 from __future__ import annotations
 
-import json
 import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from sluice_contract import labels
 
 from sluice_operator.kube.errors import OperatorError
@@ -146,8 +146,8 @@ class Objects:
         return max(0 if deletion is None else deletion.number, *listed)
 
     def _unpacked(self, place: Place) -> Manifest:
-        manifest: Manifest = json.loads(zlib.decompress(self._entries[place].packed))
-        return manifest
+        packed = zlib.decompress(self._entries[place].packed)
+        return msgspec.json.decode(packed, type=Manifest)
 
     def _is_news(
         self, place: Place, version: Version, item: Mapping[str, Any], listed_since: int | None
@@ -223,7 +223,7 @@ def _packed(kind: Kind, item: Mapping[str, Any]) -> bytes:
     if kind == POD:
         # Nobody applies pods, so nobody asks who owns their fields.
         whole["metadata"] = {**item["metadata"], "managedFields": []}
-    return zlib.compress(json.dumps(whole, separators=(",", ":")).encode(), COMPRESSION)
+    return zlib.compress(msgspec.json.encode(whole), COMPRESSION)
 
 
 def _shared(text: Any) -> Any:

@@ -6,7 +6,6 @@ Says what an answer is and what is none. Knows nothing of objects: see `client.p
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import aiohttp
+import msgspec
 import yaml
 from kubernetes.aio import client, config
 
@@ -251,7 +251,7 @@ async def _ask(
 def _body(answer: aiohttp.ClientResponse, text: bytes) -> Any:
     """None where an error has no JSON as its body, as a 404 of a kind that is being installed."""
     try:
-        return json.loads(text)
+        return msgspec.json.decode(text)
     except ValueError:
         if answer.status < 400:
             raise

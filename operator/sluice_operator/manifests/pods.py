@@ -83,6 +83,12 @@ def config_map_of_pod(spec: Manifest) -> str:
     return next(names, "")
 
 
+def mounted_secrets(deployment: Manifest) -> set[str]:
+    """The names of the Secrets that a Deployment's pods mount."""
+    volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
+    return {volume["secret"]["secretName"] for volume in volumes if "secret" in volume}
+
+
 def config_mount() -> Manifest:
     """Where the configuration file appears."""
     return {"name": CONFIG_VOLUME, "mountPath": CONFIG_FOLDER, "readOnly": True}

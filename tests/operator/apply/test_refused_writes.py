@@ -174,6 +174,20 @@ async def test_failures_with_a_success_between_them_do_not_add_up() -> None:
     assert cluster.warnings() == []
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_full_quota_of_secrets_holds_back_only_pods_of_which_none_has_the_secret(
+    is_there: bool,
+) -> None:
+    """A quota refuses also to make what exists."""
+    cluster = Cluster()
+    if is_there:
+        await cluster.reconcile(INFERENCE_SERVICE)
+        cluster.objects.pop((ENGINE_POOL, "chat-mixed"))
+    cluster.refused["/secrets"] = lambda: status_body(403, "exceeded quota")
+    await cluster.reconcile(INFERENCE_SERVICE, seconds=2)
+    assert cluster.has(ENGINE_POOL) == is_there
+
+
 @pytest.mark.parametrize("code", [403, 500])
 @pytest.mark.parametrize("kind", OPTIONAL_CHILDREN, ids=KIND)
 async def test_a_refused_optional_kind_is_told_apart_and_stops_nothing(
