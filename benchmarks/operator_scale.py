@@ -106,10 +106,12 @@ async def _measure(
         latencies = await edit_latencies(cluster, replicas, places, size.engines - 1)
         tell("edit_to_child_p50_seconds", statistics.median(latencies), size)
         tell("edit_to_child_p99_seconds", _percentile(latencies, 99), size)
-        before = cpu_seconds(operator.pid)
+        before, done = cpu_seconds(operator.pid), await _reconciled(operator)
         seconds = await storm_seconds(cluster, replicas, list(size.places()), size.engines + 1)
         tell("storm_seconds", seconds, size)
         tell("storm_cpu_seconds", cpu_seconds(operator.pid) - before, size)
+        for kind, count in (await _reconciled(operator)).items():
+            tell(f"storm_reconciles_{kind}", count - done[kind], size)
     tell("resident_mib", resident_mib(operator.pid), size)
     tell("resident_peak_mib", resident_mib(operator.pid, "VmHWM"), size)
 
@@ -143,13 +145,19 @@ async def _until_reconciled(operator: OperatorProcess, count: int) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
+async def _metrics(operator: OperatorProcess) -> str:
+    async with aiohttp.ClientSession() as session, session.get(operator.metrics_url) as answer:
+        return await answer.text()
+
+
+async def _reconciled(operator: OperatorProcess) -> dict[str, float]:
+    """How often each kind was."""
+    return {kind: float(value) for kind, value in DONE.findall(await _metrics(operator))}
+
+
 async def _has_reconciled(operator: OperatorProcess, count: int) -> bool:
     try:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(operator.metrics_url) as answer,
-        ):
-            text = await answer.text()
+        text = await _metrics(operator)
     except aiohttp.ClientError:
         return False
     done = {kind: float(value) for kind, value in DONE.findall(text)}

@@ -22,6 +22,7 @@ from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
+    ENGINE_POOL,
     INFERENCE_SERVICE,
     POD,
     SERVICE_CHILDREN,
@@ -240,8 +241,10 @@ class Informer:
     def _changed(
         self, kind: Kind, item: Mapping[str, Any], before: Mapping[str, Any] | None = None
     ) -> None:
+        pools = self.objects[ENGINE_POOL]
         for key in keys_of(kind, item, before):
-            self.add(key)
+            if kind != INFERENCE_SERVICE or key.kind == kind.kind or pools.has(key[1:]):
+                self.add(key)
 
     def _add_all(self, namespace: str | None) -> None:
         for kind in RECONCILED:

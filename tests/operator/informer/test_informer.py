@@ -143,6 +143,15 @@ async def test_a_watch_of_something_else_begins_where_it_likes() -> None:
     assert await followed.informer.version_to_watch("/api/v1/nodes") is None
 
 
+async def test_an_edit_of_a_service_concerns_the_pools_that_there_are() -> None:
+    server = busy()
+    server.items["enginepools"] = [item("chat-mixed", 3, **OF_CHAT)]
+    followed = await synced(server)
+    followed.keys.clear()
+    followed.informer.take(INFERENCE_SERVICE, "MODIFIED", item("chat", 12))
+    assert set(followed.keys) == {CHAT, POOL}
+
+
 def deployment(version: int, available: int) -> Manifest:
     status = {"status": {"availableReplicas": available, "updatedReplicas": version}}
     return item("chat-mixed-1", version, **OF_CHAT) | status
