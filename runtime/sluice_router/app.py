@@ -92,7 +92,7 @@ class Routes:
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """An OpenAI completion: checked, then passed through."""
-        body = Body(self._parts.budget)
+        body = Body(self._parts.budget, request.get(TENANT))
         try:
             return await self._forward(request, body)
         finally:
@@ -103,12 +103,12 @@ class Routes:
         return await self._forward(request, None)
 
     async def _forward(self, request: web.Request, body: Body | None) -> web.StreamResponse:
-        relay = Relay(request, self._parts.budget)
+        tenant = request.get(TENANT)
+        relay = Relay(request, self._parts.budget, tenant)
         try:
             headers = edge.request_headers(request.headers, request[ID], request[TRACE])
             async with self._parts.lifecycle.request():
-                progress, model = None, None
-                tenant, affinity = request.get(TENANT), None
+                progress, model, affinity = None, None, None
                 if body is not None:
                     asked = await _read_body(request, body)
                     progress, model = self._progress(asked, body), asked.model
@@ -117,7 +117,7 @@ class Routes:
                 path = request.rel_url.raw_path
                 call = Call(request.method, path, headers, body, progress, affinity, tenant, model)
                 on_reply = partial(self._begun, request)
-                with self._parts.lifecycle.served():
+                with self._parts.lifecycle.served(tenant):
                     return await self._answers.run(call, relay, on_reply)
         except RouterError as error:
             request[FAILURE] = error.with_traceback(None)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
 from sluice_router.errors import DrainingError, OverloadedError, RouterError, TimeLimitError
+from sluice_router.tenants import Shares
 
 
 class Lifecycle:
@@ -23,6 +24,7 @@ class Lifecycle:
         self._max_requests = max_requests
         self._limits: set[asyncio.Timeout] = set()
         self._served = 0
+        self._shares = Shares()
         self._idle = asyncio.Event()
         self._idle.set()
         self._not_quiet = asyncio.Event()
@@ -68,20 +70,22 @@ class Lifecycle:
             raise self._cause() from None
 
     @contextmanager
-    def served(self) -> Iterator[None]:
+    def served(self, tenant: str | None) -> Iterator[None]:
         """Serve a request whose body is here: clients that send slowly take nobody's place.
 
         Raises:
-            OverloadedError: as many requests as are allowed are being served.
+            OverloadedError: as many requests as are allowed, in all or to the tenant, are being
+                served.
         """
-        if self._served >= self._max_requests:
-            message = f"the router serves {self._max_requests} requests (server.maxRequests)"
-            raise OverloadedError(message)
+        if self._served + 1 > self._shares.limit(tenant, 1, self._max_requests):
+            raise OverloadedError(self._full(tenant))
         self._served += 1
+        self._shares.add(tenant, 1)
         try:
             yield
         finally:
             self._served -= 1
+            self._shares.add(tenant, -1)
 
     async def drain(
         self,
@@ -102,6 +106,15 @@ class Lifecycle:
         except TimeoutError:
             self._expire()
             await self._idle.wait()
+
+    def _full(self, tenant: str | None) -> str:
+        if tenant is None or self._served >= self._max_requests:
+            return f"the router serves {self._max_requests} requests (server.maxRequests)"
+        return (
+            f"your requests: {self._shares.held(tenant)} are served and 1 more comes; allowed "
+            f"while less than a quarter of {self._max_requests} (server.maxRequests) is free: "
+            f"{self._shares.share(self._max_requests)}, your share"
+        )
 
     def _expire(self) -> None:
         self._expired = True

@@ -14,6 +14,7 @@ from typing import Final
 import aiohttp
 
 from sluice_router.errors import OverloadedError
+from sluice_router.tenants import Shares
 
 SMALL_BYTES: Final = 65_536
 LARGE_SHARE: Final = 0.75
@@ -27,20 +28,19 @@ class ByteBudget:
         self._max_bytes = max_bytes
         self._spare: dict[Body, None] = {}
         self.held = 0
+        self.shares = Shares()
+        """Bytes of tenants' bodies and answers, without those that may be dropped."""
 
-    def take(self, count: int, holder_bytes: int) -> None:
+    def take(self, count: int, holder_bytes: int, tenant: str | None = None) -> None:
         """Count `count` more bytes of a request that then holds `holder_bytes`.
 
         Raises:
-            OverloadedError: they are beyond the budget; nothing was counted.
+            OverloadedError: they are beyond the budget, or the tenant's; nothing was counted.
         """
-        share = 1.0 if holder_bytes <= SMALL_BYTES else LARGE_SHARE
-        if not self._make_room(count, self._max_bytes * share):
-            message = (
-                f"the router holds {self.held} bytes of requests; allowed: {self._max_bytes} "
-                "(server.maxBufferedBytes)"
-            )
-            raise OverloadedError(message)
+        capacity = self._max_bytes * (1.0 if holder_bytes <= SMALL_BYTES else LARGE_SHARE)
+        limit = self.shares.limit(tenant, count, capacity)
+        if not self._make_room(count, limit):
+            raise OverloadedError(self._full(tenant if limit < capacity else None, count, capacity))
         self.held += count
 
     def take_spare(self, count: int) -> bool:
@@ -56,6 +56,18 @@ class ByteBudget:
             self._spare[body] = None
         else:
             self._spare.pop(body, None)
+
+    def _full(self, tenant: str | None, count: int, capacity: float) -> str:
+        if tenant is None:
+            return (
+                f"the router holds {self.held} bytes of requests; allowed: {self._max_bytes} "
+                "(server.maxBufferedBytes)"
+            )
+        return (
+            f"your requests: {self.shares.held(tenant)} bytes are held and {count} more come; "
+            f"allowed while less than a quarter of {capacity:.0f} bytes (server.maxBufferedBytes) "
+            f"is free: {self.shares.share(capacity)}, your share"
+        )
 
     def _make_room(self, count: int, limit: float) -> bool:
         """Drop what must be dropped for `count` more bytes; nothing if that is not enough."""
@@ -75,8 +87,12 @@ class Body:
     """A request's body, or an answer that is passed on when it is whole: counted against the budget
     from its first byte until it is released."""
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(self, budget: ByteBudget, tenant: str | None = None) -> None:
+        """`tenant`: whose it is, where keys are asked for."""
         self._budget = budget
+        self._tenant = tenant
+        self._of_tenant = 0
+        """Bytes that count for the tenant."""
         self._pieces: list[bytes] = []
         self._dropped: Callable[[], None] | None = None
         self.held = 0
@@ -113,15 +129,18 @@ class Body:
         self._budget.set_spare(self, spare=False)
         self._budget.give_back(self.held)
         self.held = 0
+        self._count_for_tenant(0)
 
     def spare(self, dropped: Callable[[], None]) -> None:
         """It may be dropped from now on; `dropped` is then called."""
         self._dropped = dropped
         self._budget.set_spare(self, spare=True)
+        self._count_for_tenant(0)
 
     def keep(self) -> None:
         """It is needed again."""
         self._budget.set_spare(self, spare=False)
+        self._count_for_tenant(self.held)
 
     def grow(self, count: int) -> None:
         """A spare body counts so many bytes more; it is dropped if there is no room for them."""
@@ -142,6 +161,11 @@ class Body:
         Raises:
             OverloadedError: it does not fit into the budget.
         """
-        self._budget.take(len(piece), self.held + len(piece))
+        self._budget.take(len(piece), self.held + len(piece), self._tenant)
         self.held += len(piece)
         self._pieces.append(piece)
+        self._count_for_tenant(self.held)
+
+    def _count_for_tenant(self, count: int) -> None:
+        self._budget.shares.add(self._tenant, count - self._of_tenant)
+        self._of_tenant = count

@@ -48,9 +48,12 @@ class _Response(web.StreamResponse):
 class Relay:
     """Passes one answer on to one client: of one reply, or of several that go on with it."""
 
-    def __init__(self, request: web.BaseRequest, budget: ByteBudget) -> None:
-        """`budget`: holds an answer that is passed on when it is whole."""
+    def __init__(
+        self, request: web.BaseRequest, budget: ByteBudget, tenant: str | None = None
+    ) -> None:
+        """`budget`: holds an answer that is passed on when it is whole, for the tenant."""
         self._request = request
+        self._tenant = tenant
         self._budget = budget
         self._longest_write_seconds = 0.0
         self._response: web.StreamResponse | None = None
@@ -121,7 +124,7 @@ class Relay:
                 await self._write(response, data)
                 self._ended = progress.done
             return response
-        answer = Body(self._budget)
+        answer = Body(self._budget, self._tenant)
         try:
             await read_answer(reply, progress, answer)
             response = await self._begin(reply, whole_bytes=answer.held)
