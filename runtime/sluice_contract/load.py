@@ -55,6 +55,8 @@ class LoadReport(ContractModel):
     """Prompt tokens not computed yet, of waiting and of partly prefilled requests."""
     running_requests: Count
     max_running_requests: Count
+    max_queued_requests: Count | None = None
+    """Absent in reports of engines that are older than this field."""
     kv_pages_total: Count
     kv_pages_free: Count
     kv_pages_evictable: Count

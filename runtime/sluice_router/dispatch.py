@@ -6,7 +6,9 @@ engine gets no requests for a moment; after 429 (queue full), or a 503 for want 
 grammar, it does. Where the prompt's engine failed, it is that one which gets none. An engine that
 refuses our signature gets the request as the client sent it. Requests for an adapter go to engines
 that report it. Every other answer is passed on. When two attempts have failed in a way that the
-request may have caused, there is no third. Knows nothing of the client's connection.
+request may have caused, there is no third. Before an answer has begun, retries come out of a budget
+that all requests share, and after 429 they go only where the last report says that there is room.
+Knows nothing of the client's connection.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from sluice_contract.labels import Role
 from sluice_contract.router_config import Upstream
 
 from sluice_router.attempts import Call, Reply, Sender
+from sluice_router.engine_load import has_room
 from sluice_router.engines import with_adapter
 from sluice_router.errors import EngineFailedError, NoEngineError, RouterError
 from sluice_router.failures import AttemptFailedError, RetryReason
 from sluice_router.fleet import Clock, Fleet
-from sluice_router.history import ENGINE_NOT_AT_FAULT, History, blamed
+from sluice_router.history import ENGINE_NOT_AT_FAULT, History, RetryBudget, blamed
 from sluice_router.picks import Picks
 from sluice_router.targets import Choose, Target, TargetChoice
 
@@ -52,6 +55,7 @@ class Dispatcher:
         self._choose = choose
         self._clock = clock
         self._on_retry = on_retry
+        self._retries = RetryBudget(clock)
         self.waiting = 0
         """Requests that wait for a usable engine."""
         self.picks = Picks()
@@ -67,8 +71,15 @@ class Dispatcher:
         """
         deadline = self._clock() + self._upstream.wait_for_engine_seconds
         before = history.failure
+        if before is None:
+            self._retries.request()
         for _ in range(self._upstream.max_attempts):
+            retries = history.failure is not None and not _has_begun(call)
+            if retries and self._retries.empty:
+                break
             target = await self._next_target(call, history, deadline)
+            if retries:
+                self._retries.retry()
             if history.failure is not None and history.failure is not before:
                 self._on_retry(history.failure.reason)
             with self._fleet.request(target.engine.key):
@@ -86,8 +97,7 @@ class Dispatcher:
                 finally:
                     reply.close()
                 return
-        assert history.failure is not None
-        raise history.failure.error
+        raise history.error
 
     async def _attempt(self, target: Target, call: Call, history: History) -> Reply | None:
         """The answer; None if there is none and another engine may be asked.
@@ -126,7 +136,7 @@ class Dispatcher:
                 " wrong; its answers are not resumed",
                 target.engine.endpoint.name,
             )
-            if call.progress is None or call.progress.begun:
+            if call.progress is None or _has_begun(call):
                 raise
             self._on_retry(failure.reason)
         now_public = replace(target.engine, refused_private_seconds=self._clock())
@@ -146,7 +156,7 @@ class Dispatcher:
                 self.picks.add(call.headers[REQUEST_ID_HEADER], choice)
                 return choice.target
             if failure is not None and (failure.reason in ENGINE_NOT_AT_FAULT or now >= deadline):
-                raise _last_error(failure, choice)
+                raise _last_error(history, choice)
             if now >= deadline:
                 raise NoEngineError(f"no engine can take the request: {choice.message}")
             history.forget_engines()
@@ -168,17 +178,25 @@ class Dispatcher:
             if not engines:
                 message = f"adapter {call.model}: prefill and decode engines have none alike"
                 return TargetChoice(None, "NoneMatches", message)
+        full = set[str]()
+        if history.queue_is_full and not _has_begun(call):
+            full.update(one.key for one in engines if not has_room(one))
         for left_out in history.left_out():
             choice = self._choose(
-                engines, now, left_out, generates=generates, affinity=call.affinity
+                engines, now, left_out | full, generates=generates, affinity=call.affinity
             )
             if choice.target is not None:
                 break
         return choice
 
 
-def _last_error(failure: AttemptFailedError, choice: TargetChoice) -> RouterError:
-    """Why nobody is asked after the failure."""
+def _has_begun(call: Call) -> bool:
+    """Whether some of its answer was passed on: what follows is a resume."""
+    return call.progress is not None and call.progress.begun
+
+
+def _last_error(history: History, choice: TargetChoice) -> RouterError:
+    """Why nobody is asked after the last failure."""
     if choice.reason != "NoneGoesOn":
-        return failure.error
+        return history.error
     return NoEngineError(f"the answer broke off, and {choice.message}")

@@ -38,6 +38,20 @@ def reported_load(engine: EngineState, now: float, stale_seconds: float) -> floa
     return share + max(0.0, report.queued_work_seconds)
 
 
+def has_room(engine: EngineState) -> bool:
+    """Whether it takes one more request, by its last report and with our own requests counted live:
+    of an older engine, which does not say how many may wait, whether it would run at once."""
+    received = engine.received
+    if received is None:
+        return False
+    report = received.report
+    requests = max(0, report.requests - received.own_inflight) + engine.inflight
+    queue = report.max_queued_requests
+    if queue is None:
+        return report.has_pages and requests < report.max_running_requests
+    return report.queued_requests < queue and requests < report.max_running_requests + queue
+
+
 @dataclass(frozen=True, slots=True)
 class Average:
     """The average engine: its load, its slots, and how many of our requests it has."""

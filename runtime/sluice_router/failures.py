@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final, Literal
 
 import msgspec
+from multidict import CIMultiDict
 from sluice_contract.engine_http import (
     ENGINE_DIED,
     GRAMMAR_UNAVAILABLE,
@@ -59,6 +61,7 @@ RESUMED_CODES: Final[dict[str | None, RetryReason]] = {
 _SHOWN_CHARACTERS: Final = 100
 """Of an error that an engine sent."""
 _SERVER_ERRORS: Final = frozenset({INTERNAL_CODE, "generation_failed"})
+_RETRY_AFTER_HEADER: Final = "Retry-After"
 _RETRY_AFTER: Final = {HTTPStatus.TOO_MANY_REQUESTS: "1", HTTPStatus.SERVICE_UNAVAILABLE: "2"}
 
 
@@ -108,9 +111,20 @@ def refusal(error: bytes, *, nothing_sent: bool) -> AttemptFailedError | EngineR
     status = _status(said)
     headers = {"Content-Type": JSON_CONTENT_TYPE}
     if status in _RETRY_AFTER:
-        headers["Retry-After"] = _RETRY_AFTER[status]
+        headers[_RETRY_AFTER_HEADER] = _RETRY_AFTER[status]
     refused = EngineRefusedError(status, headers, error)
     return refused if reason is None else AttemptFailedError(reason, refused)
+
+
+def soonest(refusals: Sequence[RouterError]) -> RouterError:
+    """The first of them, with the smallest Retry-After of all."""
+    first, *others = (CIMultiDict(refusal.headers) for refusal in refusals)
+    given = [headers.get(_RETRY_AFTER_HEADER, "") for headers in (first, *others)]
+    seconds = [int(value) for value in given if value.isdecimal()]
+    if not seconds:
+        return refusals[0]
+    first[_RETRY_AFTER_HEADER] = str(min(seconds))
+    return EngineRefusedError(refusals[0].status, first, refusals[0].body)
 
 
 def _status(error: EngineError) -> HTTPStatus:

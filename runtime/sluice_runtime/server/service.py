@@ -203,6 +203,7 @@ class Service:
             queued_tokens=load.queued_tokens,
             running_requests=load.running_requests,
             max_running_requests=engine.max_running_requests,
+            max_queued_requests=engine.max_queued_requests,
             kv_pages_total=load.kv_pages_total,
             kv_pages_free=load.kv_pages_free,
             kv_pages_evictable=load.kv_pages_evictable,
