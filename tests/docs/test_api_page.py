@@ -13,7 +13,7 @@ from sluice_runtime.server.protocol import (
     GenerateRequest,
 )
 from sluice_runtime.server.responses.request import ResponsesRequest
-from sluice_runtime.server.sampling_plan import MAX_SCORED_VALUES
+from sluice_runtime.server.sampling_plan import MAX_ANSWER_SCORES, MAX_SCORED_VALUES
 
 
 def test_the_reference_page_names_every_field_and_every_route() -> None:
@@ -37,3 +37,4 @@ def test_the_reference_page_names_every_field_and_every_route() -> None:
 def test_the_reference_page_tells_how_many_scores_a_request_may_have() -> None:
     page = Path("docs/reference/api.md").read_text()
     assert f"{MAX_SCORED_VALUES:,} values" in page
+    assert f"{MAX_ANSWER_SCORES:,} values" in page

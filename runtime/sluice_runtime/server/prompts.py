@@ -37,6 +37,7 @@ from sluice_runtime.server.sampling_plan import (
     refuse_many_scores,
     refuse_unknown_tokens,
     sampling_of,
+    scored_answer_tokens,
 )
 from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.server.token_text import TokenTexts
@@ -292,13 +293,14 @@ class Planner:
         for prompt in prompts:
             self._refuse_unservable(prompt, param)
         refuse_many_scores(request, [len(prompt.token_ids) for prompt in prompts])
+        scored = scored_answer_tokens(request, len(prompts) * request.choices)
         base = self._base_plan(request, tools)
         return [
             replace(
                 base,
                 index=number * request.choices + choice,
                 prompt_ids=prompt.token_ids,
-                max_tokens=self._max_tokens(request, len(prompt.token_ids)),
+                max_tokens=self._max_tokens(request, len(prompt.token_ids), scored),
                 sampling=for_choice(base.sampling, choice),
                 echo=prompt.echo,
             )
@@ -365,7 +367,10 @@ class Planner:
         refuse_unknown_tokens("stop_token_ids", given, self.vocabulary_size)
         return given
 
-    def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
+    def _max_tokens(
+        self, request: GenerationRequest, prompt_tokens: int, scored: int | None
+    ) -> int:
+        """`scored`: most tokens for the answer's logprobs."""
         room = max_new_tokens(self.limits, prompt_tokens)
         field, wanted = request.token_limit
         if wanted is not None and wanted > room:
@@ -375,8 +380,8 @@ class Planner:
                 f"KV pool {self.limits.kv_pool_tokens} tokens)",
                 field,
             )
-        usual = request.default_max_tokens
-        most = wanted if wanted is not None else min(room, room if usual is None else usual)
+        bounds = (room, request.default_max_tokens, scored)
+        most = min(bound for bound in bounds if bound is not None) if wanted is None else wanted
         least = request.min_tokens or 0
         if least > most:
             raise InvalidRequestError(

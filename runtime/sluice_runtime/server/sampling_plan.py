@@ -126,6 +126,10 @@ def _given(value: float | None, default: float) -> float:
 MAX_SCORED_VALUES: Final = 1_000_000
 """In all choices; each takes 60 to 100 bytes of the response, which is built in memory."""
 
+MAX_ANSWER_SCORES: Final = 3_000_000
+"""In all answers, which take so long to compute that these come bit by bit: one of 131,072 tokens
+may have 20 logprobs beside each."""
+
 
 def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]) -> None:
     """`prompt_lengths`: tokens of each prompt.
@@ -147,5 +151,27 @@ def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]
         f"{field}: {top} is not allowed for {tokens} prompt tokens in all choices, which makes "
         f"{values} values; allowed: at most {MAX_SCORED_VALUES}, of each token its own and those "
         "beside it",
+        field,
+    )
+
+
+def scored_answer_tokens(request: GenerationRequest, answers: int) -> int | None:
+    """How many tokens each of so many answers may have for its logprobs; None: none are told.
+
+    Raises:
+        InvalidRequestError: the request asks for more; `param` is the field that limits them.
+    """
+    top = request.output_logprobs
+    if top < 0:
+        return None
+    most = MAX_ANSWER_SCORES // (answers * (top + 1))
+    field, tokens = request.token_limit
+    if tokens is None or tokens <= most:
+        return most
+    tops = "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs"
+    raise InvalidRequestError(
+        f"{field}: {tokens} is not allowed for {answers} answers (n for each prompt) with {tops} "
+        f"{top}, which makes {answers * tokens * (top + 1)} values; allowed: at most {most}, for "
+        f"{MAX_ANSWER_SCORES} values in all answers, of each token its own and those beside it",
         field,
     )

@@ -78,6 +78,62 @@ async def test_too_many_prompt_logprobs_are_a_400_before_anything_runs(
     assert not server.engine.of(Generate)
 
 
+CHAT = "/v1/chat/completions"
+ANSWERED = {"model": MODEL, "messages": USER, "logprobs": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        (CHAT, ANSWERED | {"n": 4, "top_logprobs": 4, "max_tokens": 5}, ""),
+        (CHAT, ANSWERED | {"n": 4, "logprobs": False, "max_tokens": 26}, ""),
+        (
+            CHAT,
+            ANSWERED | {"n": 4, "top_logprobs": 4, "max_tokens": 6},
+            "max_tokens: 6 is not allowed for 4 answers (n for each prompt) with top_logprobs 4, "
+            "which makes 120 values; allowed: at most 5, for 100 values in all answers, of each "
+            "token its own and those beside it",
+        ),
+        (
+            CHAT,
+            ANSWERED | {"n": 4, "max_completion_tokens": 26},
+            "max_completion_tokens: 26 is not allowed for 4 answers (n for each prompt) with "
+            "top_logprobs 0,",
+        ),
+        (
+            COMPLETIONS,
+            NINE | {"n": 2, "prompt": ["a", "b"], "logprobs": 5, "max_tokens": 5},
+            "max_tokens: 5 is not allowed for 4 answers (n for each prompt) with logprobs 5, ",
+        ),
+    ],
+)
+async def test_too_many_logprobs_of_answers_are_a_400_before_anything_runs(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr(sampling_plan, "MAX_ANSWER_SCORES", 100)
+    response = await server.http.post(path, json=fields)
+    if not says:
+        assert response.status_code == 200, response.text
+        return
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, says.partition(":")[0])
+    assert error["message"].startswith(says)
+    assert not server.engine.of(Generate)
+
+
+async def test_an_answer_without_a_limit_is_as_long_as_its_scores_may_be(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_plan, "MAX_ANSWER_SCORES", 100)
+    response = await server.http.post(CHAT, json=ANSWERED | {"n": 2, "top_logprobs": 4})
+    assert response.status_code == 200, response.text
+    assert [generate.max_tokens for generate in server.engine.of(Generate)] == [10, 10]
+
+
+async def test_a_whole_context_of_one_answer_may_be_scored() -> None:
+    assert sampling_plan.MAX_ANSWER_SCORES >= 131_072 * (20 + 1)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("length", "loop"), [(2, True), (400, False)])
 async def test_many_scored_tokens_are_written_beside_the_event_loop(
