@@ -81,7 +81,8 @@ class RouterServer(ContractModel):
         default=1024,
         ge=1,
         description="Requests that wait or are answered at once, each from the end of its body on; "
-        "one more is answered 429.",
+        "one more is answered 429. With auth the last quarter is for tenants below their share, as "
+        "that of maxBufferedBytes is.",
     )
     max_buffered_bytes: int = Field(
         default=512 * 1024 * 1024 * 3 // 8,
@@ -118,7 +119,10 @@ class Upstream(ContractModel):
         description="Limit for opening a connection to an engine, in seconds.",
     )
     max_attempts: int = Field(
-        default=3, ge=1, le=16, description="Engines one request may be offered to."
+        default=3,
+        ge=1,
+        le=16,
+        description="Engines one request may be offered to, as far as the budget for retries goes.",
     )
     wait_for_engine_seconds: float = Field(
         default=5.0,
