@@ -59,6 +59,8 @@ class ConnectionLimits:
     """Called with the status of each answer that is made before there is a request."""
     waiting: dict[Connection, None] = field(default_factory=dict)
     """Connections that wait for a request; first the one that has waited longest."""
+    answered: dict[Connection, asyncio.Transport] = field(default_factory=dict)
+    """Connections that only stay until their client has read an answer, or sent a body's rest."""
 
 
 class Connection(web.RequestHandler):
@@ -110,7 +112,7 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
         assert self._manager is not None
         limit = self._limits.max_connections
-        if len(self._manager.connections) > limit and not self._close_longest_waiting():
+        if len(self._manager.connections) > limit and not self._make_room():
             self._refuse(
                 OverloadedError(f"the router has {limit} connections (server.maxConnections)")
             )
@@ -133,11 +135,17 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send what is left of the answer; the connection then waits for the next request."""
-        finished = await super().finish_response(request, resp, start_time)
-        if not request.content.is_eof():
-            await _discard_rest(request.content)
-        if self._messages or self._behind:
-            await self._flush()
+        if self.transport is not None:
+            self._limits.answered[self] = self.transport
+        try:
+            finished = await super().finish_response(request, resp, start_time)
+            if not request.content.is_eof():
+                await _discard_rest(request.content)
+            if self._messages or self._behind:
+                await self._flush()
+        finally:
+            if not self._force_close:
+                self._limits.answered.pop(self, None)
         self._quiet_since = self._loop.time()
         if self._messages:
             self._body = self._messages[-1][1]
@@ -169,6 +177,7 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """The connection is over."""
         super().connection_lost(exc)
+        self._limits.answered.pop(self, None)
         self._stop_head_timer()
         if self._close_timer is not None:
             self._close_timer.cancel()
@@ -187,6 +196,7 @@ class Connection(web.RequestHandler):
         self._limits.waiting.pop(self, None)
         super().force_close()
         if transport is not None and transport.get_write_buffer_size():
+            self._limits.answered[self] = transport
             self._close_timer = self._loop.call_later(WRITE_SECONDS, transport.abort)
 
     async def _drain_helper(self) -> None:
@@ -339,8 +349,11 @@ class Connection(web.RequestHandler):
         poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
-    def _close_longest_waiting(self) -> bool:
-        """Make room for this connection; False where all others have requests."""
+    def _make_room(self) -> bool:
+        """Close another connection; False where all have requests that are not answered."""
+        if (answered := next(iter(self._limits.answered), None)) is not None:
+            self._limits.answered.pop(answered).abort()  # closing would wait for the client
+            return True
         waiting = (one for one in self._limits.waiting if not one._has_unread_bytes())
         if (longest := next(waiting, None)) is None:
             return False

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from aiohttp import web
 from sluice_contract.http_errors import MAX_HEAD_BYTES
 from sluice_contract.router_config import Auth
 from sluice_router import connections
@@ -281,6 +282,44 @@ async def test_at_the_cap_the_connection_that_idles_longest_is_closed() -> None:
             assert (await latest.ask()).status == 200
             assert await asyncio.wait_for(closed.reader.read(), PATIENCE_SECONDS) == b""
         assert (await first.ask()).status == 200
+
+
+async def answers_50_kilobytes(
+    engine: fakes.FakeEngine, request: web.Request
+) -> web.StreamResponse:
+    return web.Response(body=b"x" * 50_000)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        CHUNKED,
+        ASK * UNREAD_ASKS,
+        ASK.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer secret\r\n\r\n"),
+    ],
+    ids=["a body that does not come", "answers that nobody reads", "an answer that nobody reads"],
+)
+async def test_connections_that_were_answered_keep_nobody_out(
+    sent: bytes, tmp_path: Path, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them need no key, so anybody could open as many as there may be."""
+    monkeypatch.setattr(connections, "SOCKET_BUFFER_BYTES", 4096)
+    for name in ("DISCARD_SECONDS", "WRITE_SECONDS"):
+        monkeypatch.setattr(connections, name, 2 * PATIENCE_SECONDS)
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(fakes.running_engine(answers_50_kilobytes))
+        server, auth = {"max_connections": 3}, keys_in(tmp_path)
+        router = await stack.enter_async_context(
+            fakes.running_router(engine.url, server=server, auth=auth)
+        )
+        for _ in range(3):
+            deaf = await stack.enter_async_context(deaf_connection(router.url))
+            deaf.write(sent)
+        headers, served = {"Authorization": "Bearer secret", "Connection": "close"}, 0
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while served < 5:  # 429 while all three are being answered
+                async with client.get(router.url + "/v1/models", headers=headers) as response:
+                    served += response.status == 200
 
 
 async def test_bodies_that_do_not_come_are_no_requests_that_are_served(
