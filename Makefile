@@ -122,6 +122,10 @@ test-full: test ## the long matrices and soaks as well
 soak: setup ## ten minutes of two pools under load, engines killed and clients gone: nothing wrong, nothing leaks
 	$(PYTEST) -m full tests/disaggregated/test_soak.py -k 600 -s --timeout 1200
 
+.PHONY: attack
+attack: setup ## two minutes (LONG=1: ten) of honest tenants beside hostile clients, engines hung and killed: none of them fails
+	$(PYTEST) -m full tests/attack -k $(if $(LONG),600,120) -s --timeout 1200
+
 ## On a GPU: each ends within eight minutes; the next run goes on where it was
 
 GPU_RUN := python3 -m e2e.gpu_runs
