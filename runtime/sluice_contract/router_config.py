@@ -95,8 +95,8 @@ class RouterServer(ContractModel):
     max_connections: int = Field(
         default=4096,
         ge=1,
-        description="Connections of clients at once; for one more, one is closed that only waits for "
-        "its client to read its answer or to end a refused body, else the one that has waited "
+        description="Connections of clients at once; for one more, one is closed that only waits "
+        "for its client to read its answer or to end a refused body, else the one that has waited "
         "longest for a request.",
     )
 
