@@ -43,7 +43,8 @@ class ModelNotFoundError(RequestError):
 
     def __init__(self, name: str, served: Sequence[str]) -> None:
         allowed = ", ".join(map(repr, served))
-        super().__init__(f"model: {name!r} is not served here; allowed: {allowed}", "model")
+        named = http_errors.shown(name)
+        super().__init__(f"model: {named!r} is not served here; allowed: {allowed}", "model")
 
 
 class MistakenError(RequestError):

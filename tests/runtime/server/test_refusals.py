@@ -331,7 +331,12 @@ async def test_the_frameworks_errors_are_openais_too(
 
 @pytest.mark.parametrize(
     ("path", "fields"),
-    [(COMPLETIONS, completion(model="other")), ("/generate", {"text": "a", "model": "other"})],
+    [
+        (COMPLETIONS, completion(model="other")),
+        ("/generate", {"text": "a", "model": "other"}),
+        (COMPLETIONS, completion(model="x" * 10_000)),
+    ],
+    ids=["completion", "generate", "a long name"],
 )
 async def test_another_model_is_a_404_that_names_ours(
     server: Server, path: str, fields: dict[str, Any]
@@ -344,6 +349,7 @@ async def test_another_model_is_a_404_that_names_ours(
         "model_not_found",
     )
     assert MODEL in error["message"]
+    assert len(error["message"]) < 200
 
 
 async def test_a_full_queue_is_a_429_with_retry_after(server: Server) -> None:
