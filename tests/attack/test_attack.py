@@ -2,8 +2,9 @@
 
 Clients, attackers, router and two engines share one machine, so how much slower honest streams get
 is printed as a figure (`bench: attack`) and not asserted: on two cores attackers and engines take
-each other's processors, which they do not where each has its own. Tenants have no limit of requests
-in flight yet: what the hostile tenant's running answers cost others is in the figures.
+each other's processors, which they do not where each has its own. A tenant may fill an engine up to
+a quarter of its queue: what that costs others is in the figures, and where an engine is lost, a
+stream that is to go on elsewhere fails if the queue there is full.
 """
 
 from __future__ import annotations
