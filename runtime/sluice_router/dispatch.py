@@ -73,7 +73,8 @@ class Dispatcher:
         before = history.failure
         if before is None:
             self._retries.request()
-        for _ in range(self._upstream.max_attempts):
+        left = self._upstream.max_attempts
+        while left:
             retries = history.failure is not None and not _has_begun(call)
             if retries and self._retries.empty:
                 break
@@ -85,6 +86,7 @@ class Dispatcher:
             with self._fleet.request(target.engine.key):
                 reply = await self._attempt(target, call, history)
                 if reply is None:
+                    left -= not self._waits_for_room(call, history, deadline)
                     continue
                 try:
                     yield reply
@@ -155,7 +157,9 @@ class Dispatcher:
             if choice.target is not None:
                 self.picks.add(call.headers[REQUEST_ID_HEADER], choice)
                 return choice.target
-            if failure is not None and (failure.reason in ENGINE_NOT_AT_FAULT or now >= deadline):
+            passes = failure is not None and failure.reason in ENGINE_NOT_AT_FAULT
+            passes = passes and not self._waits_for_room(call, history, deadline)
+            if failure is not None and (passes or now >= deadline):
                 raise _last_error(history, choice)
             if now >= deadline:
                 raise NoEngineError(f"no engine can take the request: {choice.message}")
@@ -165,6 +169,10 @@ class Dispatcher:
                 await self._fleet.wait_for_change(deadline - now)
             finally:
                 self.waiting -= 1
+
+    def _waits_for_room(self, call: Call, history: History, deadline: float) -> bool:
+        """Whether a full queue ends nothing yet: what has begun cannot be asked for again."""
+        return history.queue_is_full and _has_begun(call) and self._clock() < deadline
 
     def _choose_now(self, call: Call, history: History, now: float) -> TargetChoice:
         engines, generates = self._fleet.engines(), call.body is not None

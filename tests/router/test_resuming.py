@@ -308,6 +308,19 @@ async def test_with_nobody_to_go_on_the_stream_ends_with_an_error(tmp_path: Path
         assert await running.counted("sluice_router_resume_failures_total") == 1
 
 
+async def test_an_answer_that_has_begun_waits_for_room_in_a_queue(tmp_path: Path) -> None:
+    """More often than attempts are made; a request that has not begun would be refused."""
+    upstream = {"max_attempts": 2, "wait_for_engine_seconds": PATIENCE_SECONDS}
+    async with service(tmp_path, count=2, upstream=upstream) as running:
+        refuses = fakes.refuses(429, code="queue_full")
+        behave = only_beginnings(running.script, refuses, times=4)
+        for engine in running.engines:
+            engine.behave = behave
+        running.script.cuts = [Cut(len(STREAM) // 2)]
+        assert folded((await running.ask())[2]) == EXPECTED
+        assert sum(len(engine.calls) for engine in running.engines) == 6
+
+
 async def test_an_engine_that_reads_another_prompt_is_passed_over(tmp_path: Path) -> None:
     async with service(tmp_path, count=3) as running:
         refuses = fakes.refuses(409, code="resume_mismatch")
