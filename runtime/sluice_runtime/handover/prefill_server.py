@@ -64,7 +64,8 @@ class ServerSettings:
     """0: a free one."""
     max_peers: int = 1024
     max_strangers: int = 64
-    """Connections that have not greeted yet."""
+    """Connections that have not greeted yet. One more ends the oldest: decode engines greet at
+    once."""
     max_sent_bytes: int = MAX_FROM_PREFILL_BYTES
     """Of one message."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
@@ -143,7 +144,8 @@ class _Peers:
         self._unix_seconds = unix_seconds
         self._nonces = SeenNonces()
         self._numbers = itertools.count(1)
-        self._strangers: set[Connection] = set()
+        self._strangers: dict[Connection, None] = {}
+        """The oldest first."""
         self._by_number: dict[int, Connection] = {}
 
     async def serve(self, listener: socket.socket, stop: Awaitable[None]) -> None:
@@ -176,10 +178,11 @@ class _Peers:
         connection = Connection(
             self._settings.limits, MAX_GREETING_BYTES, self._greeted, self._stranger_lost
         )
-        if len(self._strangers) >= self._settings.max_strangers:
-            allowed = self._settings.max_strangers
-            connection.lose(f"more than {allowed} connections have not greeted")
-        self._strangers.add(connection)
+        self._strangers[connection] = None
+        if len(self._strangers) > (allowed := self._settings.max_strangers):
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]  # others may be accepted before its loss is heard of
+            oldest.lose(f"more than {allowed} connections have not greeted")
         return connection
 
     def _greeted(self, connection: Connection, payload: bytes) -> None:
@@ -187,7 +190,7 @@ class _Peers:
         if isinstance(hello, Refused):
             connection.refuse(hello, f"{hello.reason}: {hello.error}")
             return
-        self._strangers.discard(connection)
+        self._strangers.pop(connection, None)
         peer = next(self._numbers)
         self._by_number[peer] = connection
         _log.info("decode engine %s: connected as peer %d, epoch %s", hello.name, peer, hello.epoch)
@@ -213,7 +216,7 @@ class _Peers:
         return hello
 
     def _stranger_lost(self, connection: Connection, reason: str) -> None:
-        self._strangers.discard(connection)
+        self._strangers.pop(connection, None)
         _log.info("a connection from %s was not accepted: %s", connection.address, reason)
 
     def _said(self, peer: int, payload: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -163,6 +163,14 @@ def test_connections_that_do_not_greet_are_bounded() -> None:
     with serving(max_strangers=0) as prefill, raw_client(prefill) as peer:
         assert peer.at_end()
     assert prefill.port.failure is None
+
+
+def test_idle_connections_do_not_keep_a_decode_engine_out() -> None:
+    with serving() as prefill, ExitStack() as idle:
+        peers = [idle.enter_context(raw_client(prefill)) for _ in range(64)]
+        assert served(prefill, "decode engine")
+        assert peers[0].at_end(), "the oldest makes room"
+        greet(peers[-1], "late")
 
 
 def test_a_connection_that_never_greets_is_closed() -> None:
