@@ -321,6 +321,13 @@ class ServerSettings(ContractModel):
     port: int = Field(
         default=ports.ENGINE_HTTP, ge=0, le=65535, description="Port; 0 picks a free one."
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of /metrics, /load, /health and /ready, at which nothing can be "
+        "generated, flushed or aborted; 0 picks a free one. Left out: `port` answers /metrics.",
+    )
     drain_seconds: float = Field(
         default=120.0,
         ge=0,
@@ -342,6 +349,12 @@ class ServerSettings(ContractModel):
     cors: Cors | None = Field(
         default=None, description="Which web pages may send requests; left out: none."
     )
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        if self.metrics_port and self.metrics_port == self.port:
+            raise ValueError(f"metricsPort: {self.port} is port; allowed: another, or left out")
+        return self
 
 
 class EngineConfig(EngineSettings):

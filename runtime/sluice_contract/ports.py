@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 ENGINE_HTTP: Final = 8000
-"""Engine API process: OpenAI routes, /health, /ready, /load, /metrics. Port name `http`."""
+"""Engine API process: OpenAI routes, /health, /ready, /load. Port name `http`."""
+ENGINE_METRICS: Final = 8080
+"""Engine API process: /metrics, /load, /health, /ready. In no Service. Port name `metrics`."""
 ROUTER_HTTP: Final = 8000
 """Router container; the front Service maps `SERVICE_HTTP` to it. Port name `http`."""
 ROUTER_METRICS: Final = 8080

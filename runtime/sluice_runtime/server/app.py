@@ -65,9 +65,10 @@ _LOADING: Final = {
 }
 
 
-def make_app(service: Service) -> ASGIApp:
-    """The whole application; the gate is outside, so that every response has its request id."""
-    app = GateMiddleware(routes_of(service), service.gate)
+def make_app(service: Service, *, with_metrics: bool = True) -> ASGIApp:
+    """The whole application; the gate is outside, so that every response has its request id.
+    `with_metrics`: no other port answers /metrics."""
+    app = GateMiddleware(routes_of(service, with_metrics=with_metrics), service.gate)
     cors = service.identity.cors
     if cors is None:
         return app
@@ -81,12 +82,31 @@ def make_app(service: Service) -> ASGIApp:
     )
 
 
-def routes_of(service: Service) -> FastAPI:
+def make_metrics_app(service: Service) -> ASGIApp:
+    """What whoever monitors may read: nothing here changes anything."""
+    app = _app_of(_status(service), _metrics(service), document_path=None)
+    return GateMiddleware(app, service.gate)
+
+
+def routes_of(service: Service, *, with_metrics: bool = True) -> FastAPI:
     """All routes, with their error format."""
-    app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False, responses=HEAD_ERRORS)
+    metrics = [_metrics(service)] if with_metrics else []
+    return _app_of(
+        _generating(service), _models(service), _engine(service), _status(service), *metrics
+    )
+
+
+def _app_of(*routers: APIRouter, document_path: str | None = "/openapi.json") -> FastAPI:
+    app = FastAPI(
+        openapi_url=document_path,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=HEAD_ERRORS,
+    )
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     install_error_handlers(app)
-    for router in (_generating(service), _models(service), _engine(service), _status(service)):
+    for router in routers:
         app.include_router(router)
     return app
 
@@ -225,6 +245,12 @@ def _status(service: Service) -> APIRouter:
     async def load() -> Response:
         """Running and queued requests, free pages."""
         return JSONResponse(service.load_report().to_json_dict())
+
+    return router
+
+
+def _metrics(service: Service) -> APIRouter:
+    router = APIRouter()
 
     @router.get(
         "/metrics", response_class=Response, responses={200: {"content": {CONTENT_TYPE: {}}}}

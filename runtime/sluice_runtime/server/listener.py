@@ -23,8 +23,8 @@ _LEAVE_SECONDS: Final = 2
 """How long connections may take to close once no request is in progress."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound, listening socket.
+def listen(host: str, port: int, key: str = "server.port") -> socket.socket:
+    """A bound, listening socket; `key`: what says the port.
 
     Raises:
         InvalidConfigError: the address cannot be had.
@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise InvalidConfigError(
-            f"server.host, server.port: cannot listen on {host}:{port}: {error.strerror or error}; "
+            f"server.host, {key}: cannot listen on {host}:{port}: {error.strerror or error}; "
             "allowed: a free address of this machine"
         ) from None
     # Connections inherit it. Not every event loop sets it, and without it an answer whose head

@@ -27,7 +27,7 @@ from sluice_runtime.errors import STARTUP_REASONS, UnavailableError
 from sluice_runtime.grammar.vocabulary import unusable
 from sluice_runtime.messages import EngineFailed
 from sluice_runtime.model_files import ModelFiles
-from sluice_runtime.server.app import make_app
+from sluice_runtime.server.app import make_app, make_metrics_app
 from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
 from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.listener import HttpServer, listen, url_of
@@ -68,19 +68,25 @@ async def serve(
     threads = ThreadPoolExecutor(TEXT_THREADS, "text")
     asyncio.get_running_loop().set_default_executor(threads)
     signals = _signals()
-    listener = listen(config.server.host, config.server.port)
+    host, metrics_port = config.server.host, config.server.metrics_port
+    listener = listen(host, config.server.port)
+    metrics = None if metrics_port is None else listen(host, metrics_port, "server.metricsPort")
     link = ApiLink(endpoint)
     service = _service(config, link, accelerator or Accelerator(), record)
-    http = HttpServer(make_app(service))
-    serving = asyncio.create_task(http.serve([listener]))
+    servers = [(HttpServer(make_app(service, with_metrics=metrics is None)), listener)]
+    if metrics is not None:
+        servers.append((HttpServer(make_metrics_app(service)), metrics))
+        _log.info("metrics are at %s/metrics", url_of(metrics))
+    serving = [asyncio.create_task(server.serve([socket])) for server, socket in servers]
     _log.info(
         "Sluice serves %r at %s once the model is loaded", service.identity.model, url_of(listener)
     )
     try:
         return await _live(service, config, url_of(listener), signals)
     finally:
-        http.should_exit = True
-        await serving
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.gather(*serving)
         link.close()
 
 

@@ -41,8 +41,10 @@ def termination_log(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def supervised(log: Path, *engine: str, drain_seconds: float = 120) -> Iterator[Process]:
-    config = write_config(log.parent, server={"drainSeconds": drain_seconds})
+def supervised(
+    log: Path, *engine: str, drain_seconds: float = 120, **server: int
+) -> Iterator[Process]:
+    config = write_config(log.parent, server={"drainSeconds": drain_seconds, **server})
     command = [sys.executable, str(PROGRAM), str(config), *engine]
     with running(command, SLUICE_TERMINATION_LOG=str(log), PYTHONPATH=str(ROOT)) as process:
         yield process
@@ -63,6 +65,19 @@ def stream(url: str, tokens: int) -> Iterator[Iterator[str]]:
 
 def message(log: Path) -> TerminationMessage:
     return TerminationMessage.model_validate_json(log.read_text())
+
+
+def test_metrics_have_a_port_of_their_own_until_the_last_answer(termination_log: Path) -> None:
+    with supervised(termination_log, metricsPort=0) as process:
+        metrics = process.wait_for(r"metrics are at (http://\S+)/metrics")[1]
+        url = process.ready_url()
+        assert [status(port, "/metrics") for port in (metrics, url)] == [200, 404]
+        with stream(url, 100) as lines:
+            process.popen.terminate()
+            until(lambda: status(metrics, "/ready") == 503)
+            assert status(metrics, "/load") == 200
+            assert sum(1 for _ in lines) > 50
+        assert process.popen.wait(HANG_SECONDS) == 0
 
 
 def test_sigterm_lets_streams_finish_and_ends_soon_after_the_last(termination_log: Path) -> None:
