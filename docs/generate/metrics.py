@@ -14,7 +14,7 @@ HEAD: Final = f"""\
 # Metrics
 
 What `GET /metrics` says, in Prometheus' text format and in base units: of an engine at port
-{ports.ENGINE_HTTP}, of a router at {ports.ROUTER_METRICS}, of the operator at
+{ports.ENGINE_METRICS}, of a router at {ports.ROUTER_METRICS}, of the operator at
 {ports.OPERATOR_METRICS}. Buckets are told by their number and the largest.
 
 Namespace, pod, service, pool (role) and revision are labels of the targets, [when they are scraped

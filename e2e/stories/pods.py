@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import pytest
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
-from sluice_contract.ports import ENGINE_HTTP, KV_TRANSFER_MAX, KV_TRANSFER_MIN
+from sluice_contract.ports import ENGINE_HTTP, ENGINE_METRICS, KV_TRANSFER_MAX, KV_TRANSFER_MIN
 
 from e2e.cluster.command import run
 from e2e.kubectl import Kubectl
@@ -84,7 +84,7 @@ def load_report(kubectl: Kubectl, engine: Pod) -> LoadReport:
     return LoadReport.model_validate_json(kubectl.run("get", "--raw", path))
 
 
-def metric(kubectl: Kubectl, pod: Pod, name: str, port: int = ENGINE_HTTP) -> float:
+def metric(kubectl: Kubectl, pod: Pod, name: str, port: int = ENGINE_METRICS) -> float:
     """The sum of a metric's samples, over all labels; 0 without any."""
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.name}:{port}/proxy/metrics"
     lines = kubectl.run("get", "--raw", path).splitlines()

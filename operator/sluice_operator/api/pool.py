@@ -163,6 +163,13 @@ class EnginePoolSpec(ApiModel):
         le=65535,
         description="Port at which decode engines ask these for the KV cache; of role prefill.",
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="Port of the engines' metrics; left out: that of requests, as in the former "
+        "release.",
+    )
     rdma_resource: ResourceName | None = Field(
         default=None,
         description="Resource by which an engine gets an RDMA device. It then has the capability "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from sluice_contract import labels, ports
@@ -49,6 +50,8 @@ from sluice_operator.manifests.pods import (
     spread,
 )
 
+METRICS: Final = "metrics"
+"""Name of the port of an engine's metrics, which those of the former release do not have."""
 BOOTSTRAP: Final = "bootstrap"
 """Name of the port at which prefill engines are asked for the KV cache."""
 STARTUP_PERIOD_SECONDS: Final = 2
@@ -61,7 +64,8 @@ FETCH_SECONDS: Final = 6 * 3600
 
 PROCESS_FIELDS: Final = (
     "image", "configRef", "modelClaim", "fetch", "modelImage", "handoverSecret", "bootstrapPort",
-    "drainSeconds", "accelerator", "resources", "rdmaResource", "adaptersRef", "adapterClaims",
+    "metricsPort", "drainSeconds", "accelerator", "resources", "rdmaResource", "adaptersRef",
+    "adapterClaims",
 )  # fmt: skip
 PROCESS_TEMPLATE_FIELDS: Final = (
     "env", "volumes", "volumeMounts", "sidecars", "initContainers", "runtimeClassName", "fsGroup",
@@ -71,6 +75,7 @@ PINNED: Final = f"{labels.GROUP}/pinned"
 """Annotation of a Deployment: its `PINNED_FIELDS` as JSON."""
 PINNED_FIELDS: Final = (
     "inputs", "image", "configRef", "drainSeconds", "startupSeconds", "fetch", "modelImage",
+    "metricsPort",
 )  # fmt: skip
 """What has a default in each release of the operator, and the inputs it was decided for."""
 
@@ -84,6 +89,22 @@ def revision(spec: EnginePoolSpec) -> str:
     relevant = {name: full[name] for name in PROCESS_FIELDS if full.get(name)}
     names = (name for name in PROCESS_TEMPLATE_FIELDS if template.get(name))
     return digest(relevant | {name: template[name] for name in names})
+
+
+def metrics_port(pod: Manifest) -> int | None:
+    """The port of the metrics of an engine pod, or of a Deployment's template; None where they are
+    at that of requests."""
+    containers = pod["spec"].get("containers") or ()
+    engine_ports = (c.get("ports") or () for c in containers if c.get("name") == ENGINE)
+    declared = (port for each in engine_ports for port in each)
+    return next((port["containerPort"] for port in declared if port.get("name") == METRICS), None)
+
+
+def revisions_without_metrics_port(deployments: Iterable[Manifest]) -> tuple[str, ...]:
+    """Those of the former release, sorted."""
+    engines = (d for d in deployments if d["metadata"]["labels"].get(labels.COMPONENT) == ENGINE)
+    former = (d for d in engines if metrics_port(d["spec"]["template"]) is None)
+    return tuple(sorted(set(map(revision_of, former))))
 
 
 def revision_of(item: Manifest) -> str:
@@ -229,6 +250,8 @@ def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
 
 def _ports(spec: EnginePoolSpec) -> list[Manifest]:
     numbers = {"http": ports.ENGINE_HTTP}
+    if spec.metrics_port is not None:
+        numbers[METRICS] = spec.metrics_port
     if spec.bootstrap_port is not None:
         numbers[BOOTSTRAP] = spec.bootstrap_port
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_contract import labels
+from sluice_contract import labels, ports
 from sluice_contract.config import RDMA_RESOURCE, KvTransfer
 from sluice_contract.labels import Role
 
@@ -47,6 +47,7 @@ def pool_spec(
         startup_seconds=engine.startup_seconds or STARTUP_SECONDS,
         handover_secret=handover_secret_name(service),
         bootstrap_port=handover.bootstrap_port if handover and role is Role.PREFILL else None,
+        metrics_port=ports.ENGINE_METRICS,
         rdma_resource=_rdma_resource(handover),
         # Of a budget, too: engines that it holds back are not in the shares of the revisions.
         in_place=True if spec.replaces_in_place or spec.gpu_budget is not None else None,

@@ -87,11 +87,24 @@ def router_policy(
     return _policy(owner, ROUTER, ingress, egress)
 
 
-def engine_policy(owner: Owner, operator_namespace: str, collector: int | None = None) -> Manifest:
-    """Routers, monitoring and the operator, which asks what they compute on, may connect to the
-    engines, and engines to nothing but the `collector` of spans, if there is one."""
-    callers = [_pods(owner, ROUTER), _monitoring(), operator_pods(operator_namespace)]
-    ingress = [{"from": callers, "ports": [policy_port(ports.ENGINE_HTTP)]}]
+def engine_policy(
+    owner: Owner,
+    operator_namespace: str,
+    collector: int | None = None,
+    *,
+    one_port: bool = False,
+) -> Manifest:
+    """Routers may send the engines requests; monitoring, and the operator, which asks what they
+    compute on, may read their metrics and load. Engines may connect to nothing but the `collector`
+    of spans, if there is one. `one_port`: some are of the former release, which has both at one."""
+    read = [ports.ENGINE_METRICS, *([ports.ENGINE_HTTP] if one_port else [])]
+    ingress = [
+        {"from": [_pods(owner, ROUTER)], "ports": [policy_port(ports.ENGINE_HTTP)]},
+        {
+            "from": [_monitoring(), operator_pods(operator_namespace)],
+            "ports": [policy_port(port) for port in read],
+        },
+    ]
     egress = [DNS, *_to_collector(collector)] if collector else []
     return _policy(owner, ENGINE, ingress, egress)
 

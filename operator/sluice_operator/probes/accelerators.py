@@ -23,6 +23,7 @@ from sluice_operator.clock import Clock
 from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.log import fields
+from sluice_operator.manifests.engine import metrics_port
 
 Fetch = Callable[[str], Awaitable[bytes]]
 """The body at a URL; raises OSError where there is none."""
@@ -100,7 +101,8 @@ async def load_report(fetch: Fetch, engine: Manifest) -> LoadReport:
     if not address:
         raise OSError("the pod has no address")
     host = f"[{address}]" if ":" in address else address
-    body = await fetch(f"http://{host}:{ports.ENGINE_HTTP}/load")
+    port = metrics_port(engine) or ports.ENGINE_HTTP
+    body = await fetch(f"http://{host}:{port}/load")
     return LoadReport.model_validate_json(body, extra="ignore")
 
 

@@ -15,7 +15,7 @@ from sluice_operator.manifests.engine_pool import with_stable
 from tests.operator.examples import live, of, pool_plan, service_plan
 
 IMMUTABLE = {"spec.serviceName", "spec.role"}
-PLANNED = {"spec.revisions", "spec.inputs", "spec.handoverSecret"}
+PLANNED = {"spec.revisions", "spec.inputs", "spec.handoverSecret", "spec.metricsPort"}
 """What no single field of the InferenceService says."""
 
 

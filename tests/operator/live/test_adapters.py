@@ -51,7 +51,7 @@ class FakeEngine:
         runner = web.AppRunner(app)
         await runner.setup()
         try:
-            await web.TCPSite(runner, ENGINE, ports.ENGINE_HTTP).start()
+            await web.TCPSite(runner, ENGINE, ports.ENGINE_METRICS).start()
             yield
         finally:
             await runner.cleanup()

@@ -63,6 +63,7 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
     "claims of adapters": {"adapterClaims": ["loras"]},
     "key": {"handoverSecret": "other-handover"},
     "port": {"bootstrapPort": 9000},
+    "port of metrics": {"metricsPort": 9090},
     "draining": {"drainSeconds": 7},
     "accelerator": {"accelerator": {"count": 1}},
     "resources": {"resources": {"limits": {"cpu": 2}}},

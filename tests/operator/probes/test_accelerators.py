@@ -22,9 +22,12 @@ LOAD = {
 }  # fmt: skip
 
 
-def engine(container: str, address: str = "10.0.0.1") -> Manifest:
+def engine(container: str, address: str = "10.0.0.1", *names: str) -> Manifest:
+    """A pod whose engine has a port with each of the names, counted from 8080 on."""
     status = {"podIP": address, "containerStatuses": [{"containerID": container}]}
-    return {"metadata": {"name": "p"}, "status": status}
+    declared = [{"name": name, "containerPort": 8080 + index} for index, name in enumerate(names)]
+    spec = {"containers": [{"name": "engine", "ports": declared}]}
+    return {"metadata": {"name": "p"}, "spec": spec, "status": status}
 
 
 class Engines:
@@ -58,6 +61,15 @@ async def test_an_answer_holds_for_the_life_of_the_container() -> None:
         assert await reports.of([engine("a"), engine("b", "fd00::1")]) == (H200, None)
         assert reports.again_seconds([engine("a"), engine("b")]) is None, "it does not say, ever"
     assert engines.asked == ["http://10.0.0.1:8000/load"] * 3 + ["http://[fd00::1]:8000/load"]
+
+
+async def test_an_engine_is_asked_at_its_metrics_port_and_a_former_one_at_that_of_requests() -> (
+    None
+):
+    engines = Engines(load(H200), load(H200))
+    new, former = engine("a", "10.0.0.1", "metrics"), engine("b", "10.0.0.2", "http")
+    await AcceleratorReports(engines.fetch, FakeClock()).of([new, former])
+    assert engines.asked == ["http://10.0.0.1:8080/load", "http://10.0.0.2:8000/load"]
 
 
 async def test_who_does_not_answer_is_asked_ever_more_seldom() -> None:

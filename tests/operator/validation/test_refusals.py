@@ -104,6 +104,17 @@ def test_every_invalid_field_is_told_at_once() -> None:
             "8000 is not allowed; allowed: a port that engines do not use",
         ),
         (
+            {"engine": {"kvTransfer": {"bootstrapPort": 8080}}},
+            "spec.engine.kvTransfer.bootstrapPort",
+            "8080 is not allowed; allowed: another port, as the engine has its metrics there",
+        ),
+        (
+            {"pools": {"prefill": {}, "decode": {"template": {"sidecars": [
+                {"name": "a", "image": "a", "ports": [{"containerPort": 8080}]}]}}}},
+            "spec.pools.decode.template.sidecars[0].ports",
+            "8080 is not allowed",
+        ),
+        (
             {"pools": {"prefill": {"engine": {"kvTransfer": {"bootstrapPort": 17000}}},
                        "decode": {"engine": {"kvTransfer": {"bootstrapPort": 17000}}}}},
             "spec.pools.prefill.engine.kvTransfer.bootstrapPort",

@@ -147,6 +147,7 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
         accelerator = find_accelerator(spec.pool(role), observed.nodes).accelerator
         if pin is None:
             yield from _without_image(observed.images, spec, role)
+            yield from _at_metrics_port(spec, role)
         try:
             settings_of[role] = (
                 pin.settings if pin else pool_settings(spec, role, accelerator, shared)
@@ -174,6 +175,25 @@ def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> It
     why = "is not set" if is_nvidia(accelerator) else "is for nvidia.com"
     allowed = f"an engine image for {resource}, as SLUICE_GPU_ENGINE_IMAGE of the operator {why}"
     yield Refusal(INVALID, field, f"{field}: null is not allowed; allowed: {allowed}")
+
+
+def _at_metrics_port(spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal]:
+    """What would listen where an engine of this release has its metrics."""
+    port, transfer, template = (
+        ports.ENGINE_METRICS,
+        spec.kv_transfer(role),
+        spec.pool(role).template,
+    )
+    fields = [
+        f"spec.pools.{role}.template.sidecars[{index}].ports"
+        for index, sidecar in enumerate(template.sidecars or () if template else ())
+        if any(p.container_port == port and p.protocol == "TCP" for p in sidecar.ports or ())
+    ]
+    if role is Role.PREFILL and transfer is not None and transfer.bootstrap_port == port:
+        fields.append(f"{_path(spec, role, 'kvTransfer')}.kvTransfer.bootstrapPort")
+    for field in fields:
+        allowed = "another port, as the engine has its metrics there"
+        yield Refusal(INVALID, field, f"{field}: {port} is not allowed; allowed: {allowed}")
 
 
 def _not_shared(
@@ -281,7 +301,7 @@ def _default_image(images: Images, spec: InferenceServiceSpec, role: Role, pin: 
 def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]:
     """What differs between the two, for a person."""
     kept = pinned_spec(fresh, pin)
-    names = ("image", "handover_secret", "drain_seconds", "startup_seconds")
+    names = ("image", "handover_secret", "drain_seconds", "startup_seconds", "metrics_port")
     pairs = [(to_camel(name), getattr(kept, name), getattr(fresh, name)) for name in names]
     if kept.fetch and fresh.fetch:
         for name in ("image", "endpoint"):

@@ -73,7 +73,10 @@ def engine_file(
         handover_key_file=HANDOVER_KEY_FILE,
         tracing=Tracing(endpoint=spec.tracing.endpoint) if spec.tracing else None,
         server=ServerSettings(
-            host=LISTEN_ADDRESS, port=ports.ENGINE_HTTP, drain_seconds=spec.drain_seconds(role)
+            host=LISTEN_ADDRESS,
+            port=ports.ENGINE_HTTP,
+            metrics_port=ports.ENGINE_METRICS,
+            drain_seconds=spec.drain_seconds(role),
         ),
     )
     return EngineFile(settings, render_engine_config(config))
