@@ -25,6 +25,8 @@ PRIORITIES_COUNT: Final = "PrioritiesCount"
 OPTIONAL_KINDS_APPLIED: Final = "OptionalKindsApplied"
 """Only of a service with objects of kinds that a cluster may lack. What is refused of these is in
 no other condition: it serves without them."""
+NETWORK_ISOLATED: Final = "NetworkIsolated"
+"""The cluster enforces the service's NetworkPolicies. In no other condition: it serves anyway."""
 ROUTE_ACCEPTED: Final = "RouteAccepted"
 """Only of a service with a route: its Gateways lead to it."""
 

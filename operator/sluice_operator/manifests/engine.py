@@ -94,10 +94,15 @@ def revision(spec: EnginePoolSpec) -> str:
 def metrics_port(pod: Manifest) -> int | None:
     """The port of the metrics of an engine pod, or of a Deployment's template; None where they are
     at that of requests."""
+    return port_named(pod, METRICS)
+
+
+def port_named(pod: Manifest, name: str) -> int | None:
+    """The port of that name that the engine of a pod, or of a template, declares."""
     containers = pod["spec"].get("containers") or ()
     engine_ports = (c.get("ports") or () for c in containers if c.get("name") == ENGINE)
     declared = (port for each in engine_ports for port in each)
-    return next((port["containerPort"] for port in declared if port.get("name") == METRICS), None)
+    return next((port["containerPort"] for port in declared if port.get("name") == name), None)
 
 
 def revisions_without_metrics_port(deployments: Iterable[Manifest]) -> tuple[str, ...]:

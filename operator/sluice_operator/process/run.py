@@ -42,6 +42,7 @@ from sluice_operator.probes.accelerators import AcceleratorReports, fetch_over_h
 from sluice_operator.probes.adapters import AdapterReports
 from sluice_operator.probes.downloads import DownloadProgress
 from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.network_isolation import NetworkIsolation, connect_over_tcp
 from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.process.admission import Admission, Endpoint
 from sluice_operator.process.defects import Defects
@@ -253,6 +254,7 @@ def _dispatcher(
             settings.hub,
         ),
         DownloadProgress(fetch_over_http, clock),
+        NetworkIsolation(connect_over_tcp, clock, in_cluster=settings.is_in_pod),
     )
     pools = PoolObserver(
         reader,

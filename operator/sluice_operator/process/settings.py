@@ -5,6 +5,7 @@ Knows the variables and their defaults; nothing else reads the environment.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import ssl
 from collections.abc import Mapping
@@ -114,6 +115,11 @@ class Settings(BaseModel):
     pod_namespace: str = Field(default="default", min_length=1)
     pod_ip: str = Field(default="127.0.0.1", min_length=1)
     """The address to listen on."""
+
+    @property
+    def is_in_pod(self) -> bool:
+        """Whether there is an address at which pods of the cluster see us."""
+        return not ipaddress.ip_address(self.pod_ip).is_loopback
 
     @property
     def hub(self) -> HubAccess:

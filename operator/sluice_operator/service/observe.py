@@ -15,11 +15,13 @@ from sluice_contract import labels
 from sluice_contract.fetch_progress import FetchProgress
 
 from sluice_operator.accelerators.wanted import is_nvidia
+from sluice_operator.api.conditions import Check
 from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.reader import Reader
 from sluice_operator.kube.kinds import (
+    DEPLOYMENT,
     INFERENCE_SERVICE,
     POD,
     SERVICE_CHILDREN,
@@ -27,13 +29,16 @@ from sluice_operator.kube.kinds import (
     Manifest,
     controller_uid,
     is_being_deleted,
+    of_kind,
 )
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
+from sluice_operator.manifests.engine import revisions_without_metrics_port
 from sluice_operator.manifests.hub import PUBLIC_HUB, HubAccess
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
 from sluice_operator.manifests.spec_history import newest_complete, spec_in_record
 from sluice_operator.probes.downloads import DownloadProgress
 from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.network_isolation import NetworkIsolation
 from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.service.names import (
     Name,
@@ -114,6 +119,10 @@ class ServiceObserved:
     installation: Installation = Installation()
     accepts_image_volumes: bool = False
     """Whether pods may mount images; only asked for a service whose model is one."""
+    isolation: Check | None = None
+    """Whether NetworkPolicies are enforced; None where nobody asks."""
+    look_again_seconds: float | None = None
+    """When there may be another answer to that; None: not by itself."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,8 @@ class ServiceObserver:
     installation: Installation = Installation()
     progress: DownloadProgress | None = None
     """None: no download is asked how far it is."""
+    isolation: NetworkIsolation | None = None
+    """None: no engine is connected to."""
 
     def certain(self) -> ServiceObserver:
         """An observer that reads what is decisive from the API server."""
@@ -159,6 +170,7 @@ class ServiceObserver:
         # A lost EnginePool says which ConfigMaps are in use.
         in_use = config_maps_in_use(children)
         children, _ = await self._unlabelled(service, children, in_use)
+        isolation = await self._isolation(key, children, selector)
         return ServiceObserved(
             service,
             self.images,
@@ -172,14 +184,29 @@ class ServiceObserver:
             optional_kinds=optional,
             installation=self.installation,
             accepts_image_volumes=mounts,
+            isolation=isolation,
+            look_again_seconds=self.isolation.again_seconds(key) if self.isolation else None,
         )
+
+    async def _isolation(self, key: Key, children: Children, selector: str) -> Check | None:
+        """Of engines of every role; their pods are only read when one is to be asked."""
+        if self.isolation is None:
+            return None
+        engines: tuple[Manifest, ...] = ()
+        if self.isolation.is_due(key):
+            engines = await self._engine_pods(key.namespace, selector)
+        one_port = revisions_without_metrics_port(of_kind(children, DEPLOYMENT))
+        return self.isolation.check(key, engines, http_forbidden=not one_port)
 
     async def _engines(self, versions: tuple[Manifest, ...], selector: str) -> tuple[Manifest, ...]:
         if not any(
             "gpuBudget" in (version["spec"].get("autoscaling") or {}) for version in versions
         ):
             return ()
-        namespace, roles = versions[0]["metadata"]["namespace"], set(labels.Role)
+        return await self._engine_pods(versions[0]["metadata"]["namespace"], selector)
+
+    async def _engine_pods(self, namespace: str, selector: str) -> tuple[Manifest, ...]:
+        roles = set(labels.Role)
         pods = await self.reader.list_objects(POD, namespace, selector)
         return tuple(pod for pod in pods if pod["metadata"]["labels"].get(labels.ROLE) in roles)
 

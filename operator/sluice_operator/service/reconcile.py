@@ -73,4 +73,6 @@ class ServiceReconcile:
             return NAME_CONFLICT_SECONDS
         if plan.delivery.waiting is not None and any(map(is_running, observed.fetchers)):
             return EVERY_SECONDS
-        return DRAINING_SECONDS if plan.former_gpus else None
+        if plan.former_gpus:
+            return DRAINING_SECONDS
+        return observed.look_again_seconds

@@ -13,6 +13,7 @@ from sluice_operator.api.conditions import (
     ACCELERATOR_VERIFIED,
     ADAPTERS_LOADED,
     MODEL_AVAILABLE,
+    NETWORK_ISOLATED,
     PRIORITIES_COUNT,
     PROGRESSING,
     READY,
@@ -268,6 +269,7 @@ def _checks(
         SCALING_ACTIVE: scaling_check(observed.service, plan, scaling),
         UPGRADE_AVAILABLE: _upgrade(plan),
         **({PRIORITIES_COUNT: priorities} if priorities else {}),
+        **({NETWORK_ISOLATED: observed.isolation} if observed.isolation else {}),
         RECONCILING: progressing,
         STALLED: stalled,
     }
