@@ -15,6 +15,7 @@ from sluice_operator.accelerators.wanted import (
     resource_name,
     tolerations,
 )
+from sluice_operator.api.engine_ports import BOOTSTRAP, METRICS, metrics_port
 from sluice_operator.api.environment import CONFIG_FOLDER
 from sluice_operator.api.model_uri import CLAIM_MOUNT
 from sluice_operator.api.pool import EnginePoolSpec
@@ -50,10 +51,6 @@ from sluice_operator.manifests.pods import (
     spread,
 )
 
-METRICS: Final = "metrics"
-"""Name of the port of an engine's metrics, which those of the former release do not have."""
-BOOTSTRAP: Final = "bootstrap"
-"""Name of the port at which prefill engines are asked for the KV cache."""
 STARTUP_PERIOD_SECONDS: Final = 2
 MIN_READY_SECONDS: Final = 10
 """How long an engine has to be ready before a roll-out counts on it."""
@@ -89,20 +86,6 @@ def revision(spec: EnginePoolSpec) -> str:
     relevant = {name: full[name] for name in PROCESS_FIELDS if full.get(name)}
     names = (name for name in PROCESS_TEMPLATE_FIELDS if template.get(name))
     return digest(relevant | {name: template[name] for name in names})
-
-
-def metrics_port(pod: Manifest) -> int | None:
-    """The port of the metrics of an engine pod, or of a Deployment's template; None where they are
-    at that of requests."""
-    return port_named(pod, METRICS)
-
-
-def port_named(pod: Manifest, name: str) -> int | None:
-    """The port of that name that the engine of a pod, or of a template, declares."""
-    containers = pod["spec"].get("containers") or ()
-    engine_ports = (c.get("ports") or () for c in containers if c.get("name") == ENGINE)
-    declared = (port for each in engine_ports for port in each)
-    return next((port["containerPort"] for port in declared if port.get("name") == name), None)
 
 
 def revisions_without_metrics_port(deployments: Iterable[Manifest]) -> tuple[str, ...]:

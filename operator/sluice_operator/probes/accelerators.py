@@ -19,11 +19,11 @@ from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.load import LoadReport
 
+from sluice_operator.api.engine_ports import metrics_port
 from sluice_operator.clock import Clock
 from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.log import fields
-from sluice_operator.manifests.engine import metrics_port
 
 Fetch = Callable[[str], Awaitable[bytes]]
 """The body at a URL; raises OSError where there is none."""

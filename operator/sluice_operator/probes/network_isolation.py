@@ -17,11 +17,10 @@ from typing import Final
 from sluice_contract import ports
 
 from sluice_operator.api.conditions import Check
+from sluice_operator.api.engine_ports import BOOTSTRAP, metrics_port, port_named
 from sluice_operator.clock import Clock
-from sluice_operator.conditions.pods import is_ready
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.engine import BOOTSTRAP, metrics_port, port_named
 
 Connect = Callable[[str, int], Awaitable[None]]
 """Connects to an address and port, and closes; raises OSError where that is not accepted."""
@@ -75,12 +74,13 @@ class NetworkIsolation:
         return self._in_cluster and key not in self._asking and is_old
 
     def check(self, key: Key, engines: Iterable[Manifest], *, http_forbidden: bool) -> Check:
-        """The condition as far as it is known; begins to ask one of `engines` where it is due.
+        """The condition as far as it is known; begins to ask one of `engines`, ready pods, where it
+        is due.
         `http_forbidden`: the policies deny the operator the engines' HTTP port."""
         if not self._in_cluster:
             return OUTSIDE
         if self.is_due(key):
-            ready = [engine for engine in engines if is_ready(engine)]
+            ready = tuple(engines)
             found = [asked for engine in ready if (asked := _ports(engine, http_forbidden))]
             if not found:
                 self._answers.pop(key, None)

@@ -17,6 +17,7 @@ from sluice_contract.fetch_progress import FetchProgress
 from sluice_operator.accelerators.wanted import is_nvidia
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.pools import AcceleratorSpec
+from sluice_operator.conditions.pods import is_ready
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.reader import Reader
@@ -194,7 +195,8 @@ class ServiceObserver:
             return None
         engines: tuple[Manifest, ...] = ()
         if self.isolation.is_due(key):
-            engines = await self._engine_pods(key.namespace, selector)
+            pods = await self._engine_pods(key.namespace, selector)
+            engines = tuple(pod for pod in pods if is_ready(pod))
         one_port = revisions_without_metrics_port(of_kind(children, DEPLOYMENT))
         return self.isolation.check(key, engines, http_forbidden=not one_port)
 

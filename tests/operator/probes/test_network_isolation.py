@@ -29,9 +29,8 @@ METRICS, HTTP, BOOTSTRAP = 8080, 8000, 8998
 def engine(name: str = "a", **declared: int) -> Manifest:
     """A ready pod of an engine that declares these ports."""
     entries = [{"name": key, "containerPort": port} for key, port in declared.items()]
-    ready = {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
     spec = {"containers": [{"name": "engine", "ports": entries}]}
-    return {"metadata": {"name": name}, "spec": spec, "status": ready}
+    return {"metadata": {"name": name}, "spec": spec, "status": {"podIP": "10.0.0.1"}}
 
 
 MIXED = engine(http=HTTP, metrics=METRICS)
@@ -105,9 +104,8 @@ async def test_one_engine_is_asked_every_ten_minutes() -> None:
 
 
 async def test_without_an_engine_or_a_pod_of_its_own_nothing_is_known() -> None:
-    loading: Manifest = MIXED | {"status": {"podIP": "10.0.0.1"}}
     network = Network(METRICS)
-    assert (await answer_of(network.isolation(), loading)).reason == "NoEngine"
+    assert (await answer_of(network.isolation())).reason == "NoEngine"
     outside = NetworkIsolation(network.connect, FakeClock(), in_cluster=False)
     assert (await answer_of(outside, MIXED)).reason == "OutsideCluster"
     assert outside.again_seconds(KEY) is None
