@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 from sluice_runtime.handover.staged_publisher import runs
-from sluice_runtime.kv.host_blocks import HostBlocks
+from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import KvShape, PagePool
 
 from benchmarks.gpu.engines import told
@@ -30,7 +30,7 @@ def best_seconds(call: Callable[[], object]) -> float:
 
 def main() -> None:
     pool = PagePool(KvShape(32, 8, 128, torch.bfloat16), PAGES, 16, torch.device("cuda", 0))
-    blocks = HostBlocks(pool, BLOCKS)
+    blocks = HostBlocks(pool, BlockCounts(BLOCKS))
     count, size = blocks.block_pages, pool.page_bytes
     scattered = random.Random(0).sample(range(PAGES), count)
     plain = torch.empty(count * size, dtype=torch.uint8, device="cuda")

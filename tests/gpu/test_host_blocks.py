@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from sluice_runtime.handover.staged_publisher import runs
-from sluice_runtime.kv.host_blocks import HostBlocks
+from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import KvShape, PagePool
 
 pytestmark = pytest.mark.gpu
@@ -21,7 +21,7 @@ def test_pages_come_back_as_they_left_while_the_gpu_computes() -> None:
     pool.data.copy_(torch.randn(pool.data.shape))
     torch.cuda.synchronize()
     before = pool.data.clone()
-    blocks = HostBlocks(pool, 3, 20 * pool.page_bytes)
+    blocks = HostBlocks(pool, BlockCounts(3), 20 * pool.page_bytes)
     draw, size = random.Random(1), pool.page_bytes
     busy = torch.randn(2048, 2048, device=device)
     for turn in range(6):

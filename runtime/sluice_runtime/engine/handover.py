@@ -127,8 +127,8 @@ def _backend(kv: KvTransfer) -> Iterator[TransferBackend]:
 def _connect(config: EngineConfig, kv: KvTransfer, copiers: Sequence[Socket]) -> Connect:
     from sluice_runtime.engine.pool_transport import DECODE_BLOCKS, PREFILL_BLOCKS, transport_of
 
-    blocks = PREFILL_BLOCKS if config.role is EngineRole.PREFILL else DECODE_BLOCKS
-    return partial(transport_of, protocol=kv.protocol, blocks=blocks, copiers=copiers)
+    counts = PREFILL_BLOCKS if config.role is EngineRole.PREFILL else DECODE_BLOCKS
+    return partial(transport_of, protocol=kv.protocol, counts=counts, copiers=copiers)
 
 
 def _prefill(parts: _Parts, stack: ExitStack) -> Started:

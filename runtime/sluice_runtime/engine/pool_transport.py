@@ -1,7 +1,8 @@
 """How the pages of this engine's pool get to other engines, and theirs into it.
 
-On a host the transfer backend reaches the pool itself. A device's pool is reached by RDMA where the
-adapter can read the device's memory; else everything goes through pinned blocks of the host.
+On a host a transfer backend that is authenticated reaches the pool itself. A device's pool is
+reached by RDMA where the adapter can read the device's memory. Else everything goes through blocks
+of host memory, and nobody else reaches the pool.
 """
 
 from __future__ import annotations
@@ -15,21 +16,26 @@ from typing import Final, Protocol
 from sluice_runtime.handover.page_reads import LocalPages
 from sluice_runtime.handover.ports import PagePublisher, PeerMemory
 from sluice_runtime.handover.publishing import HostPublisher
-from sluice_runtime.handover.staged_publisher import StagedPublisher, Staging
+from sluice_runtime.handover.staged_publisher import StagedPublisher, Staging, runs
 from sluice_runtime.handover.transfer.backend import TransferBackend, TransferError
 from sluice_runtime.handover.transfer.checksum import checksum, checksum_of_pages
-from sluice_runtime.handover.transfer.landing import DirectLanding, Landing, StagedLanding
+from sluice_runtime.handover.transfer.landing import (
+    Checksum,
+    DirectLanding,
+    Landing,
+    StagedLanding,
+)
 from sluice_runtime.handover.transfer.reader import WORKERS
-from sluice_runtime.handover.transfer.staging import Blocks, DeviceChecksum
-from sluice_runtime.kv.host_blocks import HostBlocks
+from sluice_runtime.handover.transfer.staging import DeviceChecksum
+from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.parallel.page_copies import RankBlocks
 from sluice_runtime.parallel.processes import Socket
 
-PREFILL_BLOCKS: Final = 16
-"""1 GiB: as much as is copied and not read yet."""
-DECODE_BLOCKS: Final = 2 * WORKERS
-"""One for each thread, and as many that late reads may cost."""
+PREFILL_BLOCKS: Final = BlockCounts(shared=16, private=1)
+"""1 GiB: as much as is copied and not read yet; and one for the publisher's checksums."""
+DECODE_BLOCKS: Final = BlockCounts(shared=2 * WORKERS, private=WORKERS)
+"""One for each thread, and as many that late reads may cost; and for each thread's checksums."""
 
 _log = logging.getLogger("sluice.handover")
 Wake = Callable[[], None]
@@ -57,7 +63,8 @@ class PoolTransport(Protocol):
 
 
 class HostTransport:
-    """For a pool in host memory. Raises TransferError where it cannot be registered."""
+    """For a pool in host memory that the backend reaches. Raises TransferError where it cannot be
+    registered."""
 
     def __init__(self, pool: PagePool, backend: TransferBackend) -> None:
         backend.register(pool.address, pool.pages * pool.page_bytes)
@@ -74,13 +81,15 @@ class HostTransport:
 
 
 @dataclass(frozen=True)
-class DeviceTransport:
-    """For a pool in a device's memory. `direct`: the backend has it registered; else the blocks."""
+class BlockTransport:
+    """For a pool in a device's memory, or one that nobody else may reach. `checksum`: of pages,
+    where they are. `direct`: the backend has the pool registered; else the shared blocks."""
 
     local: LocalPages
     pages: int
     backend: TransferBackend
     blocks: Staged
+    checksum: Checksum
     direct: bool
 
     @property
@@ -88,26 +97,31 @@ class DeviceTransport:
         size, session = self.local.page_bytes, self.backend.session
         if self.direct:
             return PeerMemory(session, self.local.address, size, self.pages)
-        copies = self.blocks.blocks * self.blocks.block_pages
+        copies = self.blocks.counts.shared * self.blocks.block_pages
         return PeerMemory(session, self.blocks.address, size, copies, staged=True)
 
     def publisher(self, page_tokens: int, wake: Wake) -> StagedPublisher:
         size = self.local.page_bytes
-        staging = Staging(self.blocks, size, page_tokens, checksum, keeps=not self.direct)
+        staging = Staging(
+            self.blocks, size, page_tokens, self._checksum_of_pages, copies=not self.direct
+        )
         return StagedPublisher(staging, wake)
 
     def landing(self) -> Landing:
-        blocks, address = Blocks(self.blocks), self.local.address
         if self.direct:
-            return DirectLanding(self.backend, DeviceChecksum(blocks, address))
-        return StagedLanding(self.backend, blocks, address)
+            return DirectLanding(self.backend, self.checksum)
+        return StagedLanding(self.backend, self.blocks, self.local.address, self.checksum)
+
+    def _checksum_of_pages(self, page_ids: Sequence[int], room: int) -> int:
+        found = runs(page_ids, self.local.page_bytes)
+        return self.checksum(((self.local.address + at, length) for at, length in found), room)
 
 
 def transport_of(
     pool: PagePool,
     backend: TransferBackend,
     protocol: str,
-    blocks: int,
+    counts: BlockCounts,
     copiers: Sequence[Socket] = (),
 ) -> PoolTransport:
     """`copiers`: to the other ranks of this engine, which hold their heads of every page.
@@ -116,27 +130,32 @@ def transport_of(
         TransferError: neither the pool nor blocks of the host can be registered.
     """
     if copiers:
-        return staged(pool, backend, RankBlocks(pool, blocks, copiers))
+        return staged(pool, backend, RankBlocks(pool, counts, copiers))
     if pool.data.device.type == "cpu":
-        return HostTransport(pool, backend)
-    staging = HostBlocks(pool, blocks)
+        if backend.is_authenticated:
+            return HostTransport(pool, backend)
+        return staged(pool, backend, HostBlocks(pool, BlockCounts(counts.shared)))
+    blocks = HostBlocks(pool, counts)
     if protocol == "rdma" and _registered(pool, backend):
         _log.info("KV transfer: the adapter reads and writes the GPU's memory")
         local = LocalPages(pool.address, pool.page_bytes)
-        return DeviceTransport(local, pool.pages, backend, staging, direct=True)
-    return staged(pool, backend, staging)
+        of_device = DeviceChecksum(blocks, pool.address)
+        return BlockTransport(local, pool.pages, backend, blocks, of_device, direct=True)
+    return staged(pool, backend, blocks)
 
 
-def staged(pool: PagePool, backend: TransferBackend, blocks: Staged) -> DeviceTransport:
-    """Everything goes through `blocks`; nobody else reaches the pool."""
-    backend.register(blocks.address, blocks.size_bytes)
+def staged(pool: PagePool, backend: TransferBackend, blocks: Staged) -> BlockTransport:
+    """Everything goes through `blocks`; nobody else reaches the pool. Without private blocks, the
+    pool is in host memory, and checked where it is."""
+    backend.register(blocks.address, blocks.shared_bytes)
     _log.info(
         "KV transfer: through %d blocks of %d MiB of host memory",
-        blocks.blocks,
+        blocks.counts.shared,
         blocks.block_bytes >> 20,
     )
     local = LocalPages(pool.address, blocks.page_bytes)
-    return DeviceTransport(local, pool.pages, backend, blocks, direct=False)
+    checksum_of = DeviceChecksum(blocks, pool.address) if blocks.counts.private else checksum
+    return BlockTransport(local, pool.pages, backend, blocks, checksum_of, direct=False)
 
 
 def _registered(pool: PagePool, backend: TransferBackend) -> bool:

@@ -1,6 +1,6 @@
 """Makes computed pages of host memory readable: they are read where they are.
 
-Knows neither requests nor sockets; `staged_publisher` is for a device's memory.
+Knows neither requests nor sockets; `staged_publisher` is for pages that are copied first.
 """
 
 from __future__ import annotations

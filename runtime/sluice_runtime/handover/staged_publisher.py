@@ -1,4 +1,5 @@
-"""Makes computed pages of a device readable: a thread copies them into blocks of host memory.
+"""Makes computed pages readable that nobody else reaches: a thread copies them into blocks of host
+memory.
 
 In order, in parts of a block; a block is used again when the decode engine has read it, or when its
 room has ended. So a few blocks are enough for prompts of any length, and a prompt that waits for
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from sluice_runtime.handover.loop_thread import HandoverThreadError
 from sluice_runtime.handover.messages import Chunk
 from sluice_runtime.handover.ports import ComputedPages
-from sluice_runtime.handover.publishing import chunk_of
+from sluice_runtime.handover.publishing import Checksum, chunk_of
 from sluice_runtime.handover.transfer.staging import StagingMemory
 
 
@@ -26,11 +27,11 @@ class Staging:
     memory: StagingMemory
     page_bytes: int
     page_tokens: int
-    checksum: Callable[[Sequence[tuple[int, int]], int], int]
-    """Of (address, length) on the host, for a room."""
-    keeps: bool = True
-    """Whether decode engines read the copies; else the pages themselves, and a copy is only
-    made for the checksum."""
+    checksum: Checksum
+    """Of the pages themselves, since others may be able to write into the copies."""
+    copies: bool = True
+    """Whether decode engines read copies; else the pages themselves, and only checksums are left
+    to the thread."""
 
 
 class StagedPublisher:
@@ -42,7 +43,7 @@ class StagedPublisher:
         self._changed = threading.Condition()
         """Around everything below; notified when the thread may find something to do."""
         self._waiting: deque[ComputedPages] = deque()
-        self._free = list(range(staging.memory.blocks))
+        self._free = list(range(staging.memory.counts.shared))
         self._held: dict[int, list[tuple[int, int]]] = {}
         """Room → (end of a chunk, its block), in the order in which they were announced."""
         self._open: Counter[int] = Counter()
@@ -114,15 +115,14 @@ class StagedPublisher:
 
     def _stage(self, part: ComputedPages, block: int) -> None:
         staging, pages = self._staging, part.page_ids
-        size = staging.page_bytes
-        staging.memory.to_host(block, runs(pages, size))
-        copied = [(staging.memory.address_of(block), len(pages) * size)]
-        checksum = staging.checksum(copied, part.room)
+        if staging.copies:
+            staging.memory.to_host(block, runs(pages, staging.page_bytes))
+        checksum = staging.checksum(pages, part.room)
         with self._changed:
             # Forgotten meanwhile: nobody will read it, and nobody would give the block back.
             if self._open[part.room] == 0:
                 self._release(block)
-            elif staging.keeps:
+            elif staging.copies:
                 self._held.setdefault(part.room, []).append((part.end, block))
                 first = block * staging.memory.block_pages
                 copies = tuple(range(first, first + len(pages)))

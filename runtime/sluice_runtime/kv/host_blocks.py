@@ -1,5 +1,5 @@
-"""Host memory through which pages of a device's pool leave and arrive, where nobody else can reach
-the device's memory.
+"""Host memory through which pages of a pool leave and arrive, where nobody else can reach the pool,
+or should.
 
 Blocks of whole pages, pinned where the pool is on a device, so that copies run at the bus's speed.
 Pages of real models have megabytes, so each run of neighbours is one copy and nothing is packed
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,15 @@ Range = tuple[int, int]
 """First byte in the pool, and how many."""
 Move = tuple[int, int, int]
 """First byte of the host's memory, first byte in the pool, how many."""
+
+
+class BlockCounts(NamedTuple):
+    """How many blocks there are."""
+
+    shared: int
+    """The first ones: the transfer backend reads and fills them, and maybe others."""
+    private: int = 0
+    """Behind them, for nobody else."""
 
 
 class PoolCopies:
@@ -55,13 +64,14 @@ class PoolCopies:
 class HostBlocks:
     """Every method may be called from any thread; a block is used by one at a time."""
 
-    def __init__(self, pool: PagePool, blocks: int, block_bytes: int = BLOCK_BYTES) -> None:
-        self.blocks = blocks
+    def __init__(self, pool: PagePool, counts: BlockCounts, block_bytes: int = BLOCK_BYTES) -> None:
+        self.counts = counts
         self.page_bytes = pool.page_bytes
         self.block_pages = max(1, block_bytes // pool.page_bytes)
         self.block_bytes = self.block_pages * pool.page_bytes
         on_gpu = pool.data.device.type == "cuda"
-        self._host = torch.empty(blocks * self.block_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        size_bytes = sum(counts) * self.block_bytes
+        self._host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=on_gpu)
         self._copies = PoolCopies(pool, self._host)
 
     @property
@@ -70,8 +80,8 @@ class HostBlocks:
         return self._host.data_ptr()
 
     @property
-    def size_bytes(self) -> int:
-        return self._host.numel()
+    def shared_bytes(self) -> int:
+        return self.counts.shared * self.block_bytes
 
     def address_of(self, block: int) -> int:
         return self.address + block * self.block_bytes

@@ -18,7 +18,7 @@ import torch
 import zmq
 from torch import Tensor
 
-from sluice_runtime.kv.host_blocks import BLOCK_BYTES, Move, PoolCopies, Range
+from sluice_runtime.kv.host_blocks import BLOCK_BYTES, BlockCounts, Move, PoolCopies, Range
 from sluice_runtime.kv.pool import PagePool
 
 Socket = zmq.Socket[bytes]
@@ -47,18 +47,22 @@ class RankBlocks:
     ranks. Every method may be called from any thread."""
 
     def __init__(
-        self, pool: PagePool, blocks: int, others: Sequence[Socket], block_bytes: int = BLOCK_BYTES
+        self,
+        pool: PagePool,
+        counts: BlockCounts,
+        others: Sequence[Socket],
+        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         """`others`: a REQ socket to each of the other ranks, in order; from now on ours."""
         ranks = len(others) + 1
         self.page_bytes = ranks * pool.page_bytes
-        self.blocks = blocks
+        self.counts = counts
         self.block_pages = max(1, block_bytes // self.page_bytes)
         self.block_bytes = self.block_pages * self.page_bytes
-        self.size_bytes = blocks * self.block_bytes
+        size_bytes = sum(counts) * self.block_bytes
         self._memory = os.memfd_create("sluice-handover")
-        os.ftruncate(self._memory, self.size_bytes)
-        shared = SharedBlocks(f"/proc/{os.getpid()}/fd/{self._memory}", self.size_bytes)
+        os.ftruncate(self._memory, size_bytes)
+        shared = SharedBlocks(f"/proc/{os.getpid()}/fd/{self._memory}", size_bytes)
         self._part = _Part(pool, shared, 0, ranks)
         self._others = others
         self._lock = threading.Lock()
@@ -71,6 +75,10 @@ class RankBlocks:
     def address(self) -> int:
         """Of block 0; the others follow without a gap."""
         return self._part.host.data_ptr()
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.counts.shared * self.block_bytes
 
     def address_of(self, block: int) -> int:
         return self.address + block * self.block_bytes

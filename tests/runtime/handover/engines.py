@@ -7,7 +7,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from sluice_runtime.engine.pool_transport import PoolTransport, staged
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.handover.transfer.backend import TransferBackend
 from sluice_runtime.handover.transfer.reader import WORKERS
-from sluice_runtime.kv.host_blocks import HostBlocks
+from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.messages import (
     EngineReady,
@@ -43,6 +43,7 @@ from tests.runtime.harness import engine_config
 
 KEY = b"k" * 32
 WAIT_SECONDS = 60.0
+Connect = Callable[[PagePool, TransferBackend], PoolTransport]
 
 
 class ThreadLink:
@@ -118,10 +119,11 @@ class RunningEngine:
 @contextmanager
 def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[RunningEngine]:
     """With page checks when it ends: nothing is held by anybody. `staged`: the pool counts as a
-    device's, whose pages come and go through a few blocks of three pages. `ranks`: processes that
-    share each layer; one engine of several a process."""
+    device's, whose pages come and go through a few blocks of three pages. `connect`: in place of
+    `transport_of`. `ranks`: processes that share each layer; one engine of several a process."""
     overlap, port = settings.pop("overlap", False), settings.pop("bootstrap_port", 0)
-    connect = through_blocks if settings.pop("staged", False) else None
+    blocks = through_blocks if settings.pop("staged", False) else None
+    connect: Connect | None = settings.pop("connect", blocks)
     model, size = settings.pop("model", "dummy://qwen3-tiny"), settings.pop("ranks", 1)
     config = resolved(engine_config(model, role=Role(role), **settings))
     config = settled = config.model_copy(update={"tensor_parallel_size": size})
@@ -172,7 +174,9 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
 
 
 def through_blocks(pool: PagePool, backend: TransferBackend) -> PoolTransport:
-    return staged(pool, backend, HostBlocks(pool, WORKERS, 3 * pool.page_bytes))
+    return staged(
+        pool, backend, HostBlocks(pool, BlockCounts(WORKERS, WORKERS), 3 * pool.page_bytes)
+    )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ from sluice_runtime.handover.loop_thread import HandoverThreadError
 from sluice_runtime.handover.messages import Chunk
 from sluice_runtime.handover.ports import ComputedPages
 from sluice_runtime.handover.staged_publisher import StagedPublisher, Staging, runs
-from sluice_runtime.handover.transfer.checksum import checksum, checksum_of_pages
+from sluice_runtime.handover.transfer.checksum import checksum_of_pages
 from sluice_runtime.handover.transfer.registered import memory_at
-from sluice_runtime.kv.host_blocks import HostBlocks
+from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import KvShape, PagePool
 
 from tests.patience import PATIENCE_SECONDS
@@ -27,10 +28,11 @@ PAGES, PAGE_TOKENS, BLOCKS, BLOCK_PAGES = 64, 4, 3, 2
 class Bench:
     """A publisher over a pool of random bytes."""
 
-    def __init__(self, pool: PagePool, blocks: HostBlocks, *, keeps: bool = True) -> None:
+    def __init__(self, pool: PagePool, blocks: HostBlocks, *, copies: bool = True) -> None:
         self.pool, self.blocks = pool, blocks
         self.woken = threading.Semaphore(0)
-        staging = Staging(blocks, pool.page_bytes, PAGE_TOKENS, checksum, keeps)
+        of_pages = partial(checksum_of_pages, pool.address, pool.page_bytes)
+        staging = Staging(blocks, pool.page_bytes, PAGE_TOKENS, of_pages, copies)
         self.publisher = StagedPublisher(staging, self.woken.release)
 
     def next_chunks(self) -> list[Chunk]:
@@ -68,7 +70,7 @@ def pool() -> PagePool:
 
 @contextmanager
 def bench(pool: PagePool, blocks: HostBlocks | None = None, **more: bool) -> Iterator[Bench]:
-    blocks = blocks or HostBlocks(pool, BLOCKS, BLOCK_PAGES * pool.page_bytes)
+    blocks = blocks or HostBlocks(pool, BlockCounts(BLOCKS), BLOCK_PAGES * pool.page_bytes)
     made = Bench(pool, blocks, **more)
     with closing(made.publisher):
         yield made
@@ -116,7 +118,7 @@ class Paused(HostBlocks):
     """Copies when it is told to; fails when it is told to."""
 
     def __init__(self, pool: PagePool) -> None:
-        super().__init__(pool, BLOCKS, BLOCK_PAGES * pool.page_bytes)
+        super().__init__(pool, BlockCounts(BLOCKS), BLOCK_PAGES * pool.page_bytes)
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.failure: Exception | None = None
         self.copied: list[tuple[int, int]] = []
@@ -157,10 +159,28 @@ def test_neighbours_are_one_copy(pool: PagePool) -> None:
     assert runs([], size) == []
 
 
-def test_pages_that_are_read_where_they_are_are_copied_for_their_checksum_alone(
+class WrittenBlocks(HostBlocks):
+    """Somebody writes into a block as soon as pages were copied into it."""
+
+    def to_host(self, block: int, ranges: Sequence[tuple[int, int]]) -> None:
+        super().to_host(block, ranges)
+        memory_at(self.address_of(block), 1)[0] ^= 1
+
+
+def test_the_checksum_is_that_of_the_pages_whatever_is_written_into_their_copies(
     pool: PagePool,
 ) -> None:
-    with bench(pool, keeps=False) as made:
+    memory = WrittenBlocks(pool, BlockCounts(BLOCKS), BLOCK_PAGES * pool.page_bytes)
+    with bench(pool, memory) as made:
+        made.publisher.publish(ComputedPages(1, 0, 8, (5, 9)))
+        (chunk,) = made.next_chunks()
+        assert made.bytes_of(chunk) != made.original((5, 9))
+        assert chunk.checksum == checksum_of_pages(pool.address, pool.page_bytes, (5, 9), 1)
+
+
+def test_pages_that_are_read_where_they_are_are_not_copied(pool: PagePool) -> None:
+    memory = Paused(pool)
+    with bench(pool, memory, copies=False) as made:
         pages = (3, 4, 9, 1, 60, 2, 8, 7, 12)
         made.publisher.publish(ComputedPages(7, 0, 36, pages))
         found: list[Chunk] = []
@@ -170,6 +190,7 @@ def test_pages_that_are_read_where_they_are_are_copied_for_their_checksum_alone(
         for chunk in found:
             size = pool.page_bytes
             assert chunk.checksum == checksum_of_pages(pool.address, size, chunk.page_ids, 7)
+        assert not memory.begun.is_set()
         made.check_all_free()
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import zmq
 from sluice_runtime.handover.transfer.registered import memory_at
+from sluice_runtime.kv.host_blocks import BlockCounts
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.parallel.page_copies import RankBlocks, copy_pages
 
@@ -32,7 +33,8 @@ def ranks(pools: list[PagePool], blocks: int, block_pages: int) -> Iterator[Rank
         threads.append(Thread(target=_serve, args=(pool, asked, rank)))
         threads[-1].start()
     try:
-        yield RankBlocks(pools[0], blocks, asking, block_pages * RANKS * pools[0].page_bytes)
+        size = block_pages * RANKS * pools[0].page_bytes
+        yield RankBlocks(pools[0], BlockCounts(blocks), asking, size)
     finally:
         for socket, thread in zip(asking, threads, strict=True):
             socket.send(NO_MESSAGE)

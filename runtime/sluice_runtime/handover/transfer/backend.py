@@ -1,6 +1,6 @@
 """What every transfer backend can do: read ranges of a peer's registered memory into our own.
 
-One-sided: the peer's Python takes no part in a read, and nobody writes into memory of another
+One-sided: the peer's Python takes no part in a read, and we never write into memory of another
 process. Knows no pages, rooms or checksums.
 """
 
@@ -70,12 +70,19 @@ class TransferBackend(Protocol):
         ...
 
     @property
+    def is_authenticated(self) -> bool:
+        """Whether registered memory is read only by whoever knows the session, and written by
+        nobody; else whoever reaches our ports can do both."""
+        ...
+
+    @property
     def session(self) -> str:
         """What a peer needs to read from us. Never the same in two lives of a process."""
         ...
 
     def register(self, address: int, length_bytes: int) -> None:
-        """Lets peers read this range, and reads fill it, until `close`.
+        """Lets peers read this range, and reads fill it, until `close`. With a backend that is not
+        authenticated, others may write into it too.
 
         Raises:
             TransferError: the range cannot be registered.

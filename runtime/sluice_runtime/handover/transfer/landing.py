@@ -1,7 +1,8 @@
 """How the bytes of one read get into our pages and are found right: straight, or through blocks of
-host memory where the pages are a device's.
+host memory where the pages are a device's, or others could write into them.
 
-Called by the threads of a `PageReader`. Knows no scheduler.
+They are checked in the pages, where they stay: what somebody writes into a block meanwhile fails
+the check. Called by the threads of a `PageReader`. Knows no scheduler.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
-
-import xxhash
 
 from sluice_runtime.handover.transfer.backend import (
     Piece,
@@ -20,11 +19,15 @@ from sluice_runtime.handover.transfer.backend import (
 )
 from sluice_runtime.handover.transfer.checksum import checksum
 from sluice_runtime.handover.transfer.reads import ChecksumMismatchError, ReadJob
-from sluice_runtime.handover.transfer.registered import memory_at
-from sluice_runtime.handover.transfer.staging import Blocks, in_blocks, pool_ranges
+from sluice_runtime.handover.transfer.staging import (
+    Blocks,
+    StagingMemory,
+    in_blocks,
+    pool_ranges,
+)
 
 Checksum = Callable[[Iterable[tuple[int, int]], int], int]
-"""Of our memory at (address, length), for a room."""
+"""Of our pages at (address, length), for a room."""
 
 
 class Landing(Protocol):
@@ -52,9 +55,7 @@ class DirectLanding:
 
     def read(self, job: ReadJob) -> None:
         self._backend.read(job.session, job.pieces, job.timeout_seconds)
-        if job.expected_checksum is not None:
-            ranges = ((piece.local_address, piece.length_bytes) for piece in job.pieces)
-            verify(self._checksum_of(ranges, job.room), job)
+        verify(job, self._checksum_of)
 
     def interrupt(self, job: ReadJob) -> None:
         self._backend.interrupt(job.pieces)
@@ -64,33 +65,35 @@ class StagedLanding:
     """The backend writes into a block, which is copied into the pages. A read that may still land
     costs its block, and no page."""
 
-    def __init__(self, backend: TransferBackend, blocks: Blocks, pool_address: int) -> None:
+    def __init__(
+        self,
+        backend: TransferBackend,
+        memory: StagingMemory,
+        pool_address: int,
+        checksum_of: Checksum,
+    ) -> None:
         self._backend = backend
-        self._blocks = blocks
+        self._memory = memory
+        self._blocks = Blocks(range(memory.counts.shared))
         self._pool_address = pool_address
+        self._checksum_of = checksum_of
         self._reading: dict[int, tuple[Piece, ...]] = {}
         """What the backend reads for a job, by the job's identity."""
 
     def read(self, job: ReadJob) -> None:
         deadline = time.monotonic() + job.timeout_seconds
-        digest = xxhash.xxh3_64(seed=job.room)
-        left_bytes = total_bytes(job.pieces)
         block = self._blocks.take()
         try:
-            for part in in_blocks(job.pieces, self._blocks.memory.block_bytes):
+            for part in in_blocks(job.pieces, self._memory.block_bytes):
                 self._read_part(job, part, block, deadline)
-                length = total_bytes(part)
-                digest.update(memory_at(self._blocks.memory.address_of(block), length))
-                left_bytes -= length
-                if not left_bytes:
-                    verify(digest.intdigest(), job)
-                self._blocks.memory.to_device(block, pool_ranges(part, self._pool_address))
+                self._memory.to_device(block, pool_ranges(part, self._pool_address))
         except TransferError as error:
             if error.may_still_land:  # the block is lost
                 raise type(error)(str(error)) from error
             self._blocks.give_back(block)
             raise
         self._blocks.give_back(block)
+        verify(job, self._checksum_of)
 
     def interrupt(self, job: ReadJob) -> None:
         if pieces := self._reading.get(id(job)):
@@ -99,7 +102,7 @@ class StagedLanding:
     def _read_part(
         self, job: ReadJob, part: Sequence[Piece], block: int, deadline_seconds: float
     ) -> None:
-        address, landing = self._blocks.memory.address_of(block), list[Piece]()
+        address, landing = self._memory.address_of(block), list[Piece]()
         for piece in part:
             landing.append(Piece(piece.remote_address, address, piece.length_bytes))
             address += piece.length_bytes
@@ -111,13 +114,15 @@ class StagedLanding:
             del self._reading[id(job)]
 
 
-def verify(found: int, job: ReadJob) -> None:
+def verify(job: ReadJob, checksum_of: Checksum) -> None:
     """
     Raises:
-        ChecksumMismatchError: our memory has other bytes than announced.
+        ChecksumMismatchError: our pages have other bytes than announced.
     """
-    expected = job.expected_checksum
-    if expected is not None and found != expected:
+    if (expected := job.expected_checksum) is None:
+        return
+    ranges = ((piece.local_address, piece.length_bytes) for piece in job.pieces)
+    if (found := checksum_of(ranges, job.room)) != expected:
         raise ChecksumMismatchError(
             f"checksum of {total_bytes(job.pieces)} bytes is {found:016x}, "
             f"announced: {expected:016x}"

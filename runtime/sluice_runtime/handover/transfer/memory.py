@@ -39,6 +39,7 @@ class MemoryBackend:
     """Copies. `before_read` is called first in every read: it may wait, or raise."""
 
     name = "Memory"
+    is_authenticated = True
 
     def __init__(self, network: MemoryNetwork, before_read: Callable[[], None] | None = None):
         self._network = network

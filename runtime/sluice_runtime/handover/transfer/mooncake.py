@@ -1,8 +1,9 @@
 """Backend Mooncake: one-sided reads by its native engine, over TCP or RDMA.
 
-Mooncake has no notion of a process's life, so the session carries a token of ours: an address that
-comes back with another token is a new peer. While its engine is stuck with a frozen peer, another
-one reads.
+Whoever reaches its ports can read and write what is registered. Mooncake has no notion of a
+process's life either, so the session carries a token of ours, which we alone look at: an address
+that comes back with another token is a new peer. While its engine is stuck with a frozen peer,
+another one reads.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class MooncakeBackend:
     """
 
     name: Final = "Mooncake"
+    is_authenticated: Final = False
 
     def __init__(
         self,

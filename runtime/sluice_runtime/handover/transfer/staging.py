@@ -1,4 +1,4 @@
-"""Blocks of host memory through which the pages of a device are read and checked.
+"""Blocks of host memory through which pages are read, and those of a device are checked.
 
 Knows no device: `StagingMemory` copies.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import xxhash
 
@@ -15,11 +15,14 @@ from sluice_runtime.handover.transfer.backend import Piece, total_bytes
 from sluice_runtime.handover.transfer.reads import StagingLostError
 from sluice_runtime.handover.transfer.registered import memory_at
 
+if TYPE_CHECKING:
+    from sluice_runtime.kv.host_blocks import BlockCounts
+
 
 class StagingMemory(Protocol):
     """The part of `kv.host_blocks.HostBlocks` that is used."""
 
-    blocks: int
+    counts: BlockCounts
     block_pages: int
     block_bytes: int
 
@@ -29,12 +32,12 @@ class StagingMemory(Protocol):
 
 
 class Blocks:
-    """The blocks of a staging memory that nobody uses."""
+    """Some blocks of a staging memory, and which of them nobody uses."""
 
-    def __init__(self, memory: StagingMemory) -> None:
-        self.memory = memory
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._count = len(numbers)
         self._lock = threading.Lock()
-        self._free = list(range(memory.blocks))
+        self._free = list(numbers)
 
     def take(self) -> int:
         """There is one for each thread that reads, as long as none is lost.
@@ -45,8 +48,8 @@ class Blocks:
         with self._lock:
             if not self._free:
                 raise StagingLostError(
-                    f"all {self.memory.blocks} blocks of staging memory may still be written by "
-                    "reads that timed out"
+                    f"all {self._count} blocks of staging memory may still be written by reads "
+                    "that timed out"
                 )
             return self._free.pop()
 
@@ -56,14 +59,17 @@ class Blocks:
 
 
 class DeviceChecksum:
-    """Checksums of a pool on a device: its bytes are copied into a block."""
+    """Checksums of a pool on a device: its bytes are copied into a private block."""
 
-    def __init__(self, blocks: Blocks, pool_address: int) -> None:
-        self._blocks = blocks
+    def __init__(self, memory: StagingMemory, pool_address: int) -> None:
+        """`memory`: with a private block for each thread that asks."""
+        self._memory = memory
+        shared, private = memory.counts
+        self._blocks = Blocks(range(shared, shared + private))
         self._pool_address = pool_address
 
     def __call__(self, ranges: Iterable[tuple[int, int]], room: int) -> int:
-        memory, digest = self._blocks.memory, xxhash.xxh3_64(seed=room)
+        memory, digest = self._memory, xxhash.xxh3_64(seed=room)
         pieces = [Piece(0, address, length) for address, length in ranges]
         block = self._blocks.take()
         try:

@@ -48,6 +48,7 @@ class TcpBackend:
     """Serves from the constructor until `close`."""
 
     name: Final = "TCP"
+    is_authenticated: Final = True
 
     def __init__(self, host: str) -> None:
         token = secrets.token_bytes(TOKEN_BYTES)

@@ -176,6 +176,22 @@ def test_only_registered_memory_is_read_and_written(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("setting", EVERY, indirect=True)
+def test_what_is_said_of_authentication_is_so(setting: Setting) -> None:
+    """A reader that has our address and another token."""
+    peer, reader = setting.lasting, Reader(setting, setting.backend())
+    address, _, token = peer.session.partition("#")
+    forged = f"{address}#{'0' * len(token)}"
+    piece = Piece(peer.address, reader.memory.address, 100)
+    if reader.backend.is_authenticated:
+        with pytest.raises(TransferError):
+            reader.backend.read(forged, [piece], TIMEOUT_SECONDS)
+        assert reader.memory.bytes_at(0, 100) == bytes(100)
+    else:
+        reader.backend.read(forged, [piece], TIMEOUT_SECONDS)
+        assert reader.memory.bytes_at(0, 100) == peer.contents[:100]
+
+
+@pytest.mark.parametrize("setting", EVERY, indirect=True)
 def test_memory_that_cannot_be_registered_is_an_error(setting: Setting) -> None:
     backend = setting.lasting_backend
     for address, length in ((0, 4096), (4096, 0), (4096, -1)):

@@ -16,8 +16,9 @@ from sluice_runtime.handover.transfer.reads import (
     ReadJob,
     StagingLostError,
 )
-from sluice_runtime.handover.transfer.staging import Blocks, DeviceChecksum, in_blocks
-from sluice_runtime.kv.host_blocks import HostBlocks
+from sluice_runtime.handover.transfer.registered import memory_at
+from sluice_runtime.handover.transfer.staging import DeviceChecksum, in_blocks
+from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import KvShape, PagePool
 
 from tests.runtime.handover.transfer.memory_block import MemoryBlock, contents
@@ -47,7 +48,13 @@ class Told(MemoryBackend):
 class Ends:
     """A peer's memory, and a pool that counts as a device's."""
 
-    def __init__(self, blocks: int = 2, block_pages: int = 3) -> None:
+    def __init__(
+        self,
+        blocks: int = 2,
+        block_pages: int = 3,
+        private_blocks: int = 1,
+        memory: type[HostBlocks] = HostBlocks,
+    ) -> None:
         self.pool = PagePool(KvShape(1, 1, 16, torch.float32), PAGES, 4)
         self.size = self.pool.page_bytes
         self.theirs = MemoryBlock(PAGES * self.size)
@@ -57,10 +64,16 @@ class Ends:
         peer, self.backend = MemoryBackend(network), Told(network)
         self.session = peer.session
         peer.register(self.theirs.address, PAGES * self.size)
-        self.memory = HostBlocks(self.pool, blocks, block_pages * self.size)
-        self.backend.register(self.memory.address, self.memory.size_bytes)
-        self.blocks = Blocks(self.memory)
-        self.landing = StagedLanding(self.backend, self.blocks, self.pool.address)
+        counts = BlockCounts(blocks, private_blocks)
+        self.memory = memory(self.pool, counts, block_pages * self.size)
+        self.backend.register(self.memory.address, self.memory.shared_bytes)
+        self.device_checksum = DeviceChecksum(self.memory, self.pool.address)
+        self.landing = StagedLanding(
+            self.backend,
+            self.memory,
+            self.pool.address,
+            self.device_checksum if private_blocks else checksum,
+        )
 
     def job(self, pages: Sequence[tuple[int, int]], wrong: int = 0) -> ReadJob:
         """Pages: (theirs, ours)."""
@@ -97,13 +110,30 @@ def test_a_read_of_any_length_lands_in_its_pages_and_nowhere_else(block_pages: i
     assert all(sum(piece.length_bytes for piece in part) <= limit for part in ends.backend.asked)
 
 
-def test_other_bytes_than_announced_do_not_reach_the_pages() -> None:
+def test_other_bytes_than_announced_are_refused() -> None:
     ends = Ends()
     with pytest.raises(ChecksumMismatchError):
         ends.landing.read(ends.job([(1, 2), (5, 6)], wrong=1))
-    assert ends.page(2) == ends.page(6) == bytes(ends.size)
     ends.landing.read(ends.job([(1, 2)]))
     assert ends.page(2) == ends.expected(1)
+
+
+class WrittenBlocks(HostBlocks):
+    """Somebody writes into a block just before it is copied into the pages."""
+
+    def to_device(self, block: int, ranges: Sequence[tuple[int, int]]) -> None:
+        memory_at(self.address_of(block), 1)[0] ^= 1
+        super().to_device(block, ranges)
+
+
+@pytest.mark.parametrize("private_blocks", [0, 1], ids=["a-host's-pool", "a-device's-pool"])
+def test_what_is_written_into_a_block_after_the_read_is_found_in_the_pages(
+    private_blocks: int,
+) -> None:
+    """Pages are checked where nobody else writes."""
+    ends = Ends(private_blocks=private_blocks, memory=WrittenBlocks)
+    with pytest.raises(ChecksumMismatchError):
+        ends.landing.read(ends.job([(1, 2)]))
 
 
 def test_a_read_that_may_still_land_costs_a_block_and_no_page() -> None:
@@ -148,7 +178,7 @@ def test_the_backend_is_told_to_end_what_it_reads_for_a_job() -> None:
 def test_bytes_that_an_adapter_wrote_into_a_device_are_checked_through_a_block() -> None:
     ends = Ends(blocks=1, block_pages=2)
     ends.backend.register(ends.pool.address, PAGES * ends.size)
-    landing = DirectLanding(ends.backend, DeviceChecksum(ends.blocks, ends.pool.address))
+    landing = DirectLanding(ends.backend, ends.device_checksum)
     landing.read(ends.job([(1, 2), (3, 9), (2, 10), (4, 11), (9, 1)]))
     assert ends.page(9) == ends.expected(3)
     with pytest.raises(ChecksumMismatchError):

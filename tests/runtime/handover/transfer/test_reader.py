@@ -28,6 +28,7 @@ class ToldBackend:
     """`on_read` is given the session; it may wait or raise."""
 
     name = "Told"
+    is_authenticated = True
     session = "told"
 
     def __init__(self, on_read: Callable[[str], None] = lambda session: None) -> None:
