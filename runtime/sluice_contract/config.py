@@ -101,11 +101,15 @@ RdmaResource = Annotated[
 ]
 
 
+KvBackend = Literal["Mooncake", "TCP"]
+
+
 class KvTransfer(ContractModel):
     """How prefill engines hand the KV cache to decode engines."""
 
-    backend: Literal["Mooncake", "TCP"] = Field(
-        default="Mooncake", description="What carries the pages."
+    backend: KvBackend | None = Field(
+        default=None,
+        description="What carries the pages. Left out: TCP; for rdma Mooncake.",
     )
     protocol: Literal["tcp", "rdma"] = Field(default="tcp", description="Mooncake's transport.")
     device: str | None = Field(
@@ -121,6 +125,11 @@ class KvTransfer(ContractModel):
     bootstrap_port: int = Field(
         default=ports.BOOTSTRAP, ge=1, le=65535, description="Rendezvous port of prefill engines."
     )
+
+    @property
+    def backend_or_default(self) -> KvBackend:
+        """Where nobody has said it: the one that is authenticated; RDMA is Mooncake's alone."""
+        return self.backend or ("Mooncake" if self.protocol == "rdma" else "TCP")
 
 
 class EngineSettings(ContractModel):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic.alias_generators import to_camel
-from sluice_contract.config import KvTransfer
+from sluice_contract.config import KvTransfer, parse_engine_config
 from sluice_contract.labels import Role
 from sluice_contract.sizing import Source, sizes_of
 from sluice_contract.supported import unused_without_adapters
@@ -27,6 +27,7 @@ from sluice_operator.delivery.adapters import assumed_adapters
 from sluice_operator.delivery.image import has_digest, is_image
 from sluice_operator.delivery.resolved_model import assumed_pin, is_fetched, pin_of, previewed
 from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest
+from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.slo_rules import slo_groups
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
@@ -147,7 +148,12 @@ def _slo(plan: ServicePlan) -> Manifest:
 
 def _kv_transfer(plan: ServicePlan) -> KvTransfer | None:
     """How the KV cache goes from prefill to decode engines; None where it does not."""
-    return plan.spec.kv_transfer(Role.PREFILL) if plan.spec else None
+    transfer = plan.spec.kv_transfer(Role.PREFILL) if plan.spec else None
+    if transfer is None:
+        return None
+    file = parse_engine_config(plan.pools[0].config_map["data"][ENGINE_FILE])
+    assert file.kv_transfer is not None
+    return transfer.model_copy(update={"backend": file.kv_transfer.backend})
 
 
 def _pool(pool: PlannedPool, below: PoolPlan, shown: Preview) -> Manifest:

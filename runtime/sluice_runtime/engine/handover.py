@@ -81,7 +81,7 @@ def started_role(
         try:
             transport = connect(engine.pool, backend)
         except TransferError as error:
-            raise StartupError(f"kvTransfer.backend: {kv.backend}: {error}") from error
+            raise StartupError(f"kvTransfer.backend: {kv.backend_or_default}: {error}") from error
         parts = _Parts(config, kv, engine, key, ready, backend, transport, wake, record)
         yield compose(parts, stack)
 
@@ -119,7 +119,8 @@ class _Parts:
 def _backend(kv: KvTransfer) -> Iterator[TransferBackend]:
     from sluice_runtime.handover.transfer.registry import TransferSettings, create_backend
 
-    backend = create_backend(kv.backend, TransferSettings(_host(), kv.protocol, kv.device))
+    settings = TransferSettings(_host(), kv.protocol, kv.device)
+    backend = create_backend(kv.backend_or_default, settings)
     with closing(backend):
         yield backend
 

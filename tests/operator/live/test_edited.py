@@ -95,7 +95,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.reasoningFormat": "none",
     "engine.grammarCompileSeconds": 20,
     "engine.grammarCompileBytes": 1073741824,
-    "engine.kvTransfer": {"backend": "TCP"},
+    "engine.kvTransfer": {"backend": "Mooncake"},
     "engine.image": "sluice/engine:other",
     "engine.drainSeconds": 30,
     "engine.startupSeconds": 60,

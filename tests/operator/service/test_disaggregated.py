@@ -103,7 +103,7 @@ def test_engines_are_told_their_role_and_where_the_key_is() -> None:
     for role, config in _files(service_plan(SPEC)).items():
         assert config.role is role
         assert config.handover_key_file == "/etc/sluice/handover/key"
-        assert config.kv_transfer == KvTransfer()
+        assert config.kv_transfer == KvTransfer(backend="TCP")
     engine = {"engine": {"kvTransfer": {"backend": "TCP", "bootstrapPort": 9000}}}
     for config in _files(service_plan(SPEC | engine)).values():
         assert config.kv_transfer == KvTransfer(backend="TCP", bootstrap_port=9000)
@@ -307,7 +307,8 @@ def test_rdma_has_its_device_its_right_and_a_warning(given: Manifest, resource: 
         assert engine["resources"]["limits"] == limits | {name: 1}
         assert engine["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     for config in _files(plan).values():
-        assert config.kv_transfer == KvTransfer(protocol="rdma", device="mlx5_0")
+        rdma = KvTransfer(backend="Mooncake", protocol="rdma", device="mlx5_0")
+        assert config.kv_transfer == rdma
     (warning,) = (event for event in plan.events if event.type == "Warning")
     assert warning.reason == "LeavesRestricted"
     assert "Pools prefill and decode: " in warning.message

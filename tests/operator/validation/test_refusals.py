@@ -121,7 +121,8 @@ def test_every_invalid_field_is_told_at_once() -> None:
             "17000 is not allowed",
         ),
         (
-            {"pools": {"prefill": {}, "decode": {"engine": {"kvTransfer": {"backend": "TCP"}}}}},
+            {"pools": {"prefill": {},
+                       "decode": {"engine": {"kvTransfer": {"backend": "Mooncake"}}}}},
             "spec.pools.decode.engine.kvTransfer",
             '"backend":"Mooncake"',
         ),

@@ -33,6 +33,7 @@ from sluice_operator.service.resolve.model import fetcher_of
 from sluice_operator.service.resolve.release_decisions import (
     DEFAULTED,
     Pin,
+    backend_in_use,
     engine_inputs,
     pinned_spec,
     shared_pin,
@@ -46,6 +47,7 @@ from sluice_operator.service.resolve.replicas import (
     plan_replicas,
 )
 from sluice_operator.service.resolve.settings import (
+    HANDOVER_BACKEND,
     EngineFile,
     Settings,
     engine_file,
@@ -84,7 +86,8 @@ def resolve_pool(
     try:
         # Beside a pin, `file` only tells what this release would change.
         taken = None if pin else shared
-        file = engine_file(spec, role, accelerator.accelerator, taken)
+        in_use = backend_in_use(observed.children)
+        file = engine_file(spec, role, accelerator.accelerator, taken, in_use)
     except ConfigError as error:
         assert pin is not None, "contradictions are refused before"
         file = EngineFile(pin.settings, pin.text)
@@ -257,8 +260,8 @@ def _of_rdma(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
     if transfer.protocol != "rdma":
         named = {"device": transfer.device, "resourceName": transfer.resource_name}
         wrong = [(key, value, "only with protocol rdma") for key, value in named.items() if value]
-    elif transfer.backend != "Mooncake":
-        wrong = [("protocol", "rdma", f"tcp with backend {transfer.backend}")]
+    elif (backend := transfer.backend_or_default) != "Mooncake":
+        wrong = [("protocol", "rdma", f"tcp with backend {backend}")]
     for key, value, allowed in wrong:
         text = f"{path}.{key}: {shown_json(value)} is not allowed; allowed: {allowed}"
         yield Refusal(INVALID, f"{path}.{key}", text)
@@ -313,7 +316,8 @@ def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]
             old, new = getattr(kept.model_image, name), getattr(fresh.model_image, name)
             pairs.append((f"modelImage.{name}", old, new))
     before, after = resolved_values(pin.settings), resolved_values(file.settings)
-    for name in sorted(before.keys() | after.keys()):
+    # What carries the KV cache stays, and files of earlier releases do not tell its source.
+    for name in sorted((before.keys() | after.keys()) - {HANDOVER_BACKEND}):
         pair = (to_camel(name), before.get(name, BY_ENGINE), after.get(name, BY_ENGINE))
         pairs.append(pair)
     changes = [f"{name} {old} to {new}" for name, old, new in pairs if old != new]

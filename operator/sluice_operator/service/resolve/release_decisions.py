@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
+from sluice_contract.config import KvBackend, KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.sizing import Source
 
@@ -113,6 +114,20 @@ def kept_certificates(children: Children, service: str) -> str:
     return next(((item.get("data") or {}).get(CA_FILE, "") for item in ca_maps), "")
 
 
+def backend_in_use(children: Children) -> KvBackend | None:
+    """What carries the KV cache between the engines that are there; None where nothing does."""
+    for fields, _ in (decided for role in Role for decided in _decided(children, role)):
+        item = _config_map_of(children, fields)
+        transfer = _json(item["data"][ENGINE_FILE]).get("kvTransfer") if item else None
+        try:
+            backend = KvTransfer.model_validate(transfer).backend
+        except ValidationError:  # none, or of another release
+            continue
+        if backend is not None:
+            return backend
+    return None
+
+
 def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
     """`fresh` with what was decided before."""
     own = {k: v for k, v in fresh.to_json_dict().items() if k not in PINNED_FIELDS}
@@ -152,15 +167,23 @@ def _decided(children: Children, role: Role) -> Iterator[tuple[Manifest, bool]]:
 
 
 def _pin(children: Children, fields: Manifest, in_use: bool) -> Pin | None:
+    item = _config_map_of(children, fields)
+    if item is None:
+        return None
+    try:
+        settings = settings_from(_json(note_of(item, RESOLVED)))
+    except ValueError:
+        return None
+    text = item["data"][ENGINE_FILE]
+    return Pin(fields, text, settings, in_use) if settings else None
+
+
+def _config_map_of(children: Children, fields: Manifest) -> Manifest | None:
+    """With the engine's file."""
     name = (fields.get("configRef") or {}).get("name")
     for item in of_kind(children, CONFIG_MAP):
         if item["metadata"]["name"] == name and ENGINE_FILE in (item.get("data") or {}):
-            try:
-                settings = settings_from(_json(note_of(item, RESOLVED)))
-            except ValueError:
-                return None
-            text = item["data"][ENGINE_FILE]
-            return Pin(fields, text, settings, in_use) if settings else None
+            return item
     return None
 
 

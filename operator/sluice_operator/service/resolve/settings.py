@@ -14,6 +14,7 @@ from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import (
     EngineConfig,
+    KvBackend,
     KvTransfer,
     ModelRef,
     ServerSettings,
@@ -40,7 +41,8 @@ LISTEN_ADDRESS: Final = "0.0.0.0"  # noqa: S104
 """One file serves all pods of a revision, so it cannot name a pod's own address."""
 
 Settings = dict[str, Resolved]
-"""By field name of `EngineSettings`."""
+"""By field name of `EngineSettings`, and `HANDOVER_BACKEND`."""
+HANDOVER_BACKEND: Final = "kv_transfer_backend"
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,14 @@ class EngineFile:
 
 
 def engine_file(
-    spec: InferenceServiceSpec, role: Role, accelerator: Accelerator, shared: Settings | None = None
+    spec: InferenceServiceSpec,
+    role: Role,
+    accelerator: Accelerator,
+    shared: Settings | None = None,
+    backend_in_use: KvBackend | None = None,
 ) -> EngineFile:
-    """Resolves and renders the settings of one pool; `shared`: as in `pool_settings`.
+    """Resolves and renders the settings of one pool; `shared`: as in `pool_settings`;
+    `backend_in_use`: what carries the KV cache between engines that are there.
 
     Raises:
         ConfigError: two resolved values contradict each other.
@@ -62,6 +69,13 @@ def engine_file(
     source = model_source(spec.model)
     settings = pool_settings(spec, role, accelerator, shared or {})
     values: dict[str, Any] = resolved_values(settings)
+    transfer = spec.kv_transfer(role)
+    if transfer is not None:
+        backend = _handover_backend(spec, role, transfer, backend_in_use)
+        settings[HANDOVER_BACKEND] = backend
+        # Without what only the operator reads.
+        update = {"backend": backend.value, "resource_name": None}
+        transfer = transfer.model_copy(update=update)
     config = EngineConfig(
         **values,
         slo=slo_targets(spec, role),
@@ -69,7 +83,7 @@ def engine_file(
         adapters_file=None if spec.model.adapters is None else ADAPTERS_FILE,
         model=ModelRef(uri=source.engine_uri, name=source.served_name, aliases=spec.model.aliases),
         role=role,
-        kv_transfer=_kv_transfer(spec, role),
+        kv_transfer=transfer,
         handover_key_file=HANDOVER_KEY_FILE,
         tracing=Tracing(endpoint=spec.tracing.endpoint) if spec.tracing else None,
         server=ServerSettings(
@@ -82,10 +96,18 @@ def engine_file(
     return EngineFile(settings, render_engine_config(config))
 
 
-def _kv_transfer(spec: InferenceServiceSpec, role: Role) -> KvTransfer | None:
-    """Without what only the operator reads."""
-    transfer = spec.kv_transfer(role)
-    return transfer and transfer.model_copy(update={"resource_name": None})
+def _handover_backend(
+    spec: InferenceServiceSpec, role: Role, transfer: KvTransfer, in_use: KvBackend | None
+) -> Resolved:
+    """What carries the KV cache. Where nobody says it, engines that are there keep theirs."""
+    if transfer.backend is not None:
+        own = spec.pool(role).engine
+        origin = f"spec.pools.{role}.engine" if own and own.kv_transfer else "spec"
+        return Resolved(value=transfer.backend, source=Source.USER, origin=origin)
+    default = transfer.backend_or_default
+    if in_use in (None, default) or transfer.protocol == "rdma":
+        return Resolved(value=default, source=Source.GENERAL, origin="default")
+    return Resolved(value=str(in_use), source=Source.GENERAL, origin="engines in use")
 
 
 def pool_settings(

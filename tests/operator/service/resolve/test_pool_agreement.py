@@ -101,3 +101,39 @@ def test_one_pool_that_returns_to_a_former_release_s_revision_goes_on_with_its_s
 
 def test_of_a_service_without_pools_all_is_resolved_anew() -> None:
     assert _page_sizes(service_plan(_spec())) == [16, 16]
+
+
+def _backends(plan: ServicePlan) -> list[tuple[str | None, str]]:
+    """As the engines' files say them, and where they are from."""
+    assert plan.refusal is None, plan.refusal
+    found = []
+    for pool in plan.pools:
+        transfer = parse_engine_config(pool.config_map["data"]["engine.json"]).kv_transfer
+        assert transfer is not None
+        found.append((transfer.backend, pool.settings["kv_transfer_backend"].origin))
+    return found
+
+
+@pytest.mark.parametrize("more", [MORE["engine"], {"kvTransfer": {"bootstrapPort": 9000}}])
+def test_engines_that_hand_over_by_mooncake_go_on_so_when_their_service_is_edited(
+    more: Manifest,
+) -> None:
+    """Those that an earlier release has made, whose default it was, look like these."""
+    by_mooncake = _spec() | {"engine": {"kvTransfer": {"backend": "Mooncake"}}}
+    before = _children(service_plan(by_mooncake))
+    plan = _plan(_spec() | {"engine": more}, before)
+    assert _backends(plan) == [("Mooncake", "engines in use")] * 2
+    again = _plan(_spec() | {"engine": more}, _children(plan))
+    assert _backends(again) == [("Mooncake", "engines in use")] * 2
+    assert not again.upgrade
+
+
+def test_what_carries_the_cache_is_authenticated_unless_somebody_chose_otherwise() -> None:
+    assert _backends(service_plan(_spec())) == [("TCP", "default")] * 2
+    rdma = {"engine": {"kvTransfer": {"protocol": "rdma"}}}
+    assert (
+        _backends(_plan(_spec() | rdma, _children(service_plan(_spec()))))
+        == [("Mooncake", "default")] * 2
+    )
+    chosen = {"engine": {"kvTransfer": {"backend": "Mooncake"}}}
+    assert _backends(service_plan(_spec() | chosen)) == [("Mooncake", "spec")] * 2
