@@ -106,7 +106,7 @@ def test_of_a_service_without_pools_all_is_resolved_anew() -> None:
 def _backends(plan: ServicePlan) -> list[tuple[str | None, str]]:
     """As the engines' files say them, and where they are from."""
     assert plan.refusal is None, plan.refusal
-    found = []
+    found = list[tuple[str | None, str]]()
     for pool in plan.pools:
         transfer = parse_engine_config(pool.config_map["data"]["engine.json"]).kv_transfer
         assert transfer is not None
