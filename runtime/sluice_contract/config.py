@@ -358,6 +358,11 @@ class ServerSettings(ContractModel):
     cors: Cors | None = Field(
         default=None, description="Which web pages may send requests; left out: none."
     )
+    require_signature: bool | None = Field(
+        default=None,
+        description="True: only requests that the service's router has signed are served, others "
+        "are answered 403. On a cluster beside router.auth. Requires handoverKeyFile.",
+    )
 
     @model_validator(mode="after")
     def _two_ports(self) -> Self:
@@ -403,7 +408,8 @@ class EngineConfig(EngineSettings):
         default=None,
         min_length=1,
         max_length=4096,
-        description="File with the key by which router and engines of a service know each other. "
+        description="File with the key by which router and engines of a service know each other; "
+        "one named second-key in the same folder verifies, too. Read again when they change. "
         "Required in roles prefill and decode; in role mixed an engine without it goes on with no "
         "answer that another engine began.",
     )
@@ -424,6 +430,12 @@ class EngineConfig(EngineSettings):
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise ValueError(f"adapters whose names differ; {name!r} is there twice")
+        return self
+
+    @model_validator(mode="after")
+    def _signatures_need_a_key(self) -> Self:
+        if self.server.require_signature and self.handover_key_file is None:
+            raise ValueError("server.requireSignature only beside handoverKeyFile")
         return self
 
     @field_validator("chunk_size")

@@ -1,16 +1,20 @@
 """How the router names the prefill engine of a request to the decode engine: a signed header.
 
 A decode engine takes a request only with it, so that no client can make one engine connect to
-another. Pure functions; knows no server.
+another. What every signed header has in common, and the keys of a service, are here, too. Knows no
+server.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import hmac
 import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -27,7 +31,19 @@ PREFILL_UNAVAILABLE: Final = "prefill_unavailable"
 """The same, but the prefill engine never took the request: it drains, cannot be reached, or is not
 the one that is meant. So the request cannot be at fault."""
 MIN_KEY_BYTES: Final = 32
+SECOND_KEY: Final = "second-key"
+"""Name of a file beside that of the key, which need not be there: this key verifies, too."""
+LOOK_SECONDS: Final = 1.0
+"""Pause between two looks at the files of the keys."""
 _LABEL: Final = b"sluice prefill header 1\0"
+_PATH: Final = "path"
+_DIGEST: Final = "bodySha256"
+
+Keys = Callable[[], Sequence[bytes]]
+"""The keys of a service as they are now: the first signs, each verifies."""
+ContentT = TypeVar("ContentT")
+
+logger = logging.getLogger("sluice.handover")
 
 
 class InvalidSignatureError(Exception):
@@ -45,21 +61,86 @@ class PrefillRef(ContractModel):
     """The pod's, for messages."""
 
 
-def read_key(path: Path) -> bytes:
-    """The key of a service, from the file that the operator mounts.
+class Bound(NamedTuple):
+    """What a header is good for besides a request's id. Engines say in their load report whether
+    they know it (`boundHeaders`)."""
+
+    path: str
+    """As the engine gets it, still percent-encoded, without a query."""
+    body_sha256: str
+    """Of the body as the engine gets it, in hexadecimal."""
+
+
+class Verified(NamedTuple, Generic[ContentT]):
+    """What a router has signed, once the body is no other one: `refuse_other_body`."""
+
+    content: ContentT
+    body_sha256: str | None
+    """None: a router of the former release does not say."""
+
+
+class KeyFiles:
+    """The keys of a service in a file, and in another one beside it, as they are now. While they
+    cannot be read, the keys stay as they were."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        """Raises OSError for files that cannot be read, ValueError for a key that is too short."""
+        self._path = path
+        self._clock = clock
+        self._stamp = _stamp(path)
+        self._keys = read_keys(path)
+        self._looked = clock()
+
+    def current(self) -> tuple[bytes, ...]:
+        """As `Keys`; looks for changes at most once in `LOOK_SECONDS`."""
+        now = self._clock()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look()
+        return self._keys
+
+    def _look(self) -> None:
+        try:
+            stamp = _stamp(self._path)
+            if stamp == self._stamp:
+                return
+            keys = read_keys(self._path)
+            if _stamp(self._path) != stamp:
+                return  # both files are of the same state, or neither is taken
+        except (OSError, ValueError) as error:
+            logger.warning("keys stay as they were: %s", error)
+            return
+        self._keys, self._stamp = keys, stamp
+        names = [hashlib.sha256(key).hexdigest()[:8] for key in keys]
+        logger.info("keys read again (begin of SHA-256): signs with %s", ", verifies ".join(names))
+
+
+def _stamp(path: Path) -> list[tuple[int, int, int]]:
+    """Changes when a file does, or what a link leads to."""
+    files = [each for each in (path, path.with_name(SECOND_KEY)) if each.exists()]
+    return [(stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in map(Path.stat, files)]
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """The keys of a service, from the file that the operator mounts, and from that beside it.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the key is too short.
+        OSError: a file cannot be read.
+        ValueError: a key is too short.
     """
+    second = path.with_name(SECOND_KEY)
+    return tuple(_read_key(each) for each in (path, second) if each == path or each.exists())
+
+
+def _read_key(path: Path) -> bytes:
     key = path.read_bytes().strip()
     if len(key) < MIN_KEY_BYTES:
         raise ValueError(f"{path}: {len(key)} bytes; allowed: at least {MIN_KEY_BYTES}")
     return key
 
 
-def configured_key(path: str | None) -> bytes:
-    """The key in the file that `handoverKeyFile` names.
+def configured_keys(path: str | None, clock: Callable[[], float]) -> Keys:
+    """The keys in the file that `handoverKeyFile` names, and beside it.
 
     Raises:
         ConfigError: it names none, or one that cannot be used.
@@ -68,27 +149,31 @@ def configured_key(path: str | None) -> bytes:
     if path is None:
         raise ConfigError("handoverKeyFile", None, f"{allowed}, with roles prefill and decode")
     try:
-        return read_key(Path(path))
+        return KeyFiles(Path(path), clock).current
     except OSError as error:
         raise ConfigError("handoverKeyFile", path, f"{allowed} ({error.strerror})") from None
     except ValueError as error:
         raise ConfigError("handoverKeyFile", path, f"{allowed} ({error})") from None
 
 
-def signed_header(key: bytes, prefill: PrefillRef, request_id: str, now_unix: float) -> str:
+def signed_header(
+    key: bytes, prefill: PrefillRef, request_id: str, now_unix: float, bound: Bound | None = None
+) -> str:
     """The header's value, good for this request and for `HEADER_SECONDS`."""
-    return signed_claims(key, _LABEL, prefill.to_json_dict(), request_id, now_unix)
+    return signed_claims(key, _LABEL, prefill.to_json_dict(), request_id, now_unix, bound)
 
 
-def verified_header(key: bytes, value: str, request_id: str, now_unix: float) -> PrefillRef:
+def verified_header(
+    keys: Sequence[bytes], value: str, request_id: str, path: str, now_unix: float
+) -> Verified[PrefillRef]:
     """What a router signed for this request.
 
     Raises:
-        InvalidSignatureError: it is not signed with this key, is of another request, or too old.
+        InvalidSignatureError: it is not signed with these keys, is of another request, or too old.
     """
     try:
-        claims = verified_claims(key, _LABEL, value, request_id, now_unix)
-        return PrefillRef.model_validate(claims)
+        claims, digest = verified_claims(keys, _LABEL, value, request_id, path, now_unix)
+        return Verified(PrefillRef.model_validate(claims), digest)
     except ValidationError as error:
         says = error.errors()[0]["msg"]
     except InvalidSignatureError as error:
@@ -97,31 +182,64 @@ def verified_header(key: bytes, value: str, request_id: str, now_unix: float) ->
 
 
 def signed_claims(
-    key: bytes, label: bytes, claims: dict[str, Any], request_id: str, now_unix: float
+    key: bytes,
+    label: bytes,
+    claims: dict[str, Any],
+    request_id: str,
+    now_unix: float,
+    bound: Bound | None,
 ) -> str:
-    """`BASE64URL(JSON).HEX(HMAC-SHA256)` of claims about one request."""
+    """`BASE64URL(JSON).HEX(HMAC-SHA256)` of claims about one request. Unbound it is good for any
+    path and body: the form of the former release."""
+    if bound is not None:
+        claims = claims | {_PATH: bound.path, _DIGEST: bound.body_sha256}
     claims = claims | {"requestId": request_id, "unixSeconds": round(now_unix, 3)}
     body = base64.urlsafe_b64encode(json.dumps(claims, separators=(",", ":")).encode())
     return f"{body.decode()}.{signature(key, label + body)}"
 
 
 def verified_claims(
-    key: bytes, label: bytes, value: str, request_id: str, now_unix: float
-) -> dict[str, Any]:
+    keys: Sequence[bytes],
+    label: bytes,
+    value: str,
+    request_id: str,
+    path: str,
+    now_unix: float,
+) -> Verified[dict[str, Any]]:
     """What `signed_claims` was given.
 
     Raises:
-        InvalidSignatureError: it is not signed with this key, is of another request, or too old.
+        InvalidSignatureError: it is not signed with these keys, is of another request, or too old.
     """
     body, _, given = value.partition(".")
-    if not hmac.compare_digest(given.encode(), signature(key, label + body.encode()).encode()):
+    if not is_signed(keys, label + body.encode(), given):
         raise InvalidSignatureError("not signed by this service's router")
     claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))
     if claims.pop("requestId") != request_id:
         raise InvalidSignatureError("signed for another request")
     if abs(now_unix - claims.pop("unixSeconds")) > HEADER_SECONDS:
         raise InvalidSignatureError(f"signed more than {HEADER_SECONDS:.0f} s ago")
-    return claims
+    if claims.pop(_PATH, path) != path:
+        raise InvalidSignatureError("signed for another path")
+    return Verified(claims, claims.pop(_DIGEST, None))
+
+
+def refuse_other_body(digests: Mapping[str, str], body: bytes) -> None:
+    """Raises InvalidSignatureError for a body that was not signed. `digests`: its SHA-256 by each
+    header that says one."""
+    if not digests:
+        return
+    found = hashlib.sha256(body).hexdigest().encode()
+    for header, digest in digests.items():
+        if not hmac.compare_digest(digest.encode(), found):
+            raise InvalidSignatureError(f"{header}: signed for another body")
+
+
+def is_signed(keys: Sequence[bytes], message: bytes, given: str) -> bool:
+    """Whether `given` is the signature of a message with one of the keys."""
+    return any(
+        hmac.compare_digest(given.encode(), signature(key, message).encode()) for key in keys
+    )
 
 
 def signature(key: bytes, message: bytes) -> str:

@@ -69,6 +69,8 @@ class LoadReport(ContractModel):
     role mixed, and of engines that are older than this field."""
     private_calls: bool = False
     """Whether it takes private calls, and so goes on with answers that another engine began."""
+    bound_headers: bool = False
+    """Whether it takes signed headers that are good for one path and one body."""
     answer_identity: str | None = None
     """Opaque: an answer goes on only between engines that say the same."""
     queued_work_seconds: float

@@ -8,23 +8,27 @@ knows no server.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from sluice_contract.handover import InvalidSignatureError, signed_claims, verified_claims
+from sluice_contract.handover import (
+    Bound,
+    InvalidSignatureError,
+    Verified,
+    signed_claims,
+    verified_claims,
+)
 
 PRIVATE_HEADER: Final = "X-Sluice-Private"
-"""`BASE64URL(JSON).HEX(HMAC-SHA256)` over request id, time and body, from the router."""
+"""`BASE64URL(JSON).HEX(HMAC-SHA256)` over request id, time, path and body, from the router."""
 RESUME_MISMATCH: Final = "resume_mismatch"
 """Error code of a 409: this engine would not go on from the same prompt."""
 MORE_LINE: Final = b': {"more":true}\n'
 """First line of an event that belongs to the next one: they are passed on together, or not at
 all."""
 _LABEL: Final = b"sluice private call 1\0"
-_DIGEST: Final = "bodySha256"
 
 
 class _Value(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -137,29 +141,21 @@ def read_comment(line: bytes) -> EventComment:
     return _COMMENT.decode(line[2:])
 
 
-def signed_call(key: bytes, request_id: str, body: bytes, now_unix: float) -> str:
-    """The header's value, for this request and this body."""
-    return signed_digest(key, request_id, hashlib.sha256(body).hexdigest(), now_unix)
+def signed_call(key: bytes, request_id: str, bound: Bound, now_unix: float) -> str:
+    """The header's value, for this request with this path and body."""
+    return signed_claims(key, _LABEL, {}, request_id, now_unix, bound)
 
 
-def signed_digest(key: bytes, request_id: str, digest: str, now_unix: float) -> str:
-    """The header's value, for this request and the body with this SHA-256, in hexadecimal."""
-    return signed_claims(key, _LABEL, {_DIGEST: digest}, request_id, now_unix)
-
-
-def verified_digest(key: bytes, value: str, request_id: str, now_unix: float) -> str:
-    """The digest that the request's body must have: `refuse_other_body`.
+def verified_call(
+    keys: Sequence[bytes], value: str, request_id: str, path: str, now_unix: float
+) -> Verified[None]:
+    """That the request is a private call, if its body has the digest: `refuse_other_body`.
 
     Raises:
-        InvalidSignatureError: not signed with this key, for another request, or too long ago.
+        InvalidSignatureError: not signed with these keys, for another request, or too long ago.
     """
     try:
-        return str(verified_claims(key, _LABEL, value, request_id, now_unix)[_DIGEST])
+        _, digest = verified_claims(keys, _LABEL, value, request_id, path, now_unix)
     except InvalidSignatureError as error:
         raise InvalidSignatureError(f"{PRIVATE_HEADER}: {error}") from None
-
-
-def refuse_other_body(digest: str, body: bytes) -> None:
-    """Raises InvalidSignatureError for a body that was not signed."""
-    if not hmac.compare_digest(digest.encode(), hashlib.sha256(body).hexdigest().encode()):
-        raise InvalidSignatureError(f"{PRIVATE_HEADER}: signed for another body")
+    return Verified(None, digest)

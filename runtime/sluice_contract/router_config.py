@@ -210,8 +210,8 @@ class RouterConfig(ContractModel):
         max_length=4096,
         description="File with the key that signs what only this service's engines are told: which "
         "prefill engine a decode engine is to ask, how an answer goes on that another began, "
-        "and whose request it is. Required beside the role decode; left out, no answer is resumed, "
-        "and tenants share the prefix cache.",
+        "and whose request it is. Read again when it changes. Required beside the role decode; "
+        "left out, no answer is resumed, and tenants share the prefix cache.",
     )
     auth: Auth | None = Field(
         default=None, description="Who may send requests; left out: whoever reaches the router."

@@ -7,13 +7,16 @@ tenant's name, which the router's spans carry, nor its API key. Pure functions; 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Self
+from collections.abc import Sequence
+from typing import Annotated, Final, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from sluice_contract.base import ContractModel
 from sluice_contract.handover import (
+    Bound,
     InvalidSignatureError,
+    Verified,
     signature,
     signed_claims,
     verified_claims,
@@ -71,7 +74,7 @@ class TenantClaims(ContractModel):
 
 
 def claims_of(key: bytes, tenant: Tenant) -> TenantClaims:
-    """What engines are told of a tenant. Its salt stays the same while the service's key does."""
+    """What engines are told of a tenant. Its salt stays the same while the key that signs does."""
     most = MAX_PRIORITY if tenant.max_priority is None else tenant.max_priority
     default = tenant.default_priority
     return TenantClaims(
@@ -81,20 +84,24 @@ def claims_of(key: bytes, tenant: Tenant) -> TenantClaims:
     )
 
 
-def signed_tenant(key: bytes, claims: TenantClaims, request_id: str, now_unix: float) -> str:
+def signed_tenant(
+    key: bytes, claims: TenantClaims, request_id: str, now_unix: float, bound: Bound | None = None
+) -> str:
     """The header's value, good for this request and for `handover.HEADER_SECONDS`."""
-    return signed_claims(key, _HEADER_LABEL, claims.to_json_dict(), request_id, now_unix)
+    return signed_claims(key, _HEADER_LABEL, claims.to_json_dict(), request_id, now_unix, bound)
 
 
-def verified_tenant(key: bytes, value: str, request_id: str, now_unix: float) -> TenantClaims:
+def verified_tenant(
+    keys: Sequence[bytes], value: str, request_id: str, path: str, now_unix: float
+) -> Verified[TenantClaims]:
     """What a router signed for this request.
 
     Raises:
-        InvalidSignatureError: it is not signed with this key, is of another request, or too old.
+        InvalidSignatureError: it is not signed with these keys, is of another request, or too old.
     """
     try:
-        claims: dict[str, Any] = verified_claims(key, _HEADER_LABEL, value, request_id, now_unix)
-        return TenantClaims.model_validate(claims)
+        claims, digest = verified_claims(keys, _HEADER_LABEL, value, request_id, path, now_unix)
+        return Verified(TenantClaims.model_validate(claims), digest)
     except ValidationError as error:
         says = error.errors()[0]["msg"]
     except InvalidSignatureError as error:

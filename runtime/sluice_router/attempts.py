@@ -6,14 +6,14 @@ Counts no failure and picks no engine. Knows nothing of the client's connection.
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Final
 
 import aiohttp
 from sluice_contract.engine_http import REQUEST_ID_HEADER
-from sluice_contract.handover import PREFILL_HEADER
+from sluice_contract.handover import PREFILL_HEADER, Bound
 from sluice_contract.private_calls import PRIVATE_HEADER
 from sluice_contract.tenants import TENANT_HEADER
 from sluice_contract.trace import TRACEPARENT_HEADER
@@ -39,15 +39,12 @@ from sluice_router.failures import (
     error_in,
 )
 from sluice_router.memory import SMALL_BYTES, Body
-from sluice_router.private_form import PrivateForm, SignedBody
+from sluice_router.private_form import PrivateForm, SignedBody, body_sha256
 from sluice_router.resume import Progress
 from sluice_router.spans import Attempt, RouterSpans
-from sluice_router.targets import Target
+from sluice_router.targets import SignPrefill, Target
 from sluice_router.tenants import SignTenant
 from sluice_router.upstream import read_at_most
-
-SignPrefill = Callable[[EngineState, str], str]
-"""Value of `PREFILL_HEADER` that names this prefill engine, for the request with that id."""
 
 _REFUSAL_BYTES: Final = 65_536
 """Length to which a refusal is cut before it is passed on."""
@@ -167,7 +164,7 @@ class Sender:
     async def _send(self, target: Target, call: Call) -> Reply:
         url = URL(target.engine.endpoint.url + call.path, encoded=True)  # as the client wrote it
         signed = await self._signed(target, call)
-        headers = self._headers(target, call, signed)
+        headers = self._headers(target, call, signed, await self._bound(target, call, signed))
         response = await self._session.request(
             call.method,
             url,
@@ -178,7 +175,8 @@ class Sender:
         private = signed is not None
         try:
             resumes = private and call.progress is not None and call.progress.begun
-            trusts = PREFILL_HEADER in headers or TENANT_HEADER in headers
+            trusts = self._private_form is not None
+            trusts = trusts or PREFILL_HEADER in headers or TENANT_HEADER in headers
             await _raise_if_refused(
                 response, target, private=private, resumes=resumes, trusts=trusts
             )
@@ -196,17 +194,33 @@ class Sender:
             return None
         assert self._private_form is not None, "calls have progress where there is a key"
         id_ = call.headers[REQUEST_ID_HEADER]
-        return await self._private_form.sign(call.progress.head(), call.body.content, id_)
+        return await self._private_form.sign(
+            call.progress.head(), call.body.content, id_, call.path
+        )
 
-    def _headers(self, target: Target, call: Call, signed: SignedBody | None) -> dict[str, str]:
+    async def _bound(self, target: Target, call: Call, signed: SignedBody | None) -> Bound | None:
+        """The path and body that signed headers are good for; None: any, if the engine does not
+        know of that, or no header is signed."""
+        signs = target.prefill is not None or (self._sign_tenant and call.tenant is not None)
+        if not signs or not target.engine.binds_headers:
+            return None
+        if signed is not None:
+            return signed.bound
+        content = b"" if call.body is None else call.body.content
+        return Bound(call.path, await body_sha256(content))
+
+    def _headers(
+        self, target: Target, call: Call, signed: SignedBody | None, bound: Bound | None
+    ) -> dict[str, str]:
         headers = dict(call.headers)
         if signed is not None:
             headers |= {PRIVATE_HEADER: signed.signature, "Content-Length": str(signed.size)}
         if target.prefill is not None:
             assert self._sign is not None, "a router of pairs has a key"
-            headers[PREFILL_HEADER] = self._sign(target.prefill, headers[REQUEST_ID_HEADER])
+            headers[PREFILL_HEADER] = self._sign(target.prefill, headers[REQUEST_ID_HEADER], bound)
         if self._sign_tenant is not None and call.tenant is not None:
-            headers[TENANT_HEADER] = self._sign_tenant(call.tenant, headers[REQUEST_ID_HEADER])
+            id_ = headers[REQUEST_ID_HEADER]
+            headers[TENANT_HEADER] = self._sign_tenant(call.tenant, id_, bound)
         return headers
 
 

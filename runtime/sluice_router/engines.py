@@ -104,6 +104,12 @@ class EngineState:
         takes = self.received is not None and self.received.report.private_calls
         return takes and self.refused_private_seconds is None
 
+    @property
+    def binds_headers(self) -> bool:
+        """Whether it takes headers that are signed for a path and a body; false until a report
+        says."""
+        return self.received is not None and self.received.report.bound_headers
+
     def adapter_key(self, name: str) -> str | None:
         """Equal where adapters are; None: its last report had none of this name."""
         return self.received.report.adapters.get(name) if self.received is not None else None

@@ -100,7 +100,8 @@ class EngineFailedError(RouterError):
 
 
 class OtherKeyError(RouterError):
-    """An engine that cannot serve without the router's signature did not take it."""
+    """An engine that cannot serve without the router's signature did not take it, or got none: one
+    beside `auth`, of which this router knows nothing, and which has not reported yet."""
 
     status = 503
     code = "invalid_signature"
@@ -108,8 +109,8 @@ class OtherKeyError(RouterError):
 
     def __init__(self, engine: str) -> None:
         super().__init__(
-            f"engine {engine} refuses the router's signature: it has another key, or its clock is"
-            " wrong"
+            f"engine {engine} refuses the router's signature, or its lack: it has another key, its"
+            " clock is wrong, or it has not reported yet"
         )
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from sluice_contract.private_calls import CallHead, head_line, signed_digest
+from sluice_contract.handover import Bound, Keys
+from sluice_contract.private_calls import CallHead, head_line, signed_call
 
 from sluice_router.memory import SMALL_BYTES
 
@@ -20,6 +21,8 @@ class SignedBody:
 
     head: bytes
     client_body: bytes
+    bound: Bound
+    """To what other headers are bound, too."""
     signature: str
 
     @property
@@ -38,23 +41,31 @@ class SignedBody:
 class PrivateForm:
     """Signs with the service's key."""
 
-    key: bytes
+    keys: Keys
     unix_clock: Callable[[], float]
     draw_seed: Callable[[], int]
     """63 bits."""
 
-    async def sign(self, head: CallHead, client_body: bytes, request_id: str) -> SignedBody:
-        """The body; a long one is hashed in a thread."""
+    async def sign(
+        self, head: CallHead, client_body: bytes, request_id: str, path: str
+    ) -> SignedBody:
+        """The body."""
         line = head_line(head)
-        if len(line) + len(client_body) <= SMALL_BYTES:
-            digest = _digest(line, client_body)
-        else:
-            digest = await asyncio.to_thread(_digest, line, client_body)
-        signature = signed_digest(self.key, request_id, digest, self.unix_clock())
-        return SignedBody(line, client_body, signature)
+        bound = Bound(path, await body_sha256(line, client_body))
+        signature = signed_call(self.keys()[0], request_id, bound, self.unix_clock())
+        return SignedBody(line, client_body, bound, signature)
 
 
-def _digest(head: bytes, client_body: bytes) -> str:
-    hashed = hashlib.sha256(head)
-    hashed.update(client_body)
+async def body_sha256(*parts: bytes) -> str:
+    """In hexadecimal, of parts that are sent one after the other; long ones are hashed in a
+    thread."""
+    if sum(map(len, parts)) <= SMALL_BYTES:
+        return _sha256(parts)
+    return await asyncio.to_thread(_sha256, parts)
+
+
+def _sha256(parts: Sequence[bytes]) -> str:
+    hashed = hashlib.sha256()
+    for part in parts:
+        hashed.update(part)
     return hashed.hexdigest()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import aiohttp
 from aiohttp import web
 from sluice_contract.base import ConfigError
-from sluice_contract.handover import configured_key
+from sluice_contract.handover import Keys, configured_keys
 from sluice_contract.labels import Role
 from sluice_contract.router_config import RouterConfig
 from sluice_contract.span_export import span_recorder
@@ -118,10 +118,10 @@ def _parts(
     clock, spans = time.monotonic, _spans(config, record)
     fleet = Fleet(clock)
     telemetry = Telemetry(config.roles)
-    key = _key(config)
-    private_form = None if key is None else PrivateForm(key, time.time, _draw_seed)
-    sign = prefill_signer(key, time.time) if key is not None else None
-    sign_tenant = tenant_signer(key, config.auth, time.time) if key and config.auth else None
+    keys = _keys(config)
+    private_form = None if keys is None else PrivateForm(keys, time.time, _draw_seed)
+    sign = prefill_signer(keys, time.time) if keys is not None else None
+    sign_tenant = tenant_signer(keys, config.auth, time.time) if keys and config.auth else None
     dispatcher = Dispatcher(
         fleet,
         Sender(session, sign, private_form, sign_tenant, spans),
@@ -132,18 +132,18 @@ def _parts(
     )
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
     budget = ByteBudget(config.server.max_buffered_bytes)
-    keys = ApiKeys(Path(config.auth.keys_directory), clock) if config.auth else None
+    api_keys = ApiKeys(Path(config.auth.keys_directory), clock) if config.auth else None
     cors = CorsHeaders(config.cors) if config.cors else None
     return Parts(
-        fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form, keys, cors, spans
+        fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form, api_keys, cors, spans
     )
 
 
-def _key(config: RouterConfig) -> bytes | None:
+def _keys(config: RouterConfig) -> Keys | None:
     """Required for pairs; without it nothing is resumed."""
     if config.handover_key_file is None and Role.DECODE not in config.roles:
         return None
-    return configured_key(config.handover_key_file)
+    return configured_keys(config.handover_key_file, time.monotonic)
 
 
 def _draw_seed() -> int:

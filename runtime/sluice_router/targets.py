@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sluice_contract.handover import PrefillRef, signed_header
+from sluice_contract.handover import Bound, Keys, PrefillRef, signed_header
 from sluice_contract.labels import Role
 from yarl import URL
 
@@ -114,13 +114,16 @@ def _of_one(choice: Choice) -> TargetChoice:
     return TargetChoice(target, choice.reason, choice.message)
 
 
-def prefill_signer(
-    key: bytes, unix_clock: Callable[[], float]
-) -> Callable[[EngineState, str], str]:
-    """Signs, for the request with an id, which prefill engine a decode engine is to ask."""
+SignPrefill = Callable[[EngineState, str, Bound | None], str]
+"""Value of `PREFILL_HEADER` that names this prefill engine, for the request with that id, path and
+body."""
 
-    def sign(prefill: EngineState, request_id: str) -> str:
-        return signed_header(key, _reference(prefill), request_id, unix_clock())
+
+def prefill_signer(keys: Keys, unix_clock: Callable[[], float]) -> SignPrefill:
+    """Signs which prefill engine a decode engine is to ask."""
+
+    def sign(prefill: EngineState, request_id: str, bound: Bound | None) -> str:
+        return signed_header(keys()[0], _reference(prefill), request_id, unix_clock(), bound)
 
     return sign
 

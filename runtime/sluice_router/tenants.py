@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from sluice_contract.handover import Bound, Keys
 from sluice_contract.router_config import Auth
 from sluice_contract.tenants import claims_of, signed_tenant
 
-SignTenant = Callable[[str, str], str]
-"""Value of `TENANT_HEADER` for a tenant's request with an id."""
+SignTenant = Callable[[str, str, Bound | None], str]
+"""Value of `TENANT_HEADER` for a tenant's request with an id, for a path and a body."""
 RESERVE: Final = 0.25
 """Share of a capacity that is for tenants below their share."""
 
@@ -53,11 +54,12 @@ class Shares:
             self._held.pop(tenant, None)
 
 
-def tenant_signer(key: bytes, auth: Auth, unix_clock: Callable[[], float]) -> SignTenant:
+def tenant_signer(keys: Keys, auth: Auth, unix_clock: Callable[[], float]) -> SignTenant:
     """Signs with the service's key."""
 
-    def sign(tenant: str, request_id: str) -> str:
+    def sign(tenant: str, request_id: str, bound: Bound | None) -> str:
+        key = keys()[0]
         claims = claims_of(key, auth.tenant(tenant))
-        return signed_tenant(key, claims, request_id, unix_clock())
+        return signed_tenant(key, claims, request_id, unix_clock(), bound)
 
     return sign

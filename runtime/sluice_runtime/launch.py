@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
-from sluice_contract.handover import configured_key
+from sluice_contract.handover import configured_keys
 from sluice_contract.labels import Role
 from sluice_contract.sizing import resolve_settings
 from sluice_contract.supported import unsupported, unused_without_adapters
@@ -73,7 +74,7 @@ def checked_config(path: Path) -> EngineConfig:
 def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
     if config.role is not Role.MIXED:
         try:
-            configured_key(config.handover_key_file)
+            configured_keys(config.handover_key_file, time.monotonic)
         except ConfigError as error:
             yield error
     accelerator = config.accelerator or Accelerator()

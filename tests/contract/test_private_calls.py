@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.handover import (
+    Bound,
     InvalidSignatureError,
     PrefillRef,
     signed_header,
@@ -24,10 +25,9 @@ from sluice_contract.private_calls import (
     call_body,
     comment_line,
     read_comment,
-    refuse_other_body,
     signed_call,
     split_body,
-    verified_digest,
+    verified_call,
 )
 
 KEY = b"k" * 32
@@ -68,27 +68,25 @@ def test_comments_are_lines_that_every_reader_of_events_skips() -> None:
     assert comment_line(EventComment(c=[(0, [5])])) == b': {"c":[[0,[5]]]}\n'
 
 
-def test_a_signature_is_for_one_body_of_one_request_and_a_minute() -> None:
-    signed = signed_call(KEY, "r1", b"body", NOW)
-    digest = verified_digest(KEY, signed, "r1", NOW + 59)
-    refuse_other_body(digest, b"body")
-    with pytest.raises(InvalidSignatureError, match="another body"):
-        refuse_other_body(digest, b"Body")
-    for key, request_id, now, says in (
-        (b"x" * 32, "r1", NOW, "not signed by this service"),
-        (KEY, "r2", NOW, "another request"),
-        (KEY, "r1", NOW + 61, "more than 60 s ago"),
+def test_a_signature_is_for_one_request_and_a_minute() -> None:
+    signed = signed_call(KEY, "r1", Bound("/generate", "digest"), NOW)
+    assert verified_call((KEY,), signed, "r1", "/generate", NOW + 59).body_sha256 == "digest"
+    for key, request_id, path, now, says in (
+        (b"x" * 32, "r1", "/generate", NOW, "not signed by this service"),
+        (KEY, "r2", "/generate", NOW, "another request"),
+        (KEY, "r1", "/v1/completions", NOW, "another path"),
+        (KEY, "r1", "/generate", NOW + 61, "more than 60 s ago"),
     ):
         with pytest.raises(InvalidSignatureError, match=f"X-Sluice-Private: .*{says}"):
-            verified_digest(key, signed, request_id, now)
+            verified_call((key,), signed, request_id, path, now)
 
 
 def test_no_signature_of_one_kind_is_good_for_the_other() -> None:
     prefill = signed_header(KEY, PrefillRef(host="h", port=1, epoch="e"), "r1", NOW)
     with pytest.raises(InvalidSignatureError, match="X-Sluice-Private: not signed"):
-        verified_digest(KEY, prefill, "r1", NOW)
+        verified_call((KEY,), prefill, "r1", "/", NOW)
     with pytest.raises(InvalidSignatureError, match="X-Sluice-Prefill: not signed"):
-        verified_header(KEY, signed_call(KEY, "r1", b"", NOW), "r1", NOW)
+        verified_header((KEY,), signed_call(KEY, "r1", Bound("/", ""), NOW), "r1", "/", NOW)
 
 
 HEADER_TEXT = st.text(alphabet=st.characters(max_codepoint=255))
@@ -104,9 +102,9 @@ JSON = st.recursive(
 def test_any_header_is_either_signed_or_refused_by_name(value: str, dotted: bool) -> None:
     forged = f"{value}.{value}" if dotted else value
     with pytest.raises(InvalidSignatureError):
-        verified_header(KEY, forged, "r", NOW)
+        verified_header((KEY,), forged, "r", "/", NOW)
     with pytest.raises(InvalidSignatureError):
-        verified_digest(KEY, forged, "r", NOW)
+        verified_call((KEY,), forged, "r", "/", NOW)
 
 
 @given(st.binary(max_size=40), JSON)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.base import ConfigError
-from sluice_contract.handover import HEADER_SECONDS, InvalidSignatureError
+from sluice_contract.handover import HEADER_SECONDS, Bound, InvalidSignatureError
 from sluice_contract.router_config import Auth, parse_router_config
 from sluice_contract.tenants import MAX_PRIORITY, Tenant, claims_of, signed_tenant, verified_tenant
 
@@ -51,10 +51,18 @@ def test_only_the_service_s_router_names_a_tenant(
     claims = claims_of(KEY, Tenant(name="a", max_priority=3))
     value = signed_tenant(key, claims, request_id, NOW - age_seconds)
     if says is None:
-        assert verified_tenant(KEY, value, "r1", NOW) == claims
+        assert verified_tenant((KEY,), value, "r1", "/generate", NOW) == (claims, None)
         return
     with pytest.raises(InvalidSignatureError, match=says):
-        verified_tenant(KEY, value, "r1", NOW)
+        verified_tenant((KEY,), value, "r1", "/generate", NOW)
+
+
+def test_a_tenant_s_header_is_good_for_one_path_and_body() -> None:
+    claims = claims_of(KEY, Tenant(name="a"))
+    value = signed_tenant(KEY, claims, "r1", NOW, Bound("/generate", "digest"))
+    assert verified_tenant((KEY,), value, "r1", "/generate", NOW) == (claims, "digest")
+    with pytest.raises(InvalidSignatureError, match="X-Sluice-Tenant: signed for another path"):
+        verified_tenant((KEY,), value, "r1", "/v1/completions", NOW)
 
 
 def test_who_is_not_listed_asks_for_nothing_above_0() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import web
 from msgspec.structs import replace
 from sluice_contract.engine_http import REQUEST_ID_HEADER
+from sluice_contract.handover import refuse_other_body
 from sluice_contract.private_calls import (
     MORE_LINE,
     PRIVATE_HEADER,
@@ -25,9 +26,8 @@ from sluice_contract.private_calls import (
     Resume,
     Score,
     comment_line,
-    refuse_other_body,
     split_body,
-    verified_digest,
+    verified_call,
 )
 
 from tests.router import fakes
@@ -163,7 +163,8 @@ class Script:
 def opened(request: web.Request, body: bytes) -> tuple[CallHead, bytes]:
     """Head and body of the client, if the router signed them."""
     value, id_ = request.headers[PRIVATE_HEADER], request.headers[REQUEST_ID_HEADER]
-    refuse_other_body(verified_digest(KEY, value, id_, time.time()), body)
+    call = verified_call((KEY,), value, id_, request.path, time.time())
+    refuse_other_body({PRIVATE_HEADER: call.body_sha256 or ""}, body)
     return split_body(body)
 
 

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from sluice_contract.base import ConfigError
-from sluice_contract.handover import PREFILL_HEADER, verified_header
+from sluice_contract.handover import PREFILL_HEADER, PrefillRef, verified_header
 from sluice_contract.labels import Role
 from sluice_contract.router_config import Upstream, parse_router_config
 from sluice_router import fleet
@@ -121,9 +121,13 @@ async def refuses_all(engine: fakes.FakeEngine, request: web.Request) -> web.Str
 
 def named(engine: fakes.FakeEngine, call: int = -1) -> str:
     """Epoch of the prefill engine that a decode engine was told to ask."""
-    _, headers, _ = engine.calls[call]
+    path, headers, _ = engine.calls[call]
     value, request_id = headers[PREFILL_HEADER], headers["X-Request-Id"]
-    return verified_header(KEY, value, request_id, time.time()).epoch
+    return told_by(value, request_id, path).epoch
+
+
+def told_by(value: str, request_id: str, path: str = COMPLETIONS) -> PrefillRef:
+    return verified_header((KEY,), value, request_id, path, time.time()).content
 
 
 def fails_with(epoch: str) -> fakes.Behaviour:
@@ -142,7 +146,7 @@ async def test_decode_is_asked_and_told_who_prefills(tmp_path: Path) -> None:
         (prefill,), (decode,) = service.prefills, service.decodes
         ((path, headers, body),) = decode.calls
         assert (path, body) == (COMPLETIONS, BODY)
-        told = verified_header(KEY, headers[PREFILL_HEADER], headers["X-Request-Id"], time.time())
+        told = told_by(headers[PREFILL_HEADER], headers["X-Request-Id"])
         assert (told.host, told.port, told.epoch) == ("127.0.0.1", 9000, "e0")
         assert told.name == prefill.url
         assert prefill.calls == []
@@ -343,7 +347,7 @@ async def test_an_answer_clears_the_prefill_engine_and_a_refusal_does_not(
         fleet.failed(ends[0].key)
         now += 60
         choose = chooser(set(urls), 5.0, random.Random(1))
-        sender = Sender(session, prefill_signer(KEY, time.time), None)
+        sender = Sender(session, prefill_signer(lambda: (KEY,), time.time), None)
         dispatcher = Dispatcher(fleet, sender, Upstream(), choose, lambda: now, lambda _: None)
         call = Call("POST", COMPLETIONS, {"X-Request-Id": "r"}, Body(ByteBudget(1 << 20)))
         async with dispatcher.open(call, History()) as reply:

@@ -10,6 +10,7 @@ import argparse
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, read_engine_config
-from sluice_contract.handover import configured_key
+from sluice_contract.handover import Keys, configured_keys
 from sluice_contract.labels import Role
 from sluice_contract.log_lines import log_to_stderr
 
@@ -99,19 +100,19 @@ def read_config(path: Path, accelerator_json: str | None) -> EngineConfig:
     return config.model_copy(update={"accelerator": found})
 
 
-def _handover_key(config: EngineConfig) -> bytes:
-    """The service's key; empty for a mixed engine, which needs none."""
+def _handover_keys(config: EngineConfig) -> Keys:
+    """The service's keys; none for a mixed engine, which needs none."""
     if config.role is Role.MIXED:
-        return b""
+        return tuple
     try:
-        return configured_key(config.handover_key_file)
+        return configured_keys(config.handover_key_file, time.monotonic)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
 
 
 def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     config, files = resolved(config), resolve_model(config.model)
-    key = _handover_key(config)
+    keys = _handover_keys(config)
     set_library_variables()
     # Imports torch, which takes seconds: errors in the configuration are reported before.
     from sluice_runtime.engine.build import build_engine, processes_of
@@ -141,10 +142,10 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
                 on_read=lambda read, total: link.send(Loading(read, total)),
             )
             with closing(engine.runner):
-                _run(config, engine, key, Ends(link, wakeup, stops, ranks))
+                _run(config, engine, keys, Ends(link, wakeup, stops, ranks))
 
 
-def _run(config: EngineConfig, engine: Engine, key: bytes, ends: Ends) -> None:
+def _run(config: EngineConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
     """From the first step to the signal."""
     from sluice_runtime.engine.handover import started_role
     from sluice_runtime.engine.loop import EngineLoop
@@ -155,7 +156,7 @@ def _run(config: EngineConfig, engine: Engine, key: bytes, ends: Ends) -> None:
     logger.info(startup_line(engine.sizes()))
     ready = engine.ready(epoch=secrets.token_hex(8))
     with (
-        started_role(config, engine, key, ready, ends.wakeup.set, ranks.copiers) as started,
+        started_role(config, engine, keys, ready, ends.wakeup.set, ranks.copiers) as started,
         closing(engine.executor(overlap=bool(config.overlap), announce=ranks.announce)) as executor,
     ):
         link.send(started.ready)

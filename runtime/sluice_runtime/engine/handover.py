@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from sluice_contract.base import ConfigError
 from sluice_contract.config import EngineConfig, KvTransfer
+from sluice_contract.handover import Keys
 from sluice_contract.labels import Role as EngineRole
 from sluice_contract.spans import Record
 
@@ -57,13 +58,13 @@ class Started:
 def started_role(
     config: EngineConfig,
     engine: Engine,
-    key: bytes,
+    keys: Keys,
     ready: EngineReady,
     wake: Callable[[], None],
     copiers: Sequence[Socket] = (),
     connect: Connect | None = None,
 ) -> Iterator[Started]:
-    """The engine's role, with its threads until the end. `key`: the service's; `wake`: ends the
+    """The engine's role, with its threads until the end. `keys`: the service's; `wake`: ends the
     loop's wait; `copiers`: see `transport_of`; `connect`: in place of it.
 
     Raises:
@@ -82,7 +83,7 @@ def started_role(
             transport = connect(engine.pool, backend)
         except TransferError as error:
             raise StartupError(f"kvTransfer.backend: {kv.backend_or_default}: {error}") from error
-        parts = _Parts(config, kv, engine, key, ready, backend, transport, wake, record)
+        parts = _Parts(config, kv, engine, keys, ready, backend, transport, wake, record)
         yield compose(parts, stack)
 
 
@@ -91,7 +92,7 @@ class _Parts:
     config: EngineConfig
     kv: KvTransfer
     engine: Engine
-    key: bytes
+    keys: Keys
     ready: EngineReady
     backend: TransferBackend
     transport: PoolTransport
@@ -103,7 +104,7 @@ class _Parts:
         """What both roles say of themselves."""
         config = self.config
         return {
-            "key": self.key,
+            "keys": self.keys,
             "epoch": self.ready.epoch,
             "fingerprint": kv_fingerprint(
                 config.model.uri,

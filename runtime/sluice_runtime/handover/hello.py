@@ -6,14 +6,13 @@ Pure: clock and nonce are values. Knows no socket.
 
 from __future__ import annotations
 
-import hmac
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 from pydantic import ValidationError
-from sluice_contract.handover import signature
+from sluice_contract.handover import Keys, is_signed, signature
 from sluice_contract.kv_fingerprint import KvFingerprint, differences
 
 from sluice_runtime.handover.framing import decode
@@ -45,7 +44,7 @@ class GreetingError(Exception):
 class DecodeIdentity:
     """What a decode engine says of itself, and wants of a prefill engine."""
 
-    key: bytes = field(repr=False)
+    keys: Keys = field(repr=False)
     """The service's."""
     epoch: str
     name: str
@@ -59,7 +58,7 @@ class DecodeIdentity:
 class PrefillIdentity:
     """What a prefill engine says of itself."""
 
-    key: bytes = field(repr=False)
+    keys: Keys = field(repr=False)
     """The service's."""
     epoch: str
     fingerprint: KvFingerprint
@@ -96,7 +95,7 @@ def make_hello(us: DecodeIdentity, prefill_epoch: str, now_unix: float, nonce: s
         nonce=nonce,
         signature="",
     )
-    return msgspec.structs.replace(hello, signature=_hello_signature(us.key, hello))
+    return msgspec.structs.replace(hello, signature=signature(us.keys()[0], _hello_message(hello)))
 
 
 def read_hello(payload: bytes) -> Hello | Refused:
@@ -116,7 +115,7 @@ def read_hello(payload: bytes) -> Hello | Refused:
 
 def refusal_of(us: PrefillIdentity, hello: Hello, now_unix: float) -> Refused | None:
     """Why a greeting is not accepted. Nothing is said of us to whoever does not have the key."""
-    if not _same(hello.signature, _hello_signature(us.key, hello)):
+    if not is_signed(us.keys(), _hello_message(hello), hello.signature):
         return Refused("NotSigned", "the greeting is not signed with this service's key")
     age_seconds = now_unix - hello.unix_seconds
     if not abs(age_seconds) <= GREETING_SECONDS:  # also for NaN
@@ -144,7 +143,7 @@ def make_welcome(us: PrefillIdentity, hello: Hello) -> Welcome:
         staged=us.memory.staged,
         signature="",
     )
-    signed = _welcome_signature(us.key, welcome, hello.nonce)
+    signed = signature(us.keys()[0], _welcome_message(welcome, hello.nonce))
     return msgspec.structs.replace(welcome, signature=signed)
 
 
@@ -156,7 +155,7 @@ def memory_of(us: DecodeIdentity, hello: Hello, answer: Welcome | Refused) -> Pe
     """
     if isinstance(answer, Refused):
         raise GreetingError(f"refused the greeting: {answer.reason}: {answer.error}")
-    if not _same(answer.signature, _welcome_signature(us.key, answer, hello.nonce)):
+    if not is_signed(us.keys(), _welcome_message(answer, hello.nonce), answer.signature):
         raise GreetingError("its answer to the greeting is not signed with this service's key")
     if answer.epoch != hello.prefill_epoch:
         raise GreetingError(f"epoch {hello.prefill_epoch} is meant; it answers as {answer.epoch}")
@@ -188,15 +187,13 @@ def _fingerprint_refusal(
     )
 
 
-def _hello_signature(key: bytes, hello: Hello) -> str:
+def _hello_message(hello: Hello) -> bytes:
+    """What is signed of it."""
     unsigned = msgspec.structs.replace(hello, signature="")
-    return signature(key, _HELLO_LABEL + _encoder.encode(unsigned))
+    return _HELLO_LABEL + _encoder.encode(unsigned)
 
 
-def _welcome_signature(key: bytes, welcome: Welcome, nonce: str) -> str:
+def _welcome_message(welcome: Welcome, nonce: str) -> bytes:
+    """What is signed of it."""
     unsigned = msgspec.structs.replace(welcome, signature="")
-    return signature(key, _WELCOME_LABEL + _encoder.encode((nonce, unsigned)))
-
-
-def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+    return _WELCOME_LABEL + _encoder.encode((nonce, unsigned))

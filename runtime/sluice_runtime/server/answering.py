@@ -23,7 +23,8 @@ from sluice_contract.engine_http import (
     IGNORED_FIELDS_HEADER,
     is_acceptable_request_id,
 )
-from sluice_contract.private_calls import PRIVATE_HEADER, AnswerStart, Resume, verified_digest
+from sluice_contract.handover import PREFILL_HEADER
+from sluice_contract.private_calls import PRIVATE_HEADER, AnswerStart, Resume, verified_call
 from sluice_contract.tenants import TENANT_HEADER, TenantClaims, verified_tenant
 from sluice_contract.trace import trace_id
 from starlette.requests import ClientDisconnect
@@ -56,6 +57,7 @@ from sluice_runtime.server.resumption import (
     prompt_hash,
 )
 from sluice_runtime.server.service import Service
+from sluice_runtime.server.signatures import refuse_body
 from sluice_runtime.server.streaming import Event, EventStream, WholeAnswer, until_client_leaves
 from sluice_runtime.server.tenants import of_tenant
 
@@ -86,9 +88,11 @@ class Signed(NamedTuple):
 
     prefill: PrefillEngine | None
     """The engine that computes its prompt."""
-    digest: str | None
-    """Of a private call: what its body must have."""
+    private: bool
+    """Whether it is a private call."""
     tenant: TenantClaims | None
+    digests: dict[str, str]
+    """What its body must have: SHA-256, by the header that says so."""
 
 
 class Planned(NamedTuple):
@@ -135,7 +139,7 @@ class Answerer:
             signed = self._signed(request)
             tenant = "" if signed.tenant is None else signed.tenant.salt
             routing_key = routing_key_of(request) or tenant
-            head_bytes = 0 if signed.digest is None else MAX_HEAD_BYTES
+            head_bytes = MAX_HEAD_BYTES if signed.private else 0
             max_bytes = self._service.identity.max_body_bytes + head_bytes
             planner, generator = self._service.planner(), self._service.generator()
             # Before any work for it; `open_all` looks again, with all of its choices.
@@ -168,11 +172,21 @@ class Answerer:
         return response
 
     def _signed(self, request: Request) -> Signed:
-        service = self._service
+        signatures = self._service.signatures
+        signatures.refuse_unsigned(request)
+        prefill = self._service.role_check.prefill_of(request)
+        private = signatures.read(request, PRIVATE_HEADER, verified_call)
+        tenant = signatures.read(request, TENANT_HEADER, verified_tenant)
+        headers = {PREFILL_HEADER: prefill, PRIVATE_HEADER: private, TENANT_HEADER: tenant}
         return Signed(
-            service.role_check.prefill_of(request),
-            service.signatures.read(request, PRIVATE_HEADER, verified_digest),
-            service.signatures.read(request, TENANT_HEADER, verified_tenant),
+            prefill.content if prefill else None,
+            private is not None,
+            tenant.content if tenant else None,
+            {
+                header: signed.body_sha256
+                for header, signed in headers.items()
+                if signed is not None and signed.body_sha256 is not None
+            },
         )
 
     def _plan(
@@ -183,8 +197,9 @@ class Answerer:
         body: bytes,
         signed: Signed,
     ) -> Planned:
-        """Runs in a thread: a long body is slow to parse and to tokenise."""
-        if signed.digest is None:
+        """Runs in a thread: a long body is slow to hash, to parse and to tokenise."""
+        refuse_body(signed.digests, body)
+        if not signed.private:
             envelope = self._envelope(route, None)
             planner = replace(planner, unix_seconds=envelope.created_unix)
             asked, ignored = self._parsed(route, planner, body, signed.tenant)
@@ -194,7 +209,7 @@ class Answerer:
                 for plan in route.plan(planner, asked)
             ]
             return Planned(asked, choices, envelope.named(asked.requested_model), ignored, None)
-        head, body = opened_call(signed.digest, body, self._service.identity.max_body_bytes)
+        head, body = opened_call(body, self._service.identity.max_body_bytes)
         envelope = self._envelope(route, head.resume)
         begun_unix = envelope.created_unix
         planner = replace(planner, draw_seed=lambda: head.seed, unix_seconds=begun_unix)

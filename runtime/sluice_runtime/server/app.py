@@ -191,6 +191,7 @@ def _engine(service: Service) -> APIRouter:
     async def abort_request(request: Request) -> Response:
         """Ends a request by its x-request-id, its `request_id`, or the id of its response."""
         given = await read_body(request, service.identity.max_body_bytes)
+        service.signatures.check_sender(request, given)
         asked = await asyncio.to_thread(_abort_request, given)
         return JSONResponse({"aborted": service.client.abort(asked.request_id)})
 
@@ -206,9 +207,10 @@ def _engine(service: Service) -> APIRouter:
         await draw_token(service.client, service.clocks.monotonic())
         return JSONResponse({"status": "ok"})
 
-    @router.post("/flush_cache", response_model=answers.StatusAnswer, responses=errors(503))
-    async def flush_cache() -> Response:
+    @router.post("/flush_cache", response_model=answers.StatusAnswer, responses=errors(403, 503))
+    async def flush_cache(request: Request) -> Response:
         """Forgets cached prefixes: later requests reuse nothing that was computed before."""
+        service.signatures.check_sender(request, b"")
         service.client.flush_cache()
         return JSONResponse({"status": "ok"})
 

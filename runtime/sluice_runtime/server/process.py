@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import EngineConfig
-from sluice_contract.handover import configured_key
+from sluice_contract.handover import Keys, configured_keys
 from sluice_contract.labels import REVISION_VARIABLE, Role
 from sluice_contract.spans import Record
 
@@ -235,7 +235,8 @@ def _service(
         model_revision=config.model.revision,
         tensor_parallel_size=config.tensor_parallel_size or 1,
         pool_revision=os.environ.get(REVISION_VARIABLE) or None,
-        handover_key=_handover_key(config),
+        handover_keys=_handover_keys(config),
+        requires_signature=bool(config.server.require_signature),
         accelerator=accelerator,
         aliases=tuple(config.model.aliases or ()),
         cors=config.server.cors,
@@ -246,10 +247,10 @@ def _service(
     return Service(identity, client, Gate(), metrics, clocks, record)
 
 
-def _handover_key(config: EngineConfig) -> bytes | None:
+def _handover_keys(config: EngineConfig) -> Keys | None:
     if config.role is Role.PREFILL or (config.role is Role.MIXED and not config.handover_key_file):
         return None
-    return configured_key(config.handover_key_file)
+    return configured_keys(config.handover_key_file, time.monotonic)
 
 
 def _signals() -> asyncio.Queue[signal.Signals]:

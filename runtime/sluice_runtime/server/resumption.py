@@ -1,5 +1,4 @@
-"""What the router asks of an engine in a private call: whether the body is the signed one, and
-where answers go on.
+"""What the router asks of an engine in a private call: where answers go on.
 
 Pure; knows neither HTTP's bodies nor the engine.
 """
@@ -13,7 +12,6 @@ from dataclasses import replace
 from typing import Final
 
 from sluice_contract import http_errors
-from sluice_contract.handover import InvalidSignatureError
 from sluice_contract.http_errors import Mistake
 from sluice_contract.private_calls import (
     RESUME_MISMATCH,
@@ -21,7 +19,6 @@ from sluice_contract.private_calls import (
     CallHead,
     ChoiceSoFar,
     Resume,
-    refuse_other_body,
     split_body,
 )
 
@@ -29,23 +26,19 @@ from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.server.choice import BegunChoice, ChoiceReader, Drawn, replay
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.prompts import ChoicePlan
-from sluice_runtime.server.signatures import INVALID_SIGNATURE
 
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
 """Besides the client's body; with logprobs a token takes up to 700."""
 
 
-def opened_call(digest: str, body: bytes, max_client_bytes: int) -> tuple[CallHead, bytes]:
+def opened_call(body: bytes, max_client_bytes: int) -> tuple[CallHead, bytes]:
     """Head and client's body of a private call.
 
     Raises:
-        MistakenError: it is another body than was signed, has no head, or the client's is too long.
+        MistakenError: it has no head, or the client's is too long.
     """
     try:
-        refuse_other_body(digest, body)
         head, client_body = split_body(body)
-    except InvalidSignatureError as error:
-        raise MistakenError(Mistake(403, INVALID_SIGNATURE, str(error))) from None
     except ValueError as error:
         message = f"the first line: {error}; allowed: the head of a private call"
         raise MistakenError(Mistake(400, "invalid_value", message)) from None

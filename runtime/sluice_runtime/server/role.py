@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastapi import Request
-from sluice_contract.handover import PREFILL_HEADER, verified_header
+from sluice_contract.handover import PREFILL_HEADER, Verified, verified_header
 from sluice_contract.http_errors import Mistake
 from sluice_contract.labels import Role
 
@@ -33,7 +33,7 @@ class RoleCheck:
     role: Role
     signatures: SignatureCheck
 
-    def prefill_of(self, request: Request) -> PrefillEngine | None:
+    def prefill_of(self, request: Request) -> Verified[PrefillEngine] | None:
         """The engine that computes the prompt of this request; None: this one does.
 
         Raises:
@@ -49,7 +49,9 @@ class RoleCheck:
         if self.role is Role.PREFILL or not is_named:
             message = f"{_ONLY[self.role]}; requests go to the service's router"
             raise MistakenError(Mistake(400, WRONG_ROLE, message))
-        named = self.signatures.read(request, PREFILL_HEADER, verified_header)
-        if named is None:
+        signed = self.signatures.read(request, PREFILL_HEADER, verified_header)
+        if signed is None:
             return None
-        return PrefillEngine(named.host, named.port, named.epoch, named.name)
+        named = signed.content
+        prefill = PrefillEngine(named.host, named.port, named.epoch, named.name)
+        return Verified(prefill, signed.body_sha256)

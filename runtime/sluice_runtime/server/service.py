@@ -14,6 +14,7 @@ from typing import Final
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.cors import Cors
+from sluice_contract.handover import Keys
 from sluice_contract.kv_fingerprint import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues, LoadReport
@@ -69,8 +70,10 @@ class Identity:
     tensor_parallel_size: int = 1
     pool_revision: str | None = None
     """Of the pool that the pod belongs to; None outside a cluster."""
-    handover_key: bytes | None = field(default=None, repr=False)
-    """What the router signs with; a decode engine has one."""
+    handover_keys: Keys | None = field(default=None, repr=False)
+    """What the router signs with; a decode engine has some."""
+    requires_signature: bool = False
+    """Whether nobody but the service's router is served."""
     accelerator: Accelerator = field(default_factory=Accelerator)
     """What the engine computes on."""
     aliases: tuple[str, ...] = ()
@@ -103,7 +106,9 @@ class Service:
         self.gate = gate
         self.metrics = metrics
         self.clocks = clocks
-        self.signatures = SignatureCheck(clocks.unix, identity.handover_key)
+        self.signatures = SignatureCheck(
+            clocks.unix, identity.handover_keys, identity.requires_signature
+        )
         self.role_check = RoleCheck(identity.role, self.signatures)
         self.text: ModelText | None = None
         self._logged_fields: set[str] = set()
@@ -211,7 +216,8 @@ class Service:
             queues=_queues(load.handover),
             bootstrap_port=engine.bootstrap_port or None,
             handover_version=None if self.identity.role is Role.MIXED else HANDOVER_VERSION,
-            private_calls=self.identity.handover_key is not None,
+            private_calls=self.identity.handover_keys is not None,
+            bound_headers=self.identity.handover_keys is not None,
             answer_identity=None if self.text is None else self.answer_identity(),
             queued_work_seconds=load.queued_work_seconds,
             prefill_tokens_per_second=load.prefill_tokens_per_second,

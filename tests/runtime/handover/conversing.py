@@ -31,8 +31,8 @@ PRINT = KvFingerprint(
     model="hf://m", page_size_tokens=16, kv_dtype="bfloat16", tensor_parallel_size=1
 )
 MEMORY = PeerMemory("10.0.0.2:15000", 1 << 40, 4096, 64)
-PREFILL = PrefillIdentity(b"k" * 32, "prefill-1", PRINT, "tcp", MEMORY)
-DECODE = DecodeIdentity(b"k" * 32, "decode-1", "decode-pod", PRINT, "tcp", 4096)
+PREFILL = PrefillIdentity(lambda: (b"k" * 32,), "prefill-1", PRINT, "tcp", MEMORY)
+DECODE = DecodeIdentity(lambda: (b"k" * 32,), "decode-1", "decode-pod", PRINT, "tcp", 4096)
 QUICK = ConnectionLimits(greeting_seconds=0.2, ping_seconds=0.05, silence_seconds=0.2)
 
 E = TypeVar("E")

@@ -143,7 +143,7 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
         stack.enter_context(closing(engine.grammar_processes))
         ready, wake = engine.ready(f"epoch-{role}"), link.wakeup.set
         started = stack.enter_context(
-            started_role(config, engine, KEY, ready, wake, ranks.copiers, connect)
+            started_role(config, engine, lambda: (KEY,), ready, wake, ranks.copiers, connect)
         )
         executor = stack.enter_context(
             closing(engine.executor(overlap=overlap, announce=ranks.announce))

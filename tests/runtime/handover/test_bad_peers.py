@@ -75,7 +75,11 @@ def served(server: Server, nonce: str) -> bool:
 @pytest.mark.parametrize(
     ("us", "reason", "error"),
     [
-        (replace(DECODE, key=b"x" * 32), "NotSigned", "not signed with this service's key"),
+        (
+            replace(DECODE, keys=lambda: (b"x" * 32,)),
+            "NotSigned",
+            "not signed with this service's key",
+        ),
         (other_print(page_size_tokens=32), "FingerprintsDiffer", "pageSizeTokens: 16 and 32"),
         (other_print(kv_dtype="float32"), "FingerprintsDiffer", "kvDtype: bfloat16 and float32"),
     ],
@@ -130,7 +134,7 @@ def test_a_copied_greeting_is_refused() -> None:
 
 def test_nothing_after_a_refused_greeting_is_heard() -> None:
     with serving() as prefill, raw_client(prefill) as peer:
-        stranger = hello(key=b"x" * 32)
+        stranger = hello(keys=lambda: (b"x" * 32,))
         peer.socket.sendall(frame(stranger) + frame(hello()) + frame(bootstrap(9)))
         assert peer.at_end()
         assert served(prefill, "next")
@@ -250,7 +254,7 @@ def test_a_welcome_of_a_stranger_is_not_believed() -> None:
         with accepted(listener) as peer:
             first = peer.read()
             assert isinstance(first, Hello)
-            peer.send(make_welcome(replace(PREFILL, key=b"x" * 32), first))
+            peer.send(make_welcome(replace(PREFILL, keys=lambda: (b"x" * 32,)), first))
             [lost] = decode.take()
             assert isinstance(lost, RoomLost)
             assert "its answer to the greeting is not signed" in lost.error

@@ -78,6 +78,17 @@ def test_a_welcome_answers_one_hello_only() -> None:
         memory_of(DECODE, make_hello(DECODE, PREFILL.epoch, NOW, "nonce 2"), WELCOME)
 
 
+def test_while_the_key_is_rotated_engines_that_sign_with_either_know_each_other() -> None:
+    former, new = b"k" * 32, b"n" * 32
+    prefill = replace(PREFILL, keys=lambda: (new, former))
+    decode = replace(DECODE, keys=lambda: (former, new))
+    hello = make_hello(decode, PREFILL.epoch, NOW, "nonce")
+    assert refusal_of(prefill, hello, NOW) is None
+    assert memory_of(decode, hello, make_welcome(prefill, hello)) == MEMORY
+    stranger = make_hello(replace(DECODE, keys=lambda: (new,)), PREFILL.epoch, NOW, "nonce")
+    assert refused(stranger).reason == "NotSigned"
+
+
 @pytest.mark.parametrize("later", [61.0, -61.0])
 def test_a_greeting_of_another_time_is_refused(later: float) -> None:
     refusal = refused(HELLO, NOW + later)

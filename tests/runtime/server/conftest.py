@@ -73,11 +73,11 @@ def server(module_server: Server) -> Iterator[Server]:
 
 @asynccontextmanager
 async def running_server(
-    endpoint: str, role: Role = Role.MIXED, key: bytes | None = None
+    endpoint: str, role: Role = Role.MIXED, key: bytes | None = None, *, required: bool = False
 ) -> AsyncIterator[Server]:
     """A server and its engine, ready; both end with the context."""
     link = ApiLink(endpoint)
-    service = service_over(link, role, key)
+    service = service_over(link, role, key, required=required)
     engine = FakeEngine(endpoint)
     engine.start()
     reading = asyncio.create_task(service.client.run())
@@ -99,11 +99,20 @@ async def running_server(
     link.close()
 
 
-def service_over(link: ApiLink, role: Role = Role.MIXED, key: bytes | None = None) -> Service:
+def service_over(
+    link: ApiLink, role: Role = Role.MIXED, key: bytes | None = None, *, required: bool = False
+) -> Service:
     """The parts of an API process with the text of a dummy model."""
     metrics = EngineMetrics()
     client = EngineClient(link, time.monotonic, metrics)
-    identity = Identity(MODEL, role, MAX_BODY_BYTES, started_unix=1, handover_key=key)
+    identity = Identity(
+        MODEL,
+        role,
+        MAX_BODY_BYTES,
+        started_unix=1,
+        handover_keys=(lambda: (key,)) if key else None,
+        requires_signature=required,
+    )
     service = Service(identity, client, Gate(), metrics, Clocks(time.monotonic, time.time))
     files = model_files.resolve("dummy://qwen3-tiny")
     service.text = ModelText(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
-from sluice_contract.handover import PREFILL_HEADER, PrefillRef, signed_header
+from sluice_contract.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 from sluice_contract.labels import Role
 from sluice_contract.private_calls import (
     PRIVATE_HEADER,
@@ -93,11 +94,19 @@ class SoFar:
         return Resume(self.start, choices)
 
 
+def signature(
+    path: str, body: bytes, key: bytes = KEY, request_id: str = "r1", age_seconds: float = 0.0
+) -> str:
+    """As the router signs a private call."""
+    bound = Bound(path, hashlib.sha256(body).hexdigest())
+    return signed_call(key, request_id, bound, time.time() - age_seconds)
+
+
 async def call(
     server: Server, path: str, body: dict[str, Any], resume: Resume | None = None, seed: int = 5
 ) -> httpx.Response:
     sent = call_body(CallHead(seed, resume), json.dumps(body).encode())
-    headers = {PRIVATE_HEADER: signed_call(KEY, "r1", sent, time.time()), "X-Request-Id": "r1"}
+    headers = {PRIVATE_HEADER: signature(path, sent), "X-Request-Id": "r1"}
     return await server.http.post(path, content=sent, headers=headers)
 
 
@@ -319,12 +328,12 @@ async def test_an_early_failure_has_its_status(server: Server) -> None:
 
 async def test_only_the_router_can_make_private_calls(server: Server) -> None:
     body = call_body(CallHead(1), json.dumps({"model": MODEL, "prompt": "a"}).encode())
-    now = time.time()
     for value, says in (
-        (signed_call(b"x" * 32, "r1", body, now), "not signed by this service's router"),
-        (signed_call(KEY, "r2", body, now), "another request"),
-        (signed_call(KEY, "r1", body + b" ", now), "another body"),
-        (signed_call(KEY, "r1", body, now - 61), "more than 60 s ago"),
+        (signature(COMPLETIONS, body, key=b"x" * 32), "not signed by this service's router"),
+        (signature(COMPLETIONS, body, request_id="r2"), "another request"),
+        (signature(COMPLETIONS, body + b" "), "another body"),
+        (signature("/generate", body), "another path"),
+        (signature(COMPLETIONS, body, age_seconds=61), "more than 60 s ago"),
         ("", "not signed"),
     ):
         headers = {PRIVATE_HEADER: value, "X-Request-Id": "r1"}
@@ -342,7 +351,7 @@ async def test_a_decode_engine_goes_on_with_a_pair(server: Server) -> None:
     prefill = PrefillRef(host="10.0.0.7", port=8998, epoch="e7")
     headers = {
         "X-Request-Id": "r1",
-        PRIVATE_HEADER: signed_call(KEY, "r1", head, time.time()),
+        PRIVATE_HEADER: signature(COMPLETIONS, head),
         PREFILL_HEADER: signed_header(KEY, prefill, "r1", time.time()),
     }
     with private_endpoint() as endpoint:
@@ -376,7 +385,7 @@ async def test_the_clients_part_has_the_bounds_that_it_has_without_the_router(
 @pytest.mark.parametrize("head", [b"", b"[]", b'{"seed":"x"}', b"{}"])
 async def test_a_signed_body_without_a_head_is_refused(server: Server, head: bytes) -> None:
     sent = head + b'\n{"model":"echo","prompt":"a"}'
-    headers = {PRIVATE_HEADER: signed_call(KEY, "r1", sent, time.time()), "X-Request-Id": "r1"}
+    headers = {PRIVATE_HEADER: signature(COMPLETIONS, sent), "X-Request-Id": "r1"}
     response = await server.http.post(COMPLETIONS, content=sent, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith("the first line: ")

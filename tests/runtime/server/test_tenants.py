@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from sluice_contract.handover import Bound
 from sluice_contract.private_calls import PRIVATE_HEADER, CallHead, call_body, signed_call
 from sluice_contract.tenants import TENANT_HEADER, Tenant, claims_of, signed_tenant
 from sluice_runtime.messages import Generate
@@ -41,7 +43,8 @@ async def ask(
         headers[TENANT_HEADER] = signed_tenant(key, claims_of(KEY, tenant), "r1", time.time())
     if private:
         body = call_body(CallHead(5), body)
-        headers[PRIVATE_HEADER] = signed_call(KEY, "r1", body, time.time())
+        bound = Bound("/v1/completions", hashlib.sha256(body).hexdigest())
+        headers[PRIVATE_HEADER] = signed_call(KEY, "r1", bound, time.time())
     return await server.http.post("/v1/completions", content=body, headers=headers)
 
 
