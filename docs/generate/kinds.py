@@ -68,6 +68,11 @@ CHANGES: Final = (
         "the first adapter on a claim and the last one on it make another revision",
     ),
     (
+        "`router.auth`, where it comes or goes",
+        "routers are replaced, and engines by another revision: beside API keys they serve nobody "
+        "but the routers",
+    ),
+    (
         "the rest of `router`",
         "the routers are replaced one by one; no engine restarts",
     ),

@@ -287,6 +287,11 @@ class InferenceServiceSpec(ApiModel):
         return self.engine_of(role).kv_transfer or KvTransfer()
 
     @property
+    def asks_for_keys(self) -> bool:
+        """Whether clients need an API key."""
+        return self.router is not None and self.router.auth is not None
+
+    @property
     def replaces_in_place(self) -> bool:
         """Whether there is no room for new engines beside the former ones."""
         return self.rollout is not None and self.rollout.strategy == "InPlace"

@@ -22,9 +22,9 @@ def handover_secret_name(service: str) -> str:
 
 
 def handover_secret(owner: Owner) -> Manifest:
-    """The Secret without its key. Immutable: pods see a changed Secret at different times."""
+    """The Secret without its key. Not immutable: its key can be rotated."""
     head = owner.child(SECRET, handover_secret_name(owner.service), ENGINE)
-    return head | {"type": "Opaque", "immutable": True}
+    return head | {"type": "Opaque"}
 
 
 def mounts_handover_secret(deployment: Manifest) -> bool:

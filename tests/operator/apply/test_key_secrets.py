@@ -15,7 +15,6 @@ MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Secret",
     "metadata": {"name": "chat-handover", "namespace": "team"},
-    "immutable": True,
 }
 DRAWN = bytes(range(32))
 
@@ -59,7 +58,6 @@ async def test_the_key_is_32_random_bytes_as_text(applier: Applier, server: Secr
     assert outcome.refused == ()
     made = server.stored["chat-handover"]
     assert base64.b64decode(made["stringData"]["key"]) == DRAWN
-    assert made["immutable"] is True
 
 
 async def test_each_secret_has_a_key_of_its_own(server: Secrets) -> None:

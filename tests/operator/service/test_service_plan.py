@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.config import SloTargets, parse_engine_config
 from sluice_contract.router_config import parse_router_config
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, Kind, Manifest
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
@@ -369,3 +370,24 @@ def test_api_keys_are_mounted_into_routers_alone_and_read_by_nobody_else() -> No
     others = [m for m in plan.apply[:-1] if m is not plan.router]
     assert "team-keys" not in str(others)
     assert "auth" not in str(service_plan().router)
+
+
+@pytest.mark.parametrize("mode", ["Mixed", "Disaggregated"])
+def test_engines_beside_api_keys_serve_nobody_but_routers(mode: str) -> None:
+    for router, required in (({}, None), ({"auth": {"secretRef": {"name": "team-keys"}}}, True)):
+        plan = service_plan({"mode": mode, "router": router})
+        assert plan.refusal is None
+        configs = [
+            parse_engine_config(pool.config_map["data"]["engine.json"]) for pool in plan.pools
+        ]
+        assert {config.server.require_signature for config in configs} == {required}
+
+
+def test_api_keys_are_an_input_of_engines_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that they come into force in a service of an earlier release, and only in such."""
+    auth = {"router": {"auth": {"secretRef": {"name": "team-keys"}}}}
+    inputs = [service_plan(spec).pools[0].manifest["spec"]["inputs"] for spec in ({}, auth)]
+    monkeypatch.setattr(InferenceServiceSpec, "asks_for_keys", False)
+    assert service_plan(auth).pools[0].manifest["spec"]["inputs"] == inputs[0] != inputs[1]

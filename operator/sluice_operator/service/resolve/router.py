@@ -28,7 +28,11 @@ from sluice_operator.apply.field_ownership import applied_manifest, whole_manife
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
 from sluice_operator.manifests.deployments import kept, with_replicas
-from sluice_operator.manifests.handover import HANDOVER_KEY_FILE, handover_secret_name
+from sluice_operator.manifests.handover import (
+    HANDOVER_KEY_FILE,
+    handover_secret_name,
+    mounts_handover_secret,
+)
 from sluice_operator.manifests.metadata import ROUTER, Owner
 from sluice_operator.manifests.pods import mounted_config_maps
 from sluice_operator.manifests.router import (
@@ -74,7 +78,10 @@ def plan_router(
             file = _config_map(top, spec)
             former = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
             return PlannedRouter(former, (file,), (), is_former=True)
-    deployment = kept(built, applied_manifest(live) if live else None)
+    applied = applied_manifest(live) if live else None
+    if applied is not None and spec.asks_for_keys and not mounts_handover_secret(applied):
+        applied = None  # engines serve nothing without their signature
+    deployment = kept(built, applied)
     there = {item["metadata"]["name"] for item in of_kind(observed.children, CONFIG_MAP)}
     if deployment is built or not mounted_config_maps(deployment) <= there:
         return PlannedRouter(built, (file,), ())

@@ -91,6 +91,7 @@ def engine_file(
             port=ports.ENGINE_HTTP,
             metrics_port=ports.ENGINE_METRICS,
             drain_seconds=spec.drain_seconds(role),
+            require_signature=True if spec.asks_for_keys else None,
         ),
     )
     return EngineFile(settings, render_engine_config(config))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from sluice_contract.config import parse_engine_config
 from sluice_contract.router_config import parse_router_config
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine_pool import STABLE
 from sluice_operator.manifests.handover import mounts_handover_secret
@@ -71,6 +72,7 @@ def test_routers_and_engines_have_the_key() -> None:
     assert _with_key(plan) == (True, True)
     (secret,) = plan.secrets
     assert secret.manifest["metadata"]["name"] == "chat-handover"
+    assert "immutable" not in secret.manifest, "its key can be rotated"
     assert secret.waiting
     (at_rest,) = _plan({}, _children(plan)).secrets
     assert at_rest.waiting == ""
@@ -110,6 +112,18 @@ def test_what_is_edited_has_the_key_and_the_rest_goes_on_without(
     plan = _plan(spec, _children(former))
     assert _with_key(plan) == with_key
     assert len(plan.secrets) == 1
+
+
+def test_routers_without_the_key_get_it_before_engines_serve_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    auth: Manifest = {"router": {"auth": {"secretRef": {"name": "team-keys"}}}}
+    with monkeypatch.context() as patched:
+        forget_key(patched.setattr)
+        patched.setattr(InferenceServiceSpec, "asks_for_keys", False)
+        former = service_plan(auth)
+    assert _with_key(former) == (False, False)
+    assert _with_key(_plan(auth, _children(former))) == (True, True)
 
 
 def test_the_key_stays_for_a_revision_that_was_given_up(former: ServicePlan) -> None:
