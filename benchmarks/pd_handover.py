@@ -116,7 +116,9 @@ def engine(
     with ExitStack() as stack:
         stack.enter_context(closing(built.grammar_processes))
         ready = built.ready(secrets.token_hex(8))
-        started = stack.enter_context(started_role(config, built, KEY, ready, link.wakeup.set))
+        started = stack.enter_context(
+            started_role(config, built, lambda: (KEY,), ready, link.wakeup.set)
+        )
         executor = stack.enter_context(closing(built.executor(overlap=bool(config.overlap))))
         watched = Watched(started.role, built.scheduler, executor, tell)
         page_size = built.settings.page_size

@@ -105,7 +105,9 @@ class Decoder:
     def __init__(self, prefill: EngineProcess) -> None:
         ref, report = life_of(prefill), prefill.load()
         assert report.kv_fingerprint is not None
-        us = DecodeIdentity(KEY, "epoch", "d-0", report.kv_fingerprint, "TCP", PAGE_BYTES)
+        us = DecodeIdentity(
+            lambda: (KEY,), "epoch", "d-0", report.kv_fingerprint, "TCP", PAGE_BYTES
+        )
         self.engine = PrefillEngine(ref.host, ref.port, ref.epoch, ref.name)
         self._woken = threading.Event()
         self._came: queue.SimpleQueue[DecodeEvent] = queue.SimpleQueue()
