@@ -22,7 +22,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sluice_contract.config import EngineConfig, KvTransfer
+from sluice_contract.config import EngineConfig
+from sluice_contract.kv_transfer import KvTransfer
 from sluice_contract.labels import Role as EngineRole
 from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.executor import Executor, PendingResult

@@ -192,8 +192,8 @@ HANDOVER_MUTATIONS: Final = (
     Mutation(
         "transfer: bytes are not compared with what was announced",
         "landing",
-        "if expected is not None and found != expected:",
-        "if False:",
+        "if (found := checksum_of(ranges, job.room)) != expected:",
+        "if (found := checksum_of(ranges, job.room)) is None:",
         ("test_landing", "test_reader"),
         package=TRANSFER,
     ),

@@ -9,8 +9,8 @@ import re
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field
-from sluice_contract.config import KvTransfer
 from sluice_contract.cors import Cors
+from sluice_contract.kv_transfer import KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.tenants import MAX_PRIORITY, MAX_TENANTS, TenantName
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic.alias_generators import to_camel
-from sluice_contract.config import KvTransfer, parse_engine_config
+from sluice_contract.config import parse_engine_config
+from sluice_contract.kv_transfer import KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.sizing import Source, sizes_of
 from sluice_contract.supported import unused_without_adapters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sluice_contract import labels, ports
-from sluice_contract.config import RDMA_RESOURCE, KvTransfer
+from sluice_contract.kv_transfer import RDMA_RESOURCE, KvTransfer
 from sluice_contract.labels import Role
 
 from sluice_operator.api.base import LocalRef

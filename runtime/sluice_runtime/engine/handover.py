@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig, KvTransfer
+from sluice_contract.config import EngineConfig
 from sluice_contract.handover import Keys
+from sluice_contract.kv_transfer import KvTransfer
 from sluice_contract.labels import Role as EngineRole
 from sluice_contract.spans import Record
 

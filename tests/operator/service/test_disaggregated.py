@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from sluice_contract import labels
-from sluice_contract.config import EngineConfig, KvTransfer, SloTargets, parse_engine_config
+from sluice_contract.config import EngineConfig, SloTargets, parse_engine_config
+from sluice_contract.kv_transfer import KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.router_config import parse_router_config
 from sluice_operator.api.findings import parse

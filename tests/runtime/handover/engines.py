@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from sluice_contract.config import KvTransfer
+from sluice_contract.kv_transfer import KvTransfer
 from sluice_contract.labels import Role
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.handover import started_role

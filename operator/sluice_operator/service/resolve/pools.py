@@ -12,8 +12,8 @@ from typing import Final
 from pydantic.alias_generators import to_camel
 from sluice_contract import ports
 from sluice_contract.base import ConfigError
-from sluice_contract.config import KvTransfer
 from sluice_contract.http_errors import shown_json
+from sluice_contract.kv_transfer import KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.sizing import resolved_values
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
-from sluice_contract.config import KvBackend, KvTransfer
+from sluice_contract.kv_transfer import KvBackend, KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.sizing import Source
 

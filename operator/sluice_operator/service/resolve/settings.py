@@ -14,13 +14,12 @@ from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import (
     EngineConfig,
-    KvBackend,
-    KvTransfer,
     ModelRef,
     ServerSettings,
     SloTargets,
     render_engine_config,
 )
+from sluice_contract.kv_transfer import KvBackend, KvTransfer
 from sluice_contract.labels import Role
 from sluice_contract.sizing import (
     Resolved,

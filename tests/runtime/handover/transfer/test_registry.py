@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from sluice_contract.config import KvTransfer
+from sluice_contract.kv_transfer import KvBackend
 from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.handover.transfer.registry import (
     BACKENDS,
@@ -21,7 +21,7 @@ LOCAL = TransferSettings(host="127.0.0.1")
 
 
 def test_every_name_of_the_contract_is_there_and_no_other() -> None:
-    assert set(BACKENDS) == set(get_args(KvTransfer.model_fields["backend"].annotation))
+    assert set(BACKENDS) == set(get_args(KvBackend))
 
 
 @pytest.mark.parametrize("name", ["NIXL", "Memory", "fake", "memory", ""])
