@@ -28,6 +28,7 @@ from sluice_operator.manifests.metadata import DESIRED_HASH
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
 from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.network_isolation import NetworkIsolation, connect_over_tcp
 from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.service.observe import Images, Installation, ServiceObserver
@@ -60,6 +61,7 @@ class Reconciler:
             Nodes(client),
             OptionalKinds(client, clock),
             ImageVolumes(client, clock, "default"),
+            isolation=NetworkIsolation(connect_over_tcp, clock, in_cluster=False),
         )
         pools = PoolObserver(client)
         self._writes = executor(client, clock, "test", OperatorMetrics().statuses)
