@@ -83,6 +83,9 @@ class Informer:
         self._client = client
         self._clock = clock
         self._add = add
+        self._written: set[tuple[Kind, Place]] = set()
+        """What no watch and no listing has told of since we wrote it: the answer may have held
+        others' changes."""
         self._turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
         self._scopes = {
             path(kind, name): Scope(kind, name)
@@ -94,6 +97,7 @@ class Informer:
 
     def take(self, kind: Kind, change: str, item: Mapping[str, Any]) -> None:
         """Keeps what a watch tells."""
+        self._written.discard((kind, place_of(item)))
         if change == "DELETED":
             self.objects[kind].remove(item)
             self._changed(kind, item)
@@ -114,6 +118,7 @@ class Informer:
         if kind in self.objects and watched and "resourceVersion" in metadata:
             before = self.objects[kind].get(*place_of(result)) if kind == DEPLOYMENT else None
             self.objects[kind].put(result)
+            self._written.add((kind, place_of(result)))
             if before is not None:
                 self._changed(kind, result, before)
 
@@ -194,8 +199,11 @@ class Informer:
             async for items, listed_at in self._pages(scope):
                 version = listed_at
                 for item in items:
-                    seen.add(place_of(item))
-                    if objects.put(item, listed_since=mark):
+                    place = place_of(item)
+                    seen.add(place)
+                    is_news = objects.put(item, listed_since=mark)
+                    if is_news or (scope.kind, place) in self._written:
+                        self._written.discard((scope.kind, place))
                         self._changed(scope.kind, item)
         for item in objects.retain(scope.namespace, seen, number_of(version), mark):
             self._changed(scope.kind, item)

@@ -138,6 +138,22 @@ async def test_a_watch_that_begins_anew_begins_with_a_listing_which_finds_what_h
     assert set(followed.keys) == {POOL}
 
 
+async def test_what_we_wrote_makes_keys_when_a_listing_tells_of_it() -> None:
+    """The watch begins after it, and will not."""
+    server = busy()
+    followed = await synced(server)
+    await followed.informer.version_to_watch("/api/v1/pods")
+    written = item("chat-mixed-1", 21, **OF_CHAT)
+    followed.informer.written(POD, written)
+    server.items["pods"], server.version = [*server.items["pods"], written], 30
+    followed.keys.clear()
+    await followed.informer.version_to_watch("/api/v1/pods")
+    assert POOL in followed.keys
+    followed.keys.clear()
+    await followed.informer.version_to_watch("/api/v1/pods")
+    assert followed.keys == [], "once"
+
+
 async def test_a_watch_of_something_else_begins_where_it_likes() -> None:
     followed = await synced(busy())
     assert await followed.informer.version_to_watch("/api/v1/nodes") is None
