@@ -26,11 +26,8 @@ class Key(NamedTuple):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-def keys_of(
-    kind: Kind, item: Mapping[str, Any], before: Mapping[str, Any] | None = None
-) -> frozenset[Key]:
-    """The keys to reconcile when `item`, an object of `kind`, has changed or gone. `before`: what
-    was known of it, if it only changed."""
+def keys_of(kind: Kind, item: Mapping[str, Any]) -> frozenset[Key]:
+    """The keys to reconcile when `item`, an object of `kind`, has changed or gone."""
     metadata = item["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
     if kind == INFERENCE_SERVICE:
@@ -42,14 +39,10 @@ def keys_of(
     concerned = _owner(metadata) | _by_labels(metadata)
     if kind == ENGINE_POOL:
         return concerned | {Key(kind.kind, namespace, name), *_service_of(metadata)}
-    # A roll-out goes by what is available of a revision, which no status of a pool tells.
-    if kind == DEPLOYMENT and (before is None or _available(before) != _available(item)):
+    if kind == DEPLOYMENT:
+        # A roll-out goes by what is available of a revision, which no status of a pool tells.
         return concerned | _service_of(metadata)
     return concerned
-
-
-def _available(deployment: Mapping[str, Any]) -> int:
-    return int((deployment.get("status") or {}).get("availableReplicas", 0))
 
 
 def _pool(namespace: str, service: str, role: str) -> Key:
