@@ -90,7 +90,12 @@ def revision(spec: EnginePoolSpec) -> str:
 
 def revisions_without_metrics_port(deployments: Iterable[Manifest]) -> tuple[str, ...]:
     """Those of the former release, sorted."""
-    engines = (d for d in deployments if d["metadata"]["labels"].get(labels.COMPONENT) == ENGINE)
+    # Somebody may have removed the labels of the Deployment itself.
+    engines = (
+        d
+        for d in deployments
+        if (d["metadata"].get("labels") or {}).get(labels.COMPONENT) == ENGINE
+    )
     former = (d for d in engines if metrics_port(d["spec"]["template"]) is None)
     return tuple(sorted(set(map(revision_of, former))))
 
