@@ -26,7 +26,7 @@ from pathlib import Path
 import aiohttp
 import uvloop
 from aiohttp import web
-from sluice_contract.kv_fingerprint import KvFingerprint
+from sluice_contract.kv_transfer import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 from sluice_contract.private_calls import (

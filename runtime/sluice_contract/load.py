@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ContractModel
-from sluice_contract.kv_fingerprint import KvFingerprint
+from sluice_contract.kv_transfer import KvFingerprint
 from sluice_contract.labels import Role
 
 MAX_COUNT: Final = 2**53

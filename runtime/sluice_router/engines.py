@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sluice_contract.kv_fingerprint import KvFingerprint
+from sluice_contract.kv_transfer import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 from sluice_contract.service_load import EngineCondition

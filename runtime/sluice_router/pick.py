@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from sluice_contract.kv_fingerprint import KvFingerprint, differences
+from sluice_contract.kv_transfer import KvFingerprint, differences
 from sluice_contract.labels import Role
 
 from sluice_router.affinity import Affinity, preferred

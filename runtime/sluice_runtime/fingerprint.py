@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice_contract.kv_fingerprint import KvFingerprint
+from sluice_contract.kv_transfer import KvFingerprint
 
 from sluice_runtime.messages import EngineReady
 

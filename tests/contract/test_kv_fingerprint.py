@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice_contract.kv_fingerprint import KvFingerprint, differences
+from sluice_contract.kv_transfer import KvFingerprint, differences
 
 FINGERPRINT = KvFingerprint(
     model="hf://org/m",

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
-from sluice_contract.kv_fingerprint import KvFingerprint
+from sluice_contract.kv_transfer import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import LoadReport
 from sluice_contract.router_config import LoadFollowing, RouterConfig, RouterServer, Upstream

@@ -6,7 +6,7 @@ each revision.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pydantic import Field
 from sluice_contract.labels import Role
@@ -27,13 +27,20 @@ from sluice_operator.api.base import (
     list_map,
 )
 from sluice_operator.api.pools import AcceleratorSpec
-from sluice_operator.api.template import PodTemplate
+from sluice_operator.api.template import ENGINE_CONTAINER, PodTemplate
+from sluice_operator.kube.kinds import Manifest
 
 
 def _immutable(field: str) -> Rule:
     """A rule on updates, which only the API server sees. The selector of the pool's Deployments
     is made of such fields, and cannot be changed either."""
     return Rule(f"self.{field} == oldSelf.{field}", lambda _: True, "no change", field)
+
+
+METRICS: Final = "metrics"
+"""Name of the port of an engine's metrics, which those of the former release do not have."""
+BOOTSTRAP: Final = "bootstrap"
+"""Name of the port at which prefill engines are asked for the KV cache."""
 
 
 class RevisionShare(ApiModel):
@@ -207,3 +214,17 @@ class EnginePoolSpec(ApiModel):
     def replicas_place(self) -> str:
         """Where a person says how many engines there should be, in words."""
         return f"spec.pools.{self.role}.replicas of InferenceService {self.service_name}"
+
+
+def metrics_port(pod: Manifest) -> int | None:
+    """The port of the metrics of an engine pod, or of a Deployment's template; None where they are
+    at that of requests."""
+    return port_named(pod, METRICS)
+
+
+def port_named(pod: Manifest, name: str) -> int | None:
+    """The port of that name that the engine of a pod, or of a template, declares."""
+    containers = pod["spec"].get("containers") or ()
+    engine_ports = (c.get("ports") or () for c in containers if c.get("name") == ENGINE_CONTAINER)
+    declared = (port for each in engine_ports for port in each)
+    return next((port["containerPort"] for port in declared if port.get("name") == name), None)

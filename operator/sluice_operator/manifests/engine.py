@@ -15,10 +15,9 @@ from sluice_operator.accelerators.wanted import (
     resource_name,
     tolerations,
 )
-from sluice_operator.api.engine_ports import BOOTSTRAP, METRICS, metrics_port
 from sluice_operator.api.environment import CONFIG_FOLDER
 from sluice_operator.api.model_uri import CLAIM_MOUNT
-from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.pool import BOOTSTRAP, METRICS, EnginePoolSpec, metrics_port
 from sluice_operator.api.template import PodTemplate, Sidecar
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import engine_account

@@ -19,7 +19,7 @@ from sluice_contract import ports
 from sluice_contract.accelerators import Accelerator
 from sluice_contract.load import LoadReport
 
-from sluice_operator.api.engine_ports import metrics_port
+from sluice_operator.api.pool import metrics_port
 from sluice_operator.clock import Clock
 from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.kinds import Manifest

@@ -17,7 +17,7 @@ from typing import Final
 from sluice_contract import ports
 
 from sluice_operator.api.conditions import Check
-from sluice_operator.api.engine_ports import BOOTSTRAP, metrics_port, port_named
+from sluice_operator.api.pool import BOOTSTRAP, metrics_port, port_named
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import Manifest

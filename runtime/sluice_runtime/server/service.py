@@ -15,7 +15,7 @@ from sluice_contract.accelerators import Accelerator
 from sluice_contract.config import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.cors import Cors
 from sluice_contract.handover import Keys
-from sluice_contract.kv_fingerprint import KvFingerprint
+from sluice_contract.kv_transfer import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_contract.load import DisaggregationQueues, LoadReport
 from sluice_contract.spans import Record

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from tests.operator.api.valid_specs import (
+    engine,
+    mixed,
+    mounted,
+    sidecar_ports,
+    spread,
+    template,
+    tenants,
+    traced,
+)
+
 
 class Invalid(NamedTuple):
     """A spec, the field at fault, and a piece of the message."""
@@ -11,40 +22,6 @@ class Invalid(NamedTuple):
     spec: dict[str, Any]
     field: str
     says: str = ""
-
-
-def _engine(**values: Any) -> dict[str, Any]:
-    return {"engine": values}
-
-
-def _mixed(**values: Any) -> dict[str, Any]:
-    return {"pools": {"mixed": values}}
-
-
-def _tenants(*tenants: dict[str, Any]) -> dict[str, Any]:
-    return {"router": {"auth": {"secretRef": {"name": "keys"}, "tenants": list(tenants)}}}
-
-
-def _template(**values: Any) -> dict[str, Any]:
-    return _mixed(template=values)
-
-
-def _mounted(path: str) -> dict[str, Any]:
-    return _template(
-        volumes=[{"name": "a", "emptyDir": {}}], volumeMounts=[{"name": "a", "mountPath": path}]
-    )
-
-
-def _spread(most: int, otherwise: str = "ScheduleAnyway") -> dict[str, Any]:
-    return {"maxSkew": most, "topologyKey": "zone", "whenUnsatisfiable": otherwise}
-
-
-def _sidecar_ports(*ports: dict[str, Any]) -> dict[str, Any]:
-    return _template(sidecars=[{"name": "log", "image": "a", "ports": list(ports)}])
-
-
-def _traced(endpoint: str) -> dict[str, Any]:
-    return {"tracing": {"endpoint": endpoint}}
 
 
 INVALID: dict[str, Invalid] = {
@@ -99,12 +76,12 @@ INVALID: dict[str, Invalid] = {
         "hf://org/name@revision",
     ),
     "a volume of the operator's": Invalid(
-        _template(volumes=[{"name": "sluice-adapters-0", "emptyDir": {}}]),
+        template(volumes=[{"name": "sluice-adapters-0", "emptyDir": {}}]),
         "spec.pools.mixed.template.volumes[0].name",
         "sluice-adapters",
     ),
     "the volume with certificates of a hub": Invalid(
-        _template(volumes=[{"name": "sluice-hub-ca", "emptyDir": {}}]),
+        template(volumes=[{"name": "sluice-hub-ca", "emptyDir": {}}]),
         "spec.pools.mixed.template.volumes[0].name",
         "sluice-hub-ca",
     ),
@@ -162,10 +139,10 @@ INVALID: dict[str, Invalid] = {
         "only the pool mixed",
     ),
     "a hand-over in Mixed": Invalid(
-        _engine(kvTransfer={}), "spec.engine", "no kvTransfer in mode Mixed"
+        engine(kvTransfer={}), "spec.engine", "no kvTransfer in mode Mixed"
     ),
     "a hand-over of the mixed pool": Invalid(
-        _mixed(engine={"kvTransfer": {}}), "spec.pools", "no kvTransfer in mode Mixed"
+        mixed(engine={"kvTransfer": {}}), "spec.pools", "no kvTransfer in mode Mixed"
     ),
     "mixed pool in Disaggregated": Invalid(
         {"mode": "Disaggregated", "pools": {"mixed": {}}}, "spec.pools", "prefill and decode"
@@ -174,38 +151,38 @@ INVALID: dict[str, Invalid] = {
         {"mode": "Disaggregated", "pools": {"prefill": {}}}, "spec.pools", "or neither"
     ),
     "min above max": Invalid(
-        _mixed(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
+        mixed(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
         "spec.pools.mixed.autoscaling.minReplicas",
         "maxReplicas",
     ),
     "no max": Invalid(
-        _mixed(autoscaling={"minReplicas": 3}), "spec.pools.mixed.autoscaling.maxReplicas"
+        mixed(autoscaling={"minReplicas": 3}), "spec.pools.mixed.autoscaling.maxReplicas"
     ),
     "replicas beside autoscaling": Invalid(
-        _mixed(replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 2}),
+        mixed(replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 2}),
         "spec.pools.mixed.replicas",
         "replicas or autoscaling, not both",
     ),
     "a resource without a domain": Invalid(
-        _mixed(accelerator={"resourceName": "gpu"}), "spec.pools.mixed.accelerator.resourceName"
+        mixed(accelerator={"resourceName": "gpu"}), "spec.pools.mixed.accelerator.resourceName"
     ),
     "a resource of Kubernetes itself": Invalid(
-        _mixed(accelerator={"resourceName": "node.kubernetes.io/gpu"}),
+        mixed(accelerator={"resourceName": "node.kubernetes.io/gpu"}),
         "spec.pools.mixed.accelerator.resourceName",
         "extended resource",
     ),
     "a label of no product": Invalid(
-        _mixed(accelerator={"productLabel": "cloud.google.com/gke-accelerator"}),
+        mixed(accelerator={"productLabel": "cloud.google.com/gke-accelerator"}),
         "spec.pools.mixed.accelerator.productLabel",
         "only beside product",
     ),
     "a label of the operator's": Invalid(
-        _template(labels={"serving.sluice.dev/role": "mixed"}),
+        template(labels={"serving.sluice.dev/role": "mixed"}),
         "spec.pools.mixed.template.labels",
         "which are the operator's",
     ),
     "fewest parts that are not insisted on": Invalid(
-        _template(
+        template(
             topologySpreadConstraints=[
                 {
                     "maxSkew": 1,
@@ -219,50 +196,50 @@ INVALID: dict[str, Invalid] = {
         "DoNotSchedule",
     ),
     "a setting of one pool that is out of range": Invalid(
-        _mixed(engine={"chunkSize": 8}), "spec.pools.mixed.engine.chunkSize", "pageSize"
+        mixed(engine={"chunkSize": 8}), "spec.pools.mixed.engine.chunkSize", "pageSize"
     ),
-    "negative replicas": Invalid(_mixed(replicas=-1), "spec.pools.mixed.replicas"),
-    "text as replicas": Invalid(_mixed(replicas="two"), "spec.pools.mixed.replicas"),
-    "no GPU": Invalid(_mixed(accelerator={"count": 0}), "spec.pools.mixed.accelerator.count"),
+    "negative replicas": Invalid(mixed(replicas=-1), "spec.pools.mixed.replicas"),
+    "text as replicas": Invalid(mixed(replicas="two"), "spec.pools.mixed.replicas"),
+    "no GPU": Invalid(mixed(accelerator={"count": 0}), "spec.pools.mixed.accelerator.count"),
     "no such quantity, with a limit": Invalid(
-        _mixed(resources={"requests": {"cpu": "lots"}, "limits": {"cpu": 1}}),
+        mixed(resources={"requests": {"cpu": "lots"}, "limits": {"cpu": 1}}),
         "spec.pools.mixed.resources.requests.cpu",
     ),
     "no such quantity": Invalid(
-        _mixed(resources={"requests": {"cpu": "lots"}}), "spec.pools.mixed.resources.requests.cpu"
+        mixed(resources={"requests": {"cpu": "lots"}}), "spec.pools.mixed.resources.requests.cpu"
     ),
     "GPUs as a resource": Invalid(
-        _mixed(resources={"limits": {"nvidia.com/gpu": 1}}),
+        mixed(resources={"limits": {"nvidia.com/gpu": 1}}),
         "spec.pools.mixed.resources.limits",
         "accelerator.count",
     ),
     "request above limit": Invalid(
-        _mixed(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "2000M"}}),
+        mixed(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "2000M"}}),
         "spec.pools.mixed.resources.requests",
         "at most the limits",
     ),
     "request above limit in other units": Invalid(
-        _mixed(resources={"requests": {"cpu": 2}, "limits": {"cpu": "1999m"}}),
+        mixed(resources={"requests": {"cpu": 2}, "limits": {"cpu": "1999m"}}),
         "spec.pools.mixed.resources.requests",
         "at most the limits",
     ),
     "selector with a bad key": Invalid(
-        _template(nodeSelector={"a b": "c"}),
+        template(nodeSelector={"a b": "c"}),
         "spec.pools.mixed.template.nodeSelector",
         "example.com/name",
     ),
     "selector with a long key": Invalid(
-        _template(nodeSelector={f"example.com/{'n' * 64}": "c"}),
+        template(nodeSelector={f"example.com/{'n' * 64}": "c"}),
         "spec.pools.mixed.template.nodeSelector",
         "example.com/name",
     ),
     "label with a long key": Invalid(
-        _template(labels={"n" * 64: "c"}),
+        template(labels={"n" * 64: "c"}),
         "spec.pools.mixed.template.labels",
         "example.com/name",
     ),
     "topology with a long key": Invalid(
-        _template(
+        template(
             topologySpreadConstraints=[
                 {"maxSkew": 1, "topologyKey": "n" * 64, "whenUnsatisfiable": "ScheduleAnyway"}
             ]
@@ -270,81 +247,79 @@ INVALID: dict[str, Invalid] = {
         "spec.pools.mixed.template.topologySpreadConstraints[0].topologyKey",
     ),
     "annotation with a bad key": Invalid(
-        _template(annotations={"/a": "c"}),
+        template(annotations={"/a": "c"}),
         "spec.pools.mixed.template.annotations",
         "example.com/name",
     ),
-    "chunk below page": Invalid(_engine(chunkSize=8), "spec.engine.chunkSize", "pageSize"),
+    "chunk below page": Invalid(engine(chunkSize=8), "spec.engine.chunkSize", "pageSize"),
     "chunk below given page": Invalid(
-        _engine(chunkSize=64, pageSize=128), "spec.engine.chunkSize", "pageSize"
+        engine(chunkSize=64, pageSize=128), "spec.engine.chunkSize", "pageSize"
     ),
-    "chunk below off": Invalid(_engine(chunkSize=-2), "spec.engine.chunkSize"),
-    "a step of nothing": Invalid(_engine(maxPrefillTokens=0), "spec.engine.maxPrefillTokens"),
-    "chunk of nothing": Invalid(_engine(chunkSize=0), "spec.engine.chunkSize"),
+    "chunk below off": Invalid(engine(chunkSize=-2), "spec.engine.chunkSize"),
+    "a step of nothing": Invalid(engine(maxPrefillTokens=0), "spec.engine.maxPrefillTokens"),
+    "chunk of nothing": Invalid(engine(chunkSize=0), "spec.engine.chunkSize"),
     "share above chunk": Invalid(
-        _engine(chunkSize=64, minPrefillTokens=65), "spec.engine.minPrefillTokens", "chunkSize"
+        engine(chunkSize=64, minPrefillTokens=65), "spec.engine.minPrefillTokens", "chunkSize"
     ),
     "share above the most of a step": Invalid(
-        _engine(minPrefillTokens=65, maxPrefillTokens=64),
+        engine(minPrefillTokens=65, maxPrefillTokens=64),
         "spec.engine.minPrefillTokens",
         "maxPrefillTokens",
     ),
     "a step below page": Invalid(
-        _engine(maxPrefillTokens=8), "spec.engine.maxPrefillTokens", "pageSize"
+        engine(maxPrefillTokens=8), "spec.engine.maxPrefillTokens", "pageSize"
     ),
-    "all memory": Invalid(_engine(memoryFraction=1), "spec.engine.memoryFraction"),
-    "unknown dtype": Invalid(_engine(dtype="int3"), "spec.engine.dtype"),
-    "unknown policy": Invalid(_engine(schedulingPolicy="best"), "spec.engine.schedulingPolicy"),
-    "image with a blank": Invalid(_engine(image="a b"), "spec.engine.image"),
-    "too short a start": Invalid(_engine(startupSeconds=1), "spec.engine.startupSeconds"),
+    "all memory": Invalid(engine(memoryFraction=1), "spec.engine.memoryFraction"),
+    "unknown dtype": Invalid(engine(dtype="int3"), "spec.engine.dtype"),
+    "unknown policy": Invalid(engine(schedulingPolicy="best"), "spec.engine.schedulingPolicy"),
+    "image with a blank": Invalid(engine(image="a b"), "spec.engine.image"),
+    "too short a start": Invalid(engine(startupSeconds=1), "spec.engine.startupSeconds"),
     "no routers": Invalid({"router": {"replicas": 0}}, "spec.router.replicas"),
     "auth without a secret": Invalid({"router": {"auth": {}}}, "spec.router.auth.secretRef"),
     "a default above the maximum": Invalid(
-        _tenants({"name": "a", "defaultPriority": 2, "maxPriority": 1}),
+        tenants({"name": "a", "defaultPriority": 2, "maxPriority": 1}),
         "spec.router.auth.tenants[0].defaultPriority",
         "defaultPriority at most maxPriority",
     ),
-    "a tenant twice": Invalid(
-        _tenants({"name": "a"}, {"name": "a"}), "spec.router.auth.tenants[1]"
-    ),
+    "a tenant twice": Invalid(tenants({"name": "a"}, {"name": "a"}), "spec.router.auth.tenants[1]"),
     "unknown strategy": Invalid({"rollout": {"strategy": "Big"}}, "spec.rollout.strategy"),
     "unknown provider": Invalid({"autoscaling": {"provider": "Me"}}, "spec.autoscaling.provider"),
     "a collector's port above all ports": Invalid(
-        _traced("http://h:99999"), "spec.tracing.endpoint", "port of 1 to 65535"
+        traced("http://h:99999"), "spec.tracing.endpoint", "port of 1 to 65535"
     ),
     "a collector's port just above": Invalid(
-        _traced("https://h:65536/a"), "spec.tracing.endpoint", "port of 1 to 65535"
+        traced("https://h:65536/a"), "spec.tracing.endpoint", "port of 1 to 65535"
     ),
     "a collector's port of 0": Invalid(
-        _traced("http://h:0"), "spec.tracing.endpoint", "port of 1 to 65535"
+        traced("http://h:0"), "spec.tracing.endpoint", "port of 1 to 65535"
     ),
     "a collector's port by name": Invalid(
-        _traced("http://h:otlp/"), "spec.tracing.endpoint", "port of 1 to 65535"
+        traced("http://h:otlp/"), "spec.tracing.endpoint", "port of 1 to 65535"
     ),
     "a collector's address that is not closed": Invalid(
-        _traced("http://[::1/a"), "spec.tracing.endpoint", "port of 1 to 65535"
+        traced("http://[::1/a"), "spec.tracing.endpoint", "port of 1 to 65535"
     ),
     "no time at all": Invalid({"slo": {"ttftMilliseconds": 0}}, "spec.slo.ttftMilliseconds"),
     "taken variable": Invalid(
-        _template(env=[{"name": "POD_IP", "value": "x"}]),
+        template(env=[{"name": "POD_IP", "value": "x"}]),
         "spec.pools.mixed.template.env[0].name",
         "which the operator sets",
     ),
     "two values": Invalid(
-        _template(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}]),
+        template(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}]),
         "spec.pools.mixed.template.env[0]",
         "not both",
     ),
     "taken volume": Invalid(
-        _template(volumes=[{"name": "shm", "emptyDir": {}}]),
+        template(volumes=[{"name": "shm", "emptyDir": {}}]),
         "spec.pools.mixed.template.volumes[0].name",
         "the operator's",
     ),
     "host path": Invalid(
-        _template(volumes=[{"name": "a"}]), "spec.pools.mixed.template.volumes[0]", "exactly one"
+        template(volumes=[{"name": "a"}]), "spec.pools.mixed.template.volumes[0]", "exactly one"
     ),
     "taken mount": Invalid(
-        _template(
+        template(
             volumes=[{"name": "a", "emptyDir": {}}],
             volumeMounts=[{"name": "a", "mountPath": "/etc/sluice"}],
         ),
@@ -352,32 +327,32 @@ INVALID: dict[str, Invalid] = {
         "the operator's",
     ),
     "the variable with the revision": Invalid(
-        _template(env=[{"name": "POOL_REVISION", "value": "x"}]),
+        template(env=[{"name": "POOL_REVISION", "value": "x"}]),
         "spec.pools.mixed.template.env[0].name",
         "which the operator sets",
     ),
     "the mount of the hand-over's key": Invalid(
-        _mounted("/etc/sluice/handover"),
+        mounted("/etc/sluice/handover"),
         "spec.pools.mixed.template.volumeMounts[0].mountPath",
         "what is below /etc/sluice",
     ),
     "a mount below the configuration": Invalid(
-        _mounted("/etc/sluice/own/deep"),
+        mounted("/etc/sluice/own/deep"),
         "spec.pools.mixed.template.volumeMounts[0].mountPath",
         "what is below /etc/sluice",
     ),
     "a spread twice": Invalid(
-        _template(topologySpreadConstraints=[_spread(1), _spread(2)]),
+        template(topologySpreadConstraints=[spread(1), spread(2)]),
         "spec.pools.mixed.template.topologySpreadConstraints",
         "each pair of topologyKey and whenUnsatisfiable once",
     ),
     "a port of a sidecar twice": Invalid(
-        _sidecar_ports({"containerPort": 80}, {"containerPort": 80, "protocol": "TCP"}),
+        sidecar_ports({"containerPort": 80}, {"containerPort": 80, "protocol": "TCP"}),
         "spec.pools.mixed.template.sidecars[0].ports",
         "each pair of containerPort and protocol once",
     ),
     "a port of an init container twice": Invalid(
-        _template(
+        template(
             initContainers=[
                 {"name": "a", "image": "a", "ports": [{"containerPort": 80}, {"containerPort": 80}]}
             ]
@@ -386,12 +361,12 @@ INVALID: dict[str, Invalid] = {
         "each pair of containerPort and protocol once",
     ),
     "mount of nothing": Invalid(
-        _template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
+        template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
         "spec.pools.mixed.template.volumeMounts",
         "template.volumes names",
     ),
     "sidecar's mount of nothing": Invalid(
-        _template(
+        template(
             sidecars=[
                 {
                     "name": "log",
@@ -404,55 +379,55 @@ INVALID: dict[str, Invalid] = {
         "template.volumes names",
     ),
     "sidecar named engine": Invalid(
-        _template(sidecars=[{"name": "engine", "image": "a"}]),
+        template(sidecars=[{"name": "engine", "image": "a"}]),
         "spec.pools.mixed.template.sidecars[0].name",
         "operator's container",
     ),
     "no such effect": Invalid(
-        _template(tolerations=[{"effect": "Never"}]),
+        template(tolerations=[{"effect": "Never"}]),
         "spec.pools.mixed.template.tolerations[0].effect",
     ),
-    "an integer as text": Invalid(_mixed(replicas="2"), "spec.pools.mixed.replicas"),
-    "an integer as a boolean": Invalid(_mixed(replicas=True), "spec.pools.mixed.replicas"),
-    "an integer as a fraction": Invalid(_mixed(replicas=2.5), "spec.pools.mixed.replicas"),
-    "an integer of 65 bits": Invalid(_engine(kvPoolTokens=2**64), "spec.engine.kvPoolTokens"),
+    "an integer as text": Invalid(mixed(replicas="2"), "spec.pools.mixed.replicas"),
+    "an integer as a boolean": Invalid(mixed(replicas=True), "spec.pools.mixed.replicas"),
+    "an integer as a fraction": Invalid(mixed(replicas=2.5), "spec.pools.mixed.replicas"),
+    "an integer of 65 bits": Invalid(engine(kvPoolTokens=2**64), "spec.engine.kvPoolTokens"),
     "an integer of the contract's as text": Invalid(
-        _engine(kvTransfer={"bootstrapPort": "5"}), "spec.engine.kvTransfer.bootstrapPort"
+        engine(kvTransfer={"bootstrapPort": "5"}), "spec.engine.kvTransfer.bootstrapPort"
     ),
-    "a number as text": Invalid(_engine(memoryFraction="0.5"), "spec.engine.memoryFraction"),
-    "a number as a boolean": Invalid(_engine(memoryFraction=True), "spec.engine.memoryFraction"),
+    "a number as text": Invalid(engine(memoryFraction="0.5"), "spec.engine.memoryFraction"),
+    "a number as a boolean": Invalid(engine(memoryFraction=True), "spec.engine.memoryFraction"),
     "a boolean as text": Invalid({"paused": "true"}, "spec.paused"),
     "a boolean as a number": Invalid({"paused": 1}, "spec.paused"),
     "a text as a number": Invalid({"model": {"uri": "dummy://a", "name": 5}}, "spec.model.name"),
-    "a text as a boolean": Invalid(_engine(image=False), "spec.engine.image"),
+    "a text as a boolean": Invalid(engine(image=False), "spec.engine.image"),
     "a choice as a boolean": Invalid({"mode": True}, "spec.mode"),
     "a label as a number": Invalid(
-        _template(nodeSelector={"a": 1}), "spec.pools.mixed.template.nodeSelector.a"
+        template(nodeSelector={"a": 1}), "spec.pools.mixed.template.nodeSelector.a"
     ),
     "a mapping as a list": Invalid({"engine": []}, "spec.engine"),
     "a mapping as text": Invalid({"engine": "fast"}, "spec.engine"),
-    "a list as a mapping": Invalid(_template(env={}), "spec.pools.mixed.template.env"),
-    "null in a list": Invalid(_template(env=[None]), "spec.pools.mixed.template.env[0]"),
+    "a list as a mapping": Invalid(template(env={}), "spec.pools.mixed.template.env"),
+    "null in a list": Invalid(template(env=[None]), "spec.pools.mixed.template.env[0]"),
     "null that is required": Invalid({"model": {"uri": None}}, "spec.model.uri"),
     "a quantity as a fraction": Invalid(
-        _mixed(resources={"requests": {"cpu": 0.5}}), "spec.pools.mixed.resources.requests.cpu"
+        mixed(resources={"requests": {"cpu": 0.5}}), "spec.pools.mixed.resources.requests.cpu"
     ),
     "a quantity as a boolean": Invalid(
-        _mixed(resources={"requests": {"cpu": True}}), "spec.pools.mixed.resources.requests.cpu"
+        mixed(resources={"requests": {"cpu": True}}), "spec.pools.mixed.resources.requests.cpu"
     ),
     "a quantity below nothing": Invalid(
-        _mixed(resources={"requests": {"cpu": -1}}), "spec.pools.mixed.resources.requests.cpu"
+        mixed(resources={"requests": {"cpu": -1}}), "spec.pools.mixed.resources.requests.cpu"
     ),
     "a quantity with an exponent": Invalid(
-        _mixed(resources={"requests": {"cpu": "1e3"}}), "spec.pools.mixed.resources.requests.cpu"
+        mixed(resources={"requests": {"cpu": "1e3"}}), "spec.pools.mixed.resources.requests.cpu"
     ),
     "a variable twice": Invalid(
-        _template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
+        template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
         "spec.pools.mixed.template.env[1]",
         '{"name":"A"}',
     ),
     "two volumes at one path": Invalid(
-        _template(
+        template(
             volumes=[{"name": "a", "emptyDir": {}}],
             volumeMounts=[{"name": "a", "mountPath": "/a"}, {"name": "a", "mountPath": "/a"}],
         ),
@@ -467,43 +442,18 @@ SEVERAL: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"spec.mode", "spec.engine.dtype", "spec.engine.pageSize"},
     ),
     "rules of one type": (
-        _engine(chunkSize=10, minPrefillTokens=12, maxPrefillTokens=8),
+        engine(chunkSize=10, minPrefillTokens=12, maxPrefillTokens=8),
         {f"spec.engine.{key}" for key in ("chunkSize", "minPrefillTokens", "maxPrefillTokens")},
     ),
     "rules of several types": (
-        _engine(chunkSize=10) | {"pools": {"prefill": {}}},
+        engine(chunkSize=10) | {"pools": {"prefill": {}}},
         {"spec.engine.chunkSize", "spec.pools"},
     ),
     "a value, and a rule that waits for it": (
-        _engine(chunkSize=10, dtype="int3"),
+        engine(chunkSize=10, dtype="int3"),
         {"spec.engine.dtype"},
     ),
 }
 """Specs with several mistakes, and all fields that the one refusal must name."""
 
-VALID: dict[str, dict[str, Any]] = {
-    "an integer of 64 bits": _engine(kvPoolTokens=2**63 - 1),
-    "a number without a point": {"autoscaling": {"target": {"queueSeconds": 1}}},
-    "aliases": {"model": {"uri": "file:///org/m", "aliases": ["org/m", "/m", "file:///org/m"]}},
-    "any origin": {"router": {"cors": {"allowedOrigins": ["*", "http://localhost:3000"]}}},
-    "quantities": _mixed(resources={"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}),
-    "null for what has a default": _mixed(replicas=None),
-    "null for a section": {"engine": None, "pools": {"mixed": None}},
-    "null for a value": _engine(dtype=None, schedulingPolicy=None),
-    "null below a section": {"mode": "Disaggregated", **_engine(kvTransfer={"backend": None})},
-    "null in a map": _template(nodeSelector={"a": None}),
-    "a spread in two ways": _template(
-        topologySpreadConstraints=[_spread(1), _spread(2, "DoNotSchedule")]
-    ),
-    "a port of two protocols": _sidecar_ports(
-        {"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}
-    ),
-    "a mount whose name begins like the operator's": _mounted("/etc/sluices"),
-    "a collector's highest port": _traced("http://h.a-b_c:65535/v1:2"),
-    "a collector's address": _traced("http://[2001:db8::1]:4318"),
-    "a collector without a port": _traced("https://h"),
-    "two tolerations alike": _template(tolerations=[{"key": "a"}, {"key": "a"}]),
-}
-
 INVALID_NAMES = ("Chat", "1chat", "chat.a", "a" * 41, "chat-")
-VALID_NAMES = ("chat", "a", "a" * 40, "c-1")

@@ -16,14 +16,8 @@ from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 from e2e.cluster.controlplane_only import ApiServer
 from e2e.cluster.errors import CommandFailedError
 from tests.operator.api.documents import ONE_OF_YAML, document, in_yaml
-from tests.operator.api.invalid_specs import (
-    INVALID,
-    INVALID_NAMES,
-    SEVERAL,
-    VALID,
-    VALID_NAMES,
-    Invalid,
-)
+from tests.operator.api.invalid_specs import INVALID, INVALID_NAMES, SEVERAL, Invalid
+from tests.operator.api.valid_specs import VALID, VALID_NAMES
 from tests.operator.examples import FULL_SPEC, pool
 from tests.operator.harness.cluster import Cluster
 

@@ -10,14 +10,8 @@ from sluice_operator.api.validate import parse_service
 from sluice_operator.cli.yaml_text import read_yaml_stream, to_yaml
 
 from tests.operator.api.documents import ONE_OF_YAML, document, in_yaml
-from tests.operator.api.invalid_specs import (
-    INVALID,
-    INVALID_NAMES,
-    SEVERAL,
-    VALID,
-    VALID_NAMES,
-    Invalid,
-)
+from tests.operator.api.invalid_specs import INVALID, INVALID_NAMES, SEVERAL, Invalid
+from tests.operator.api.valid_specs import VALID, VALID_NAMES
 from tests.operator.examples import FULL_SPEC
 
 

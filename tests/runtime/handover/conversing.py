@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from sluice_contract.kv_fingerprint import KvFingerprint
+from sluice_contract.kv_transfer import KvFingerprint
 from sluice_runtime.handover.connection import ConnectionLimits
 from sluice_runtime.handover.decode_client import DecodeClient
 from sluice_runtime.handover.framing import FrameReader, frame

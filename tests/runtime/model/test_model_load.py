@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sluice_contract.kv_fingerprint import KvFingerprint, differences
+from sluice_contract.kv_transfer import KvFingerprint, differences
 from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import ModelLoadError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_contract.kv_fingerprint import KvFingerprint
+from sluice_contract.kv_transfer import KvFingerprint
 from sluice_runtime.model_files import ModelFiles
 from sluice_runtime.server.answer_identity import answer_identity
 from sluice_runtime.server.prompts import ModelText

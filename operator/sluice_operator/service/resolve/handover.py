@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from sluice_contract import labels
 from sluice_contract.labels import ROUTER_ROLE, Role
 
-from sluice_operator.api.engine_ports import BOOTSTRAP
-from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.pool import BOOTSTRAP, EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import KeySecret
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind

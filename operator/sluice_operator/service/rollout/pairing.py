@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, Final
 
-from sluice_contract.kv_fingerprint import KvFingerprint, differences
+from sluice_contract.kv_transfer import KvFingerprint, differences
 from sluice_contract.sizing import GENERAL
 
 from sluice_operator.api.conditions import Check

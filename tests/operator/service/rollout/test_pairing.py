@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.kv_fingerprint import KvFingerprint
+from sluice_contract.kv_transfer import KvFingerprint
 from sluice_contract.labels import Role
 from sluice_operator.api.conditions import Check
 from sluice_operator.kube.kinds import Manifest

@@ -1,0 +1,66 @@
+"""Specs that must be taken, and the parts that they and others are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def engine(**values: Any) -> dict[str, Any]:
+    return {"engine": values}
+
+
+def mixed(**values: Any) -> dict[str, Any]:
+    return {"pools": {"mixed": values}}
+
+
+def tenants(*tenants: dict[str, Any]) -> dict[str, Any]:
+    return {"router": {"auth": {"secretRef": {"name": "keys"}, "tenants": list(tenants)}}}
+
+
+def template(**values: Any) -> dict[str, Any]:
+    return mixed(template=values)
+
+
+def mounted(path: str) -> dict[str, Any]:
+    return template(
+        volumes=[{"name": "a", "emptyDir": {}}], volumeMounts=[{"name": "a", "mountPath": path}]
+    )
+
+
+def spread(most: int, otherwise: str = "ScheduleAnyway") -> dict[str, Any]:
+    return {"maxSkew": most, "topologyKey": "zone", "whenUnsatisfiable": otherwise}
+
+
+def sidecar_ports(*ports: dict[str, Any]) -> dict[str, Any]:
+    return template(sidecars=[{"name": "log", "image": "a", "ports": list(ports)}])
+
+
+def traced(endpoint: str) -> dict[str, Any]:
+    return {"tracing": {"endpoint": endpoint}}
+
+
+VALID: dict[str, dict[str, Any]] = {
+    "an integer of 64 bits": engine(kvPoolTokens=2**63 - 1),
+    "a number without a point": {"autoscaling": {"target": {"queueSeconds": 1}}},
+    "aliases": {"model": {"uri": "file:///org/m", "aliases": ["org/m", "/m", "file:///org/m"]}},
+    "any origin": {"router": {"cors": {"allowedOrigins": ["*", "http://localhost:3000"]}}},
+    "quantities": mixed(resources={"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}),
+    "null for what has a default": mixed(replicas=None),
+    "null for a section": {"engine": None, "pools": {"mixed": None}},
+    "null for a value": engine(dtype=None, schedulingPolicy=None),
+    "null below a section": {"mode": "Disaggregated", **engine(kvTransfer={"backend": None})},
+    "null in a map": template(nodeSelector={"a": None}),
+    "a spread in two ways": template(
+        topologySpreadConstraints=[spread(1), spread(2, "DoNotSchedule")]
+    ),
+    "a port of two protocols": sidecar_ports(
+        {"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}
+    ),
+    "a mount whose name begins like the operator's": mounted("/etc/sluices"),
+    "a collector's highest port": traced("http://h.a-b_c:65535/v1:2"),
+    "a collector's address": traced("http://[2001:db8::1]:4318"),
+    "a collector without a port": traced("https://h"),
+    "two tolerations alike": template(tolerations=[{"key": "a"}, {"key": "a"}]),
+}
+
+VALID_NAMES = ("chat", "a", "a" * 40, "c-1")
