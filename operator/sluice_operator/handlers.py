@@ -1,7 +1,8 @@
 """Every decorator of the operator: what Kopf is told to do, and who does it.
 
-Kopf holds the watches. There are no handlers of changes, no daemons and no timers: these would put
-annotations and finalizers on users' objects. Knows no store and no queue.
+Kopf holds the watches, which begin where the informer's listings end. There are no handlers of
+changes, no daemons and no timers: these would put annotations and finalizers on users' objects.
+Knows no store and no queue.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import aiohttp
 import kopf
+from yarl import URL
 
 from sluice_operator.informer.watch import selector_of
 from sluice_operator.kube.connection import LogIn
 from sluice_operator.kube.kinds import Kind, Manifest
 
-Take = Callable[[Kind, str | None, Mapping[str, Any]], None]
-"""Called with a kind, the type of an event (None: listed) and the object."""
+Take = Callable[[Kind, str, Mapping[str, Any]], None]
+"""Called with a kind, the type of an event and the object."""
+Begin = Callable[[str], Awaitable[str | None]]
+"""Called with the path of a watch that begins: at which version; None: the watch is not ours."""
 Review = Callable[[Manifest | None, Manifest], Sequence[str]]
 """Called with the object as it is (None: it is created) and as it would be: why it is refused."""
 
 
 def registered(
-    kinds: Iterable[Kind], take: Take, log_in: Callable[[], Awaitable[LogIn]]
+    kinds: Iterable[Kind], take: Take, begin: Begin, log_in: Callable[[], Awaitable[LogIn]]
 ) -> kopf.OperatorRegistry:
     """The handlers of one run of Kopf, which follows `kinds`."""
     registry = kopf.OperatorRegistry()
@@ -33,14 +38,15 @@ def registered(
         adjust(settings, kinds)
 
     @kopf.on.login(registry=registry)
-    async def connect(**_: Any) -> kopf.ConnectionInfo:
-        return as_connection_info(await log_in())
+    async def connect(**_: Any) -> kopf.AiohttpSession:
+        return as_session(as_connection_info(await log_in()), begin)
 
     for kind in kinds:
 
         @kopf.on.event(kind.group, kind.version, kind.plural, param=kind, registry=registry)
         async def changed(*, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-            take(param, event["type"], event["object"])
+            # Until the first bookmark of a watch, Kopf takes what is new for what was there.
+            take(param, event["type"] or "ADDED", event["object"])
 
     @kopf.on.cleanup(registry=registry)
     async def end(**_: Any) -> None:
@@ -49,6 +55,7 @@ def registered(
     return registry
 
 
+INITIAL: Final = "sendInitialEvents"
 UNPROCESSABLE: Final = 422
 
 
@@ -81,11 +88,10 @@ ERROR_BACKOFFS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 5.0)
 log-in and new certificates."""
 SILENCE_SECONDS: Final = 70.0
 """The API server sends a bookmark every minute: a longer silence is a dead connection."""
-PAGE_ITEMS: Final = 50
 WORKERS: Final = 20
 IDLE_SECONDS: Final = 0.01
-"""Kopf has a task for each object that has lately changed, with the parsed object. Small pages, few
-tasks that end soon: 1,000 services and 10,000 pods in 129 MiB instead of 474."""
+"""Kopf has a task for each object that has lately changed, with the parsed object: few, which end
+soon."""
 
 
 def adjust(settings: kopf.OperatorSettings, kinds: Iterable[Kind]) -> None:
@@ -97,7 +103,7 @@ def adjust(settings: kopf.OperatorSettings, kinds: Iterable[Kind]) -> None:
     settings.process.ultimate_exiting_timeout = None
     settings.networking.error_backoffs = ERROR_BACKOFFS
     settings.watching.inactivity_timeout = SILENCE_SECONDS
-    settings.watching.chunk_size = PAGE_ITEMS
+    settings.watching.initial_streaming = True
     settings.queueing.worker_limit = WORKERS
     settings.queueing.idle_timeout = IDLE_SECONDS
     settings.queueing.exit_timeout = 0.0
@@ -130,6 +136,31 @@ def as_connection_info(found: LogIn) -> kopf.ConnectionInfo:
         proxy_url=configuration.proxy,
         trust_env=True,
     )
+
+
+def as_session(found: kopf.ConnectionInfo, begin: Begin) -> kopf.AiohttpSession:
+    """A session whose watches begin where a listing of ours ended. Kopf would have the API server
+    stream everything that there is, parse it once more and run a handler for each object."""
+    base = URL(found.server).path.rstrip("/")
+
+    async def from_listing(
+        request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if INITIAL in request.url.query:
+            version = await begin(request.url.path.removeprefix(base))
+            if version is not None:
+                url = request.url.without_query_params(INITIAL, "resourceVersionMatch")
+                request.url = url.update_query(resourceVersion=version)
+        return await send(request)
+
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=found.as_ssl_context()),
+        headers=found.as_http_headers(),
+        proxy=found.proxy_url,
+        trust_env=found.trust_env,
+        middlewares=(from_listing,),
+    )
+    return kopf.AiohttpSession(server=found.server, aiohttp_session=session)
 
 
 class NoProgress(kopf.ProgressStorage):

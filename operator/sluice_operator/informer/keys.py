@@ -26,8 +26,11 @@ class Key(NamedTuple):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
-def keys_of(kind: Kind, item: Mapping[str, Any]) -> frozenset[Key]:
-    """The keys to reconcile when `item`, an object of `kind`, has changed or gone."""
+def keys_of(
+    kind: Kind, item: Mapping[str, Any], before: Mapping[str, Any] | None = None
+) -> frozenset[Key]:
+    """The keys to reconcile when `item`, an object of `kind`, has changed or gone. `before`: what
+    was known of it, if it only changed."""
     metadata = item["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
     if kind == INFERENCE_SERVICE:
@@ -39,10 +42,14 @@ def keys_of(kind: Kind, item: Mapping[str, Any]) -> frozenset[Key]:
     concerned = _owner(metadata) | _by_labels(metadata)
     if kind == ENGINE_POOL:
         return concerned | {Key(kind.kind, namespace, name), *_service_of(metadata)}
-    if kind == DEPLOYMENT:
-        # A roll-out goes by what is available of a revision, which no status of a pool tells.
+    # A roll-out goes by what is available of a revision, which no status of a pool tells.
+    if kind == DEPLOYMENT and (before is None or _available(before) != _available(item)):
         return concerned | _service_of(metadata)
     return concerned
+
+
+def _available(deployment: Mapping[str, Any]) -> int:
+    return int((deployment.get("status") or {}).get("availableReplicas", 0))
 
 
 def _pool(namespace: str, service: str, role: str) -> Key:

@@ -117,6 +117,10 @@ class Objects:
         self._listed[namespace] = version
         return dropped
 
+    def has(self, place: Place) -> bool:
+        """Whether the object is there."""
+        return place in self._entries
+
     def get(self, namespace: str, name: str) -> Manifest | None:
         """The object, or None."""
         place = (namespace, name)

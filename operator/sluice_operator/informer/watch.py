@@ -1,9 +1,8 @@
 """The informer: keeps in the store what watches tell, compares it with what the API server has, and
 makes keys of what changes.
 
-A watch tells what there is and what is new, but neither when that was all, nor what has gone while
-it was away. So everything is listed before watches begin, and its metadata whenever they have begun
-anew. Knows which kinds concern a reconcile; neither what it does nor how watches are held.
+A watch begins at the version of a listing, so that nothing lies between the two. Knows which kinds
+concern a reconcile; neither what it does nor how watches are held.
 """
 
 from __future__ import annotations
@@ -18,9 +17,18 @@ from sluice_contract import labels
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import RECONCILED, Key, keys_of
 from sluice_operator.informer.store import Objects, Place, number_of, place_of, version_of
-from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.errors import OperatorError
-from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD, SERVICE_CHILDREN, Kind, Manifest
+from sluice_operator.kube.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    POD,
+    SERVICE_CHILDREN,
+    Kind,
+    Manifest,
+)
 from sluice_operator.log import fields
 
 CHILDREN: Final = tuple(kind for kind in (*SERVICE_CHILDREN, POD) if kind not in RECONCILED)
@@ -30,8 +38,6 @@ LISTINGS_AT_ONCE: Final = 2
 """A page takes much more memory than what is kept of it."""
 LAG_SECONDS: Final = 5.0
 """A watch may be behind a listing by this much before it counts as having missed something."""
-SETTLE_SECONDS: Final = 10.0
-"""After this, watches that began anew have told what there is."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,25 +84,30 @@ class Informer:
         self._clock = clock
         self._add = add
         self._written: set[tuple[Kind, Place]] = set()
-        """What no watch has told of since we wrote it: the answer may have held others' changes."""
+        """What no watch and no listing has told of since we wrote it: the answer may have held
+        others' changes."""
         self._turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
-        scopes = (Scope(kind, name) for kind in self.kinds for name in namespaces or (None,))
-        self._relisted = {scope: asyncio.Event() for scope in scopes}
+        self._scopes = {
+            path(kind, name): Scope(kind, name)
+            for kind in self.kinds
+            for name in namespaces or (None,)
+        }
+        self._listed_at: dict[Scope, str] = {}
+        """Versions from which no watch has begun yet."""
 
-    def take(self, kind: Kind, change: str | None, item: Mapping[str, Any]) -> None:
-        """Keeps what a watch tells. `change` None: that the object was listed anew, in which case
-        others may have gone."""
-        written = (kind, place_of(item))
-        is_news = change is not None or written in self._written
-        self._written.discard(written)
+    def take(self, kind: Kind, change: str, item: Mapping[str, Any]) -> None:
+        """Keeps what a watch tells."""
+        self._written.discard((kind, place_of(item)))
         if change == "DELETED":
             self.objects[kind].remove(item)
-        else:
-            is_news |= self.objects[kind].put(item)
-        if change is None:
-            self._note_relisted(kind, item["metadata"]["namespace"])
-        if is_news:
             self._changed(kind, item)
+            return
+        before = self.objects[kind].get(*place_of(item)) if kind == DEPLOYMENT else None
+        is_news = self.objects[kind].put(item)
+        # An answer to a write of ours may hold what others have changed, but nothing in a ConfigMap
+        # is others' to change.
+        if is_news or kind != CONFIG_MAP:
+            self._changed(kind, item, before)
 
     def written(self, kind: Kind, result: Manifest) -> None:
         """Puts what the API server has answered to a write of ours into the store, so that the
@@ -105,8 +116,11 @@ class Informer:
         metadata = result["metadata"]
         watched = kind in RECONCILED or labels.SERVICE in (metadata.get("labels") or {})
         if kind in self.objects and watched and "resourceVersion" in metadata:
+            before = self.objects[kind].get(*place_of(result)) if kind == DEPLOYMENT else None
             self.objects[kind].put(result)
             self._written.add((kind, place_of(result)))
+            if before is not None:
+                self._changed(kind, result, before)
 
     def add(self, key: Key) -> None:
         """Queues `key` if everything that concerns it is known: before that, what is not in the
@@ -125,20 +139,13 @@ class Informer:
             if (service := objects.get(*place)) is not None:
                 yield service
 
-    def watched_anew(self, namespaces: Iterable[str | None]) -> None:
-        """Watches have begun in `namespaces`: what has gone before will not be told."""
-        for scope, relisted in self._relisted.items():
-            if scope.namespace in namespaces:
-                relisted.set()
-
     async def list_all(self, namespaces: Iterable[str | None]) -> None:
-        """Lists what was not listed yet in `namespaces`. Kopf could tell it, with four times the
-        work.
+        """Lists what was not listed yet in `namespaces`.
 
         Raises:
             OperatorError: a needed kind could not be listed; the first of these errors.
         """
-        scopes = [each for each in self._relisted if each.namespace in namespaces]
+        scopes = [each for each in self._scopes.values() if each.namespace in namespaces]
         unlisted = [scope for scope in scopes if not self._was_listed(scope)]
         errors = await asyncio.gather(*map(self._error_of_list, unlisted))
         for scope, error in zip(unlisted, errors, strict=True):
@@ -147,11 +154,18 @@ class Informer:
         for namespace in {scope.namespace for scope in unlisted}:
             self._add_all(namespace)
 
-    async def run(self) -> None:
-        """Finds out what has gone, whenever watches have begun anew."""
-        async with asyncio.TaskGroup() as group:
-            for scope in self._relisted:
-                group.create_task(self._look_after(scope))
+    async def version_to_watch(self, of: str) -> str | None:
+        """The version from which a watch of the path `of` is to begin: that of the last listing, if
+        none has begun there, else of a new one. None: a path that the informer does not follow.
+
+        Raises:
+            OperatorError: it could not be listed.
+        """
+        if (scope := self._scopes.get(of)) is None:
+            return None
+        if scope not in self._listed_at:
+            await self._list(scope)
+        return self._listed_at.pop(scope)
 
     async def verify(self) -> None:
         """Compares the store with the API server, in case a watch has missed something, and puts
@@ -161,7 +175,7 @@ class Informer:
             OperatorError: a kind could not be; the first of these errors.
         """
         errors: list[OperatorError] = []
-        for scope in self._relisted:
+        for scope in self._scopes.values():
             try:
                 if await self._verify(scope):
                     self.has_missed.set()
@@ -178,18 +192,6 @@ class Informer:
             return error
         return None
 
-    async def _look_after(self, scope: Scope) -> None:
-        relisted = self._relisted[scope]
-        while True:
-            await relisted.wait()
-            await self._clock.sleep(SETTLE_SECONDS)
-            relisted.clear()
-            try:
-                await self._verify(scope)
-            except OperatorError as error:
-                logger.warning("not compared", extra=_fields(scope, error=error))
-                relisted.set()
-
     async def _list(self, scope: Scope) -> None:
         objects, seen, version = self.objects[scope.kind], set[Place](), ""
         async with self._turns:
@@ -197,11 +199,15 @@ class Informer:
             async for items, listed_at in self._pages(scope):
                 version = listed_at
                 for item in items:
-                    seen.add(place_of(item))
-                    if objects.put(item, listed_since=mark):
+                    place = place_of(item)
+                    seen.add(place)
+                    is_news = objects.put(item, listed_since=mark)
+                    if is_news or (scope.kind, place) in self._written:
+                        self._written.discard((scope.kind, place))
                         self._changed(scope.kind, item)
         for item in objects.retain(scope.namespace, seen, number_of(version), mark):
             self._changed(scope.kind, item)
+        self._listed_at[scope] = version
 
     async def _verify(self, scope: Scope) -> bool:
         """Lists again where the watch has told something otherwise than it is; whether it had."""
@@ -240,19 +246,18 @@ class Informer:
         versions = self.objects[scope.kind].versions(scope.namespace)
         return {place: version.number for place, version in versions}
 
-    def _changed(self, kind: Kind, item: Mapping[str, Any]) -> None:
-        for key in keys_of(kind, item):
-            self.add(key)
+    def _changed(
+        self, kind: Kind, item: Mapping[str, Any], before: Mapping[str, Any] | None = None
+    ) -> None:
+        pools = self.objects[ENGINE_POOL]
+        for key in keys_of(kind, item, before):
+            if kind != INFERENCE_SERVICE or key.kind == kind.kind or pools.has(key[1:]):
+                self.add(key)
 
     def _add_all(self, namespace: str | None) -> None:
         for kind in RECONCILED:
             for (place, name), _ in self.objects[kind].versions(namespace):
                 self.add(Key(kind.kind, place, name))
-
-    def _note_relisted(self, kind: Kind, namespace: str) -> None:
-        for name in (None, namespace):
-            if (relisted := self._relisted.get(Scope(kind, name))) is not None:
-                relisted.set()
 
 
 def selector_of(kind: Kind) -> str:

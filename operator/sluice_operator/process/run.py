@@ -155,7 +155,6 @@ async def _lead(parts: Parts) -> None:
         try:
             await _first_of(
                 watches.run(),
-                informer.run(),
                 *(dispatcher.work() for _ in range(parts.settings.workers)),
                 _resync(parts, informer),
                 node_watch.run(),

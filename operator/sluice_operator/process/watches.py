@@ -83,7 +83,6 @@ class Watches:
         reasons = (self._rights.changed, self._informer.has_missed)
         others = [asyncio.create_task(reason.wait()) for reason in reasons]
         self._informer.has_missed.clear()
-        self._informer.watched_anew(namespaces)
         try:
             either: list[asyncio.Future[Any]] = [run.ended, *others]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -105,11 +104,15 @@ class Watches:
     def _operator(
         self, namespaces: tuple[str | None, ...], loop: asyncio.AbstractEventLoop
     ) -> Coroutine[Any, Any, None]:
-        def take(kind: Kind, change: str | None, item: Mapping[str, Any]) -> None:
+        def take(kind: Kind, change: str, item: Mapping[str, Any]) -> None:
             loop.call_soon_threadsafe(self._informer.take, kind, change, item)
 
+        async def begin(path: str) -> str | None:
+            version = self._informer.version_to_watch(path)
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(version, loop))
+
         return kopf.operator(
-            registry=registered(self._informer.kinds, take, log_in),
+            registry=registered(self._informer.kinds, take, begin, log_in),
             clusterwide=None in namespaces,
             namespaces=[name for name in namespaces if name is not None],
             standalone=True,

@@ -75,7 +75,7 @@ async def test_a_right_to_watch_that_was_taken_away_and_given_back_is_used_again
             if not is_of_services(seen) or broken.is_set():
                 return line
             broken.set()
-            return line[: len(line) // 2]
+            return line[: len(line) // 2] + b"\n"
 
         proxy.spoil = lambda seen: status(403, "Forbidden") if is_of_services(seen) else None
         proxy.lines = cut

@@ -95,15 +95,6 @@ async def synced(server: Server, namespaces: tuple[str, ...] = (), optional: Any
     return followed
 
 
-async def until_looked_at_again(followed: Followed) -> None:
-    """Runs until every kind was compared that is to be."""
-    running = asyncio.create_task(followed.informer.run())
-    for _ in range(500):
-        await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-
-
 def busy() -> Server:
     server = Server()
     server.items["inferenceservices"] = [item("chat", 1)]
@@ -114,7 +105,7 @@ def busy() -> Server:
 async def test_nothing_is_queued_before_everything_was_listed() -> None:
     server = busy()
     followed = Followed(server)
-    followed.informer.take(INFERENCE_SERVICE, None, item("chat", 1))
+    followed.informer.take(INFERENCE_SERVICE, "ADDED", item("chat", 1))
     server.forbidden = {"pods"}
     with pytest.raises(ApiError, match="pods: 403"):
         await followed.informer.list_all((None,))
@@ -127,22 +118,89 @@ async def test_nothing_is_queued_before_everything_was_listed() -> None:
     assert CHAT in followed.keys
 
 
-async def test_what_kopf_lists_once_more_is_no_news() -> None:
-    followed = await synced(busy())
+async def test_a_watch_begins_where_the_last_listing_ended() -> None:
+    server = busy()
+    followed = await synced(server)
+    server.asked.clear()
+    server.version = 30
+    assert await followed.informer.version_to_watch("/api/v1/pods") == "10"
+    assert server.asked == []
+
+
+async def test_a_watch_that_begins_anew_begins_with_a_listing_which_finds_what_has_gone() -> None:
+    server = busy()
+    followed = await synced(server)
+    await followed.informer.version_to_watch("/api/v1/pods")
     followed.keys.clear()
-    followed.informer.take(INFERENCE_SERVICE, None, item("chat", 1))
-    assert followed.keys == []
-    followed.informer.take(INFERENCE_SERVICE, None, item("chat", 12))
+    server.items["pods"], server.version = [item("chat-mixed-1", 21, **OF_CHAT)], 30
+    assert await followed.informer.version_to_watch("/api/v1/pods") == "30"
+    assert followed.state(POD) == {"chat-mixed-1": 21}
+    assert set(followed.keys) == {POOL}
+
+
+async def test_what_we_wrote_makes_keys_when_a_listing_tells_of_it() -> None:
+    """The watch begins after it, and will not."""
+    server = busy()
+    followed = await synced(server)
+    await followed.informer.version_to_watch("/api/v1/pods")
+    written = item("chat-mixed-1", 21, **OF_CHAT)
+    followed.informer.written(POD, written)
+    server.items["pods"], server.version = [*server.items["pods"], written], 30
+    followed.keys.clear()
+    await followed.informer.version_to_watch("/api/v1/pods")
+    assert POOL in followed.keys
+    followed.keys.clear()
+    await followed.informer.version_to_watch("/api/v1/pods")
+    assert followed.keys == [], "once"
+
+
+async def test_a_watch_of_something_else_begins_where_it_likes() -> None:
+    followed = await synced(busy())
+    assert await followed.informer.version_to_watch("/api/v1/nodes") is None
+
+
+async def test_an_edit_of_a_service_concerns_the_pools_that_there_are() -> None:
+    server = busy()
+    server.items["enginepools"] = [item("chat-mixed", 3, **OF_CHAT)]
+    followed = await synced(server)
+    followed.keys.clear()
+    followed.informer.take(INFERENCE_SERVICE, "MODIFIED", item("chat", 12))
+    assert set(followed.keys) == {CHAT, POOL}
+
+
+def deployment(version: int, available: int) -> Manifest:
+    status = {"status": {"availableReplicas": available, "updatedReplicas": version}}
+    return item("chat-mixed-1", version, **OF_CHAT) | status
+
+
+async def test_a_deployment_concerns_its_service_when_another_number_is_available() -> None:
+    followed = await synced(busy())
+    told = ((11, 0, True), (12, 0, False), (13, 1, True), (14, 1, False))
+    for version, available, concerns_service in told:
+        followed.keys.clear()
+        followed.informer.take(DEPLOYMENT, "MODIFIED", deployment(version, available))
+        assert POOL in followed.keys
+        assert (CHAT in followed.keys) == concerns_service
+    followed.keys.clear()
+    followed.informer.written(DEPLOYMENT, deployment(16, 2))
+    assert CHAT in followed.keys, "the watch will not tell of it any more"
+    followed.keys.clear()
+    followed.informer.take(DEPLOYMENT, "DELETED", deployment(17, 2))
     assert CHAT in followed.keys
 
 
-async def test_what_an_answer_to_a_write_held_of_others_makes_keys_when_it_is_listed() -> None:
+@pytest.mark.parametrize(("kind", "again"), [(CONFIG_MAP, False), (ENGINE_POOL, True)])
+async def test_what_others_may_have_changed_in_an_answer_is_looked_at_when_it_is_told(
+    kind: Kind, again: bool
+) -> None:
     followed = await synced(busy())
+    written = item("chat-mixed", 12, **{labels.SERVICE: "chat"})
+    followed.informer.written(kind, written)
     followed.keys.clear()
-    followed.informer.written(INFERENCE_SERVICE, item("chat", 12))
-    for _ in range(2):
-        followed.informer.take(INFERENCE_SERVICE, None, item("chat", 12))
-    assert followed.keys.count(CHAT) == 1
+    followed.informer.take(kind, "MODIFIED", written)
+    assert (CHAT in followed.keys) == again
+    followed.informer.take(kind, "MODIFIED", item("chat-mixed", 13, **{labels.SERVICE: "chat"}))
+    assert CHAT in followed.keys
 
 
 async def test_every_kind_is_listed_by_its_label_and_our_own_kinds_whole() -> None:
@@ -194,24 +252,6 @@ async def test_an_event_from_before_the_listing_changes_nothing() -> None:
     followed = await synced(busy())
     followed.informer.take(POD, "ADDED", item("chat-mixed-1", 9, **OF_CHAT))
     assert followed.state(POD) == {"chat-mixed-0": 2}
-
-
-@pytest.mark.parametrize("sign", ["watched anew", "listed anew"])
-async def test_what_has_gone_while_nobody_watched_is_found_later(sign: str) -> None:
-    server = busy()
-    followed = await synced(server)
-    followed.keys.clear()
-    server.items["pods"], server.version = [item("chat-mixed-1", 21, **OF_CHAT)], 30
-    await until_looked_at_again(followed)
-    assert followed.state(POD) == {"chat-mixed-0": 2}, "nothing has said so"
-    if sign == "watched anew":
-        followed.informer.watched_anew((None,))
-    else:
-        followed.informer.take(POD, None, item("chat-mixed-1", 21, **OF_CHAT))
-    await until_looked_at_again(followed)
-    assert followed.state(POD) == {"chat-mixed-1": 21}
-    assert POOL in followed.keys
-    assert not followed.informer.has_missed.is_set(), "that is how watches begin"
 
 
 async def test_a_look_at_the_metadata_finds_what_the_watch_has_missed() -> None:

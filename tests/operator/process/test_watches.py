@@ -51,7 +51,7 @@ def event(kind: str, item: Mapping[str, Any]) -> bytes:
 
 class Server:
     """Lists `services`; the next watch of them brings what stands in `watches`, later ones are
-    silent."""
+    silent. Watches begin at a version."""
 
     def __init__(self) -> None:
         self.services = [service("a", 1)]
@@ -69,6 +69,8 @@ class Server:
             return web.json_response(found)
         is_short = "timeoutSeconds" in request.query
         if "watch" in request.query:
+            assert "sendInitialEvents" not in request.query
+            assert is_short or int(request.query["resourceVersion"]) >= self.version
             if status := self.refused.get(plural):
                 return web.json_response({"code": status}, status=status)
             return await self._watch(request, plural, is_short)
@@ -104,17 +106,17 @@ class Hasty(SystemClock):
 class Told(Informer):
     """Notes what is told."""
 
-    def take(self, kind: Kind, change: str | None, item: Mapping[str, Any]) -> None:
+    def take(self, kind: Kind, change: str, item: Mapping[str, Any]) -> None:
         super().take(kind, change, item)
         self.told.append((change, item["metadata"]["name"]))
         self.news.set()
 
     def noting(self) -> Told:
-        self.told: list[tuple[str | None, str]] = []
+        self.told: list[tuple[str, str]] = []
         self.news = asyncio.Event()
         return self
 
-    async def until(self, *told: tuple[str | None, str]) -> None:
+    async def until(self, *told: tuple[str, str]) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not set(told) <= set(self.told):
                 self.news.clear()
@@ -144,7 +146,7 @@ async def watching(
     informer = Told(client, Hasty(), (), (), keys.append).noting()
     rights = Rights(client, connection, clock, BlockedKinds(clock), ())
     watches = Watches(informer, rights, clock, lambda: 0.0)
-    running = [asyncio.create_task(each.run()) for each in (rights, informer, watches)]
+    running = [asyncio.create_task(each.run()) for each in (rights, watches)]
     task = asyncio.create_task(until_one_ends(running))
     try:
         yield informer, task
@@ -163,7 +165,7 @@ async def test_what_is_listed_and_what_changes_is_told_and_children_are_chosen_b
     changes = [event("MODIFIED", service("a", 11)), event("ADDED", service("b", 12))]
     server.watches = [[*changes, event("DELETED", service("b", 13))], []]
     async with watching(server, tmp_path, monkeypatch) as (informer, _):
-        await informer.until((None, "a"), ("MODIFIED", "a"), ("ADDED", "b"), ("DELETED", "b"))
+        await informer.until(("MODIFIED", "a"), ("ADDED", "b"), ("DELETED", "b"))
         versions = dict(informer.objects[INFERENCE_SERVICE].versions(None))
         assert {name: each.number for (_, name), each in versions.items()} == {"a": 11}
         await eventually(lambda: server.watched().keys() == {kind.plural for kind in NEEDED})
@@ -191,9 +193,10 @@ async def test_a_watch_that_breaks_is_begun_anew_and_what_has_gone_is_found(
     server = Server()
     server.watches = [[end]]
     async with watching(server, tmp_path, monkeypatch) as (informer, task):
-        await informer.until((None, "a"))
+        known = informer.objects[INFERENCE_SERVICE]
+        await eventually(lambda: known.get("x", "a") is not None)
         server.services, server.version = [service("b", 30)], 40
-        await informer.until((None, "b"))
-        await eventually(lambda: informer.objects[INFERENCE_SERVICE].get("x", "a") is None)
+        await eventually(lambda: known.get("x", "b") is not None)
+        await eventually(lambda: known.get("x", "a") is None)
         assert not task.done()
         assert informer.is_synced("x")
