@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale import table
 from sluice_simulator.autoscale.command import POOLS, draw
 from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants

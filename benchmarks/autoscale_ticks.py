@@ -23,8 +23,8 @@ from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.sample import PoolSample
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
-from sluice_contract.service_load import ServiceLoad
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.carry_out import Outcome
 from sluice_operator.autoscale.known import Known

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.step_shape import StepShape
@@ -126,7 +126,7 @@ def measured(
     """Runs each comparison on the model, then simulates it with the cost that all steps fit."""
     from sluice_runtime.engine.build import build_engine
     from sluice_runtime.engine.plan import resolved
-    from sluice_runtime.model_files import resolve
+    from sluice_runtime.model.files import resolve
 
     from benchmarks.measured_device import MeasuredDevice, fitted
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sluice_runtime.engine.build import Engine
-from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.settings import StepTarget
+from sluice_runtime.wire.messages import Generate
 from sluice_simulator.costs import cost_named
 from sluice_simulator.device import SimulatedDevice
 from sluice_simulator.replay import Options, Replay

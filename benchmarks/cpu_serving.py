@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine import host
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.plan import resolved
-from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.model.files import resolve
 from sluice_runtime.model.spec import spec_from
-from sluice_runtime.model_files import resolve
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from benchmarks.peers.environments import PEERS, peer
 from benchmarks.step_breakdown import breakdown, least_work, product_rate, read_rate

@@ -10,16 +10,16 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.warm_up import warm_up
-from sluice_runtime.messages import Generate, Sampling, StepResult, ToApi, ToEngine
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.wire.messages import Generate, Sampling, StepResult, ToApi, ToEngine
 from sluice_simulator.record import Record
 from sluice_simulator.report import Summary, summarise
 from sluice_simulator.traces.request import TraceRequest

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.plan import resolved
-from sluice_runtime.messages import Generate, Sampling
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model.files import resolve
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from benchmarks.cpu_serving import as_an_engine_process, write_model
 

@@ -129,7 +129,7 @@ def measured(folder: Path, dtype: str, *, ahead: bool) -> dict[str, float]:
     import torch
     from sluice_runtime.kv.pool import KvShape, PagePool
     from sluice_runtime.model import load
-    from sluice_runtime.model_files import resolve
+    from sluice_runtime.model.files import resolve
 
     from tests.runtime.layers.layouts import layout
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec.structs import replace
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.step_shape import StepShape, shape_of

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.kube.client import path
 from sluice_operator.kube.connection import Request
 from sluice_operator.kube.kinds import DEPLOYMENT

@@ -28,8 +28,8 @@ from typing import Any
 
 import aiohttp
 import uvloop
-from sluice_contract.handover import PREFILL_HEADER, PrefillRef, signed_header
-from sluice_contract.load import LoadReport
+from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, signed_header
+from sluice_contract.wire.load import LoadReport
 
 from benchmarks.cpu_serving import write_model
 from benchmarks.router import process

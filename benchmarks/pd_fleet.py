@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 from sluice_simulator import text

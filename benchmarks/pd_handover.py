@@ -22,9 +22,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sluice_contract.config import EngineConfig
-from sluice_contract.kv_transfer import KvTransfer
-from sluice_contract.labels import Role as EngineRole
+from sluice_contract.cluster.labels import Role as EngineRole
+from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.handover import started_role
@@ -33,17 +33,17 @@ from sluice_runtime.engine.loop import EngineLoop
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.role import Role
 from sluice_runtime.engine.warm_up import warm_up
-from sluice_runtime.messages import (
+from sluice_runtime.model.files import resolve
+from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.step_outcome import FinishedChunk
+from sluice_runtime.wire.messages import (
     EngineReady,
     Generate,
     PrefillEngine,
     Sampling,
     StepResult,
 )
-from sluice_runtime.model_files import resolve
-from sluice_runtime.scheduler.batch import Batch
-from sluice_runtime.scheduler.scheduler import Scheduler
-from sluice_runtime.scheduler.step_outcome import FinishedChunk
 
 from benchmarks.cpu_serving import as_an_engine_process, write_model
 from tests.runtime.handover.engines import ThreadLink

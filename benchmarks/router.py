@@ -26,10 +26,10 @@ from pathlib import Path
 import aiohttp
 import uvloop
 from aiohttp import web
-from sluice_contract.kv_transfer import KvFingerprint
-from sluice_contract.labels import Role
-from sluice_contract.load import LoadReport
-from sluice_contract.private_calls import (
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvFingerprint
+from sluice_contract.wire.load import LoadReport
+from sluice_contract.wire.private_calls import (
     PRIVATE_HEADER,
     AnswerStart,
     EventComment,

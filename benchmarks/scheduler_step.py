@@ -20,13 +20,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from sluice_runtime.engine.host import collect_garbage_rarely
-from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.wire.messages import Generate, Sampling
 
 ROWS = 288
 """Running are 256 on average: after a wave of retractions there are fewer for a while."""

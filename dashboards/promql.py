@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 WINDOW: Final = "$__rate_interval"
 

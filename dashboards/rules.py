@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import yaml
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.kube.kinds import PROMETHEUS_RULE
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig, read_engine_config, render_engine_config
-from sluice_runtime import launch
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import EngineConfig, read_engine_config, render_engine_config
+from sluice_runtime.process import launch
 
 OF_GPUS = ("accelerator", "cuda_graph_max_batch", "tensor_parallel_size")
 

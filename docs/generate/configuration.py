@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
-from sluice_contract.accelerators import (
+from sluice_contract.base import ConfigError
+from sluice_contract.config.accelerators import (
     CHUNK_TOKEN_MIB,
     FIXED_MIB,
     GENERAL_MEMORY_FRACTION,
@@ -27,15 +28,14 @@ from sluice_contract.accelerators import (
     memory_fraction,
     tier_sizes,
 )
-from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig
-from sluice_contract.left_out import words_when_left_out
-from sluice_contract.sizing import check_slo, resolve_settings, resolved_values
-from sluice_contract.supported import ROLES, allowed_so_far
+from sluice_contract.config.defaults_text import words_when_left_out
+from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.sizing import check_slo, resolve_settings, resolved_values
+from sluice_contract.config.supported import ROLES, allowed_so_far
 from sluice_operator.api.base import left_out
 from sluice_operator.api.schema import inlined_schema
 from sluice_runtime.engine.plan import SAMPLING_SHARE
-from sluice_runtime.model_files import DUMMIES
+from sluice_runtime.model.files import DUMMIES
 from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.server.reasoning.formats import FORMS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from sluice_contract import supported as of_engine
+from sluice_contract.config import supported as of_engine
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.schema import inlined_schema
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec

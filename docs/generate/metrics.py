@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from sluice_contract import ports
-from sluice_contract.metrics import ENGINE, ENGINE_PROCESS, OPERATOR, PROCESS, ROUTER, Metric
+from sluice_contract.cluster import ports
+from sluice_contract.cluster.metrics import (
+    ENGINE,
+    ENGINE_PROCESS,
+    OPERATOR,
+    PROCESS,
+    ROUTER,
+    Metric,
+)
 
 from docs.generate.markdown import GENERATED, table
 

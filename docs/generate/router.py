@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sluice_contract.router_config import RouterConfig
+from sluice_contract.config.router import RouterConfig
 from sluice_operator.api.schema import inlined_schema
 
 from docs.generate.fields import Notes, key_table, sections_of

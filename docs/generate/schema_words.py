@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydantic import TypeAdapter
-from sluice_contract import cors, router_config, spans
+from sluice_contract.config import cors, tracing
+from sluice_contract.config import router as router_config
 from sluice_operator.api import base, route
 
 Schema = dict[str, Any]
@@ -29,7 +30,7 @@ PATTERNS: Final = {
     r"^[-._a-zA-Z0-9]+$": "letters, digits, '-', '_', '.'; at most 253",
     _pattern(router_config.EngineUrl): "http://HOST:PORT",
     _pattern(cors.Origin): "'*', http://HOST[:PORT] or https://HOST[:PORT]",
-    _pattern(spans.CollectorUrl): "http://HOST:PORT or https://HOST, with or without a path",
+    _pattern(tracing.CollectorUrl): "http://HOST:PORT or https://HOST, with or without a path",
     _pattern(route.PathPrefix): "/, or segments like /team/chat, none of them with a dot first",
     _pattern(route.Hostname): "host like models.example.com or *.example.com, no port",
     route.HEADER_NAME: "letters, digits and '-'",

@@ -18,9 +18,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
-from sluice_contract.labels import Role
-from sluice_contract.load import LoadReport
-from sluice_contract.ports import ENGINE_HTTP, ENGINE_METRICS, KV_TRANSFER_MAX, KV_TRANSFER_MIN
+from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.ports import (
+    ENGINE_HTTP,
+    ENGINE_METRICS,
+    KV_TRANSFER_MAX,
+    KV_TRANSFER_MIN,
+)
+from sluice_contract.wire.load import LoadReport
 
 from e2e.cluster.command import run
 from e2e.kubectl import Kubectl

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from e2e.cluster.provider import Cluster
 from e2e.install import ROOT

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl

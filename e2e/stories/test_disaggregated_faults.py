@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from sluice_contract.labels import ROUTER_ROLE, Role
-from sluice_contract.ports import ROUTER_METRICS
+from sluice_contract.cluster.labels import ROUTER_ROLE, Role
+from sluice_contract.cluster.ports import ROUTER_METRICS
 
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.provider import Cluster

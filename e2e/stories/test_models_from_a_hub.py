@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
-from sluice_contract.labels import FETCH_ROLE, Role
+from sluice_contract.cluster.labels import FETCH_ROLE, Role
 
 from e2e.cluster.provider import Cluster
 from e2e.first_token import stream_completion

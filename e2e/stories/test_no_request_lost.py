@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sluice_contract.labels import ROUTER_ROLE, Role
-from sluice_contract.ports import ROUTER_METRICS
+from sluice_contract.cluster.labels import ROUTER_ROLE, Role
+from sluice_contract.cluster.ports import ROUTER_METRICS
 
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl

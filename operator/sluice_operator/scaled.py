@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from sluice_autoscaler.settings import Settings
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.status import ScalingStatus

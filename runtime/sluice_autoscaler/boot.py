@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.history import Tick
 from sluice_autoscaler.sample import Sample

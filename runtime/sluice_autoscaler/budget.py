@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.boot import BOOT_SECONDS, boot_of
 from sluice_autoscaler.forecast import forecast, kv_trend

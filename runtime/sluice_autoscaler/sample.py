@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice_contract.labels import Role
-from sluice_contract.service_load import EngineCondition
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import EngineCondition
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.budget import Claim
 from sluice_autoscaler.capacity import MAX_SHARE

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.history import History
 from sluice_autoscaler.measured import Measured, has_work

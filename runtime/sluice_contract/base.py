@@ -5,17 +5,17 @@ Knows how fields are spelled outside (camelCase) and how a refusal reads; knows 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
+from sluice_contract.error_location import Model, known_keys
+from sluice_contract.error_text import MISSING, allowed_words, path_of, unknown_field
 from sluice_contract.http_errors import shown, shown_json
-from sluice_contract.places import Model, known_keys
-from sluice_contract.repeated_keys import AGAIN, repeated_key
-from sluice_contract.wording import MISSING, allowed_words, path_of, unknown_field
 
 
 class ContractModel(BaseModel):
@@ -95,3 +95,33 @@ def _finding(finding: ErrorDetails, kind: Model) -> ConfigError:
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     return ConfigError(key, value, allowed_words(kind, finding))
+
+
+AGAIN: Final = "is given again; allowed: once"
+
+
+class RepeatedKey(NamedTuple):
+    """One key that stands twice in an object."""
+
+    key: str
+    outermost: bool
+    """Whether that is the object around all others."""
+
+
+def repeated_key(text: str | bytes) -> RepeatedKey | None:
+    """Such a key anywhere in a text that is known to be JSON, an inner one first."""
+    found: list[str] = []
+    seen_in_last = 0
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal seen_in_last
+        seen_in_last, keys = len(found), set[str]()
+        for key, _ in pairs:
+            if key in keys:
+                found.append(key)
+                return
+            keys.add(key)
+
+    json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)
+    # The outermost object ends last, so it was looked at last.
+    return RepeatedKey(found[0], seen_in_last == 0) if found else None

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from sluice_contract.termination import (
+from sluice_contract.cluster.termination import (
     EXIT_REFUSED,
     MODEL_FETCHED,
     MODEL_RESOLVED,

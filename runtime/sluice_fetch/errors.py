@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import httpx2
 from huggingface_hub import errors as hub
-from sluice_contract.termination import TOKEN_MISSING
+from sluice_contract.cluster.termination import TOKEN_MISSING
 
 
 class FetchError(Exception):

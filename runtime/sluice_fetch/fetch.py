@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_contract.model_facts import ResolvedModel, facts_of
+from sluice_contract.config.model_facts import ResolvedModel, facts_of
 
 from sluice_fetch.cache import Cache
 from sluice_fetch.download import Download

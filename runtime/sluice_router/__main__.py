@@ -16,9 +16,9 @@ import uvloop
 from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 from sluice_contract.base import ConfigError, config_error_from
-from sluice_contract.log_lines import log_to_stderr
-from sluice_contract.router_config import RouterConfig, RouterServer, read_router_config
-from sluice_contract.termination import TerminationMessage
+from sluice_contract.cluster.termination import TerminationMessage
+from sluice_contract.config.router import RouterConfig, RouterServer, read_router_config
+from sluice_contract.wire.log_lines import log_to_stderr
 
 from sluice_router.serve import serve
 

@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 from sluice_contract import http_errors
-from sluice_contract.engine_http import REQUEST_ID_HEADER
-from sluice_contract.spans import Attributes
-from sluice_contract.trace import TRACEPARENT_HEADER, trace_id
+from sluice_contract.http_errors import REQUEST_ID_HEADER
+from sluice_contract.wire.spans import TRACEPARENT_HEADER, Attributes, trace_id
 
 from sluice_router import edge
 from sluice_router.auth import ApiKeys

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 from sluice_contract import http_errors
-from sluice_contract.engine_http import ROUTING_KEY_HEADER
+from sluice_contract.http_errors import ROUTING_KEY_HEADER
 
 from sluice_router import edge
 from sluice_router.accounting import (

@@ -12,11 +12,11 @@ from http import HTTPStatus
 from typing import Final
 
 import aiohttp
-from sluice_contract.engine_http import REQUEST_ID_HEADER
-from sluice_contract.handover import PREFILL_HEADER, Bound
-from sluice_contract.private_calls import PRIVATE_HEADER
-from sluice_contract.tenants import TENANT_HEADER
-from sluice_contract.trace import TRACEPARENT_HEADER
+from sluice_contract.http_errors import REQUEST_ID_HEADER
+from sluice_contract.wire.handover import PREFILL_HEADER, Bound
+from sluice_contract.wire.private_calls import PRIVATE_HEADER
+from sluice_contract.wire.spans import TRACEPARENT_HEADER
+from sluice_contract.wire.tenants import TENANT_HEADER
 from yarl import URL
 
 from sluice_router import sse

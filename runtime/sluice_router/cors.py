@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
-from sluice_contract.cors import ANY_ORIGIN, METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS, Cors
+from sluice_contract.config.cors import (
+    ANY_ORIGIN,
+    METHODS,
+    PREFLIGHT_SECONDS,
+    READABLE_HEADERS,
+    Cors,
+)
 
 ORIGIN: Final = "Origin"
 _ASKED_METHOD: Final = "Access-Control-Request-Method"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
-from sluice_contract.router_config import Discovery
+from sluice_contract.config.router import Discovery
 
 from sluice_router.engines import Endpoint
 from sluice_router.fleet import Fleet

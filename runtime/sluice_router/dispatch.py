@@ -20,9 +20,9 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
-from sluice_contract.engine_http import REQUEST_ID_HEADER
-from sluice_contract.labels import Role
-from sluice_contract.router_config import Upstream
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.router import Upstream
+from sluice_contract.http_errors import REQUEST_ID_HEADER
 
 from sluice_router.attempts import Call, Reply, Sender
 from sluice_router.engine_load import has_room

@@ -12,14 +12,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 from sluice_contract import http_errors
-from sluice_contract.engine_http import (
+from sluice_contract.http_errors import (
     REQUEST_ID_HEADER,
     ROUTING_KEY_HEADER,
+    Mistake,
     is_acceptable_request_id,
 )
-from sluice_contract.http_errors import Mistake
-from sluice_contract.json_weight import LIGHT_BYTES, MAX_VALUES, has_too_many_texts
-from sluice_contract.trace import (
+from sluice_contract.wire.json_weight import LIGHT_BYTES, MAX_VALUES, has_too_many_texts
+from sluice_contract.wire.spans import (
     TRACEPARENT_HEADER,
     TRACESTATE_HEADER,
     new_traceparent,

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sluice_contract.kv_transfer import KvFingerprint
-from sluice_contract.labels import Role
-from sluice_contract.load import LoadReport
-from sluice_contract.service_load import EngineCondition
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvFingerprint
+from sluice_contract.wire.load import EngineCondition, LoadReport
 
 FIRST_BREAK_SECONDS = 0.25
 LONGEST_BREAK_SECONDS = 8.0

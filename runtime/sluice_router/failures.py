@@ -8,14 +8,15 @@ from typing import Final, Literal
 
 import msgspec
 from multidict import CIMultiDict
-from sluice_contract.engine_http import (
+from sluice_contract.http_errors import (
     ENGINE_DIED,
     GRAMMAR_UNAVAILABLE,
+    INTERNAL_CODE,
+    INVALID_REQUEST,
     OUT_OF_MEMORY,
     UNAVAILABLE,
 )
-from sluice_contract.handover import PREFILL_FAILED, PREFILL_UNAVAILABLE
-from sluice_contract.http_errors import INTERNAL_CODE, INVALID_REQUEST
+from sluice_contract.wire.handover import PREFILL_FAILED, PREFILL_UNAVAILABLE
 
 from sluice_router.errors import JSON_CONTENT_TYPE, EngineRefusedError, RouterError
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from sluice_contract.load import LoadReport
+from sluice_contract.wire.load import LoadReport
 
 from sluice_router.engines import (
     PUBLIC_SECONDS,

@@ -13,8 +13,8 @@ import random
 
 import aiohttp
 from pydantic import ValidationError
-from sluice_contract.load import LoadReport
-from sluice_contract.router_config import LoadFollowing
+from sluice_contract.config.router import LoadFollowing
+from sluice_contract.wire.load import LoadReport
 
 from sluice_router.engines import EngineState
 from sluice_router.fleet import Fleet

@@ -10,7 +10,7 @@ import json
 from typing import Final
 
 from aiohttp import web
-from sluice_contract.service_load import EngineLoad, ServiceLoad
+from sluice_contract.wire.load import EngineLoad, ServiceLoad
 
 from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import EngineState, condition

@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from sluice_contract.kv_transfer import KvFingerprint, differences
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvFingerprint, differences
 
 from sluice_router.affinity import Affinity, preferred
 from sluice_router.engine_load import FULL, Average, average_load, load_of

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from sluice_contract.handover import Bound, Keys
-from sluice_contract.private_calls import CallHead, head_line, signed_call
+from sluice_contract.wire.handover import Bound, Keys
+from sluice_contract.wire.private_calls import CallHead, head_line, signed_call
 
 from sluice_router.memory import SMALL_BYTES
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-from sluice_contract.private_calls import (
+from sluice_contract.wire.private_calls import (
     AnswerStart,
     CallHead,
     ChoiceSoFar,

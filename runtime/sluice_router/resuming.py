@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
-from sluice_contract.engine_http import REQUEST_ID_HEADER
+from sluice_contract.http_errors import REQUEST_ID_HEADER
 
 from sluice_router.attempts import Call, Reply
 from sluice_router.dispatch import Dispatcher

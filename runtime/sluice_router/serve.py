@@ -20,11 +20,11 @@ from typing import NamedTuple
 import aiohttp
 from aiohttp import web
 from sluice_contract.base import ConfigError
-from sluice_contract.handover import Keys, configured_keys
-from sluice_contract.labels import Role
-from sluice_contract.router_config import RouterConfig
-from sluice_contract.span_export import span_recorder
-from sluice_contract.spans import Record
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.router import RouterConfig
+from sluice_contract.wire.handover import Keys, configured_keys
+from sluice_contract.wire.span_export import span_recorder
+from sluice_contract.wire.spans import Record
 
 from sluice_router.accounting import UNKNOWN_ROUTE
 from sluice_router.app import Parts, build_app

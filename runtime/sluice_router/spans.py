@@ -9,8 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.spans import Attributes, Record, Span
-from sluice_contract.trace import child_of, is_sampled, new_traceparent, trace_id, unsampled
+from sluice_contract.wire.spans import (
+    Attributes,
+    Record,
+    Span,
+    child_of,
+    is_sampled,
+    new_traceparent,
+    trace_id,
+    unsampled,
+)
 
 REQUEST: Final = "sluice.request"
 ATTEMPT: Final = "sluice.attempt"

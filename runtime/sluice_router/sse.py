@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_contract.private_calls import MORE_LINE
+from sluice_contract.wire.private_calls import MORE_LINE
 
 END: Final = b"\n\n"
 DONE: Final = b"data: [DONE]\n\n"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sluice_contract.handover import Bound, Keys, PrefillRef, signed_header
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.handover import Bound, Keys, PrefillRef, signed_header
 from yarl import URL
 
 from sluice_router.affinity import Affinity

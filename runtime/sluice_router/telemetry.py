@@ -1,6 +1,6 @@
 """The router's Prometheus metrics, made from the contract's table.
 
-Knows how to count and to print; the names and buckets are `sluice_contract.metrics`.
+Knows how to count and to print; the names and buckets are `sluice_contract.cluster.metrics`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from sluice_contract import metrics
-from sluice_contract.labels import Role
-from sluice_contract.service_load import EngineCondition
+from sluice_contract.cluster import metrics
+from sluice_contract.cluster.labels import Role
 from sluice_contract.version import VERSION
+from sluice_contract.wire.load import EngineCondition
 
 from sluice_router.failures import RetryReason
 

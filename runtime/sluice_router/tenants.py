@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from sluice_contract.handover import Bound, Keys
-from sluice_contract.router_config import Auth
-from sluice_contract.tenants import claims_of, signed_tenant
+from sluice_contract.config.router import Auth
+from sluice_contract.wire.handover import Bound, Keys
+from sluice_contract.wire.tenants import claims_of, signed_tenant
 
 SignTenant = Callable[[str, str, Bound | None], str]
 """Value of `TENANT_HEADER` for a tenant's request with an id, for a path and a body."""

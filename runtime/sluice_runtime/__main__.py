@@ -9,7 +9,7 @@ from sluice_contract.interrupts import end_quietly
 
 def _main() -> int:
     end_quietly()  # until the supervisor waits for signals
-    from sluice_runtime.launch import main
+    from sluice_runtime.process.launch import main
 
     return main()
 

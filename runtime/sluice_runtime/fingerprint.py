@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sluice_contract.kv_transfer import KvFingerprint
+from sluice_contract.config.kv_transfer import KvFingerprint
 
-from sluice_runtime.messages import EngineReady
+from sluice_runtime.wire.messages import EngineReady
 
 
 def kv_fingerprint(

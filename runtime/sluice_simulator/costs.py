@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from pydantic import Field, ValidationError
-from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ContractModel, config_error_from
+from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.scheduler.step_shape import StepShape
 
 from sluice_simulator.errors import CostError, UnusableFileError

@@ -14,17 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_runtime.engine.role import MixedRole
 from sluice_runtime.engine.role import Role as EngineRole
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
 from sluice_runtime.handover.prefill_role import PrefillRole
 from sluice_runtime.handover.publishing import HostPublisher
-from sluice_runtime.messages import Generate, PrefillEngine, TokenDelta
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.wire.messages import Generate, PrefillEngine, TokenDelta
 
 from sluice_simulator.costs import Cost
 from sluice_simulator.device import SimulatedDevice

@@ -33,7 +33,7 @@ from sluice_runtime.handover.ports import (
     PrefillEvent,
     ReadCounts,
 )
-from sluice_runtime.messages import PrefillEngine
+from sluice_runtime.wire.messages import PrefillEngine
 
 
 class Calendar:

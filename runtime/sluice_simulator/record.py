@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sluice_runtime.messages import TokenDelta
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.status import Status
+from sluice_runtime.wire.messages import TokenDelta
 
 from sluice_simulator.device import Leap
 from sluice_simulator.traces.request import TraceRequest

@@ -10,11 +10,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from sluice_simulator.device import Device, Leaper
 from sluice_simulator.fast_forward import FastForwardScheduler

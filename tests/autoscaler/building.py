@@ -11,7 +11,7 @@ from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
 RATE = 4000.0

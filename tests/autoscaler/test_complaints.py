@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.history import History, Tick
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from tests.autoscaler.building import (
     DECODE,

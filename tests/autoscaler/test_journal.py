@@ -14,7 +14,7 @@ from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.journal import Journal, JournalError, read_journal
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 SETTINGS = Settings({Role.MIXED: PoolLimits(1, 8, gpus=2)}, gpu_budget=16, ttft_seconds=2.0)
 

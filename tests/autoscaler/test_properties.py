@@ -14,8 +14,8 @@ from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
-from sluice_contract.service_load import EngineCondition
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import EngineCondition
 
 from tests.autoscaler.building import (
     DECODE,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sluice_autoscaler.budget import Claim
 from sluice_autoscaler.trade import fair_split
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from tests.autoscaler.building import DECODE, PREFILL, RATE, Service, wanting
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from sluice_contract.engine_http import ENGINE_DIED, IDLE_CONNECTION_SECONDS
+from sluice_contract.http_errors import ENGINE_DIED, IDLE_CONNECTION_SECONDS
 from sluice_router import edge, upstream
 from sluice_runtime.errors import EngineDiedError, UnavailableError
 from sluice_runtime.server.failures import error_response

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.base import ConfigError
-from sluice_contract.config import parse_engine_config
-from sluice_contract.repeated_keys import RepeatedKey, repeated_key
-from sluice_contract.router_config import parse_router_config
+from sluice_contract.base import ConfigError, RepeatedKey, repeated_key
+from sluice_contract.config.engine import parse_engine_config
+from sluice_contract.config.router import parse_router_config
 
 
 @pytest.mark.parametrize(

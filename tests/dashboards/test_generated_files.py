@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from sluice_contract import metrics
+from sluice_contract.cluster import metrics
 from sluice_operator.manifests.alerting import Alert
 
 from dashboards.__main__ import generated_files

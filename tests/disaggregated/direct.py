@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import httpx
-from sluice_contract.engine_http import REQUEST_ID_HEADER
-from sluice_contract.handover import PREFILL_HEADER, PrefillRef, signed_header
+from sluice_contract.http_errors import REQUEST_ID_HEADER
+from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, signed_header
 
 from tests.disaggregated.asking import Request
 from tests.disaggregated.engines import KEY, EngineProcess

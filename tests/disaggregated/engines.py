@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sluice_contract.load import LoadReport
+from sluice_contract.wire.load import LoadReport
 
 from e2e.cluster.ports import free_port
 from e2e.model.folder import FOLDER

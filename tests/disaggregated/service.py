@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sluice_contract.load import LoadReport
+from sluice_contract.wire.load import LoadReport
 
 from tests.busy_machine import Stopwatch
 from tests.disaggregated.engines import EngineProcess, RouterProcess

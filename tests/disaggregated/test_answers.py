@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_contract.spans import RouterTracing
+from sluice_contract.config.tracing import RouterTracing
 
 from tests.collector import Collector, Seen, collecting
 from tests.disaggregated.asking import (

@@ -23,7 +23,7 @@ from sluice_runtime.handover.transfer.backend import TransferError
 from sluice_runtime.handover.transfer.reader import PageReader
 from sluice_runtime.handover.transfer.reads import ReadJob
 from sluice_runtime.handover.transfer.registered import memory_at
-from sluice_runtime.messages import Abort, Generate
+from sluice_runtime.wire.messages import Abort, Generate
 
 from e2e.model.folder import END_ID, FOLDER
 from e2e.model.tasks import make_prompt

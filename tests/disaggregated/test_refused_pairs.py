@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from sluice_contract.handover import PREFILL_HEADER
+from sluice_contract.wire.handover import PREFILL_HEADER
 from sluice_runtime.handover.decode_client import DecodeClient
 from sluice_runtime.handover.hello import DecodeIdentity
 from sluice_runtime.handover.messages import Bootstrap, Cancel, Failed, Finished
 from sluice_runtime.handover.ports import DecodeEvent, FromPrefill, RoomLost
 from sluice_runtime.handover.prefill_link import ClientSettings
 from sluice_runtime.handover.prompt_hash import prompt_hash
-from sluice_runtime.messages import PrefillEngine
+from sluice_runtime.wire.messages import PrefillEngine
 
 from tests.disaggregated.asking import task, text
 from tests.disaggregated.direct import ask_pair, error_of, life_of

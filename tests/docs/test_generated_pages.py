@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from sluice_contract import labels
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import EngineSettings
-from sluice_contract.left_out import FOUND_BY_ENGINE
-from sluice_contract.sizing import resolve_settings
+from sluice_contract.cluster import labels
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.defaults_text import FOUND_BY_ENGINE
+from sluice_contract.config.engine import EngineSettings
+from sluice_contract.config.sizing import resolve_settings
 from sluice_operator.api.crd import engine_pool_crd, inference_service_crd
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest

@@ -8,8 +8,8 @@ from typing import Any, Final, get_args
 
 import pytest
 import yaml
-from sluice_contract import metrics
-from sluice_contract.service_load import EngineCondition
+from sluice_contract.cluster import metrics
+from sluice_contract.wire.load import EngineCondition
 from sluice_operator.cli.image_options import DEFAULT_IMAGES
 from sluice_operator.cli.preview import preview
 from sluice_operator.manifests.network import MONITORING_LABEL

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.api.scaling import Slo
 from sluice_operator.manifests.slo_rules import slo_groups
 

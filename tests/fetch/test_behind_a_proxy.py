@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from huggingface_hub import close_session, set_client_factory
 from huggingface_hub.utils._http import default_client_factory
-from sluice_contract.termination import EXIT_REFUSED
+from sluice_contract.cluster.termination import EXIT_REFUSED
 from sluice_fetch.__main__ import EXIT_TRANSIENT
 
 from tests.fetch.corporate import Authority, Proxy, proxying

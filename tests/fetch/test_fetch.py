@@ -14,8 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 from huggingface_hub import scan_cache_dir, snapshot_download
-from sluice_contract.fetch_progress import FetchProgress
-from sluice_contract.termination import EXIT_REFUSED
+from sluice_contract.cluster.termination import EXIT_REFUSED
+from sluice_contract.wire.fetch_progress import FetchProgress
 from sluice_fetch.__main__ import EXIT_TRANSIENT, main
 
 from e2e.cluster.ports import free_port

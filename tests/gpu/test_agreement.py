@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
-from sluice_contract.config import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.engine.build import EngineHooks
 
 from tests.gpu.device import accelerator, write_model

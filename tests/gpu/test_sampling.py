@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.gpu.device import accelerator
 from tests.runtime.harness import engine_config, generate, run_engine

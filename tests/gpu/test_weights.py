@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.warm_up import warm_up
+from sluice_runtime.model.files import resolve
 from sluice_runtime.model.load_progress import LoadProgress
 from sluice_runtime.model.shard import Shard, Split
 from sluice_runtime.model.staging import CudaCopies
 from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import Checkpoint
-from sluice_runtime.model_files import resolve
 
 from benchmarks.turns import scaled
 from tests.runtime.harness import engine_config

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.pool.observe import PoolObserved

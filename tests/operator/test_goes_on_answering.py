@@ -15,8 +15,8 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from sluice_contract import labels
-from sluice_contract.labels import Role
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import Role
 from sluice_operator.apply.executor import executor
 from sluice_operator.informer.dispatch import Reconcile
 from sluice_operator.informer.keys import Key

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_router.affinity import MARGINS, Affinity, AffinityReason
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport
 from sluice_router.pick import Draw, pick

@@ -10,10 +10,15 @@ from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
-from sluice_contract.kv_transfer import KvFingerprint
-from sluice_contract.labels import Role
-from sluice_contract.load import LoadReport
-from sluice_contract.router_config import LoadFollowing, RouterConfig, RouterServer, Upstream
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvFingerprint
+from sluice_contract.config.router import (
+    LoadFollowing,
+    RouterConfig,
+    RouterServer,
+    Upstream,
+)
+from sluice_contract.wire.load import LoadReport
 from sluice_router.serve import Ports, serve
 
 Behaviour = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]

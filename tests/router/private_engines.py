@@ -14,9 +14,9 @@ from typing import Any
 
 from aiohttp import web
 from msgspec.structs import replace
-from sluice_contract.engine_http import REQUEST_ID_HEADER
-from sluice_contract.handover import refuse_other_body
-from sluice_contract.private_calls import (
+from sluice_contract.http_errors import REQUEST_ID_HEADER
+from sluice_contract.wire.handover import refuse_other_body
+from sluice_contract.wire.private_calls import (
     MORE_LINE,
     PRIVATE_HEADER,
     AnswerStart,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_router.affinity import (
     MARGINS,
     MAX_PARSED_BYTES,

@@ -12,7 +12,7 @@ import aiohttp
 import openai
 import pytest
 from sluice_contract.base import ConfigError
-from sluice_contract.router_config import Auth
+from sluice_contract.config.router import Auth
 from sluice_router.app import build_app
 from sluice_router.auth import LOOK_SECONDS, ApiKeys, UnauthorizedError
 from sluice_router.serve import _parts

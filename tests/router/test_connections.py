@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
+from sluice_contract.config.router import Auth
 from sluice_contract.http_errors import MAX_HEAD_BYTES
-from sluice_contract.router_config import Auth
 from sluice_router import connections
 
 from tests.patience import PATIENCE_SECONDS

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sluice_contract.cors import Cors
-from sluice_contract.router_config import Auth
+from sluice_contract.config.cors import Cors
+from sluice_contract.config.router import Auth
 
 from tests.router import fakes
 

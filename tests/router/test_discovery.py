@@ -12,8 +12,8 @@ from pathlib import Path
 import certifi
 import pytest
 from sluice_contract.base import ConfigError
-from sluice_contract.labels import Role
-from sluice_contract.router_config import Discovery
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.router import Discovery
 from sluice_router.discovery import LONGEST_PAUSE_SECONDS, SliceFollower, slice_client
 from sluice_router.fleet import Fleet
 from sluice_router.kube import Cluster, Credentials, in_cluster

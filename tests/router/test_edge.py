@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from multidict import CIMultiDict
-from sluice_contract.json_weight import MAX_VALUES
+from sluice_contract.wire.json_weight import MAX_VALUES
 from sluice_router.edge import check_body, response_headers
 from sluice_router.errors import BadRequestError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_router.engines import (
     FIRST_BREAK_SECONDS,
     LONGEST_BREAK_SECONDS,

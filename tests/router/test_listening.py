@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 import pytest
-from sluice_contract.router_config import RouterConfig, RouterServer
+from sluice_contract.config.router import RouterConfig, RouterServer
 
 from tests.router import fakes
 

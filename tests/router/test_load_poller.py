@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import web
-from sluice_contract.labels import Role
-from sluice_contract.load import LoadReport
-from sluice_contract.router_config import LoadFollowing
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.router import LoadFollowing
+from sluice_contract.wire.load import LoadReport
 from sluice_router.engines import Endpoint, Phase, condition
 from sluice_router.fleet import Fleet
 from sluice_router.load_poller import LoadPoller

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from sluice_contract import http_errors
-from sluice_contract.private_calls import AnswerStart, EventComment, comment_line
+from sluice_contract.wire.private_calls import AnswerStart, EventComment, comment_line
 from sluice_router import connections
 
 from tests.patience import PATIENCE_SECONDS

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from sluice_contract.labels import Role
-from sluice_contract.load import LoadReport
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import LoadReport
 from sluice_router.engine_load import reported_load
 from sluice_router.engines import Endpoint, Phase
 from sluice_router.fleet import Fleet

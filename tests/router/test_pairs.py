@@ -18,9 +18,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 from sluice_contract.base import ConfigError
-from sluice_contract.handover import PREFILL_HEADER, PrefillRef, verified_header
-from sluice_contract.labels import Role
-from sluice_contract.router_config import Upstream, parse_router_config
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.router import Upstream, parse_router_config
+from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, verified_header
 from sluice_router import fleet
 from sluice_router.attempts import Call, Sender
 from sluice_router.dispatch import Dispatcher

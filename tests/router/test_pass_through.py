@@ -12,7 +12,7 @@ import aiohttp
 import openai
 import pytest
 from aiohttp import web
-from sluice_contract.trace import trace_id
+from sluice_contract.wire.spans import trace_id
 from sluice_router.connections import Connection
 from yarl import URL
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.labels import Role
-from sluice_contract.load import DisaggregationQueues
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import DisaggregationQueues
 from sluice_router.engine_load import average_load, load_of, reported_load
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport, condition
 from sluice_router.pick import Draw, pick, pick_pair

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import pytest
-from sluice_contract.service_load import ServiceLoad
+from sluice_contract.wire.load import ServiceLoad
 from sluice_router.__main__ import main
 from sluice_router.picks import KEPT, Picks
 from sluice_router.targets import TargetChoice

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sluice_contract.router_config import Discovery
+from sluice_contract.config.router import Discovery
 from sluice_router.discovery import SliceFollower, slice_client
 from sluice_router.engines import Phase
 from sluice_router.fleet import Fleet

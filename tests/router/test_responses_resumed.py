@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.transport import private_endpoint
+from sluice_runtime.wire.transport import private_endpoint
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes

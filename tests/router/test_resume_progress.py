@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.private_calls import CallHead, EventComment, comment_line
+from sluice_contract.wire.private_calls import CallHead, EventComment, comment_line
 from sluice_router import sse
 from sluice_router.resume import Progress
 

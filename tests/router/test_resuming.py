@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from sluice_contract.load import LoadReport
-from sluice_contract.private_calls import MORE_LINE, PRIVATE_HEADER, CallHead
+from sluice_contract.wire.load import LoadReport
+from sluice_contract.wire.private_calls import MORE_LINE, PRIVATE_HEADER, CallHead
 from sluice_router import engines
 
 from tests.patience import PATIENCE_SECONDS

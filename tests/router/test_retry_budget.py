@@ -8,9 +8,9 @@ from itertools import cycle
 from typing import Any, cast
 
 import pytest
-from sluice_contract.labels import Role
-from sluice_contract.private_calls import AnswerStart, EventComment, comment_line
-from sluice_contract.router_config import Upstream
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.router import Upstream
+from sluice_contract.wire.private_calls import AnswerStart, EventComment, comment_line
 from sluice_router.attempts import Call, Sender
 from sluice_router.dispatch import Dispatcher
 from sluice_router.engine_load import has_room

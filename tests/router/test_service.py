@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import aiohttp
 import pytest
 from aiohttp import web
-from sluice_contract.router_config import (
+from sluice_contract.config.router import (
     Discovery,
     LoadFollowing,
     RouterConfig,

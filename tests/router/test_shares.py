@@ -11,7 +11,7 @@ from random import Random
 
 import aiohttp
 import pytest
-from sluice_contract.router_config import Auth
+from sluice_contract.config.router import Auth
 from sluice_router.errors import OverloadedError
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.memory import SMALL_BYTES, Body, ByteBudget

@@ -12,10 +12,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 from sluice_contract.base import ConfigError
-from sluice_contract.router_config import Auth
-from sluice_contract.span_export import EXPORT_SECONDS, span_recorder
-from sluice_contract.spans import RouterTracing, Span, Tracing
-from sluice_contract.trace import TRACEPARENT_HEADER
+from sluice_contract.config.router import Auth
+from sluice_contract.config.tracing import RouterTracing, Tracing
+from sluice_contract.wire.span_export import EXPORT_SECONDS, span_recorder
+from sluice_contract.wire.spans import TRACEPARENT_HEADER, Span
 
 from tests.busy_machine import Stopwatch
 from tests.collector import Collector, collecting
@@ -127,7 +127,7 @@ async def test_a_collector_that_is_not_there_costs_no_request() -> None:
 @pytest.mark.process
 def test_without_tracing_nothing_of_it_is_imported() -> None:
     program = (
-        "import sys; from sluice_contract.span_export import span_recorder\n"
+        "import sys; from sluice_contract.wire.span_export import span_recorder\n"
         "import sluice_router.__main__, sluice_router.serve\n"
         "with span_recorder(None, 'router') as record: assert record is None\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.private_calls import MORE_LINE
+from sluice_contract.wire.private_calls import MORE_LINE
 from sluice_router.sse import DONE, DataLine, WholeEvents, error_event, error_in
 
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from sluice_contract.handover import LOOK_SECONDS
-from sluice_contract.private_calls import PRIVATE_HEADER
-from sluice_contract.router_config import Auth
-from sluice_contract.tenants import (
+from sluice_contract.config.router import Auth, Tenant
+from sluice_contract.wire.handover import LOOK_SECONDS
+from sluice_contract.wire.private_calls import PRIVATE_HEADER
+from sluice_contract.wire.tenants import (
     TENANT_HEADER,
-    Tenant,
     TenantClaims,
     claims_of,
     signed_tenant,

@@ -10,16 +10,16 @@ from itertools import cycle
 from typing import Any
 
 import torch
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import EngineHooks, build_engine
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.prepare import prepare
-from sluice_runtime.messages import Generate, Sampling, TokenDelta
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.chunk_budget import FixedChunk
 from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.wire.messages import Generate, Sampling, TokenDelta
 
 torch.set_num_threads(1)
 

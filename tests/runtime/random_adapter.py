@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from sluice_runtime.model_files import DUMMIES
+from sluice_runtime.model.files import DUMMIES
 
 RANK = 4
 

@@ -9,11 +9,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import EngineConfig, ModelRef
-from sluice_contract.labels import Role
-from sluice_runtime.accelerator import Gpu, UnreadableError, find_accelerator, nvml_gpus
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import EngineConfig, ModelRef
 from sluice_runtime.errors import AcceleratorMissingError
+from sluice_runtime.process.accelerator import Gpu, UnreadableError, find_accelerator, nvml_gpus
 
 A100 = Gpu("NVIDIA A100-SXM4-40GB", 40_960)
 T4 = Gpu("Tesla T4", 15_360)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_simulator.costs import cost_named

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sluice_contract.config import EngineConfig, ModelRef, SloTargets
+from sluice_contract.config.engine import EngineConfig, ModelRef, SloTargets
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_simulator.cli import main
 from sluice_simulator.configuration import ALL, NO_MODEL, policies_of

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluice_contract.accelerators import Accelerator, product_row, same_product
-from sluice_contract.sizing import Source, sizes_of
+from sluice_contract.config.accelerators import Accelerator, product_row, same_product
+from sluice_contract.config.sizing import Source, sizes_of
 
 from sluice_operator.accelerators.labels import NodeGpus, gpus_of, labels_of
 from sluice_operator.accelerators.wanted import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice_contract.accelerators import labels_near
+from sluice_contract.config.accelerators import labels_near
 
 from sluice_operator.accelerators.wanted import product_label
 from sluice_operator.api.pools import AcceleratorSpec

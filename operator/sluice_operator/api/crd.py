@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 from sluice_operator.api.base import ApiModel
 from sluice_operator.api.conditions import PROGRESSING, READY, UPDATED

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from sluice_contract.adapters import MAX_ADAPTERS
-from sluice_contract.config import NAMES_ONCE, EngineSettings, ModelRef
-from sluice_contract.left_out import words_when_left_out
-from sluice_contract.sizing import GENERAL
+from sluice_contract.config.adapters import MAX_ADAPTERS
+from sluice_contract.config.defaults_text import words_when_left_out
+from sluice_contract.config.engine import NAMES_ONCE, EngineSettings, ModelRef
+from sluice_contract.config.sizing import GENERAL
 
 from sluice_operator.api.adapters import AdapterSpec
 from sluice_operator.api.base import (

@@ -9,7 +9,7 @@ import posixpath
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field
-from sluice_contract.labels import REVISION_VARIABLE
+from sluice_contract.cluster.labels import REVISION_VARIABLE
 
 from sluice_operator.api.base import (
     ATOMIC,

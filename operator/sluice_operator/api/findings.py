@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+from sluice_contract.error_location import known_keys
+from sluice_contract.error_text import MISSING, allowed_words, path_of, unknown_field
 from sluice_contract.http_errors import shown, shown_json
-from sluice_contract.places import known_keys
-from sluice_contract.wording import MISSING, allowed_words, path_of, unknown_field
 
 from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
 from sluice_operator.api.stored import INT64, BeyondInt64

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 from pydantic import Field
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.adapters import MAX_CLAIMS
 from sluice_operator.api.base import (

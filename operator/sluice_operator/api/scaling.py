@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
-from sluice_contract.spans import CollectorUrl
+from sluice_contract.config.tracing import CollectorUrl
 
 from sluice_operator.api.base import ApiModel, LabelValue, Rule, left_out
 from sluice_operator.api.pools import AcceleratorSpec

@@ -9,10 +9,10 @@ import re
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field
-from sluice_contract.cors import Cors
-from sluice_contract.kv_transfer import KvTransfer
-from sluice_contract.labels import Role
-from sluice_contract.tenants import MAX_PRIORITY, MAX_TENANTS, TenantName
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.cors import Cors
+from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.router import MAX_PRIORITY, MAX_TENANTS, TenantName
 
 from sluice_operator.api.base import (
     CRD_DEFAULT,

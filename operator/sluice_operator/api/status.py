@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import Field
-from sluice_contract.adapters import MAX_ADAPTERS
-from sluice_contract.model_facts import ModelFacts
+from sluice_contract.config.adapters import MAX_ADAPTERS
+from sluice_contract.config.model_facts import ModelFacts
 
 from sluice_operator.api.base import ATOMIC, ApiModel, list_map
 

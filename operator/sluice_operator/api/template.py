@@ -10,8 +10,8 @@ from collections import Counter
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
+from sluice_contract.cluster.labels import GROUP
 from sluice_contract.http_errors import shown_json
-from sluice_contract.labels import GROUP
 
 from sluice_operator.api.base import (
     ATOMIC,

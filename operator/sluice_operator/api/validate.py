@@ -9,9 +9,9 @@ import re
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field
+from sluice_contract.cluster.labels import API_VERSION
+from sluice_contract.error_location import UNTOLD
 from sluice_contract.http_errors import shown_json
-from sluice_contract.labels import API_VERSION
-from sluice_contract.places import UNTOLD
 
 from sluice_operator.api.base import LABEL_KEY, ApiModel, DnsLabel, LabelValue
 from sluice_operator.api.findings import parse

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sluice_contract.labels import FIELD_MANAGER
+from sluice_contract.cluster.labels import FIELD_MANAGER
 
 from sluice_operator.apply.key_secrets import KeySecrets, RandomBytes
 from sluice_operator.apply.plan import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from sluice_contract import labels
-from sluice_contract.labels import FIELD_MANAGER, ROUTER_ROLE
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import FIELD_MANAGER, ROUTER_ROLE
 
 from sluice_operator.apply.plan import Event, Overwritten
 from sluice_operator.apply.ssa_diff import changed_fields

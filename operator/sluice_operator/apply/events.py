@@ -13,7 +13,7 @@ from collections import OrderedDict
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-from sluice_contract.labels import FIELD_MANAGER, SERVICE
+from sluice_contract.cluster.labels import FIELD_MANAGER, SERVICE
 
 from sluice_operator.apply.plan import Event
 from sluice_operator.clock import Clock, micro_time

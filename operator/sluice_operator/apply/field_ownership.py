@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sluice_contract.labels import FIELD_MANAGER
+from sluice_contract.cluster.labels import FIELD_MANAGER
 
 from sluice_operator.apply.ssa_diff import FieldSet, owned_fields
 from sluice_operator.kube.kinds import Manifest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice_autoscaler.decision import Decision, PoolDecision
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.autoscale.victims import Victims

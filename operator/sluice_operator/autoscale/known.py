@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sluice_autoscaler.sample import PoolSample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.autoscale.contest import Contests
 from sluice_operator.clock import Clock

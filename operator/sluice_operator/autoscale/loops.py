@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from sluice_autoscaler.sample import PoolSample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.autoscale.tick import TICK_SECONDS, Ticker
 from sluice_operator.clock import Clock

@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 import aiohttp
 from pydantic import ValidationError
-from sluice_contract.ports import ROUTER_METRICS
-from sluice_contract.service_load import ServiceLoad
+from sluice_contract.cluster.ports import ROUTER_METRICS
+from sluice_contract.wire.load import ServiceLoad
 
 from sluice_operator.log import fields
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
-from sluice_contract.labels import Role
-from sluice_contract.load import LoadReport
-from sluice_contract.service_load import EngineLoad, ServiceLoad
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import EngineLoad, LoadReport, ServiceLoad
 
 
 def sample_of(

@@ -14,7 +14,7 @@ from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import KEPT_SECONDS, History, Tick
 from sluice_autoscaler.settings import Settings
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.carry_out import Outcome

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sluice_contract.accelerators import MAX_RUNNING_REQUESTS, requests_in_pool
-from sluice_contract.sizing import resolved_values
+from sluice_contract.config.accelerators import MAX_RUNNING_REQUESTS, requests_in_pool
+from sluice_contract.config.sizing import resolved_values
 
 from sluice_operator.api.quantities import amount
 from sluice_operator.api.service import InferenceServiceSpec

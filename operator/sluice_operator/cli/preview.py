@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic.alias_generators import to_camel
-from sluice_contract.config import parse_engine_config
-from sluice_contract.kv_transfer import KvTransfer
-from sluice_contract.labels import Role
-from sluice_contract.sizing import Source, sizes_of
-from sluice_contract.supported import unused_without_adapters
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.engine import parse_engine_config
+from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.sizing import Source, sizes_of
+from sluice_contract.config.supported import unused_without_adapters
 
 from sluice_operator.accelerators.spelling import unusual_spelling
 from sluice_operator.api.engine import ModelSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_contract.termination import TOKEN_MISSING, TerminationMessage
+from sluice_contract.cluster.termination import TOKEN_MISSING, TerminationMessage
 
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.fetching import TOKEN_VOLUME

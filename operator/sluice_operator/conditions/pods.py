@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
-from sluice_contract.termination import EXIT_REFUSED, TerminationMessage
+from sluice_contract.cluster.termination import EXIT_REFUSED, TerminationMessage
 
 from sluice_operator.api.template import ENGINE_CONTAINER
 from sluice_operator.conditions.hub_token import name_secret

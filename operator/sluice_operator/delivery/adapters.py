@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.termination import MODEL_FETCHED
+from sluice_contract.cluster.termination import MODEL_FETCHED
 
 from sluice_operator.api.adapters import AdapterSpec
 from sluice_operator.api.conditions import Check

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pydantic import ValidationError
-from sluice_contract.fetch_progress import FetchProgress
-from sluice_contract.model_facts import ResolvedModel
-from sluice_contract.supported import ARCHITECTURES
-from sluice_contract.termination import MODEL_FETCHED, MODEL_RESOLVED
+from sluice_contract.cluster.termination import MODEL_FETCHED, MODEL_RESOLVED
+from sluice_contract.config.model_facts import ResolvedModel
+from sluice_contract.config.supported import ARCHITECTURES
+from sluice_contract.wire.fetch_progress import FetchProgress
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.engine import ModelSpec

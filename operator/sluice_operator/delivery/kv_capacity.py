@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sluice_contract.accelerators import Accelerator, memory_mib_of, requests_in_pool
-from sluice_contract.sizing import Value
+from sluice_contract.config.accelerators import Accelerator, memory_mib_of, requests_in_pool
+from sluice_contract.config.sizing import Value
 
 from sluice_operator.api.status import ModelStatus
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pydantic import ValidationError
-from sluice_contract.supported import ARCHITECTURES
+from sluice_contract.config.supported import ARCHITECTURES
 
 from sluice_operator.api.adapters import DEFAULT_REVISION, AdapterSpec
 from sluice_operator.api.engine import CacheSpec, ModelSpec

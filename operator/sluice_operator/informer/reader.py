@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 from sluice_operator.informer.keys import RECONCILED
 from sluice_operator.informer.store import Objects

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import POD, Kind, Manifest

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import RECONCILED, Key, keys_of

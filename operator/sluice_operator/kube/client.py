@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final
 
-from sluice_contract.labels import FIELD_MANAGER
+from sluice_contract.cluster.labels import FIELD_MANAGER
 
 from sluice_operator.kube.connection import APPLY, JSON_PATCH, Request, Response, Transport
 from sluice_operator.kube.errors import (

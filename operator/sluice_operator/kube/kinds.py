@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 Manifest = dict[str, Any]
 """A Kubernetes object as a plain dict, treated as read-only."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice_contract.labels import ROUTER_ROLE
+from sluice_contract.cluster.labels import ROUTER_ROLE
 
 from sluice_operator.kube.kinds import ROLE, ROLE_BINDING, SERVICE_ACCOUNT, Manifest
 from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner

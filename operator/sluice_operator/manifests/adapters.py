@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from sluice_contract.adapters import AdapterRef, adapters_digest, render_adapters_file
+from sluice_contract.config.adapters import AdapterRef, adapters_digest, render_adapters_file
 
 from sluice_operator.api.adapters import CLAIMS_MOUNT, FILE_MOUNT
 from sluice_operator.api.engine import ModelSpec

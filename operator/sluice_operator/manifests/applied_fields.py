@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.digest import digest

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.applied_fields import fields_hash

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from sluice_contract import labels, ports
+from sluice_contract.cluster import labels, ports
 
 from sluice_operator.accelerators.wanted import (
     gpu_count,

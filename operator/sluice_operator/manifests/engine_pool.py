@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_contract import labels, ports
-from sluice_contract.kv_transfer import RDMA_RESOURCE, KvTransfer
-from sluice_contract.labels import Role
+from sluice_contract.cluster import labels, ports
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import RDMA_RESOURCE, KvTransfer
 
 from sluice_operator.api.base import LocalRef
 from sluice_operator.api.engine import STARTUP_SECONDS

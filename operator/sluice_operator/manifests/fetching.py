@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract import labels, ports
-from sluice_contract.labels import FETCH_ROLE
-from sluice_contract.termination import EXIT_REFUSED
+from sluice_contract.cluster import labels, ports
+from sluice_contract.cluster.labels import FETCH_ROLE
+from sluice_contract.cluster.termination import EXIT_REFUSED
 
 from sluice_operator.api.base import SecretKeyRef
 from sluice_operator.api.engine import CacheSpec

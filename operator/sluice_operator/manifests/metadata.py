@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 from sluice_operator.kube.kinds import Kind, Manifest
 from sluice_operator.manifests.digest import digest

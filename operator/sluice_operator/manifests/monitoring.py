@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 from sluice_operator.kube.kinds import POD_MONITOR, Manifest
 from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlsplit
 
-from sluice_contract import labels, ports
-from sluice_contract.labels import ROUTER_ROLE, Role
+from sluice_contract.cluster import labels, ports
+from sluice_contract.cluster.labels import ROUTER_ROLE, Role
 
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import NETWORK_POLICY, SERVICE, Manifest

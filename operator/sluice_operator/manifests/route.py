@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_contract import ports
+from sluice_contract.cluster import ports
 
 from sluice_operator.api.route import GatewayRef, RouteHeader, RouteSpec
 from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract import ports
-from sluice_contract.labels import ROUTER_ROLE
+from sluice_contract.cluster import ports
+from sluice_contract.cluster.labels import ROUTER_ROLE
 
 from sluice_operator.api.base import Resources
 from sluice_operator.api.environment import CONFIG_FOLDER

@@ -5,7 +5,7 @@ Somebody is called when 14.4 times as much misses it for an hour (and still does
 much for six hours. The factors and windows are those of "Alerting on SLOs" in Google's Site
 Reliability Workbook, where they spend 2 % and 5 % of the budget of a month.
 
-Knows no cluster; the metrics are `sluice_contract.metrics`.
+Knows no cluster; the metrics are `sluice_contract.cluster.metrics`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract import labels
-from sluice_contract.metrics import LATENCY_SECONDS
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.metrics import LATENCY_SECONDS
 
 from sluice_operator.api.scaling import Slo
 from sluice_operator.kube.kinds import PROMETHEUS_RULE, Manifest

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice_contract import labels
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.cluster import labels
+from sluice_contract.config.accelerators import Accelerator
 
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.informer.keys import Key

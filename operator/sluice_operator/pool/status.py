@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 
 from sluice_operator.api.conditions import (
     ADAPTERS_LOADED,

@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
-from sluice_contract import ports
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.load import LoadReport
+from sluice_contract.cluster import ports
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.wire.load import LoadReport
 
 from sluice_operator.api.pool import metrics_port
 from sluice_operator.clock import Clock

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import ValidationError
-from sluice_contract.load import LoadReport
+from sluice_contract.wire.load import LoadReport
 
 from sluice_operator.clock import Clock
 from sluice_operator.kube.kinds import Manifest

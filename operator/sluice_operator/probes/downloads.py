@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from pydantic import ValidationError
-from sluice_contract import ports
-from sluice_contract.fetch_progress import FetchProgress
+from sluice_contract.cluster import ports
+from sluice_contract.wire.fetch_progress import FetchProgress
 
 from sluice_operator.clock import Clock
 from sluice_operator.kube.kinds import Manifest

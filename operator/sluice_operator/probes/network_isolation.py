@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract import ports
+from sluice_contract.cluster import ports
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.pool import BOOTSTRAP, metrics_port, port_named

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from sluice_contract.metrics import Metric
+from sluice_contract.cluster.metrics import Metric
 
 from sluice_operator.informer.blocked import Access
 

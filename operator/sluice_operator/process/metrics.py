@@ -1,6 +1,6 @@
 """The operator's metrics, as collectors made from the contract's table.
 
-Knows prometheus-client; the names, labels and buckets come from `sluice_contract.metrics`.
+Knows prometheus-client; the names, labels and buckets come from `sluice_contract.cluster.metrics`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prometheus_client import (
     generate_latest,
 )
 from sluice_autoscaler.decision import Decision
-from sluice_contract.metrics import OPERATOR, Metric
+from sluice_contract.cluster.metrics import OPERATOR, Metric
 from sluice_contract.version import VERSION
 
 from sluice_operator.process.blocked_metrics import BlockedGauge

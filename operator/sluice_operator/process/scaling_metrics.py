@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from sluice_autoscaler.sample import PoolSample
-from sluice_contract.metrics import Metric
+from sluice_contract.cluster.metrics import Metric
 
 from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import ScaledPool

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from sluice_contract import ports
 from sluice_contract.base import ConfigError
+from sluice_contract.cluster import ports
 
 from sluice_operator.log import Format
 from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from sluice_contract.metrics import Metric
+from sluice_contract.cluster.metrics import Metric
 
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest

@@ -5,8 +5,8 @@ Pure. The names of most ConfigMaps are hashes of their content, which nobody els
 
 from __future__ import annotations
 
-from sluice_contract import labels
-from sluice_contract.labels import Role
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.model_uri import HUB, IMAGE, scheme_of
 from sluice_operator.api.service import roles_of

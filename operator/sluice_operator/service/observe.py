@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_contract import labels
-from sluice_contract.fetch_progress import FetchProgress
+from sluice_contract.cluster import labels
+from sluice_contract.wire.fetch_progress import FetchProgress
 
 from sluice_operator.accelerators.wanted import is_nvidia
 from sluice_operator.api.conditions import Check

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from sluice_contract.labels import ROUTER_ROLE
+from sluice_contract.cluster.labels import ROUTER_ROLE
 
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import Identity, Plan, identity

@@ -1,7 +1,7 @@
 """What this version of the operator does not support: one table.
 
 A row is deleted when the feature is implemented. Engine settings have their own table, which the
-engine shares: `sluice_contract.supported`.
+engine shares: `sluice_contract.config.supported`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_contract.config.supported import unsupported
 from sluice_contract.http_errors import shown_json
-from sluice_contract.supported import unsupported
 
 from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.service import InferenceServiceSpec

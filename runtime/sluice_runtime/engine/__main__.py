@@ -17,21 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig, read_engine_config
-from sluice_contract.handover import Keys, configured_keys
-from sluice_contract.labels import Role
-from sluice_contract.log_lines import log_to_stderr
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import EngineConfig, read_engine_config
+from sluice_contract.wire.handover import Keys, configured_keys
+from sluice_contract.wire.log_lines import log_to_stderr
 
 from sluice_runtime.engine.host import set_library_variables
 from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import EngineUnfitError, InvalidConfigError, StartupError
-from sluice_runtime.messages import EngineFailed, Loading
-from sluice_runtime.model_files import resolve_model
-from sluice_runtime.transport import EngineLink
-from sluice_runtime.wakeup import Wakeup
+from sluice_runtime.model.files import resolve_model
+from sluice_runtime.wire.messages import EngineFailed, Loading
+from sluice_runtime.wire.transport import EngineLink, Wakeup
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from sluice_contract.adapters import AdapterRef, adapters_digest, parse_adapters_file
 from sluice_contract.base import ConfigError
+from sluice_contract.config.adapters import AdapterRef, adapters_digest, parse_adapters_file
 
 from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.messages import Adapters, LoadedAdapter
 from sluice_runtime.model.adapters import Adapter, adapter_folder, adapter_key
+from sluice_runtime.wire.messages import Adapters, LoadedAdapter
 
 _log = logging.getLogger("sluice.engine")
 

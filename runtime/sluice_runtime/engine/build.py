@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from sluice_contract.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
+from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine import host
 from sluice_runtime.engine.adapter_loading import AdapterLoader
@@ -47,20 +47,20 @@ from sluice_runtime.grammar.vocabulary import unusable
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.adapters import SlotShape
-from sluice_runtime.messages import PROTOCOL_VERSION, Adapters, EngineReady
 from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.load import Placement, load_model
 from sluice_runtime.model.load_progress import OnRead, unreported
 from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model.weights_digest import weights_digest
-from sluice_runtime.model_files import ModelFiles
 from sluice_runtime.parallel.group import SOLO, Group
+from sluice_runtime.process.threads import processors
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
-from sluice_runtime.threads import processors
+from sluice_runtime.wire.messages import PROTOCOL_VERSION, Adapters, EngineReady
 
 
 @dataclass(frozen=True)

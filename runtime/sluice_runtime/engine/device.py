@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.config.accelerators import Accelerator
 from torch import Tensor
 
 from sluice_runtime.errors import AcceleratorMissingError

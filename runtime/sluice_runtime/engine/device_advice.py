@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine.device_sizes import (
     MIB,

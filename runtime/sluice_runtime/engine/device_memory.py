@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.config.accelerators import Accelerator
 
 from sluice_runtime.engine.device import place_of
 from sluice_runtime.engine.device_sizes import DeviceBytes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine.device_advice import advice
 from sluice_runtime.engine.device_sizes import (

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_contract.accelerators import FIXED_MIB, GRAPH_ROW_MIB
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.accelerators import FIXED_MIB, GRAPH_ROW_MIB
+from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.model.spec import ModelSpec

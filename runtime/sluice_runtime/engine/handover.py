@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig
-from sluice_contract.handover import Keys
-from sluice_contract.kv_transfer import KvTransfer
-from sluice_contract.labels import Role as EngineRole
-from sluice_contract.spans import Record
+from sluice_contract.cluster.labels import Role as EngineRole
+from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.wire.handover import Keys
+from sluice_contract.wire.spans import Record
 
 from sluice_runtime.engine.role import MixedRole, Role
 from sluice_runtime.errors import InvalidConfigError, StartupError
@@ -35,8 +35,8 @@ from sluice_runtime.handover.prefill_role import PrefillRole
 from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
 from sluice_runtime.handover.transfer.backend import TransferError
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.messages import EngineReady
-from sluice_runtime.spans import recorder
+from sluice_runtime.process.spans import recorder
+from sluice_runtime.wire.messages import EngineReady
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sluice_runtime.messages import Heartbeat, Load
+from sluice_runtime.wire.messages import Heartbeat, Load
 
 STEP_LIMIT_SECONDS: Final = 600.0
 """A step that takes longer is hung. The largest prompts on the slowest hosts take minutes."""

@@ -1,5 +1,5 @@
 """The memory that host and cgroups grant this process, and settings of its libraries and of the
-garbage collector. Processors are in `sluice_runtime.threads`.
+garbage collector. Processors are in `sluice_runtime.process.threads`.
 
 Reads /proc and /sys/fs/cgroup (versions 1 and 2) below `root`; decides nothing.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sluice_runtime import cgroups
+from sluice_runtime.process import cgroups
 
 UNLIMITED_BYTES: Final = 1 << 60
 """Version 1 writes a number of this order if there is no limit."""

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from sluice_runtime.engine.pace import Pace
 from sluice_runtime.grammar.waiting import GrammarQueue
-from sluice_runtime.messages import HandoverLoad, Load
 from sluice_runtime.scheduler.status import Status
+from sluice_runtime.wire.messages import HandoverLoad, Load
 
 
 class Now(NamedTuple):

@@ -19,7 +19,10 @@ from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.pace import Pace
 from sluice_runtime.engine.role import MixedRole, Role
 from sluice_runtime.grammar.waiting import GrammarQueue
-from sluice_runtime.messages import (
+from sluice_runtime.scheduler.batch import Batch, ForwardMode
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.status import Status
+from sluice_runtime.wire.messages import (
     Abort,
     Adapters,
     AdaptersChanged,
@@ -34,9 +37,6 @@ from sluice_runtime.messages import (
     ToEngine,
     TokenDelta,
 )
-from sluice_runtime.scheduler.batch import Batch, ForwardMode
-from sluice_runtime.scheduler.scheduler import Scheduler
-from sluice_runtime.scheduler.status import Status
 
 HEARTBEAT_SECONDS: Final = 1.0
 DRAINING: Final = "the engine is draining and takes no new requests"

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.messages import TokenDelta, TokenLogprob
+from sluice_runtime.wire.messages import TokenDelta, TokenLogprob
 
 MAX_WITHHELD_TOKENS: Final = 4096
 

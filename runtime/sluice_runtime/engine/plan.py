@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.accelerators import (
+from sluice_contract.base import ConfigError
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import (
     MAX_RUNNING_REQUESTS,
     RUNNING_STEP,
     TYPICAL_TOKENS,
     Accelerator,
     requests_in_pool,
 )
-from sluice_contract.adapters import DEFAULT_MAX_LORAS_PER_BATCH
-from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig, SloTargets
-from sluice_contract.labels import Role
-from sluice_contract.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
-from sluice_contract.supported import unsupported
+from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH
+from sluice_contract.config.engine import EngineConfig, SloTargets
+from sluice_contract.config.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
+from sluice_contract.config.supported import unsupported
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError

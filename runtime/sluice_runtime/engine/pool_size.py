@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine import host
 from sluice_runtime.engine.device_advice import smaller_chunk

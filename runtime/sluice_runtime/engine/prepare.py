@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sluice_contract.config import EngineConfig
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.engine.graph_capture import capture_graphs

@@ -18,15 +18,15 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Final
 
-from sluice_contract.config import EngineConfig, read_engine_config
-from sluice_contract.labels import Role
-from sluice_contract.log_lines import log_to_stderr
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.engine import EngineConfig, read_engine_config
+from sluice_contract.wire.log_lines import log_to_stderr
 
-from sluice_runtime import exits
 from sluice_runtime.engine.host import set_library_variables
 from sluice_runtime.errors import StartupError
-from sluice_runtime.model_files import resolve_model
+from sluice_runtime.model.files import resolve_model
 from sluice_runtime.parallel.processes import CONFIG, MEETING, copies_for, steps_for
+from sluice_runtime.process import exits
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.runner import LaunchedStep

@@ -29,9 +29,9 @@ from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.errors import StepOutOfMemoryError
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
+from sluice_runtime.wire.messages import TokenLogprob
 
 STEP_SETTINGS: Final = "chunkSize, maxRunningRequests or kvPoolTokens"
 """Settings to lower when a step runs out of memory."""

@@ -16,7 +16,6 @@ from typing import Final, Protocol
 
 from sluice_runtime.engine.sampling.memory import rows_at_once
 from sluice_runtime.errors import OutOfMemoryError, StepOutOfMemoryError
-from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import (
     Batch,
     ExtendRow,
@@ -27,6 +26,7 @@ from sluice_runtime.scheduler.batch import (
 )
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.wire.messages import Sampling
 
 _GREEDY: Final = Sampling(temperature=0.0)
 _COSTLIEST: Final = Sampling(top_p=0.9, presence_penalty=0.1, repetition_penalty=1.1)

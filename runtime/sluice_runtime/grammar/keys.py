@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import NamedTuple
 
-from sluice_runtime.messages import GrammarKind
+from sluice_runtime.wire.messages import GrammarKind
 
 
 class GrammarKey(NamedTuple):

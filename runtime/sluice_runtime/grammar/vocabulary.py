@@ -14,8 +14,8 @@ from typing import Any, Final
 import tokenizers
 
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.model_files import ModelFiles, read_json
-from sluice_runtime.tokenizer import BYTE_OF_SYMBOL
+from sluice_runtime.model.files import ModelFiles, read_json
+from sluice_runtime.model.tokenizer import BYTE_OF_SYMBOL
 
 NAMED_BY_GRAMMARS: Final = ("[TOOL_CALLS]", "[ARGS]")
 """Special tokens that a grammar may require."""

@@ -15,7 +15,7 @@ from sluice_runtime.grammar.compile.cache import GrammarCache
 from sluice_runtime.grammar.compile.pool import Compiled, CompileOutcome
 from sluice_runtime.grammar.follow.matchers import Matchers, Slow
 from sluice_runtime.grammar.keys import GrammarKey
-from sluice_runtime.messages import Generate, Refusal, TokenDelta
+from sluice_runtime.wire.messages import Generate, Refusal, TokenDelta
 
 
 class Compiler(Protocol):

@@ -21,7 +21,7 @@ from sluice_runtime.handover.messages import (
 )
 from sluice_runtime.handover.ports import DecodeEvent, RoomLost
 from sluice_runtime.handover.prefill_link import ClientSettings, Greeter, PrefillLink
-from sluice_runtime.messages import PrefillEngine
+from sluice_runtime.wire.messages import PrefillEngine
 
 Address = tuple[str, int, str]
 """Host, port and epoch of a prefill engine: another life is another engine."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-from sluice_contract.spans import Attributes, Record, record_part
+from sluice_contract.wire.spans import Attributes, Record, record_part
 
 from sluice_runtime.handover.arrival import Arrival, ArrivalError
 from sluice_runtime.handover.leased_reads import LeasedReads
@@ -39,12 +39,12 @@ from sluice_runtime.handover.ports import (
 )
 from sluice_runtime.handover.probe import is_probe
 from sluice_runtime.handover.prompt_hash import prompt_hash
-from sluice_runtime.messages import Generate, HandoverLoad, PrefillEngine, Refusal, TokenDelta
+from sluice_runtime.process.spans import TRANSFER
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.scheduler.step_outcome import FinishedChunk, Preallocated
-from sluice_runtime.spans import TRANSFER
+from sluice_runtime.wire.messages import Generate, HandoverLoad, PrefillEngine, Refusal, TokenDelta
 
 _log = logging.getLogger("sluice.handover")
 _ONLY_DECODE: Final = "this engine only decodes; send requests to the service's router"

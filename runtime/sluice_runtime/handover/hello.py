@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 from pydantic import ValidationError
-from sluice_contract.handover import Keys, is_signed, signature
-from sluice_contract.kv_transfer import KvFingerprint, differences
+from sluice_contract.config.kv_transfer import KvFingerprint, differences
+from sluice_contract.wire.handover import Keys, is_signed, signature
 
 from sluice_runtime.handover.framing import decode
 from sluice_runtime.handover.messages import HANDOVER_VERSION, Hello, Refused, Welcome

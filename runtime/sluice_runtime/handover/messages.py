@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.messages import Generate, Refusal, TokenLogprob
+from sluice_runtime.wire.messages import Generate, Refusal, TokenLogprob
 
 HANDOVER_VERSION: Final = 6
 """Both engines must have the same: fields are added with defaults and this goes up."""

@@ -19,7 +19,7 @@ from sluice_runtime.handover.messages import (
     Finished,
     Received,
 )
-from sluice_runtime.messages import Generate, PrefillEngine
+from sluice_runtime.wire.messages import Generate, PrefillEngine
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from sluice_runtime.handover.messages import (
     Welcome,
 )
 from sluice_runtime.handover.ports import DecodeEvent, FromPrefill, PeerMemory, RoomLost
-from sluice_runtime.messages import PrefillEngine
+from sluice_runtime.wire.messages import PrefillEngine
 
 _log = logging.getLogger("sluice.handover")
 _greeting_decoder: Final = msgspec.msgpack.Decoder(Welcome | Refused)

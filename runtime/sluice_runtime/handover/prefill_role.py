@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 import msgspec
-from sluice_contract.spans import Record, record_part
+from sluice_contract.wire.spans import Record, record_part
 
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
@@ -36,13 +36,13 @@ from sluice_runtime.handover.ports import (
 )
 from sluice_runtime.handover.probe import is_probe
 from sluice_runtime.handover.prompt_hash import PromptHash, prompt_hash
-from sluice_runtime.messages import Generate, HandoverLoad, Refusal, TokenDelta
+from sluice_runtime.process.spans import PREFILL
 from sluice_runtime.scheduler.limits import queue_full, refusal
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.scheduler.step_outcome import FinishedChunk
-from sluice_runtime.spans import PREFILL
+from sluice_runtime.wire.messages import Generate, HandoverLoad, Refusal, TokenDelta
 
 _log = logging.getLogger("sluice.handover")
 _ONLY_PREFILL: Final = (

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-from sluice_contract.ports import BOOTSTRAP
+from sluice_contract.cluster.ports import BOOTSTRAP
 
 from sluice_runtime.handover.connection import Connection, ConnectionLimits
 from sluice_runtime.handover.framing import (

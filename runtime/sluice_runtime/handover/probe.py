@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice_runtime.messages import Generate
+from sluice_runtime.wire.messages import Generate
 
 
 def is_probe(message: Generate) -> bool:

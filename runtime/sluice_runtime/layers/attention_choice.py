@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sluice_contract.base import ConfigError
-from sluice_contract.config import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend
 
 from sluice_runtime.errors import InvalidConfigError
 

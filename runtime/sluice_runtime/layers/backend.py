@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 import torch
-from sluice_contract.config import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend
 from sluice_kernels import native
 from torch import Tensor
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.adapters import AdapterBank, Pair, Place
+from sluice_runtime.model.files import read_json
 from sluice_runtime.model.shard import Shard, Split
-from sluice_runtime.model_files import read_json
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 from sluice_contract.base import ConfigError
-from sluice_contract.config import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend
 from torch import Tensor
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
@@ -21,6 +21,7 @@ from sluice_runtime.layers.linear import linear
 from sluice_runtime.layers.rope import inverse_frequencies
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
 from sluice_runtime.model.read_ahead import read_ahead
 from sluice_runtime.model.shard import Shape, Shard, Split
@@ -28,7 +29,6 @@ from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.model.staging import CudaCopies
 from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import Checkpoint, MappedWeights, RandomWeights, WeightSource
-from sluice_runtime.model_files import ModelFiles
 from sluice_runtime.parallel.group import SOLO, Group
 
 logger = logging.getLogger("sluice.engine")

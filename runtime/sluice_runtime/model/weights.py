@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.model.files import read_json
 from sluice_runtime.model.shard import Part, Shape
-from sluice_runtime.model_files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

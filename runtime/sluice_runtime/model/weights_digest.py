@@ -14,8 +14,8 @@ from hashlib import blake2b
 from typing import Any, BinaryIO, Final
 
 from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.weights import weight_files
-from sluice_runtime.model_files import ModelFiles
 
 END_BYTES: Final = 64 * 1024
 """Read at both ends of a file's data."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from sluice_contract.base import ConfigError
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine.device import place_of
 from sluice_runtime.errors import InvalidConfigError

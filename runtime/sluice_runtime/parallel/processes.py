@@ -20,11 +20,11 @@ from typing import Final
 
 import msgspec
 import zmq
-from sluice_contract.config import EngineConfig, render_engine_config
+from sluice_contract.config.engine import EngineConfig, render_engine_config
 
-from sluice_runtime import exits
+from sluice_runtime.process import exits
+from sluice_runtime.process.supervisor import Ending
 from sluice_runtime.scheduler.batch import Batch
-from sluice_runtime.supervisor import Ending
 
 MEETING: Final = "meeting"
 CONFIG: Final = "engine.json"

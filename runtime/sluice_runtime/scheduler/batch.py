@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.messages import Sampling, TokenLogprob
+from sluice_runtime.wire.messages import Sampling, TokenLogprob
 
 NO_TOKEN: Final = -1
 """In place of a token id: the row's logits are not finite, so nothing could be drawn."""

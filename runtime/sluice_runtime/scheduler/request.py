@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from sluice_runtime.messages import FinishReason, Generate, Sampling, TokenDelta
 from sluice_runtime.scheduler.batch import NO_TOKEN, RowAdded, SampledRow
 from sluice_runtime.scheduler.page_leases import Fence
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, key_of
+from sluice_runtime.wire.messages import FinishReason, Generate, Sampling, TokenDelta
 
 
 class Phase(Enum):

@@ -20,7 +20,6 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.messages import FinishReason, Generate, Refusal, TokenDelta
 from sluice_runtime.scheduler.adapter_room import adapter_refusal
 from sluice_runtime.scheduler.admission import PrefillItem, PrefillPlan
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledRow, SampledTokens
@@ -53,6 +52,7 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status, progress_of
 from sluice_runtime.scheduler.step_outcome import FinishedChunk, Preallocated, StepOutcome
 from sluice_runtime.scheduler.writing import BatchWriter
+from sluice_runtime.wire.messages import FinishReason, Generate, Refusal, TokenDelta
 
 NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn"
 

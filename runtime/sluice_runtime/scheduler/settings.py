@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice_contract.adapters import DEFAULT_MAX_LORAS_PER_BATCH
+from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH
 
 from sluice_runtime.scheduler.limits import Limits
 

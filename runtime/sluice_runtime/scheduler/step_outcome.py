@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sluice_runtime.messages import TokenDelta
+from sluice_runtime.wire.messages import TokenDelta
 
 
 class FinishedChunk(NamedTuple):

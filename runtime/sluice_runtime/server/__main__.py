@@ -13,16 +13,16 @@ from pathlib import Path
 
 import prometheus_client
 import uvloop
-from sluice_contract.accelerators import Accelerator
 from sluice_contract.base import ConfigError
-from sluice_contract.config import read_engine_config
-from sluice_contract.log_lines import log_to_stderr
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import read_engine_config
+from sluice_contract.wire.log_lines import log_to_stderr
 
-from sluice_runtime import exits
 from sluice_runtime.errors import InvalidConfigError, StartupError
+from sluice_runtime.process import exits
+from sluice_runtime.process.spans import recorder
 from sluice_runtime.server.process import serve
-from sluice_runtime.spans import recorder
-from sluice_runtime.transport import TransportError
+from sluice_runtime.wire.transport import TransportError
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import astuple
 
 import msgspec
-from sluice_contract.kv_transfer import KvFingerprint
+from sluice_contract.config.kv_transfer import KvFingerprint
 
 from sluice_runtime.server.prompts import ModelText
 

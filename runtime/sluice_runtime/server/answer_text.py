@@ -13,13 +13,13 @@ from typing import Literal
 
 import msgspec
 
-from sluice_runtime.messages import TokenDelta, TokenLogprob
+from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.server.detokenizer import Detokenizer
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.token_text import ScoredToken, TokenTexts
 from sluice_runtime.server.tools.calls import CallPart, whole_calls
 from sluice_runtime.server.tools.source import possible_start
-from sluice_runtime.tokenizer import Tokenizer
+from sluice_runtime.wire.messages import TokenDelta, TokenLogprob
 
 
 @dataclass(frozen=True)

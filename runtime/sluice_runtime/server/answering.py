@@ -18,15 +18,15 @@ from urllib.parse import quote
 
 import msgspec
 from fastapi import Request
-from sluice_contract.engine_http import (
+from sluice_contract.http_errors import (
     CLIENT_REQUEST_ID_HEADER,
     IGNORED_FIELDS_HEADER,
     is_acceptable_request_id,
 )
-from sluice_contract.handover import PREFILL_HEADER
-from sluice_contract.private_calls import PRIVATE_HEADER, AnswerStart, Resume, verified_call
-from sluice_contract.tenants import TENANT_HEADER, TenantClaims, verified_tenant
-from sluice_contract.trace import trace_id
+from sluice_contract.wire.handover import PREFILL_HEADER
+from sluice_contract.wire.private_calls import PRIVATE_HEADER, AnswerStart, Resume, verified_call
+from sluice_contract.wire.spans import trace_id
+from sluice_contract.wire.tenants import TENANT_HEADER, TenantClaims, verified_tenant
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -38,7 +38,6 @@ from sluice_runtime.errors import (
     RequestError,
     UnavailableError,
 )
-from sluice_runtime.messages import PrefillEngine
 from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.answers import Envelope, NamedEvents, Usage, Writer, is_light
 from sluice_runtime.server.body import read_body, refuse_heavy, routing_key_of, traceparent_of
@@ -60,6 +59,7 @@ from sluice_runtime.server.service import Service
 from sluice_runtime.server.signatures import refuse_body
 from sluice_runtime.server.streaming import Event, EventStream, WholeAnswer, until_client_leaves
 from sluice_runtime.server.tenants import of_tenant
+from sluice_runtime.wire.messages import PrefillEngine
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
-from sluice_contract.cors import METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS
+from sluice_contract.config.cors import METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS
 from sluice_contract.http_errors import shown_json
-from sluice_contract.load import LoadReport
+from sluice_contract.wire.load import LoadReport
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp

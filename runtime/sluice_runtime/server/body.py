@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 from fastapi import Request
 from sluice_contract import http_errors
-from sluice_contract.engine_http import ROUTING_KEY_HEADER, is_acceptable_routing_key
-from sluice_contract.http_errors import BODY_SECONDS
-from sluice_contract.json_weight import LIGHT_BYTES, MAX_VALUES, count_values
-from sluice_contract.trace import TRACEPARENT_HEADER, trace_id
+from sluice_contract.http_errors import (
+    BODY_SECONDS,
+    ROUTING_KEY_HEADER,
+    is_acceptable_routing_key,
+)
+from sluice_contract.wire.json_weight import LIGHT_BYTES, MAX_VALUES, count_values
+from sluice_contract.wire.spans import TRACEPARENT_HEADER, trace_id
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice_runtime.messages import FinishReason, TokenDelta, TokenLogprob
+from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.server.answer_text import AnswerText, Piece
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.reasoning.parser import ReasoningParser
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.calls import CallParser, whole_calls
-from sluice_runtime.tokenizer import Tokenizer
+from sluice_runtime.wire.messages import FinishReason, TokenDelta, TokenLogprob
 
 
 class ChoiceReader:

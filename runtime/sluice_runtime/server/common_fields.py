@@ -9,7 +9,7 @@ import re
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from sluice_contract.tenants import MAX_PRIORITY
+from sluice_contract.config.router import MAX_PRIORITY
 
 from sluice_runtime.server.json_within import infinite_at
 from sluice_runtime.server.request_model import RequestModel

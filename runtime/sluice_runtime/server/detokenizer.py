@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from sluice_runtime.tokenizer import Tokenizer
+from sluice_runtime.model.tokenizer import Tokenizer
 
 _REPLACEMENT: Final = "\ufffd"
 _CONTEXT_TOKENS: Final = 4

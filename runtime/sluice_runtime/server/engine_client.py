@@ -26,7 +26,8 @@ from sluice_runtime.errors import (
     SluiceRuntimeError,
     UnavailableError,
 )
-from sluice_runtime.messages import (
+from sluice_runtime.scheduler.limits import queue_full, tenant_requests
+from sluice_runtime.wire.messages import (
     Abort,
     AdaptersChanged,
     Credit,
@@ -44,7 +45,6 @@ from sluice_runtime.messages import (
     ToEngine,
     TokenDelta,
 )
-from sluice_runtime.scheduler.limits import queue_full, tenant_requests
 
 SILENCE_SECONDS: Final = 10.0
 """An engine from which neither a step nor a heartbeat came for so long counts as hung. It sends one

@@ -12,9 +12,16 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from sluice_contract import http_errors
-from sluice_contract.engine_http import ENGINE_DIED, GRAMMAR_UNAVAILABLE, OUT_OF_MEMORY
-from sluice_contract.handover import PREFILL_FAILED, PREFILL_UNAVAILABLE
-from sluice_contract.http_errors import INVALID_REQUEST, SERVER_ERROR, Mistake, error_object
+from sluice_contract.http_errors import (
+    ENGINE_DIED,
+    GRAMMAR_UNAVAILABLE,
+    INVALID_REQUEST,
+    OUT_OF_MEMORY,
+    SERVER_ERROR,
+    Mistake,
+    error_object,
+)
+from sluice_contract.wire.handover import PREFILL_FAILED, PREFILL_UNAVAILABLE
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 

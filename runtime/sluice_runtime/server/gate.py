@@ -10,8 +10,11 @@ import asyncio
 import secrets
 from typing import Final
 
-from sluice_contract.engine_http import REQUEST_ID_HEADER, is_acceptable_request_id
-from sluice_contract.http_errors import head_too_large
+from sluice_contract.http_errors import (
+    REQUEST_ID_HEADER,
+    head_too_large,
+    is_acceptable_request_id,
+)
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send

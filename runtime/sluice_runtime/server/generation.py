@@ -11,13 +11,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_runtime.messages import Generate, PrefillEngine
+from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.choice import BegunChoice, ChoiceReader
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, EngineClient, TokenStream
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.token_text import TokenTexts
-from sluice_runtime.tokenizer import Tokenizer
+from sluice_runtime.wire.messages import Generate, PrefillEngine
 
 _MERGED_PIECES: Final = 64
 """Pieces of all choices that may wait for the reader."""

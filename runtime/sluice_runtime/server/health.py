@@ -8,11 +8,11 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from sluice_contract.tenants import MAX_PRIORITY
+from sluice_contract.config.router import MAX_PRIORITY
 
 from sluice_runtime.errors import OverloadedError, UnavailableError
-from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.server.engine_client import EngineClient, TokenStream
+from sluice_runtime.wire.messages import Generate, Sampling
 
 TOKEN_SECONDS: Final = 20.0
 """How long one token may take."""

@@ -11,8 +11,7 @@ from typing import ClassVar, Final
 import msgspec
 import uvicorn
 from sluice_contract import http_errors
-from sluice_contract.engine_http import IDLE_CONNECTION_SECONDS
-from sluice_contract.http_errors import HEAD_SECONDS, Mistake
+from sluice_contract.http_errors import HEAD_SECONDS, IDLE_CONNECTION_SECONDS, Mistake
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 

@@ -1,4 +1,4 @@
-"""Prometheus collectors of the engine, made from `sluice_contract.metrics`.
+"""Prometheus collectors of the engine, made from `sluice_contract.cluster.metrics`.
 
 Times are the engine's clock: a delta counts from the request's arrival to the end of the step that
 made it. Knows no HTTP.
@@ -11,10 +11,10 @@ from typing import Final
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from sluice_contract import metrics
+from sluice_contract.cluster import metrics
 from sluice_contract.version import VERSION
 
-from sluice_runtime.messages import (
+from sluice_runtime.wire.messages import (
     EngineReady,
     Generate,
     HandoverLoad,

@@ -13,8 +13,8 @@ import pydantic_core
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from sluice_contract import http_errors
-from sluice_contract.places import known_keys
-from sluice_contract.wording import allowed_words, unknown_field
+from sluice_contract.error_location import known_keys
+from sluice_contract.error_text import allowed_words, unknown_field
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.common_fields import AnsweredRequest

@@ -1,6 +1,6 @@
 """The answer to a private call: events with comments that tell what a resume needs.
 
-Knows neither HTTP nor the engine; `sluice_contract.private_calls` is the format.
+Knows neither HTTP nor the engine; `sluice_contract.wire.private_calls` is the format.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from contextlib import aclosing
 from typing import Final
 
 import msgspec
-from sluice_contract.private_calls import AnswerStart, EventComment, Score
+from sluice_contract.wire.private_calls import AnswerStart, EventComment, Score
 
-from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.answers import Writer, is_light
 from sluice_runtime.server.choice import BegunChoice
 from sluice_runtime.server.streaming import CommentedEvent
+from sluice_runtime.wire.messages import TokenLogprob
 
 _HELD_TOKENS: Final = 16
 """Tokens that may wait for an event to travel with; those are drawn again after a failure."""

@@ -16,17 +16,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import EngineConfig
-from sluice_contract.handover import Keys, configured_keys
-from sluice_contract.labels import REVISION_VARIABLE, Role
-from sluice_contract.spans import Record
+from sluice_contract.cluster.labels import REVISION_VARIABLE, Role
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import EngineConfig
+from sluice_contract.wire.handover import Keys, configured_keys
+from sluice_contract.wire.spans import Record
 
-from sluice_runtime import exits, model_files
 from sluice_runtime.errors import STARTUP_REASONS, UnavailableError
 from sluice_runtime.grammar.vocabulary import unusable
-from sluice_runtime.messages import EngineFailed
-from sluice_runtime.model_files import ModelFiles
+from sluice_runtime.model import files as model_files
+from sluice_runtime.model.files import ModelFiles
+from sluice_runtime.model.tokenizer import load_tokenizer, tokenizer_digest
+from sluice_runtime.process import exits
 from sluice_runtime.server.app import make_app, make_metrics_app
 from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
 from sluice_runtime.server.gate import Gate
@@ -37,8 +38,8 @@ from sluice_runtime.server.reasoning.formats import form_of
 from sluice_runtime.server.sampling_plan import defaults_from
 from sluice_runtime.server.service import Clocks, Identity, Service
 from sluice_runtime.server.tools.formats import format_of
-from sluice_runtime.tokenizer import load_tokenizer, tokenizer_digest
-from sluice_runtime.transport import ApiLink
+from sluice_runtime.wire.messages import EngineFailed
+from sluice_runtime.wire.transport import ApiLink
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 """Who listens here has a person before it, who is shown how to ask."""
@@ -133,7 +134,7 @@ def _return_free_memory() -> None:
 
 def _model_text(config: EngineConfig) -> ModelText:
     # Here, since jinja2 is slow to import and /health need not wait for it.
-    from sluice_runtime.chat_template import load_chat_template
+    from sluice_runtime.model.tokenizer import load_chat_template
 
     files = model_files.resolve(config.model.uri)
     defaults, left_out = defaults_from(files.generation, files.eos_token_ids())

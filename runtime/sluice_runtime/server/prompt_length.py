@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_runtime.tokenizer import Tokenizer
+from sluice_runtime.model.tokenizer import Tokenizer
 
 _CHARACTERS_A_TOKEN: Final = 8
 """Texts with fewer characters a token are tokenised at once."""

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sluice_contract.config import DEFAULT_MAX_CHOICES_PER_REQUEST
+from sluice_contract.config.engine import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import (
@@ -19,7 +19,7 @@ from sluice_runtime.errors import (
     InvalidRequestError,
     UnsupportedFieldError,
 )
-from sluice_runtime.messages import Grammar, Sampling
+from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.scheduler.limits import Limits, max_new_tokens, refusal
 from sluice_runtime.server.common_fields import AnsweredRequest
 from sluice_runtime.server.prompt_length import end_of, surely_exceeds
@@ -43,10 +43,10 @@ from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import ToolFormat
 from sluice_runtime.server.tools.plan import CallReading, ToolPlan, plan_tools
-from sluice_runtime.tokenizer import Tokenizer
+from sluice_runtime.wire.messages import Grammar, Sampling
 
 if TYPE_CHECKING:
-    from sluice_runtime.chat_template import ChatTemplate
+    from sluice_runtime.model.tokenizer import ChatTemplate
 
 
 @dataclass(frozen=True)

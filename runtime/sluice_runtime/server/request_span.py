@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice_contract.labels import Role
-from sluice_contract.spans import Record, Span, record_part
-from sluice_contract.trace import child_of, is_sampled
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.spans import Record, Span, child_of, is_sampled, record_part
 
-from sluice_runtime.spans import DECODE, ENGINE, PREFILL
+from sluice_runtime.process.spans import DECODE, ENGINE, PREFILL
 
 
 @dataclass(slots=True)

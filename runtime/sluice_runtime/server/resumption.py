@@ -13,7 +13,7 @@ from typing import Final
 
 from sluice_contract import http_errors
 from sluice_contract.http_errors import Mistake
-from sluice_contract.private_calls import (
+from sluice_contract.wire.private_calls import (
     RESUME_MISMATCH,
     AnswerStart,
     CallHead,
@@ -22,10 +22,10 @@ from sluice_contract.private_calls import (
     split_body,
 )
 
-from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.server.choice import BegunChoice, ChoiceReader, Drawn, replay
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.prompts import ChoicePlan
+from sluice_runtime.wire.messages import TokenLogprob
 
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
 """Besides the client's body; with logprobs a token takes up to 700."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from fastapi import Request
-from sluice_contract.handover import PREFILL_HEADER, Verified, verified_header
+from sluice_contract.cluster.labels import Role
 from sluice_contract.http_errors import Mistake
-from sluice_contract.labels import Role
+from sluice_contract.wire.handover import PREFILL_HEADER, Verified, verified_header
 
-from sluice_runtime.messages import PrefillEngine
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.signatures import SignatureCheck
+from sluice_runtime.wire.messages import PrefillEngine
 
 WRONG_ROLE: Final = "wrong_role"
 _ONLY: Final = {

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import msgspec
 from pydantic import ValidationError
-from sluice_contract.wording import allowed_words
+from sluice_contract.error_text import allowed_words
 
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
-from sluice_runtime.messages import Sampling
 from sluice_runtime.server.protocol import GenerationRequest
+from sluice_runtime.wire.messages import Sampling
 
 _SEED_BITS: Final = 63
 

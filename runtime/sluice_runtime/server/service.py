@@ -11,19 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import DEFAULT_MAX_CHOICES_PER_REQUEST
-from sluice_contract.cors import Cors
-from sluice_contract.handover import Keys
-from sluice_contract.kv_transfer import KvFingerprint
-from sluice_contract.labels import Role
-from sluice_contract.load import DisaggregationQueues, LoadReport
-from sluice_contract.spans import Record
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.cors import Cors
+from sluice_contract.config.engine import DEFAULT_MAX_CHOICES_PER_REQUEST
+from sluice_contract.config.kv_transfer import KvFingerprint
+from sluice_contract.wire.handover import Keys
+from sluice_contract.wire.load import DisaggregationQueues, LoadReport
+from sluice_contract.wire.spans import Record
 
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.handover.messages import HANDOVER_VERSION
-from sluice_runtime.messages import EngineReady, HandoverLoad
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.answer_identity import answer_identity
 from sluice_runtime.server.engine_client import EngineClient
@@ -34,6 +33,7 @@ from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText, Planner
 from sluice_runtime.server.role import RoleCheck
 from sluice_runtime.server.signatures import SignatureCheck
+from sluice_runtime.wire.messages import EngineReady, HandoverLoad
 
 _log = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fastapi import Request
-from sluice_contract.handover import (
+from sluice_contract.http_errors import Mistake
+from sluice_contract.wire.handover import (
     PREFILL_HEADER,
     InvalidSignatureError,
     Keys,
     Verified,
     refuse_other_body,
 )
-from sluice_contract.http_errors import Mistake
-from sluice_contract.private_calls import PRIVATE_HEADER
-from sluice_contract.tenants import TENANT_HEADER, verified_tenant
+from sluice_contract.wire.private_calls import PRIVATE_HEADER
+from sluice_contract.wire.tenants import TENANT_HEADER, verified_tenant
 
 from sluice_runtime.server.failures import MistakenError
 

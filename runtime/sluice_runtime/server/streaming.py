@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
-from sluice_contract.private_calls import MORE_LINE, EventComment, comment_line
+from sluice_contract.wire.private_calls import MORE_LINE, EventComment, comment_line
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 

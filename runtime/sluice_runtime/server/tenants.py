@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from sluice_contract.tenants import TenantClaims
+from sluice_contract.wire.tenants import TenantClaims
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.common_fields import AnsweredRequest

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sluice_runtime.messages import TokenLogprob
-from sluice_runtime.tokenizer import Tokenizer
+from sluice_runtime.model.tokenizer import Tokenizer
+from sluice_runtime.wire.messages import TokenLogprob
 
 
 class TokenText(msgspec.Struct, frozen=True, gc=False):

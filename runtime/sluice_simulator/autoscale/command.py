@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale import plot, rerun, table
 from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.outcome import Change, Trail

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.demand import engines_needed

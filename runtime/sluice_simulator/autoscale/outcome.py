@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.replica import Work

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluice_autoscaler.sample import EngineSample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.replica import Replica

@@ -1,7 +1,7 @@
 """`python -m sluice_simulator.explain`: a question on standard input, its answer on the output.
 
-Both are JSON (`sluice_contract.explain`); `sluice explain` is who asks. Where the simulator's needs
-are missing, the answer says what to install.
+Both are JSON (`sluice_contract.wire.explain`); `sluice explain` asks. Where the simulator's
+dependencies are missing, the answer says what to install.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from pydantic import ValidationError
-from sluice_contract.explain import Answer, Question
+from sluice_contract.wire.explain import Answer, Question
 
 UNUSABLE = 2
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sluice_contract.accelerators import memory_mib_of
-from sluice_contract.explain import Answer, Question
+from sluice_contract.config.accelerators import memory_mib_of
+from sluice_contract.wire.explain import Answer, Question
 from sluice_runtime.engine.plan import running_requests
 
 from sluice_simulator.costs import Cost

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.explain import Arrangement, ArrangementName, Question
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.explain import Arrangement, ArrangementName, Question
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 

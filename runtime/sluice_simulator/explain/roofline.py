@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from sluice_contract.accelerators import PRODUCTS, Accelerator, product_row
+from sluice_contract.config.accelerators import PRODUCTS, Accelerator, product_row
 
 from sluice_simulator.costs import Coefficients, Cost
 from sluice_simulator.explain.models import ModelShape

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.accelerators import (
+from sluice_contract.config.accelerators import (
     PRODUCTS,
     Accelerator,
     labels_near,
     product_row,
     same_product,
 )
-from sluice_contract.config import EngineSettings
-from sluice_contract.sizing import resolve_settings
+from sluice_contract.config.engine import EngineSettings
+from sluice_contract.config.sizing import resolve_settings
 from sluice_operator.accelerators.find import find_accelerator
 from sluice_operator.accelerators.instance_types import TYPES
 from sluice_operator.accelerators.labels import gpus_of

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.config import parse_engine_config
+from sluice_contract.config.engine import parse_engine_config
 from sluice_operator.api.engine import MAX_PART, ModelSpec
 from sluice_operator.api.model_uri import CLAIM_MOUNT, ModelSource, model_source
 from sluice_operator.kube.kinds import Manifest

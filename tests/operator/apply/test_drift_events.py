@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_contract.labels import FIELD_MANAGER
+from sluice_contract.cluster.labels import FIELD_MANAGER
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.apply.drift_events import POOL_FIELDS, repair_events
 from sluice_operator.apply.plan import Event, Overwritten

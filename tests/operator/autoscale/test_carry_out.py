@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sluice_autoscaler.decision import Decision, PoolDecision
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.autoscale.carry_out import PoolScaler
 from sluice_operator.autoscale.victims import VICTIMS_MANAGER, Victims

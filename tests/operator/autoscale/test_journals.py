@@ -11,7 +11,7 @@ from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_autoscaler.history import Tick
 from sluice_autoscaler.sample import PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_operator.autoscale import journals as journals_module
 from sluice_operator.autoscale.journals import (
     JOURNAL_KEY,

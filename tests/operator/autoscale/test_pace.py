@@ -6,7 +6,7 @@ import asyncio
 
 import aiohttp
 import pytest
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_operator.autoscale.query import RouterQuery, query_session
 from sluice_operator.autoscale.tick import QUIET_SECONDS
 

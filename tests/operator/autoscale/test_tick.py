@@ -9,8 +9,8 @@ from typing import Literal
 
 import pytest
 from sluice_autoscaler.decision import Decision, PoolDecision
-from sluice_contract.labels import Role
-from sluice_contract.service_load import ServiceLoad
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.api.conditions import Check
 from sluice_operator.autoscale.tell import is_news
 from sluice_operator.autoscale.tick import TICK_SECONDS

@@ -9,9 +9,8 @@ from typing import Any
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import Tick
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
-from sluice_contract.load import LoadReport
-from sluice_contract.service_load import EngineLoad, ServiceLoad
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import EngineLoad, LoadReport, ServiceLoad
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.carry_out import Outcome, Written
 from sluice_operator.autoscale.known import Known

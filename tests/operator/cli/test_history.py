@@ -15,7 +15,7 @@ from sluice_autoscaler.history import Tick
 from sluice_autoscaler.journal import Journal
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_operator.autoscale.journals import journal_manifest
 from sluice_operator.cli.main import main
 

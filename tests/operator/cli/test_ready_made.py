@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from sluice_contract.config import EngineConfig, parse_engine_config
+from sluice_contract.config.engine import EngineConfig, parse_engine_config
 from sluice_operator.cli.main import main
 from sluice_runtime.engine.plan import resolved, scheduler_settings
-from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.runtime.scheduler.building import Bench
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_contract.termination import TerminationMessage
+from sluice_contract.cluster.termination import TerminationMessage
 from sluice_operator.api.base import SecretKeyRef
 from sluice_operator.conditions.pods import failure_of, first_failure, is_draining, is_ready
 from sluice_operator.kube.kinds import Manifest

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_contract.fetch_progress import FetchProgress
-from sluice_contract.supported import ARCHITECTURES
+from sluice_contract.config.supported import ARCHITECTURES
+from sluice_contract.wire.fetch_progress import FetchProgress
 from sluice_operator.cli.rollout.undo import NothingToUndoError, target, undone
 from sluice_operator.conditions.conditions import find
 from sluice_operator.delivery.resolved_model import spec_with_commit

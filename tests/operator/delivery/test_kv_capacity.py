@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import EngineSettings
-from sluice_contract.sizing import resolve_settings, resolved_values
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import EngineSettings
+from sluice_contract.config.sizing import resolve_settings, resolved_values
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.delivery.kv_capacity import KvCapacity, kv_capacity_of
 

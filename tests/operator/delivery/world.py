@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sluice_contract.fetch_progress import FetchProgress
+from sluice_contract.wire.fetch_progress import FetchProgress
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.observe import Images, Installation

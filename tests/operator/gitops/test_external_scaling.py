@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from sluice_contract.metrics import ENGINE
+from sluice_contract.cluster.metrics import ENGINE
 from sluice_operator.kube.kinds import ENGINE_POOL, of_kind
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import plan_service

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
-from sluice_contract.ports import ROUTER_METRICS
-from sluice_contract.service_load import ServiceLoad
+from sluice_contract.cluster.ports import ROUTER_METRICS
+from sluice_contract.wire.load import ServiceLoad
 
 _numbers = itertools.count(1)
 

@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from sluice_contract.labels import FIELD_MANAGER
+from sluice_contract.cluster.labels import FIELD_MANAGER
 from sluice_operator.apply.executor import executor
 from sluice_operator.clock import Clock
 from sluice_operator.informer.nodes import Nodes

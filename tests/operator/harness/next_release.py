@@ -5,7 +5,7 @@ Started as a program of its own, with `SLUICE_*_IMAGE` for other default images.
 
 from __future__ import annotations
 
-from sluice_contract.sizing import GENERAL
+from sluice_contract.config.sizing import GENERAL
 from sluice_operator.__main__ import main
 from sluice_operator.manifests.pods import POD_SECURITY
 from sluice_operator.manifests.router import ROUTER_RESOURCES

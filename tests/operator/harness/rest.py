@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any, Final
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_operator.apply.events import EVENT
 from sluice_operator.apply.executor import executor
 from sluice_operator.clock import SystemClock

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.kube.kinds import (
     CONTROLLER_REVISION,
     DEPLOYMENT,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.reader import StoreReader
 from sluice_operator.informer.watch import CHILDREN, LAG_SECONDS, NEEDED, Informer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.informer.keys import Key, keys_of
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.apply.executor import executor
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes

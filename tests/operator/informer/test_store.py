@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.informer.store import REMEMBERED_DELETIONS, Objects
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import DEPLOYMENT, POD, Manifest

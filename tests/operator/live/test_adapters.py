@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from sluice_contract import labels, ports
-from sluice_contract.adapters import adapters_digest
+from sluice_contract.cluster import labels, ports
+from sluice_contract.config.adapters import adapters_digest
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,

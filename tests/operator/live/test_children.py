@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sluice_contract.labels import FIELD_MANAGER
+from sluice_contract.cluster.labels import FIELD_MANAGER
 from sluice_operator.apply.ssa_diff import FieldSet, owned_fields
 from sluice_operator.kube.client import path as path_of
 from sluice_operator.kube.connection import JSON_PATCH, Request

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, Final
 
 import pytest
-from sluice_contract.labels import Role
-from sluice_contract.service_load import ServiceLoad
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.apply.events import EVENT
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from sluice_contract.labels import SERVICE
+from sluice_contract.cluster.labels import SERVICE
 from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SERVICE_CHILDREN
 
 from tests.operator.harness.cluster import Cluster, State

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sluice_contract.labels import FIELD_MANAGER
+from sluice_contract.cluster.labels import FIELD_MANAGER
 from sluice_operator.apply.events import EVENT
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER

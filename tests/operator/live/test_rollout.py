@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from sluice_contract.labels import REVISION
+from sluice_contract.cluster.labels import REVISION
 from sluice_operator.apply.events import EVENT
 from sluice_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Manifest
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from sluice_contract.labels import SERVICE
+from sluice_contract.cluster.labels import SERVICE
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,

@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 import pytest
-from sluice_contract.labels import GROUP
+from sluice_contract.cluster.labels import GROUP
 from sluice_operator.kube.client import path
 from sluice_operator.kube.connection import Request
 from sluice_operator.kube.kinds import ROLE_BINDING, Kind

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.api.base import ApiModel
 from sluice_operator.api.environment import EnvVar, VolumeMount
 from sluice_operator.cli.preview import preview

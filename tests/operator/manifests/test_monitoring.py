@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract import ports
+from sluice_contract.cluster import ports
 from sluice_operator.kube.kinds import NETWORK_POLICY, POD_MONITOR, Manifest
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.service.plan import plan_service

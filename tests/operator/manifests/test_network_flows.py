@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.hub import HubAccess

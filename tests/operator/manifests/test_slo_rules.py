@@ -8,7 +8,7 @@ from bisect import bisect_left
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.metrics import LATENCY_SECONDS
+from sluice_contract.cluster.metrics import LATENCY_SECONDS
 from sluice_operator.api.scaling import Slo
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, PROMETHEUS_RULE, Manifest
 from sluice_operator.manifests.slo_rules import PACES, between, slo_groups

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from aiohttp import web
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.config.accelerators import Accelerator
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.probes import accelerators
 from sluice_operator.probes.accelerators import AcceleratorReports, fetch_over_http

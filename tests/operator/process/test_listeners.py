@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import aiohttp
-from sluice_contract.metrics import OPERATOR, PROCESS
+from sluice_contract.cluster.metrics import OPERATOR, PROCESS
 from sluice_operator.informer.blocked import Access
 from sluice_operator.kube.kinds import POD
 from sluice_operator.process.listeners import Health, listening

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sluice_contract.base import ConfigError
-from sluice_contract.metrics import OPERATOR
+from sluice_contract.cluster.metrics import OPERATOR
 from sluice_operator.process.settings import Settings, variable_of
 
 IMAGES = {"SLUICE_ENGINE_IMAGE": "engine:1", "SLUICE_ROUTER_IMAGE": "router:1"}

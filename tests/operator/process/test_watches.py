@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from sluice_contract import labels
+from sluice_contract.cluster import labels
 from sluice_operator.clock import SystemClock
 from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.keys import Key

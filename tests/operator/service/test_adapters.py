@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from sluice_contract.adapters import adapters_digest
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.adapters import adapters_digest
+from sluice_contract.config.engine import EngineConfig
 from sluice_operator.cli.rollout.undo import undone
 from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
 from sluice_operator.manifests.engine import revision_of

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from sluice_contract.adapters import adapters_digest
+from sluice_contract.config.adapters import adapters_digest
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient

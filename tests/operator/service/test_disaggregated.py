@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_contract import labels
-from sluice_contract.config import EngineConfig, SloTargets, parse_engine_config
-from sluice_contract.kv_transfer import KvTransfer
-from sluice_contract.labels import Role
-from sluice_contract.router_config import parse_router_config
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.engine import EngineConfig, SloTargets, parse_engine_config
+from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.router import parse_router_config
 from sluice_operator.api.findings import parse
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.conditions.conditions import find

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.config import SloTargets, parse_engine_config
-from sluice_contract.router_config import parse_router_config
+from sluice_contract.config.engine import SloTargets, parse_engine_config
+from sluice_contract.config.router import parse_router_config
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, Kind, Manifest
 from sluice_operator.service.names import child_names

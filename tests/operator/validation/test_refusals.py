@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.supported import ROWS as ENGINE_ROWS
+from sluice_contract.config.supported import ROWS as ENGINE_ROWS
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import plan_service
 from sluice_operator.validation.unsupported import ROWS

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_contract.config import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend
 from sluice_kernels import native
 from sluice_runtime.engine.build import EngineHooks
-from sluice_runtime.messages import Generate
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.agreement.oracle import Oracle, assert_agrees
 from tests.runtime.harness import Run, engine_config, generate, run_engine

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sluice_runtime.messages import Generate
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.harness import Run
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from sluice_runtime.messages import Generate, TokenDelta, TokenLogprob
+from sluice_runtime.wire.messages import Generate, TokenDelta, TokenLogprob
 
 from tests.runtime.agreement.oracle import Oracle, tolerance
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sluice_contract.config import AttentionBackend
-from sluice_runtime.messages import Generate
+from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.model.adapters import adapter_key
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.agreement.adapters import ATTENTION, AdapterOracle, write_adapter
 from tests.runtime.agreement.oracle import Oracle, PairOf, assert_agrees

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, Final
 
 import pytest
-from sluice_contract.config import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend
 
 from e2e.model.tasks import make_prompt
 from tests.runtime.agreement.cases import Case, check, random_requests

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from sluice_runtime.messages import Generate
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.agreement.cases import Case, compare, random_requests
 from tests.runtime.agreement.oracle import PairOf

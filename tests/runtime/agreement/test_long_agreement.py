@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.wire.messages import Generate
 
 from e2e.model.tasks import TASKS, make_prompt
 from tests.runtime.agreement.cases import Case, check, compare

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from sluice_runtime.messages import Generate, HandoverLoad, Sampling
+from sluice_runtime.wire.messages import Generate, HandoverLoad, Sampling
 
 from tests.runtime.agreement.oracle import Oracle, PairOf
 from tests.runtime.agreement.scores import check_answer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from sluice_contract.config import SloTargets
+from sluice_contract.config.engine import SloTargets
 from sluice_runtime.engine.build import EngineHooks
-from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.agreement.cases import CLEAR_TOKENS, random_requests
 from tests.runtime.agreement.oracle import PairOf, assert_agrees

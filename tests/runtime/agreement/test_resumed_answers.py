@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_runtime.engine.build import EngineHooks
-from sluice_runtime.messages import Generate, Sampling, TokenLogprob
 from sluice_runtime.server.sampling_plan import for_choice
+from sluice_runtime.wire.messages import Generate, Sampling, TokenLogprob
 
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 

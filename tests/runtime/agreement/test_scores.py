@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sluice_runtime.engine.build import EngineHooks
-from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.runtime.agreement.oracle import Oracle, PairOf
 from tests.runtime.agreement.scores import check_answer

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_runtime.engine.build import EngineHooks
-from sluice_runtime.messages import Generate, Sampling
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 

@@ -10,9 +10,9 @@ from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.graph_capture import capture_graphs
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.layers import backend as backends
-from sluice_runtime.messages import Generate
 from sluice_runtime.model.adapters import adapter_key
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model.files import resolve
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.harness import Recorder, Run, drive, engine_config, generate
 from tests.runtime.layers.flashinfer_backend import flashinfer_backend

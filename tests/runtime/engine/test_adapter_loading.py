@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from sluice_contract.adapters import AdapterRef, adapters_digest, render_adapters_file
+from sluice_contract.config.adapters import AdapterRef, adapters_digest, render_adapters_file
 from sluice_runtime.engine import adapter_loading
 from sluice_runtime.engine.adapter_loading import MAX_WHY, AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
-from sluice_runtime.messages import AdaptersChanged, Sampling, StepResult
 from sluice_runtime.model.adapters import Adapter, adapter_key, read_adapter_config
+from sluice_runtime.wire.messages import AdaptersChanged, Sampling, StepResult
 
 from tests.runtime.handover.engines import WAIT_SECONDS, RunningEngine, running
 from tests.runtime.harness import generate

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.engine.device import CPU, Column, Device, HostDevice, StreamDevice, step_device
 from torch import Tensor
 

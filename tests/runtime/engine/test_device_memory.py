@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.device_memory import smallest_gpu_bytes
@@ -18,7 +18,7 @@ from sluice_runtime.engine.device_sizes import MIB, DeviceBytes
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import OutOfMemoryError
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model.files import resolve
 from sluice_runtime.parallel.group import SOLO, Group, Solo
 from sluice_runtime.scheduler.batch import Batch
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from sluice_contract.accelerators import PRODUCTS, Accelerator
-from sluice_contract.config import EngineConfig
-from sluice_contract.sizing import resolve_settings, resolved_values
+from sluice_contract.config.accelerators import PRODUCTS, Accelerator
+from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.sizing import resolve_settings, resolved_values
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.delivery.kv_capacity import kv_capacity_of
 from sluice_runtime.engine.device_plan import check_weights, device_pool_pages

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sluice_runtime.engine import __main__ as engine_main
 from sluice_runtime.errors import EngineUnfitError, OutOfMemoryError
-from sluice_runtime.messages import (
+from sluice_runtime.wire.messages import (
     Abort,
     EngineFailed,
     EngineReady,
@@ -24,7 +24,7 @@ from sluice_runtime.messages import (
     StepResult,
     ToApi,
 )
-from sluice_runtime.transport import ApiLink, EngineLink, private_endpoint
+from sluice_runtime.wire.transport import ApiLink, EngineLink, private_endpoint
 
 pytestmark = pytest.mark.process
 

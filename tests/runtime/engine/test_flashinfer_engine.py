@@ -13,7 +13,7 @@ import pytest
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.graph_capture import capture_graphs
 from sluice_runtime.layers import backend as backends
-from sluice_runtime.messages import Sampling
+from sluice_runtime.wire.messages import Sampling
 
 from tests.runtime import harness
 from tests.runtime.engine.late_device import LateDevice

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.engine.__main__ import read_config
 from sluice_runtime.engine.plan import resolved
 

@@ -13,7 +13,7 @@ from sluice_runtime.engine.graph_capture import capture_graphs
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.layers import backend as backends
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model.files import resolve
 
 from tests.runtime.harness import engine_config
 from tests.runtime.layers.flashinfer_backend import flashinfer_backend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.accelerators import TIERS
+from sluice_contract.config.accelerators import TIERS
 from sluice_runtime.engine.graph_sizes import batch_for, graph_batches
 
 

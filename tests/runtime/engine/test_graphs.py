@@ -20,10 +20,10 @@ from sluice_runtime.layers.backend import BACKENDS
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.files import resolve
 from sluice_runtime.model.load import Placement, Reader, build_decoder
 from sluice_runtime.model.spec import spec_from
 from sluice_runtime.model.weights import RandomWeights
-from sluice_runtime.model_files import resolve
 from torch import Tensor
 
 from tests.runtime.layers.flashinfer_backend import flashinfer_backend

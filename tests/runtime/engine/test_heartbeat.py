@@ -11,7 +11,10 @@ from sluice_runtime.engine.heartbeat import STEP_LIMIT_SECONDS, HeartbeatThread
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import Clock, EngineLoop
 from sluice_runtime.engine.runner import LaunchedStep
-from sluice_runtime.messages import (
+from sluice_runtime.scheduler.batch import Batch, SampledTokens
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.wire.messages import (
     Generate,
     Heartbeat,
     Load,
@@ -20,9 +23,6 @@ from sluice_runtime.messages import (
     ToApi,
     ToEngine,
 )
-from sluice_runtime.scheduler.batch import Batch, SampledTokens
-from sluice_runtime.scheduler.pages import PageAllocator
-from sluice_runtime.scheduler.scheduler import Scheduler
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.grammar.fake_compiler import no_grammars

@@ -9,11 +9,11 @@ from contextlib import closing
 import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
-from sluice_contract.config import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.engine.executor import StreamExecutor
-from sluice_runtime.messages import Sampling, TokenLogprob
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, PagesAppended, RowAdded
+from sluice_runtime.wire.messages import Sampling, TokenLogprob
 
 from tests.examples import examples
 from tests.runtime.engine.late_device import LateDevice

@@ -13,7 +13,10 @@ from sluice_runtime.engine.executor import executor_for
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import Clock, EngineLoop
 from sluice_runtime.engine.outbox import Outbox
-from sluice_runtime.messages import (
+from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
+from sluice_runtime.wire.messages import (
     Abort,
     Credit,
     Drain,
@@ -26,9 +29,6 @@ from sluice_runtime.messages import (
     ToApi,
     ToEngine,
 )
-from sluice_runtime.scheduler.pages import PageAllocator
-from sluice_runtime.scheduler.scheduler import Scheduler
-from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
 from tests.runtime.grammar.fake_compiler import no_grammars
 from tests.runtime.scheduler.building import settings_of

@@ -14,11 +14,10 @@ from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import experts
 from sluice_runtime.layers.backend import TORCH
-from sluice_runtime.messages import Sampling
+from sluice_runtime.model.files import resolve
 from sluice_runtime.model.load import Placement, Reader, build_decoder
 from sluice_runtime.model.shard import Part
 from sluice_runtime.model.spec import ModelSpec, spec_from
-from sluice_runtime.model_files import resolve
 from sluice_runtime.scheduler.batch import (
     Batch,
     ExtendRow,
@@ -27,6 +26,7 @@ from sluice_runtime.scheduler.batch import (
     PagesReplaced,
     RowAdded,
 )
+from sluice_runtime.wire.messages import Sampling
 from torch import Tensor
 
 from tests.runtime.grammar.follow.mask_worker_here import mask_workers_here

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.engine.outbox import Outbox
-from sluice_runtime.messages import TokenDelta
+from sluice_runtime.wire.messages import TokenDelta
 
 
 def delta(*tokens: int, reason: str | None = None) -> TokenDelta:

@@ -12,10 +12,10 @@ from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.engine.executor import OverlapExecutor, executor_for
 from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
-from sluice_runtime.messages import Abort, StepResult
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
+from sluice_runtime.wire.messages import Abort, StepResult
 from torch import Tensor
 
 from tests.patience import PATIENCE_SECONDS

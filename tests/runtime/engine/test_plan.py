@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.plan import (
     GrammarRoom,
     HostBytes,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.plan import resolved
-from sluice_runtime.messages import Generate, Sampling
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import ForwardMode
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.runtime.harness import engine_config, generate
 

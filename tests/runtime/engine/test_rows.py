@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from sluice_runtime.engine.device import Column
 from sluice_runtime.engine.rows import RowTable
 from sluice_runtime.kv.pool import KvShape, PagePool
-from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import (
     Batch,
     ForwardMode,
@@ -18,6 +17,7 @@ from sluice_runtime.scheduler.batch import (
     PagesReplaced,
     RowAdded,
 )
+from sluice_runtime.wire.messages import Sampling
 from torch import Tensor
 
 from tests.runtime.engine.late_device import LateDevice

@@ -11,8 +11,8 @@ import torch
 from sluice_runtime.engine.build import Engine, EngineHooks
 from sluice_runtime.engine.device import Device, HostDevice
 from sluice_runtime.engine.sampling.table import SamplingTable
-from sluice_runtime.messages import Generate, TokenDelta
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.wire.messages import Generate, TokenDelta
 
 from tests.runtime.engine.late_device import LateDevice
 from tests.runtime.grammar.driving import MODEL, Answers, engine_of, grammar, run

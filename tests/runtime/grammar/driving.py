@@ -15,7 +15,8 @@ from sluice_runtime.engine.plan import resolved
 from sluice_runtime.grammar.allowance import MAX_CALL_SECONDS, STARVED
 from sluice_runtime.grammar.bounds import SHARE
 from sluice_runtime.grammar.processes import GrammarProcesses
-from sluice_runtime.messages import (
+from sluice_runtime.model.files import resolve
+from sluice_runtime.wire.messages import (
     Generate,
     Grammar,
     GrammarKind,
@@ -25,7 +26,6 @@ from sluice_runtime.messages import (
     ToEngine,
     TokenDelta,
 )
-from sluice_runtime.model_files import resolve
 
 from tests.busy_machine import BusyMachine
 from tests.runtime.harness import engine_config

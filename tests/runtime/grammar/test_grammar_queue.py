@@ -21,7 +21,7 @@ from sluice_runtime.grammar.compile.pool import Compiled
 from sluice_runtime.grammar.follow.matchers import Matchers, Slow
 from sluice_runtime.grammar.keys import GrammarKey
 from sluice_runtime.grammar.waiting import GrammarQueue
-from sluice_runtime.messages import Generate, Grammar, Sampling
+from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
 from tests.runtime.grammar.fake_compiler import FakeCompiler, no_workers
 

@@ -19,7 +19,7 @@ from sluice_runtime.errors import GrammarProcessError
 from sluice_runtime.grammar.follow.process import MaskWorkerProcess
 from sluice_runtime.grammar.follow.turns import Turn, Turned
 from sluice_runtime.grammar.schema.json_schema import usable_schema
-from sluice_runtime.messages import Abort, Grammar, Sampling
+from sluice_runtime.wire.messages import Abort, Grammar, Sampling
 
 from tests.runtime.grammar.driving import EOS, ask, engine_of, grammar, run
 from tests.runtime.grammar.schemas import SCHEMAS

@@ -11,7 +11,7 @@ import pytest
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.grammar.native import RAW, GrammarCompiler, GrammarMatcher, TokenizerInfo
 from sluice_runtime.grammar.vocabulary import _added
-from sluice_runtime.messages import Grammar, Sampling
+from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.server.detokenizer import Detokenizer
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.protocol import ChatRequest
@@ -24,7 +24,7 @@ from sluice_runtime.server.tools.formats import (
     ToolFormat,
 )
 from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
-from sluice_runtime.tokenizer import ByteTokenizer
+from sluice_runtime.wire.messages import Grammar, Sampling
 
 from tests.runtime.grammar.driving import EOS, ask, engine_of, grammar, run
 

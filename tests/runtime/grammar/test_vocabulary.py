@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.grammar.vocabulary import token_bytes, unusable
-from sluice_runtime.model_files import ModelFiles, resolve
+from sluice_runtime.model.files import ModelFiles, resolve
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 TEXT = 'Grüße, 東京 🙂!\n\t{"a": 1}'

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from sluice_contract.kv_transfer import KvFingerprint
+from sluice_contract.config.kv_transfer import KvFingerprint
 from sluice_runtime.handover.connection import ConnectionLimits
 from sluice_runtime.handover.decode_client import DecodeClient
 from sluice_runtime.handover.framing import FrameReader, frame
@@ -20,7 +20,7 @@ from sluice_runtime.handover.messages import Bootstrap, Message, ToDecode, ToPre
 from sluice_runtime.handover.ports import DecodeEvent, PeerMemory, PrefillEvent
 from sluice_runtime.handover.prefill_link import ClientSettings
 from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
-from sluice_runtime.messages import PrefillEngine
+from sluice_runtime.wire.messages import PrefillEngine
 
 from tests.runtime.harness import generate
 

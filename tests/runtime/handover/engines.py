@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from sluice_contract.kv_transfer import KvTransfer
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.handover import started_role
 from sluice_runtime.engine.log import StepLog
@@ -26,7 +26,9 @@ from sluice_runtime.handover.transfer.backend import TransferBackend
 from sluice_runtime.handover.transfer.reader import WORKERS
 from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.messages import (
+from sluice_runtime.model.files import resolve
+from sluice_runtime.parallel.joined import joined_ranks
+from sluice_runtime.wire.messages import (
     EngineReady,
     Generate,
     PrefillEngine,
@@ -35,9 +37,7 @@ from sluice_runtime.messages import (
     ToEngine,
     TokenDelta,
 )
-from sluice_runtime.model_files import resolve
-from sluice_runtime.parallel.joined import joined_ranks
-from sluice_runtime.wakeup import Wakeup
+from sluice_runtime.wire.transport import Wakeup
 
 from tests.runtime.harness import engine_config
 

@@ -47,10 +47,10 @@ from sluice_runtime.handover.ports import (
 )
 from sluice_runtime.handover.prefill_role import PrefillRole
 from sluice_runtime.handover.publishing import Checksum, HostPublisher, chunk_of
-from sluice_runtime.messages import Abort, Generate, PrefillEngine, Sampling, TokenDelta
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.wire.messages import Abort, Generate, PrefillEngine, Sampling, TokenDelta
 
 from tests.runtime.engine.test_loop import FakeLink
 from tests.runtime.grammar.fake_compiler import no_grammars

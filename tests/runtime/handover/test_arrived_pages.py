@@ -17,7 +17,7 @@ from sluice_runtime.handover.messages import (
     Received,
 )
 from sluice_runtime.handover.ports import PagesRead
-from sluice_runtime.messages import Generate
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.handover.pair import Pair, ask
 from tests.runtime.scheduler.fake_runner import answer_to

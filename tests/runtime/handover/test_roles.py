@@ -15,7 +15,7 @@ from sluice_runtime.handover.messages import (
     Received,
 )
 from sluice_runtime.handover.ports import RoomLost
-from sluice_runtime.messages import Drain, Generate, Sampling, TokenLogprob
+from sluice_runtime.wire.messages import Drain, Generate, Sampling, TokenLogprob
 
 from tests.runtime.handover.pair import Pair, ask
 from tests.runtime.scheduler.fake_runner import answer_to

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from sluice_runtime.errors import StartupError
-from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.model.adapters import adapter_key
+from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
 from tests.busy_machine import Stopwatch
 from tests.runtime.handover.engines import Answer, pair, running, through

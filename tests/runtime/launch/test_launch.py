@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import EngineConfig
-from sluice_contract.termination import TerminationMessage
-from sluice_runtime import launch
+from sluice_contract.cluster.termination import TerminationMessage
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.errors import StartupError
+from sluice_runtime.process import launch
 
 DUMMY = {"uri": "dummy://qwen3-tiny"}
 NO_CACHE = {"schedulingPolicy": "lpm", "prefixCache": False}

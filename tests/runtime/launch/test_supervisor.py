@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sluice_contract.termination import TerminationMessage
+from sluice_contract.cluster.termination import TerminationMessage
 
 from tests.runtime.launch.processes import (
     HANG_SECONDS,

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from sluice_runtime.threads import processors, thread_environment
+from sluice_runtime.process.threads import processors, thread_environment
 
 
 @pytest.fixture(autouse=True)

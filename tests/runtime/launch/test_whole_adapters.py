@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sluice_contract.adapters import AdapterRef, render_adapters_file
+from sluice_contract.config.adapters import AdapterRef, render_adapters_file
 
 from tests.runtime.launch.conftest import SETTINGS
 from tests.runtime.launch.processes import HANG_SECONDS, get, program, running, until, write_config

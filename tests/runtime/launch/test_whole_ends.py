@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 import tokenizers
-from sluice_contract.load import LoadReport
-from sluice_contract.termination import TerminationMessage
-from sluice_runtime.model_files import DUMMIES
+from sluice_contract.cluster.termination import TerminationMessage
+from sluice_contract.wire.load import LoadReport
+from sluice_runtime.model.files import DUMMIES
 
 from tests.runtime.launch.processes import (
     HANG_SECONDS,

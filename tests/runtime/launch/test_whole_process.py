@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from sluice_contract.load import LoadReport
+from sluice_contract.wire.load import LoadReport
 
 from tests.runtime.launch.processes import CONTEXT_TOKENS, HANG_SECONDS, Process, get, until
 

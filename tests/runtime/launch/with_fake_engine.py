@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sluice_runtime.supervisor import Supervisor
-from sluice_runtime.transport import private_endpoint
+from sluice_runtime.process.supervisor import Supervisor
+from sluice_runtime.wire.transport import private_endpoint
 
 FAKE_ENGINE = Path(__file__).parents[1] / "server" / "fake_engine.py"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_contract.config import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.layers.attention_choice import (
     FlashinferState,

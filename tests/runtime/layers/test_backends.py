@@ -12,8 +12,8 @@ from sluice_runtime.layers import backend as backends
 from sluice_runtime.layers.backend import NATIVE, TORCH, Backend, choose_backend
 from sluice_runtime.layers.norm import HeadNorm
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
+from sluice_runtime.model.files import resolve
 from sluice_runtime.model.load import load_model
-from sluice_runtime.model_files import resolve
 from torch import Tensor
 
 from tests.runtime.layers.layouts import layout

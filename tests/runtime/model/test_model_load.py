@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sluice_contract.kv_transfer import KvFingerprint, differences
+from sluice_contract.config.kv_transfer import KvFingerprint, differences
 from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.plan import resolved
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.fingerprint import kv_fingerprint
+from sluice_runtime.model.files import resolve
 from sluice_runtime.model.load import load_model
-from sluice_runtime.model_files import resolve
 
 from tests.runtime.agreement.oracle import write_model
 from tests.runtime.harness import engine_config

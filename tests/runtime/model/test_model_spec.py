@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_contract import supported
+from sluice_contract.config import supported
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.rope import Llama3Scaling, Rope
 from sluice_runtime.model.spec import ARCHITECTURES, Experts, spec_from

@@ -14,6 +14,7 @@ from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.files import DUMMIES
 from sluice_runtime.model.load import WHOLE_ON_CPU, Reader, build_decoder, check_division
 from sluice_runtime.model.load_progress import LoadProgress
 from sluice_runtime.model.shard import Part, Shard, Split
@@ -26,7 +27,6 @@ from sluice_runtime.model.weights import (
     RandomWeights,
     WeightSource,
 )
-from sluice_runtime.model_files import DUMMIES
 from torch import Tensor
 
 from tests.runtime.layers.layouts import layout

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model import weights_digest as digests
+from sluice_runtime.model.files import DUMMIES, resolve
 from sluice_runtime.model.weights_digest import weights_digest
-from sluice_runtime.model_files import DUMMIES, resolve
 
 SINGLE = "model.safetensors"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sluice_runtime.messages import PrefillEngine
+from sluice_runtime.wire.messages import PrefillEngine
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.handover.engines import running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.parallel.joined import joined_ranks
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import EngineConfig
-from sluice_contract.sizing import apply_resolved, resolve_settings
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.sizing import apply_resolved, resolve_settings
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.prepare import prepare
-from sluice_runtime.messages import Generate, Sampling
 from sluice_runtime.model.adapters import adapter_key
-from sluice_runtime.model_files import resolve
+from sluice_runtime.model.files import resolve
 from sluice_runtime.parallel.joined import JoinedRanks, joined_ranks
 from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.harness import Recorder, Run, drive, engine_config, generate, run_engine

@@ -7,8 +7,8 @@ import threading
 from typing import cast
 
 import pytest
-from sluice_runtime import exits
 from sluice_runtime.parallel.processes import _watch
+from sluice_runtime.process import exits
 
 
 class EndsMeanwhile(threading.Event):

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens, forward_mode
+from sluice_runtime.wire.messages import TokenLogprob
 
 VOCABULARY = 50
 

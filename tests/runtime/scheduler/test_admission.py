@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.adapter_room import AdapterRoom
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
@@ -19,6 +18,7 @@ from sluice_runtime.scheduler.new_token_ratio import reserved_tokens
 from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache, key_of
 from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
+from sluice_runtime.wire.messages import Sampling
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 
 import pytest
-from sluice_contract.config import EvictionPolicy
+from sluice_contract.config.engine import EvictionPolicy
 from sluice_runtime.scheduler.eviction import EVICTIONS
 
 from tests.runtime.scheduler.building import Bench, request, settings_of

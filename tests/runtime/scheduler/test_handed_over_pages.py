@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.step_outcome import Preallocated
+from sluice_runtime.wire.messages import Generate
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.config import SchedulingPolicy
+from sluice_contract.config.engine import SchedulingPolicy
 from sluice_runtime.scheduler.policies import (
     POLICIES,
     PREEMPTING,

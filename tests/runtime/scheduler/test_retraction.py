@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.prefix_cache import Lock, Node
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.retraction import plan_retraction
+from sluice_runtime.wire.messages import Sampling
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to

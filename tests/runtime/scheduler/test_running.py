@@ -6,7 +6,6 @@ from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.chunk_budget import StepView, TargetChunk
 from sluice_runtime.scheduler.new_token_ratio import RESERVED_TOKENS_CLIP
 from sluice_runtime.scheduler.pacing import Pacing
@@ -14,6 +13,7 @@ from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.settings import StepTarget
+from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import settings_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 
 import pytest
-from sluice_contract.config import SchedulingPolicy
+from sluice_contract.config.engine import SchedulingPolicy
 from sluice_runtime.scheduler.limits import Limits, fits_empty_pool, max_new_tokens, refusal
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pages import PageAllocator, pages_for

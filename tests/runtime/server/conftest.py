@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from sluice_contract.labels import Role
-from sluice_runtime import model_files
-from sluice_runtime.chat_template import load_chat_template
+from sluice_contract.cluster.labels import Role
 from sluice_runtime.errors import UnavailableError
+from sluice_runtime.model import files as model_files
+from sluice_runtime.model.tokenizer import load_chat_template, load_tokenizer
 from sluice_runtime.server.app import make_app
 from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.gate import Gate
@@ -24,8 +24,7 @@ from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.sampling_plan import Defaults
 from sluice_runtime.server.service import Clocks, Identity, Service
-from sluice_runtime.tokenizer import load_tokenizer
-from sluice_runtime.transport import ApiLink, private_endpoint
+from sluice_runtime.wire.transport import ApiLink, private_endpoint
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.server.fake_engine import EOS, FakeEngine

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sluice_runtime.engine.loop import HEARTBEAT_SECONDS
-from sluice_runtime.messages import (
+from sluice_runtime.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     Adapters,
@@ -35,7 +35,7 @@ from sluice_runtime.messages import (
     TokenDelta,
     TokenLogprob,
 )
-from sluice_runtime.transport import EngineLink
+from sluice_runtime.wire.transport import EngineLink
 
 EOS = 258
 CONTEXT_TOKENS = 512

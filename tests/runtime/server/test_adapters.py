@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sluice_runtime.messages import Adapters, AdaptersChanged, Generate, LoadedAdapter
+from sluice_runtime.wire.messages import Adapters, AdaptersChanged, Generate, LoadedAdapter
 
 from tests.runtime.server.conftest import MODEL, Server, until
 from tests.runtime.server.fake_engine import ADAPTER, ADAPTER_KEY, READY

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_contract.kv_transfer import KvFingerprint
-from sluice_runtime.model_files import ModelFiles
+from sluice_contract.config.kv_transfer import KvFingerprint
+from sluice_runtime.model.files import ModelFiles
+from sluice_runtime.model.tokenizer import ByteTokenizer, tokenizer_digest
 from sluice_runtime.server.answer_identity import answer_identity
 from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.reasoning.formats import form_of
 from sluice_runtime.server.sampling_plan import Defaults
 from sluice_runtime.server.tools.formats import format_of
-from sluice_runtime.tokenizer import ByteTokenizer, tokenizer_digest
 
 TEXT = ModelText(ByteTokenizer(), None, Defaults((258,), 0.7), tokenizer_digest="t")
 FINGERPRINT = KvFingerprint(

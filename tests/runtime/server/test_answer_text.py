@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.messages import Sampling, TokenDelta, TokenLogprob
+from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.server.answer_text import AnswerText, Piece, joined
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.token_text import TokenTexts
-from sluice_runtime.tokenizer import ByteTokenizer
+from sluice_runtime.wire.messages import Sampling, TokenDelta, TokenLogprob
 
 EOS = 258
 TOKENIZER = ByteTokenizer()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_runtime.messages import FlushCache, Generate
+from sluice_runtime.wire.messages import FlushCache, Generate
 
 from tests.runtime.server.conftest import MODEL, Server
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_runtime.chat_template import load_chat_template
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
-from sluice_runtime.model_files import ModelFiles, resolve
+from sluice_runtime.model.files import ModelFiles, resolve
+from sluice_runtime.model.tokenizer import load_chat_template
 
 MESSAGES = [{"role": "user", "content": "hi <b>"}]
 NOW = 1.7e9

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.messages import FinishReason, Sampling, TokenDelta, TokenLogprob
+from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.server.answers import ChatShape, Chunks, Envelope, Usage
 from sluice_runtime.server.choice import BegunChoice, ChoiceReader, Drawn, replay
 from sluice_runtime.server.prompts import ChoicePlan
@@ -28,7 +28,7 @@ from sluice_runtime.server.tools.formats import (
     ToolFormat,
 )
 from sluice_runtime.server.tools.plan import CallReading
-from sluice_runtime.tokenizer import ByteTokenizer
+from sluice_runtime.wire.messages import FinishReason, Sampling, TokenDelta, TokenLogprob
 
 from tests.examples import examples
 

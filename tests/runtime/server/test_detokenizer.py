@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_runtime.model.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from sluice_runtime.server.detokenizer import Detokenizer
-from sluice_runtime.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 

@@ -12,7 +12,9 @@ from sluice_runtime.errors import (
     OverloadedError,
     UnavailableError,
 )
-from sluice_runtime.messages import (
+from sluice_runtime.server.engine_client import ENGINE_DIED, ENGINE_HUNG, EngineClient
+from sluice_runtime.server.metrics import EngineMetrics
+from sluice_runtime.wire.messages import (
     EngineFailed,
     Generate,
     Heartbeat,
@@ -23,9 +25,7 @@ from sluice_runtime.messages import (
     ToEngine,
     TokenDelta,
 )
-from sluice_runtime.server.engine_client import ENGINE_DIED, ENGINE_HUNG, EngineClient
-from sluice_runtime.server.metrics import EngineMetrics
-from sluice_runtime.transport import TransportError
+from sluice_runtime.wire.transport import TransportError
 
 from tests.runtime.server.conftest import MODEL, running_server, until
 from tests.runtime.server.fake_engine import READY, load

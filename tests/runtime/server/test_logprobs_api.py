@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletionTokenLogprob
-from sluice_runtime.messages import Generate
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.server.conftest import MODEL, Server
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from sluice_contract.base import ConfigError
-from sluice_contract.config import parse_engine_config
+from sluice_contract.config.engine import parse_engine_config
 from sluice_runtime.server.app import make_app, make_metrics_app, routes_of
 from starlette.types import ASGIApp
 

@@ -11,8 +11,8 @@ import openai
 import pytest
 import pytest_asyncio
 from sluice_contract.base import ConfigError
-from sluice_contract.config import parse_engine_config
-from sluice_contract.cors import Cors
+from sluice_contract.config.cors import Cors
+from sluice_contract.config.engine import parse_engine_config
 from sluice_runtime.server.app import make_app
 
 from tests.runtime.server.conftest import MODEL, Server

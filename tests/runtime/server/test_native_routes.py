@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from sluice_contract.tenants import MAX_PRIORITY
+from sluice_contract.config.router import MAX_PRIORITY
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.messages import Abort, Generate
 from sluice_runtime.server.health import draw_token
+from sluice_runtime.wire.messages import Abort, Generate
 
 from tests.runtime.server.conftest import MODEL, Server, until
 from tests.runtime.server.fake_engine import MOST_QUEUED, MOST_RUNNING

@@ -15,9 +15,9 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
-from sluice_contract.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
-from sluice_contract.labels import Role
-from sluice_contract.private_calls import (
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
+from sluice_contract.wire.private_calls import (
     PRIVATE_HEADER,
     AnswerStart,
     CallHead,
@@ -28,10 +28,10 @@ from sluice_contract.private_calls import (
     read_comment,
     signed_call,
 )
-from sluice_runtime.chat_template import load_chat_template
-from sluice_runtime.messages import Generate
-from sluice_runtime.model_files import ModelFiles
-from sluice_runtime.transport import private_endpoint
+from sluice_runtime.model.files import ModelFiles
+from sluice_runtime.model.tokenizer import load_chat_template
+from sluice_runtime.wire.messages import Generate
+from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MAX_BODY_BYTES, MODEL, Server, running_server
 from tests.runtime.server.fake_engine import EOS

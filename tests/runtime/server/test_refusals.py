@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_runtime.messages import Abort, Generate, Heartbeat, Refusal
 from sluice_runtime.server import answering
 from sluice_runtime.server.tools.formats import HERMES
+from sluice_runtime.wire.messages import Abort, Generate, Heartbeat, Refusal
 
 from tests.runtime.server.conftest import MAX_BODY_BYTES, MODEL, Server, until
 from tests.runtime.server.fake_engine import MOST_QUEUED, MOST_RUNNING, load

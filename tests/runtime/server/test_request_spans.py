@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
-from sluice_contract.config import parse_engine_config
-from sluice_contract.spans import Span
-from sluice_contract.trace import child_of, ids_of
+from sluice_contract.config.engine import parse_engine_config
+from sluice_contract.wire.spans import Span, child_of, ids_of
 from sluice_runtime.errors import InvalidConfigError
-from sluice_runtime.messages import Generate
-from sluice_runtime.spans import recorder
-from sluice_runtime.transport import private_endpoint
+from sluice_runtime.process.spans import recorder
+from sluice_runtime.wire.messages import Generate
+from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server
 

@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
 from pydantic import BaseModel
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.messages import Generate
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.server.conftest import MODEL, Server, running_server
 from tests.runtime.server.test_openapi import document

@@ -12,10 +12,10 @@ import httpx2
 import openai
 import pytest
 import pytest_asyncio
-from sluice_contract.private_calls import CallHead, Resume
+from sluice_contract.wire.private_calls import CallHead, Resume
 from sluice_router.resume import Progress
 from sluice_router.sse import DONE, WholeEvents
-from sluice_runtime.transport import private_endpoint
+from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server import test_tools_client
 from tests.runtime.server.conftest import MODEL, Server, running_server

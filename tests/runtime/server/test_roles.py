@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from sluice_contract.handover import PREFILL_HEADER, PrefillRef, signed_header
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, signed_header
 from sluice_runtime.handover.messages import HANDOVER_VERSION
-from sluice_runtime.messages import Generate, HandoverLoad, Heartbeat, PrefillEngine, Refusal
-from sluice_runtime.transport import private_endpoint
+from sluice_runtime.wire.messages import Generate, HandoverLoad, Heartbeat, PrefillEngine, Refusal
+from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
 from tests.runtime.server.fake_engine import READY, load

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from sluice_runtime.messages import Generate
 from sluice_runtime.server import answers, sampling_plan
 from sluice_runtime.server.streaming import EventStream, WholeAnswer
+from sluice_runtime.wire.messages import Generate
 from starlette.types import Message
 
 from tests.runtime.server.conftest import MODEL, Server

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 import pytest_asyncio
-from sluice_contract.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
-from sluice_contract.labels import Role
-from sluice_contract.private_calls import PRIVATE_HEADER, CallHead, call_body, signed_call
-from sluice_contract.tenants import TENANT_HEADER, Tenant, claims_of, signed_tenant
-from sluice_runtime.messages import Generate
-from sluice_runtime.transport import private_endpoint
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.router import Tenant
+from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
+from sluice_contract.wire.private_calls import PRIVATE_HEADER, CallHead, call_body, signed_call
+from sluice_contract.wire.tenants import TENANT_HEADER, claims_of, signed_tenant
+from sluice_runtime.wire.messages import Generate
+from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server
 

@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
-from sluice_contract.load import LoadReport
+from sluice_contract.wire.load import LoadReport
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.messages import Abort, Credit, Drain, EngineFailed, ToEngine, TokenDelta
 from sluice_runtime.server.engine_client import CREDIT_TOKENS, TokenStream
 from sluice_runtime.server.streaming import EventStream
+from sluice_runtime.wire.messages import Abort, Credit, Drain, EngineFailed, ToEngine, TokenDelta
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.server.conftest import MODEL, Server, running_server, until

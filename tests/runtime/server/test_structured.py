@@ -14,7 +14,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import BadRequestError
-from sluice_contract.config import EngineConfig
+from sluice_contract.config.engine import EngineConfig
 from sluice_contract.http_errors import shown_json
 from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.grammar.schema.json_schema import (
@@ -24,11 +24,11 @@ from sluice_runtime.grammar.schema.json_schema import (
     usable_schema,
 )
 from sluice_runtime.grammar.schema.keywords import KEYWORDS
-from sluice_runtime.messages import Generate, Grammar
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.process import _model_text
 from sluice_runtime.server.protocol import CompletionRequest
 from sluice_runtime.server.structured import grammar_of
+from sluice_runtime.wire.messages import Generate, Grammar
 
 from tests.runtime.server.conftest import MODEL, Server
 from tests.runtime.server.fake_engine import EOS

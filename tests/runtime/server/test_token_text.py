@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.server.token_text import TokenTexts
-from sluice_runtime.tokenizer import ByteTokenizer
 
 from tests.runtime.server.test_detokenizer import TOKENIZERS
 

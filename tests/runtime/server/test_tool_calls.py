@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.messages import Grammar
 from sluice_runtime.server.parse import parse_request
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.structured import grammar_of
@@ -22,6 +21,7 @@ from sluice_runtime.server.tools.formats import (
     format_of,
 )
 from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
+from sluice_runtime.wire.messages import Grammar
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import jinja2
 import jsonschema
 import pytest
 from openai import BadRequestError
-from sluice_runtime.chat_template import ChatTemplate
-from sluice_runtime.messages import Generate
+from sluice_runtime.model.tokenizer import ChatTemplate
 from sluice_runtime.server.tools.formats import HERMES
+from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.server.conftest import MODEL, Server
 from tests.runtime.server.test_openapi import document

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from sluice_runtime.messages import (
+from sluice_runtime.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
     ApiReady,
@@ -32,8 +32,14 @@ from sluice_runtime.messages import (
     TokenDelta,
     TokenLogprob,
 )
-from sluice_runtime.transport import ApiLink, EngineLink, TransportError, _decode, private_endpoint
-from sluice_runtime.wakeup import Wakeup
+from sluice_runtime.wire.transport import (
+    ApiLink,
+    EngineLink,
+    TransportError,
+    Wakeup,
+    _decode,
+    private_endpoint,
+)
 
 from tests.busy_machine import Stopwatch
 from tests.patience import PATIENCE_SECONDS
@@ -84,8 +90,8 @@ async def test_messages_end_when_the_engine_has_gone_and_its_last_word_is_read(
     api = ApiLink(endpoint)
     script = (
         "import os, sys\n"
-        "from sluice_runtime.transport import EngineLink\n"
-        "from sluice_runtime.messages import EngineFailed\n"
+        "from sluice_runtime.wire.transport import EngineLink\n"
+        "from sluice_runtime.wire.messages import EngineFailed\n"
         f"link = EngineLink({endpoint!r})\n"
         "for n in range(100): link.send(EngineFailed('R', str(n)))\n"
         "link.close()\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.json_weight import MAX_VALUES, count_values
+from sluice_contract.wire.json_weight import MAX_VALUES, count_values
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.body import refuse_heavy
 from sluice_runtime.server.common_fields import MAX_BIASED_TOKENS

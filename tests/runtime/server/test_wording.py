@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 from pydantic import BaseModel
-from sluice_contract.config import EngineConfig
-from sluice_contract.router_config import RouterConfig
-from sluice_contract.wording import WORDS
+from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.router import RouterConfig
+from sluice_contract.error_text import WORDS
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.validate import ServiceDocument
 from sluice_runtime.errors import InvalidRequestError

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 from sluice_autoscaler.sample import Sample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.policies.policy import Targets
 from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sluice_autoscaler.journal import Journal
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.command import main
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.contest import compete, play

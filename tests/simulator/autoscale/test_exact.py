@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.exact import exact_trail
 from sluice_simulator.autoscale.fleet import AutoscaledFleet

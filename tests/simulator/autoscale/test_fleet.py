@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
 from sluice_simulator.autoscale.outcome import Trail, itl_seconds, ttft_seconds

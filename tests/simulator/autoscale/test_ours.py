@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from sluice_autoscaler.history import Tick
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
 from sluice_simulator.autoscale.policies.ours import Ours, settings_of

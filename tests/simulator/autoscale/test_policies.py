@@ -6,7 +6,7 @@ import math
 
 import pytest
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.demand import engines_needed, smoothed
 from sluice_simulator.autoscale.policies.clairvoyant import Foresight, plan

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.contest import compete
 from sluice_simulator.autoscale.grids import Scene

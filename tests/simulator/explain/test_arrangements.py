@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 import pytest
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.explain import Arrangement, Promise, Question, Requests
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.wire.explain import Arrangement, Promise, Question, Requests
 from sluice_simulator.explain import __main__ as program
 from sluice_simulator.explain import arrangements
 from sluice_simulator.explain.answer import answered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from sluice_contract.accelerators import Accelerator
+from sluice_contract.config.accelerators import Accelerator
 from sluice_simulator.costs import cost_named
 from sluice_simulator.explain.models import KNOWN, known_shape, shape_from
 from sluice_simulator.explain.roofline import NoCostError, roofline

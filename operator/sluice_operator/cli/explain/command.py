@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from sluice_contract.base import ConfigError
-from sluice_contract.explain import Answer, Question, Requests
+from sluice_contract.wire.explain import Answer, Question, Requests
 
 from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.cli import document_errors

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.sizing import Value
+from sluice_contract.config.sizing import Value
 
 from sluice_operator.accelerators.spelling import unusual_spelling
 from sluice_operator.api.service import InferenceServiceSpec

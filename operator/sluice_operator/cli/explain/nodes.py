@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice_contract.base import ConfigError
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.accelerators.wanted import product_label, resource_name
 from sluice_operator.api.findings import InvalidSpecError, parse

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from typing import Final
 
 from pydantic import ValidationError
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.explain import Answer, Promise, Question, Requests
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.wire.explain import Answer, Promise, Question, Requests
 
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.service.report.accelerator_verified import sized_for

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.explain import Answer, ArrangementName, Promise, Requests
+from sluice_contract.wire.explain import Answer, ArrangementName, Promise, Requests
 
 from sluice_operator.cli.explain.hints import Hint
 from sluice_operator.cli.explain.verdicts import Verdict, rate_text

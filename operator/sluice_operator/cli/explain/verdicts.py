@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from sluice_contract.explain import Answer, Arrangement, ArrangementName
+from sluice_contract.wire.explain import Answer, Arrangement, ArrangementName
 
 TOLD: Final = 1.1
 """A rate that is less than so many times another is no difference: rates are of a coarse grid."""

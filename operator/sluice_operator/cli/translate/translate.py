@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
 
-from sluice_contract.sizing import GENERAL
-from sluice_contract.supported import unsupported
+from sluice_contract.config.sizing import GENERAL
+from sluice_contract.config.supported import unsupported
 
 from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.findings import InvalidSpecError, parse

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from pydantic import ValidationError
-from sluice_contract.accelerators import Accelerator, Sizes, same_product
-from sluice_contract.sizing import sizes_of
+from sluice_contract.config.accelerators import Accelerator, Sizes, same_product
+from sluice_contract.config.sizing import sizes_of
 
 from sluice_operator.accelerators.find import NO_SUCH_NODE
 from sluice_operator.api.conditions import UPDATED, Check

@@ -6,7 +6,7 @@ all the same, and what was accepted stays so.
 
 from __future__ import annotations
 
-from sluice_contract.config import READS_PRIORITY
+from sluice_contract.config.engine import READS_PRIORITY
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.service import InferenceServiceSpec, Tenant

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import FIELD_MANAGER, Role
+from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 
 from sluice_operator.accelerators.find import find_accelerator
 from sluice_operator.accelerators.wanted import gpu_count

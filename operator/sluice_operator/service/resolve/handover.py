@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sluice_contract import labels
-from sluice_contract.labels import ROUTER_ROLE, Role
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import ROUTER_ROLE, Role
 
 from sluice_operator.api.pool import BOOTSTRAP, EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from pydantic.alias_generators import to_camel
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.scaling import AutoscalingSpec

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sluice_contract import labels
-from sluice_contract.labels import FETCH_ROLE
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import FETCH_ROLE
 
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec, roles_of

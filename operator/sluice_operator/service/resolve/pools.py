@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from pydantic.alias_generators import to_camel
-from sluice_contract import ports
 from sluice_contract.base import ConfigError
+from sluice_contract.cluster import ports
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.sizing import resolved_values
 from sluice_contract.http_errors import shown_json
-from sluice_contract.kv_transfer import KvTransfer
-from sluice_contract.labels import Role
-from sluice_contract.sizing import resolved_values
 
 from sluice_operator.accelerators.find import AcceleratorFinding, find_accelerator
 from sluice_operator.accelerators.wanted import gpu_count, is_nvidia, resource_name

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
-from sluice_contract.kv_transfer import KvBackend, KvTransfer
-from sluice_contract.labels import Role
-from sluice_contract.sizing import Source
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvBackend, KvTransfer
+from sluice_contract.config.sizing import Source
 
 from sluice_operator.api.model_uri import adapter_claims
 from sluice_operator.api.pool import EnginePoolSpec, HubNetwork, ModelFetch

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from sluice_contract.accelerators import Accelerator, product_row
-from sluice_contract.labels import FIELD_MANAGER, Role
+from sluice_contract.cluster.labels import FIELD_MANAGER, Role
+from sluice_contract.config.accelerators import Accelerator, product_row
 
 from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.pools import AcceleratorSpec

@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from sluice_contract.cors import Cors
-from sluice_contract.labels import ROUTER_ROLE
-from sluice_contract.router_config import (
+from sluice_contract.cluster.labels import ROUTER_ROLE
+from sluice_contract.config.cors import Cors
+from sluice_contract.config.router import (
     Auth,
     Discovery,
     RouterConfig,
     RouterServer,
+    Tenant,
     Upstream,
     max_buffered_bytes,
     render_router_config,
 )
-from sluice_contract.spans import RouterTracing
-from sluice_contract.tenants import Tenant
+from sluice_contract.config.tracing import RouterTracing
 
 from sluice_operator.api.quantities import amount
 from sluice_operator.api.service import MODES, InferenceServiceSpec, RouterSpec

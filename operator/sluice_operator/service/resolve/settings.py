@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic.alias_generators import to_camel, to_snake
-from sluice_contract import ports
-from sluice_contract.accelerators import Accelerator
-from sluice_contract.config import (
+from sluice_contract.cluster import ports
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.engine import (
     EngineConfig,
     ModelRef,
     ServerSettings,
     SloTargets,
     render_engine_config,
 )
-from sluice_contract.kv_transfer import KvBackend, KvTransfer
-from sluice_contract.labels import Role
-from sluice_contract.sizing import (
+from sluice_contract.config.kv_transfer import KvBackend, KvTransfer
+from sluice_contract.config.sizing import (
     Resolved,
     Source,
     resolve_settings,
     resolved_values,
 )
-from sluice_contract.spans import Tracing
+from sluice_contract.config.tracing import Tracing
 
 from sluice_operator.api.model_uri import model_source
 from sluice_operator.api.service import InferenceServiceSpec

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sluice_contract import labels
-from sluice_contract.labels import Role
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.accelerators.wanted import gpu_count
 from sluice_operator.api.service import InferenceServiceSpec

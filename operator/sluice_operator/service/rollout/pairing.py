@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, Final
 
-from sluice_contract.kv_transfer import KvFingerprint, differences
-from sluice_contract.sizing import GENERAL
+from sluice_contract.config.kv_transfer import KvFingerprint, differences
+from sluice_contract.config.sizing import GENERAL
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.conditions import reasons

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 COMPLETE: Final = "Complete"
 WAITS_FOR_POOL: Final = "WaitsForPool"

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sluice_runtime.engine.device import Device
 from sluice_runtime.engine.sampling.columns import Whole, sent
-from sluice_runtime.messages import TokenLogprob
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, RowAdded
+from sluice_runtime.wire.messages import TokenLogprob
 
 MAX_TOP_LOGPROBS: Final = 20
 """Computed for every row, so that the choice among equally probable tokens does not depend on the

@@ -10,7 +10,7 @@ import numpy as np
 from sluice_runtime.engine.sampling.columns import Whole
 from sluice_runtime.engine.sampling.draw import RowParameters
 from sluice_runtime.layers.draw import GREEDY_BELOW
-from sluice_runtime.messages import Sampling
+from sluice_runtime.wire.messages import Sampling
 
 
 class ParameterTable:

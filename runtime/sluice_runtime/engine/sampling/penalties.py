@@ -22,7 +22,7 @@ from torch import Tensor
 from sluice_runtime.engine.device import Device
 from sluice_runtime.engine.sampling.columns import Real, Whole, sent
 from sluice_runtime.kv.pool import zeros
-from sluice_runtime.messages import Sampling
+from sluice_runtime.wire.messages import Sampling
 
 
 @dataclass(frozen=True)

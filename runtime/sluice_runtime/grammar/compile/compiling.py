@@ -15,7 +15,7 @@ from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.allowance import Allowance
 from sluice_runtime.grammar.compile.xgrammar_errors import captured_stderr, first_line, refusal
 from sluice_runtime.grammar.native import CompiledGrammar, GrammarCompiler, GrammarMatcher
-from sluice_runtime.messages import GrammarKind
+from sluice_runtime.wire.messages import GrammarKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

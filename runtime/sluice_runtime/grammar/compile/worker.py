@@ -28,7 +28,7 @@ from sluice_runtime.grammar.frames import (
     read_frame,
     write_frame,
 )
-from sluice_runtime.messages import GrammarKind
+from sluice_runtime.wire.messages import GrammarKind
 
 _INPUT: Final = 0
 _OUTPUT: Final = 1
@@ -71,7 +71,7 @@ def _serve(uri: str, vocabulary_size: int) -> None:
     from sluice_runtime.grammar.compile.compiling import compile_grammar
     from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
     from sluice_runtime.grammar.vocabulary import token_bytes
-    from sluice_runtime.model_files import resolve
+    from sluice_runtime.model.files import resolve
 
     tokens = token_bytes(resolve(uri), vocabulary_size)
     tokenizer = TokenizerInfo(tokens, RAW, vocabulary_size, [], False)

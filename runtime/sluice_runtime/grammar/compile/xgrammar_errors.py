@@ -12,7 +12,7 @@ from typing import Final
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.messages import GrammarKind
+from sluice_runtime.wire.messages import GrammarKind
 
 _STDERR: Final = 2
 _MAX_CAPTURED_BYTES: Final = 4096

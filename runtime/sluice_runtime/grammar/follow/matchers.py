@@ -37,8 +37,8 @@ from sluice_runtime.grammar.allowance import (
 from sluice_runtime.grammar.follow.mask_worker_pool import MaskWorker, MaskWorkerPool
 from sluice_runtime.grammar.follow.turns import LeftReason, Line, Opened, Turn, Turned
 from sluice_runtime.grammar.keys import GrammarKey, KeptGrammar
-from sluice_runtime.messages import Generate
 from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.wire.messages import Generate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

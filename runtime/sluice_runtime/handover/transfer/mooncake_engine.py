@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Protocol, cast
 
-from sluice_contract.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
+from sluice_contract.cluster.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
 
 from sluice_runtime.errors import StartupError
 

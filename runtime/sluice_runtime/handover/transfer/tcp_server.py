@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from sluice_contract.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
+from sluice_contract.cluster.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
 
 from sluice_runtime.errors import StartupError
 from sluice_runtime.handover.transfer.backend import MAX_DESCRIPTORS, NotRegisteredError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.config import ReasoningFormat
+from sluice_contract.config.engine import ReasoningFormat
 
 from sluice_runtime.server.reasoning.parser import ReasoningParser
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluice_contract.config import ToolCallFormat
+from sluice_contract.config.engine import ToolCallFormat
 
 from sluice_runtime.server.tools import readers
 from sluice_runtime.server.tools.call_grammars import (

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice_autoscaler.sample import Sample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.demand import smoothed
 from sluice_simulator.autoscale.policies.policy import Targets

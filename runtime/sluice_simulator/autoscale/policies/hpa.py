@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.policies.policy import Targets
 

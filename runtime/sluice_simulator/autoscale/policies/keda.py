@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_autoscaler.sample import Sample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.policies.hpa import (
     SYNC_SECONDS,

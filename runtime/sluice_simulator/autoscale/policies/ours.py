@@ -9,7 +9,7 @@ from sluice_autoscaler.decide import decide
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.sample import Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import GOAL, Constants
 from sluice_simulator.autoscale.policies.policy import Targets

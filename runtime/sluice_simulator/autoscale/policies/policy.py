@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sluice_autoscaler.sample import Sample
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from sluice_contract import labels
-from sluice_contract.explain import Answer, Arrangement, Question
+from sluice_contract.cluster import labels
+from sluice_contract.wire.explain import Answer, Arrangement, Question
 from sluice_operator.cli.explain.command import run
 from sluice_operator.cli.explain.hints import HINTS
 from sluice_operator.cli.explain.question import ask

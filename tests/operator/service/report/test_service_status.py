@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sluice_contract.sizing import GENERAL, Resolved, Source, resolve_settings
+from sluice_contract.config.sizing import GENERAL, Resolved, Source, resolve_settings
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.crd import DEFAULT_STATUS
 from sluice_operator.apply.applier import Refused

@@ -5,8 +5,8 @@ release without it goes on so until it is changed.
 from __future__ import annotations
 
 import pytest
-from sluice_contract.config import parse_engine_config
-from sluice_contract.router_config import parse_router_config
+from sluice_contract.config.engine import parse_engine_config
+from sluice_contract.config.router import parse_router_config
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine_pool import STABLE

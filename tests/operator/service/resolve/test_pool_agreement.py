@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract import sizing
-from sluice_contract.config import parse_engine_config
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config import sizing
+from sluice_contract.config.engine import parse_engine_config
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.labels import FIELD_MANAGER, Role
+from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.kube.kinds import Manifest

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from sluice_autoscaler.settings import PoolLimits
-from sluice_contract.accelerators import PRODUCTS, Accelerator
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import PRODUCTS, Accelerator
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.service.plan import plan_service

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sluice_contract.router_config import parse_router_config
+from sluice_contract.config.router import parse_router_config
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
 from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.deployments import with_replicas

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract import labels
-from sluice_contract.labels import Role
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import Role
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.pool.plan import plan_pool

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_operator.service.rollout.in_place import IN_PLACE, plan_in_place
 from sluice_operator.service.rollout.surge import PoolState, Revision, Rollout
 

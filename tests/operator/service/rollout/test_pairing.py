@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.kv_transfer import KvFingerprint
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvFingerprint
 from sluice_operator.api.conditions import Check
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import plan_service

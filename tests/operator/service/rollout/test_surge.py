@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sluice_contract.labels import Role
+from sluice_contract.cluster.labels import Role
 from sluice_operator.service.rollout.surge import PoolState, Revision, Rollout, plan_rollout
 
 from tests.examples import examples

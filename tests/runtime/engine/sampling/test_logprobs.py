@@ -12,8 +12,8 @@ from sluice_runtime.engine.sampling.logprobs import (
     read_scores,
     score,
 )
-from sluice_runtime.messages import Sampling, TokenLogprob
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
+from sluice_runtime.wire.messages import Sampling, TokenLogprob
 
 VOCABULARY = 30
 

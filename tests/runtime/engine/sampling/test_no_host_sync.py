@@ -15,8 +15,8 @@ from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.grammar.follow.matchers import Masks
 from sluice_runtime.layers.backend import TORCH
-from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
+from sluice_runtime.wire.messages import Sampling
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.host_sync import GPU, FakeGpu, fake_tensors, no_host_sync

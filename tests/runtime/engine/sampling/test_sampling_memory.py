@@ -14,8 +14,8 @@ from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.draw import Draws, draw
-from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
+from sluice_runtime.wire.messages import Sampling
 from torch.profiler import ProfilerActivity, profile
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Profiler clears events")

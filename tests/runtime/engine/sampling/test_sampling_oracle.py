@@ -13,7 +13,7 @@ from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.sampling.bias import LogitBias
 from sluice_runtime.engine.sampling.penalties import Penalties
 from sluice_runtime.engine.sampling.restriction import restrict
-from sluice_runtime.messages import Sampling
+from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
 from tests.runtime.engine.sampling.parameters import rows_of

@@ -12,8 +12,8 @@ from sluice_kernels import reference
 from sluice_runtime.engine.device import CPU, Device, HostDevice
 from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.layers.backend import TORCH, Backend
-from sluice_runtime.messages import Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
+from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
 from tests.runtime.engine.late_device import LateDevice

@@ -24,7 +24,7 @@ from sluice_runtime.errors import (
 from sluice_runtime.grammar.compile.pool import Compiled, CompilePool
 from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
 from sluice_runtime.grammar.keys import GrammarKey, KeptGrammar
-from sluice_runtime.messages import GrammarKind
+from sluice_runtime.wire.messages import GrammarKind
 
 from tests.patience import PATIENCE_SECONDS
 

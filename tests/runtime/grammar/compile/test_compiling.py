@@ -12,7 +12,7 @@ from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.compile.compiling import compile_grammar
 from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
 from sluice_runtime.grammar.schema.json_schema import usable_schema
-from sluice_runtime.messages import GrammarKind
+from sluice_runtime.wire.messages import GrammarKind
 
 ASCII = [bytes([value]) for value in range(128)] + [b""]
 COMPILER = GrammarCompiler(TokenizerInfo(ASCII, RAW, len(ASCII), [], False), 1, False, 0)

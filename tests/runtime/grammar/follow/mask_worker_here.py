@@ -17,8 +17,8 @@ from sluice_runtime.grammar.follow.turns import Turn, Turned
 from sluice_runtime.grammar.native import RAW, CompiledGrammar, GrammarCompiler, TokenizerInfo
 from sluice_runtime.grammar.processes import GrammarProcesses
 from sluice_runtime.grammar.vocabulary import token_bytes
+from sluice_runtime.model.files import resolve
 from sluice_runtime.model.spec import spec_from
-from sluice_runtime.model_files import resolve
 
 LINES = 64
 

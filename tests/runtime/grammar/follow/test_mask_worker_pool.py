@@ -20,8 +20,8 @@ from sluice_runtime.grammar.follow.process import MaskWorkerProcess, MaskWorkerS
 from sluice_runtime.grammar.follow.uninterruptible_calls import MAX_ABANDONED
 from sluice_runtime.grammar.keys import KeptGrammar
 from sluice_runtime.grammar.native import RAW, GrammarCompiler, TokenizerInfo
-from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
+from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
 pytestmark = pytest.mark.process
 

@@ -26,8 +26,8 @@ from sluice_runtime.grammar.native import (
     GrammarMatcher,
     TokenizerInfo,
 )
-from sluice_runtime.messages import Generate, Grammar, Sampling
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
+from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
 from tests.examples import examples
 from tests.runtime.engine.sampling.parameters import rows_of

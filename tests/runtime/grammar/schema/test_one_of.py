@@ -16,8 +16,8 @@ from sluice_runtime.grammar.compile.compiling import compile_grammar
 from sluice_runtime.grammar.native import CompiledGrammar
 from sluice_runtime.grammar.schema.json_schema import usable_schema
 from sluice_runtime.grammar.schema.object_schema import object_schema
-from sluice_runtime.messages import GrammarKind
 from sluice_runtime.server.tools.formats import HERMES
+from sluice_runtime.wire.messages import GrammarKind
 
 from tests.runtime.grammar.drawing import ASCII, COMPILER, TOKENIZER, answer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from sluice_contract.kv_transfer import KvBackend
+from sluice_contract.config.kv_transfer import KvBackend
 from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.handover.transfer.registry import (
     BACKENDS,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
-from sluice_contract.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
+from sluice_contract.cluster.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
 from sluice_runtime.handover.transfer import tcp, tcp_server, tcp_wire
 from sluice_runtime.handover.transfer.backend import (
     OtherEpochError,

@@ -1,0 +1,1 @@
+"""What a cluster holds of a service: labels, ports, metrics, the router's file, exit messages."""

@@ -1,0 +1,45 @@
+"""What holds when a key of `engine.json` is left out, in words: for people, beside `sizing`.
+
+The CRDs and the reference show them. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from sluice_contract.config.accelerators import CPU, GENERAL_MEMORY_FRACTION, MIN_RUNNING_REQUESTS
+from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
+from sluice_contract.config.sizing import GENERAL
+
+BY_ACCELERATOR: Final[Mapping[str, str]] = {
+    "chunk_size": f"by accelerator; {CPU.chunk_size} on CPUs",
+    "cuda_graph_max_batch": f"by accelerator; {CPU.cuda_graph_max_batch} on CPUs",
+    "tensor_parallel_size": "accelerator.count; 1 on CPUs",
+    "max_running_requests": f"by KV pool; {MIN_RUNNING_REQUESTS} on CPUs",
+    "overlap": "true; false on CPUs",
+    "memory_fraction": f"by accelerator; {GENERAL_MEMORY_FRACTION} on CPUs",
+}
+FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
+    "context_length": "the model's",
+    "kv_pool_tokens": "by memoryFraction",
+    "min_prefill_tokens": "pageSize",
+    "max_loras_per_batch": str(DEFAULT_MAX_LORAS_PER_BATCH),
+    "max_lora_rank": f"the largest at the start, {LEAST_MAX_LORA_RANK} at least",
+    "strict_requests": "false",
+    "threads": "the container's processors",
+    "tool_call_format": "by the chat template",
+    "reasoning_format": "by the chat template",
+    "grammar_compile_seconds": "5",
+    "grammar_compile_bytes": "by memoryFraction; at most 2147483648",
+}
+
+
+def words_when_left_out() -> dict[str, str]:
+    """By field name of `EngineSettings`; a field that is not here means nothing when left out."""
+    general = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in GENERAL.items()
+    }
+    return {**general, **BY_ACCELERATOR, **FOUND_BY_ENGINE}

@@ -1,0 +1,436 @@
+"""EngineConfig: everything that decides how one engine behaves, as one frozen value.
+
+The operator renders it into a ConfigMap; `python -m sluice_runtime --config FILE` reads it. A key
+left out takes a default that `sluice_contract.config.sizing` explains. Identity (pod name, address)
+is not in here: it comes from the Downward API.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+
+from sluice_contract.base import (
+    ConfigError,
+    ContractModel,
+    config_error_from,
+    refuse_repeated_keys,
+)
+from sluice_contract.cluster import ports
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import (
+    MAX_RUNNING_REQUESTS,
+    MIN_RUNNING_REQUESTS,
+    Accelerator,
+)
+from sluice_contract.config.adapters import AdapterRefs
+from sluice_contract.config.cors import Cors
+from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.tracing import Tracing
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+SchedulingPolicy = Literal[
+    "fcfs", "lpm", "dfs-weight", "lof", "sjf", "srtf", "hrrn", "round-robin", "random", "priority",
+    "routing-key", "adaptive", "slack",
+]  # fmt: skip
+READS_PRIORITY: Final[tuple[SchedulingPolicy, ...]] = ("priority", "adaptive")
+"""Policies under which a request's priority counts."""
+
+EvictionPolicy = Literal["lru", "lfu", "fifo", "slru"]
+AttentionBackend = Literal[
+    "auto", "native", "torch", "flashinfer", "flashinfer-fa2", "flashinfer-fa3"
+]
+ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+MAX_ALIASES: Final = 16
+DEFAULT_MAX_CHOICES_PER_REQUEST: Final = 256
+"""As many as an engine on CPUs runs at once, and as a request may have prompts."""
+NAMES_ONCE: Final = "aliases each once, and other than the model's name"
+ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
+ReasoningFormat = Literal["deepseek-r1", "mistral", "none", "qwen3"]
+
+
+class ModelRef(ContractModel):
+    """Which weights to serve, and under what name."""
+
+    uri: str = Field(
+        min_length=1,
+        max_length=2048,
+        description="Where the weights are: the path of a folder, file:///path, or dummy://name "
+        "for random weights.",
+    )
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="Name of the model in the OpenAI API. Left out: the last part of the URI, so "
+        "that another URI is another name to clients.",
+    )
+    aliases: list[ModelName] | None = Field(
+        default=None,
+        max_length=MAX_ALIASES,
+        description="Further names of the model, which requests may give instead.",
+    )
+    revision: str | None = Field(
+        default=None,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9_][-./A-Za-z0-9_]*$",
+        description="Branch, tag or commit of a hub's model; no other has one.",
+    )
+
+    @property
+    def served_name(self) -> str:
+        """The name clients use."""
+        last = self.uri.rstrip("/").rpartition("/")[2]
+        if self.uri.startswith("oci://"):
+            last = re.split("[:@]", last)[0]
+        return self.name or last
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The name and the aliases."""
+        return (self.served_name, *(self.aliases or ()))
+
+
+class EngineSettings(ContractModel):
+    """The tunables of one engine. All optional: what is left out is resolved, with its source."""
+
+    dtype: DType | None = Field(
+        default=None, description="Type of weights and activations; auto: the checkpoint's."
+    )
+    kv_cache_dtype: DType | None = Field(
+        default=None, description="Type of the KV cache; auto: the same as dtype."
+    )
+    tensor_parallel_size: int | None = Field(
+        default=None, ge=1, le=64, description="GPUs that share each layer of one engine."
+    )
+    context_length: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="Most tokens of prompt and answer together; at most the model's own limit.",
+    )
+    chunk_size: int | None = Field(
+        default=None,
+        ge=-1,
+        le=1_048_576,
+        description="Most tokens of one step: of prompts, and one for each request that decodes in "
+        "it. Longer prompts are computed in chunks. -1 turns chunking off.",
+    )
+    max_prefill_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="Most prompt tokens in one step, of all prompts together.",
+    )
+    min_prefill_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_048_576,
+        description="Tokens of each step that are for prompts, however many requests decode in it; "
+        "at least pageSize.",
+    )
+    max_running_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_536,
+        description="Most requests that run at once; more wait. Left out on GPUs: "
+        f"{MIN_RUNNING_REQUESTS} to {MAX_RUNNING_REQUESTS:,}.",
+    )
+    max_queued_requests: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_048_576,
+        description="Most requests that wait; one more is answered 429.",
+    )
+    cuda_graph_max_batch: int | None = Field(
+        default=None,
+        ge=0,
+        le=4096,
+        description="Largest decode batch captured as a CUDA graph; none are on a CPU.",
+    )
+    attention_backend: AttentionBackend | None = Field(
+        default=None,
+        description="What computes attention: native (compiled kernels) or torch on CPUs, "
+        "flashinfer or torch on GPUs; auto: the fastest that device and model have kernels for. "
+        "flashinfer-fa2 and -fa3 fix the kernels for prompts; else FA3 has Hopper's long chunks.",
+    )
+    page_size: int | None = Field(
+        default=None, ge=1, le=1024, description="Tokens in one page of the KV pool."
+    )
+    kv_pool_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Size of the KV pool in tokens, a multiple of pageSize. Left out: what "
+        "memoryFraction leaves, but no more than maxRunningRequests whole contexts.",
+    )
+    memory_fraction: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Share of the device's memory for weights and KV pool (on CPUs, of the "
+        "container's); less where a full step on a GPU, or on CPUs the logits of "
+        "maxRunningRequests, the processes for grammars and the API process, need more than the "
+        "rest. Not read when kvPoolTokens is given.",
+    )
+    mixed_chunk: bool | None = Field(
+        default=None,
+        description="Whether running requests decode in the steps that compute prompts; else "
+        "they wait for eight such steps at most.",
+    )
+    prefix_cache: bool | None = Field(
+        default=None,
+        description="Whether what was computed of a prompt is kept for prompts that begin alike.",
+    )
+    prefix_eviction_policy: EvictionPolicy | None = Field(
+        default=None, description="Which cached prefixes go first when pages are needed."
+    )
+    overlap: bool | None = Field(
+        default=None,
+        description="Whether the next step is planned while one runs, and on GPUs launched before "
+        "the one before it has ended. On CPUs both want the same cores.",
+    )
+    scheduling_policy: SchedulingPolicy | None = Field(
+        default=None, description="Order in which waiting requests are admitted."
+    )
+    schedule_conservativeness: float | None = Field(
+        default=None,
+        gt=0,
+        le=10,
+        description="Factor on the share of max_tokens that is reserved when a request is "
+        "admitted. Larger: fewer run at once, and fewer are sent back to the queue (retraction).",
+    )
+    priority_threshold: int | None = Field(
+        default=None,
+        ge=0,
+        description="With schedulingPolicy priority: a request sends back running ones whose "
+        "priority is lower by more than this.",
+    )
+    max_loras_per_batch: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Most adapters whose requests run at once; requests of others wait. Each takes "
+        "memory of the device, used or not. Not read without adapters.",
+    )
+    max_lora_rank: int | None = Field(
+        default=None,
+        ge=1,
+        le=512,
+        description="Largest rank of an adapter. Not read without adapters.",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="Threads that compute on CPUs."
+    )
+    tool_call_format: ToolCallFormat | None = Field(
+        default=None,
+        description="How the model writes tool calls; its chat template tells, if it is of a known "
+        "family.",
+    )
+    reasoning_format: ReasoningFormat | None = Field(
+        default=None,
+        description="How the model writes the reasoning before its answer, which chats then have "
+        "apart from it (reasoning_content); its chat template tells, if it is of a known family.",
+    )
+    grammar_compile_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=600,
+        description="Processor time that compiling one grammar may take, in seconds.",
+    )
+    grammar_compile_bytes: int | None = Field(
+        default=None,
+        ge=512 << 20,
+        le=1 << 40,
+        description="Memory that each process that compiles or follows grammars may have, in "
+        "bytes.",
+    )
+    strict_requests: bool | None = Field(
+        default=None,
+        description="Whether a request with an unknown field is refused; else the field is ignored "
+        "and named in the answer's header X-Sluice-Ignored-Fields.",
+    )
+    kv_transfer: KvTransfer | None = Field(
+        default=None, description="How prefill engines hand the KV cache to decode engines."
+    )
+
+
+class SloTargets(ContractModel):
+    """What the engine promises, and works towards in every step."""
+
+    ttft_milliseconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=3_600_000,
+        description="Time to the first token, in milliseconds. Requests that can have it are "
+        "admitted before those that cannot any more; none is refused for it.",
+    )
+    itl_milliseconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=3_600_000,
+        description="Time between two tokens of an answer, in milliseconds. The engine chooses the "
+        "chunk of each step so that the step keeps it; chunkSize is the most it may choose.",
+    )
+    percentile: int = Field(
+        default=99, ge=50, le=99, description="Share of the steps that must keep it, in percent."
+    )
+
+    @model_validator(mode="after")
+    def _of_something(self) -> Self:
+        if self.ttft_milliseconds is None and self.itl_milliseconds is None:
+            raise ValueError("ttftMilliseconds, itlMilliseconds or both")
+        return self
+
+
+class ServerSettings(ContractModel):
+    """Where the engine's HTTP server listens, and its limits."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(
+        default=ports.ENGINE_HTTP, ge=0, le=65535, description="Port; 0 picks a free one."
+    )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of /metrics, /load, /health and /ready, at which nothing can be "
+        "generated, flushed or aborted; 0 picks a free one. Left out: `port` answers /metrics.",
+    )
+    drain_seconds: float = Field(
+        default=120.0,
+        ge=0,
+        le=86_400,
+        description="How long running streams may finish after SIGTERM, in seconds.",
+    )
+    max_body_bytes: int = Field(
+        default=8 * 1024 * 1024,
+        ge=1024,
+        description="Largest request body that is read, in bytes; a larger one is answered 413.",
+    )
+    max_choices_per_request: int = Field(
+        default=DEFAULT_MAX_CHOICES_PER_REQUEST,
+        ge=1,
+        le=4096,
+        description="Most answers that one request may ask for: n for each of its prompts. A "
+        "larger one is answered 400.",
+    )
+    cors: Cors | None = Field(
+        default=None, description="Which web pages may send requests; left out: none."
+    )
+    require_signature: bool | None = Field(
+        default=None,
+        description="True: only requests that the service's router has signed are served, others "
+        "are answered 403. On a cluster beside router.auth. Requires handoverKeyFile.",
+    )
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        if self.metrics_port and self.metrics_port == self.port:
+            raise ValueError(f"metricsPort: {self.port} is port; allowed: another, or left out")
+        return self
+
+
+class EngineConfig(EngineSettings):
+    """The engine's file. Only `model.uri` must be given; unknown keys are refused."""
+
+    model: ModelRef
+    adapters: AdapterRefs = Field(
+        default=(),
+        description="LoRA adapters that are served beside the model. An engine does not start "
+        "without one of them.",
+    )
+    adapters_file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="File with further `adapters`, which the engine follows: it loads those that "
+        "come and lets go of others while it serves. One that cannot be loaded is logged, and "
+        "tried again.",
+    )
+    role: Role = Role.MIXED
+    server: ServerSettings = ServerSettings()
+    slo: SloTargets | None = None
+    accelerator: Accelerator | None = Field(
+        default=None,
+        description="GPUs of the engine, which ends with AcceleratorMissing where it finds none. "
+        "Left out, it computes on CPUs.",
+    )
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="Seed of random weights, and of the order of schedulingPolicy random. Requests "
+        "without a seed draw one from the system's entropy.",
+    )
+
+    handover_key_file: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="File with the key by which router and engines of a service know each other; "
+        "one named second-key in the same folder verifies, too. Read again when they change. "
+        "Required in roles prefill and decode; in role mixed an engine without it goes on with no "
+        "answer that another engine began.",
+    )
+    tracing: Tracing | None = Field(
+        default=None, description="Where spans of sampled requests go; left out: nowhere."
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _each_name_once(cls, value: ModelRef) -> ModelRef:
+        if len(set(value.served_names)) < len(value.served_names):
+            raise ValueError(NAMES_ONCE)
+        return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [*self.model.served_names, *(adapter.name for adapter in self.adapters)]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise ValueError(f"adapters whose names differ; {name!r} is there twice")
+        return self
+
+    @model_validator(mode="after")
+    def _signatures_need_a_key(self) -> Self:
+        if self.server.require_signature and self.handover_key_file is None:
+            raise ValueError("server.requireSignature only beside handoverKeyFile")
+        return self
+
+    @field_validator("chunk_size")
+    @classmethod
+    def _chunk_of_something(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("-1 (off) or at least one page")
+        return value
+
+
+def parse_engine_config(text: str | bytes) -> EngineConfig:
+    """An EngineConfig from JSON text.
+
+    Raises:
+        ConfigError: one line with key, value and what is allowed.
+    """
+    try:
+        config = EngineConfig.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        raise config_error_from(error, EngineConfig) from None
+    refuse_repeated_keys(text)
+    return config
+
+
+def read_engine_config(path: Path) -> EngineConfig:
+    """The EngineConfig in the file at `path`; raises ConfigError, also when there is no file."""
+    try:
+        return parse_engine_config(path.read_bytes())
+    except OSError as error:
+        raise ConfigError("--config", str(path), f"a readable file ({error.strerror})") from None
+
+
+def render_engine_config(config: EngineConfig) -> str:
+    """The file's text: sorted keys, so that equal configurations have equal hashes."""
+    return json.dumps(config.to_json_dict(), indent=2, sort_keys=True) + "\n"

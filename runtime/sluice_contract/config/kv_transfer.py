@@ -1,0 +1,93 @@
+"""How prefill engines hand the KV cache to decode engines, as a person sets it, and the KV
+fingerprint: whether an engine can go on with pages that another engine computed.
+
+Pages are handed over only between engines with equal fingerprints.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, StringConstraints
+
+from sluice_contract.base import ContractModel
+from sluice_contract.cluster import ports
+
+RDMA_RESOURCE: Final = "rdma/hca_shared_devices_a"
+"""As in the sample configuration of the RDMA shared device plugin."""
+RdmaResource = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?$",
+        min_length=3,
+        max_length=253,
+    ),
+]
+KvBackend = Literal["Mooncake", "TCP"]
+
+
+class KvTransfer(ContractModel):
+    """How prefill engines hand the KV cache to decode engines."""
+
+    backend: KvBackend | None = Field(
+        default=None,
+        description="What carries the pages. Left out: TCP; for rdma Mooncake.",
+    )
+    protocol: Literal["tcp", "rdma"] = Field(default="tcp", description="Mooncake's transport.")
+    device: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="RDMA device; Mooncake chooses when left out.",
+    )
+    resource_name: RdmaResource | None = Field(
+        default=None,
+        description=f"Resource of the device, for the operator; left out: {RDMA_RESOURCE}.",
+    )
+    bootstrap_port: int = Field(
+        default=ports.BOOTSTRAP, ge=1, le=65535, description="Rendezvous port of prefill engines."
+    )
+
+    @property
+    def backend_or_default(self) -> KvBackend:
+        """Where nobody has said it: the one that is authenticated; RDMA is Mooncake's alone."""
+        return self.backend or ("Mooncake" if self.protocol == "rdma" else "TCP")
+
+
+PAGE_MAJOR: Final = "page-layer-kv-token-head-dim"
+"""The order of a pool's dimensions, outermost first: a page is one contiguous piece of memory."""
+
+
+class KvFingerprint(ContractModel):
+    """All that a page's bytes depend on, besides the tokens in it."""
+
+    model: str
+    """The model's URI."""
+    model_revision: str | None = None
+    """Commit of a hub's model; no other has one."""
+    weights: str = ""
+    """Digest of the files, as an engine found them; empty where only its configuration is known."""
+    page_size_tokens: int
+    kv_dtype: str
+    """As resolved, e.g. `bfloat16`: never `auto`."""
+    layout: str = PAGE_MAJOR
+    tensor_parallel_size: int
+
+    def __str__(self) -> str:
+        """One line that is stable across versions, for logs and messages."""
+        revision = f"@{self.model_revision}" if self.model_revision else ""
+        weights = f" weights={self.weights}" if self.weights else ""
+        return (
+            f"{self.model}{revision} {self.kv_dtype} page={self.page_size_tokens} "
+            f"tp={self.tensor_parallel_size} {self.layout}{weights}"
+        )
+
+
+def differences(first: KvFingerprint, second: KvFingerprint) -> tuple[str, ...]:
+    """What differs, each with both values, e.g. `pageSizeTokens: 16 and 32`; empty when equal."""
+    ours, theirs = first.model_dump(by_alias=True), second.model_dump(by_alias=True)
+    return tuple(
+        f"{name}: {value} and {theirs[name]}"
+        for name, value in ours.items()
+        if value != theirs[name]
+    )

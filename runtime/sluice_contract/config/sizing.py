@@ -1,0 +1,210 @@
+"""Resolves every engine setting to a value, and says where the value came from.
+
+Order: the user's, else the accelerator's product, else its memory, else the general default. Pure;
+the operator shows the result in status, the engine uses it when a key is missing from its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from sluice_contract.base import ConfigError, ContractModel, ContradictionsError
+from sluice_contract.config.accelerators import (
+    CPU,
+    GENERAL_MEMORY_FRACTION,
+    MIN_RUNNING_REQUESTS,
+    UNKNOWN,
+    WIDE_FROM,
+    Accelerator,
+    Sizes,
+    memory_fraction,
+    memory_mib_of,
+    product_row,
+    tier_sizes,
+)
+from sluice_contract.config.engine import EngineSettings, SloTargets
+
+Value = bool | int | float | str
+SettingsT = TypeVar("SettingsT", bound=EngineSettings)
+
+
+class Source(StrEnum):
+    """Where a value came from."""
+
+    USER = "User"
+    PRODUCT = "Product"
+    MEMORY = "Memory"
+    GENERAL = "General"
+
+
+class Resolved(ContractModel):
+    """A value with its origin; `origin` is for a person, e.g. `A100-40GB TP1`."""
+
+    value: Value
+    source: Source
+    origin: str
+
+
+API_PROCESS_BYTES: Final = 256 << 20
+"""What the API process of an engine may grow to. Measured once ready: 70 MiB with the 256 tokens of
+the sample, 125 MiB with a vocabulary of 150,000. The tokenizer keeps at most 20 MiB of words,
+and the rest is for what requests hold."""
+
+SLACK: Final = "slack"
+"""The policy that orders by a promised time to the first token."""
+
+CACHE_POLICIES: Final = frozenset({"lpm", "dfs-weight"})
+"""Policies that order by what the prefix cache holds."""
+
+GENERAL: Final[dict[str, Value]] = {
+    "dtype": "auto",
+    "kv_cache_dtype": "auto",
+    "attention_backend": "auto",
+    "tensor_parallel_size": 1,
+    "max_prefill_tokens": 16_384,
+    "max_running_requests": MIN_RUNNING_REQUESTS,
+    "max_queued_requests": 4_096,
+    "page_size": 16,
+    "memory_fraction": GENERAL_MEMORY_FRACTION,
+    "mixed_chunk": True,
+    "prefix_cache": True,
+    "prefix_eviction_policy": "lru",
+    "overlap": False,
+    "scheduling_policy": "fcfs",
+    "schedule_conservativeness": 1.0,
+    "priority_threshold": 10,
+}
+"""General defaults. Keys that depend on the model or the host (context length, pool, threads, on
+GPUs maxRunningRequests) are left to the engine."""
+
+
+def resolve_settings(
+    user: EngineSettings, accelerator: Accelerator, slo: SloTargets | None = None
+) -> dict[str, Resolved]:
+    """Every setting that can be known before the engine starts, by field name.
+
+    Raises:
+        ContradictionsError: resolved values contradict each other, or what `slo` promises.
+    """
+    resolved = {name: _general(value) for name, value in GENERAL.items()}
+    resolved |= _by_accelerator(accelerator)
+    if not accelerator.is_cpu:
+        resolved["overlap"] = _general(True, "a GPU computes beside the host")
+        del resolved["max_running_requests"]  # follows from the KV pool, so from the model
+    if slo is not None and slo.ttft_milliseconds is not None:
+        resolved["scheduling_policy"] = _general(SLACK, "slo.ttftMilliseconds")
+    for name in EngineSettings.model_fields.keys() - {"kv_transfer"}:
+        if (value := getattr(user, name)) is not None:
+            resolved[name] = Resolved(value=value, source=Source.USER, origin="spec")
+    resolved.setdefault("min_prefill_tokens", _general(resolved["page_size"].value, "one page"))
+    values = resolved_values(resolved)
+    if found := (*_contradictions(values), *_against_slo(slo, values)):
+        raise ContradictionsError(found)
+    return resolved
+
+
+def check_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> None:
+    """Whether the resolved values, by field name, let the engine keep what `slo` promises.
+
+    Raises:
+        ContradictionsError: names the settings that do not.
+    """
+    if found := tuple(_against_slo(slo, values)):
+        raise ContradictionsError(found)
+
+
+def _against_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> Iterator[ConfigError]:
+    promises_ttft = slo is not None and slo.ttft_milliseconds is not None
+    if values["scheduling_policy"] == SLACK and not promises_ttft:
+        yield ConfigError("schedulingPolicy", SLACK, "another; or slo.ttftMilliseconds")
+    if slo is None or slo.itl_milliseconds is None:
+        return
+    if values["chunk_size"] == -1:
+        yield ConfigError("chunkSize", -1, "at least pageSize, as slo.itlMilliseconds is set")
+    if not values["mixed_chunk"]:
+        yield ConfigError("mixedChunk", False, "true, as slo.itlMilliseconds is set")
+
+
+def resolved_values(resolved: Mapping[str, Resolved]) -> dict[str, Value]:
+    """The values alone, by field name."""
+    return {name: entry.value for name, entry in resolved.items()}
+
+
+def apply_resolved(settings: SettingsT, resolved: dict[str, Resolved]) -> SettingsT:
+    """`settings` with every resolved value filled in."""
+    return settings.model_copy(update=resolved_values(resolved))
+
+
+def _general(value: Value, origin: str = "default") -> Resolved:
+    return Resolved(value=value, source=Source.GENERAL, origin=origin)
+
+
+def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
+    sizes, source, origin = sizes_of(accelerator)
+    values = {
+        "chunk_size": sizes.chunk_size,
+        "cuda_graph_max_batch": sizes.cuda_graph_max_batch,
+        "tensor_parallel_size": max(1, accelerator.count),
+    }
+    found = {
+        name: Resolved(value=value, source=source, origin=origin) for name, value in values.items()
+    }
+    return found | {"memory_fraction": _memory_fraction(accelerator, sizes)}
+
+
+def _memory_fraction(accelerator: Accelerator, sizes: Sizes) -> Resolved:
+    """Of the memory that the node's label tells, else of the product's."""
+    memory_mib = memory_mib_of(accelerator)
+    if memory_mib is None:
+        return _general(GENERAL_MEMORY_FRACTION)
+    ranks = max(1, accelerator.count)
+    return Resolved(
+        value=memory_fraction(memory_mib, sizes, ranks),
+        source=Source.MEMORY if accelerator.memory_mib else Source.PRODUCT,
+        origin=f"{memory_mib / 1024:.0f} GiB TP{ranks}",
+    )
+
+
+def sizes_of(accelerator: Accelerator) -> tuple[Sizes, Source, str]:
+    """The sizes of an accelerator, where they come from, and what exactly decided."""
+    tensor_parallel = max(1, accelerator.count)
+    wide = tensor_parallel >= WIDE_FROM
+    if accelerator.is_cpu:
+        return CPU, Source.GENERAL, "CPU"
+    if accelerator.product and (row := product_row(accelerator.product)):
+        sizes = tier_sizes(row.memory_gib, wide=wide)
+        return sizes, Source.PRODUCT, f"{row.name} TP{tensor_parallel}"
+    if accelerator.memory_mib:
+        gib = accelerator.memory_mib / 1024
+        sizes = tier_sizes(gib, wide=wide)
+        return sizes, Source.MEMORY, f"{gib:.0f} GiB TP{tensor_parallel}"
+    return UNKNOWN, Source.GENERAL, f"unknown accelerator TP{tensor_parallel}"
+
+
+def _contradictions(values: Mapping[str, Value]) -> Iterator[ConfigError]:
+    """Each pair that can contradict: a step must hold the least that a prompt advances by."""
+    names = ("chunk_size", "page_size", "min_prefill_tokens", "max_prefill_tokens")
+    chunk, page, minimum, most = (_tokens(values[name]) for name in names)
+    if most < page:
+        yield ConfigError("maxPrefillTokens", most, f"at least pageSize ({page})")
+    if minimum > max(most, page):
+        yield ConfigError("minPrefillTokens", minimum, f"at most maxPrefillTokens ({most})")
+    if chunk != -1 and chunk < page:
+        yield ConfigError("chunkSize", chunk, f"-1 (off) or at least pageSize ({page})")
+    if chunk != -1 and minimum > max(chunk, page):
+        yield ConfigError("minPrefillTokens", minimum, f"at most chunkSize ({chunk})")
+    if (pool := values.get("kv_pool_tokens")) is not None and (tokens := _tokens(pool)) % page:
+        below = tokens // page * page
+        near = f"{below} or {below + page}" if below else str(page)
+        yield ConfigError("kvPoolTokens", tokens, f"a multiple of pageSize ({page}), as {near}")
+    policy = values["scheduling_policy"]
+    if policy in CACHE_POLICIES and not values["prefix_cache"]:
+        allowed = "fcfs or another that needs no prefixCache; or prefixCache"
+        yield ConfigError("schedulingPolicy", policy, allowed)
+
+
+def _tokens(value: Value) -> int:
+    assert isinstance(value, int)
+    return value

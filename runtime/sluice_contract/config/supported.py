@@ -1,0 +1,113 @@
+"""What this version of the engine can do: one table that engine and operator both refuse by.
+
+A row leaves this table when the feature lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_contract.base import ConfigError, ContractModel
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.engine import EngineSettings
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A setting, the values of it that this version refuses, and what it allows instead."""
+
+    key: str
+    """Its path, as it is spelled outside."""
+    refuses: Callable[[EngineSettings], bool]
+    allowed: str
+    on_cpus_only: bool = False
+    """What GPUs have, and CPUs do not."""
+    on_gpus_only: bool = False
+    """What CPUs have, and GPUs do not."""
+
+    def applies(self, *, on_cpus: bool) -> bool:
+        return not (self.on_gpus_only if on_cpus else self.on_cpus_only)
+
+
+ROWS: Final = (
+    Unsupported(
+        "tensorParallelSize",
+        lambda s: (s.tensor_parallel_size or 1) != 1,
+        "1 without an accelerator (with one, accelerator.count is the tensor parallel size)",
+        on_cpus_only=True,
+    ),
+    Unsupported(
+        "kvCacheDtype",
+        lambda s: s.kv_cache_dtype not in (None, "auto"),
+        "auto (a KV type of its own is not implemented yet)",
+    ),
+    Unsupported(
+        "cudaGraphMaxBatch",
+        lambda s: s.cuda_graph_max_batch not in (None, 0),
+        "0 without an accelerator",
+        on_cpus_only=True,
+    ),
+    Unsupported(
+        "attentionBackend",
+        lambda s: (s.attention_backend or "").startswith("flashinfer"),
+        "auto, native or torch without an accelerator",
+        on_cpus_only=True,
+    ),
+    Unsupported(
+        "attentionBackend",
+        lambda s: s.attention_backend == "native",
+        "auto, flashinfer or torch with an accelerator",
+        on_gpus_only=True,
+    ),
+)
+
+
+def allowed_so_far() -> dict[str, str]:
+    """By key, what the rows of the table allow, for people."""
+    keys = dict.fromkeys(row.key for row in ROWS)
+    return {key: "; ".join(row.allowed for row in ROWS if row.key == key) for key in keys}
+
+
+ARCHITECTURES: Final = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
+"""By the names in config.json: the operator refuses others before they are downloaded. The engine's
+own table is the runtime's `model/spec.py`."""
+
+ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
+"""What an engine can do in this version."""
+
+
+def unsupported(settings: EngineSettings, *, on_cpus: bool = True) -> Iterator[ConfigError]:
+    """A refusal for every setting the user asked for and this version does not have; `on_cpus`:
+    the engine has no accelerator."""
+    for row in ROWS:
+        if row.applies(on_cpus=on_cpus) and row.refuses(settings):
+            yield ConfigError(row.key, _value(settings, row.key), row.allowed)
+
+
+def unused_without_adapters(settings: EngineSettings) -> Iterator[str]:
+    """A warning of every setting that an engine without adapters does not read."""
+    given = {
+        "maxLorasPerBatch": settings.max_loras_per_batch,
+        "maxLoraRank": settings.max_lora_rank,
+    }
+    for key, value in given.items():
+        if value is not None:
+            yield f"{key}: {value} is not read without adapters"
+
+
+def _value(settings: ContractModel, key: str) -> object:
+    """The value at a key, of which each part is spelled as outside."""
+    value: object = settings
+    for part in key.split("."):
+        assert isinstance(value, ContractModel)
+        fields = type(value).model_fields.items()
+        value = getattr(value, next(name for name, field in fields if field.alias == part))
+    return value

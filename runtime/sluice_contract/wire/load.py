@@ -1,0 +1,140 @@
+"""The load report: what an engine answers on `GET /load`.
+
+Cheap to make, read by the router (least loaded) and the autoscaler. Prometheus is for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field
+
+from sluice_contract.base import ContractModel
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.config.kv_transfer import KvFingerprint
+
+MAX_COUNT: Final = 2**53
+"""Far beyond any count, and exact in a float, as which readers compute with it."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+
+class DisaggregationQueues(ContractModel):
+    """Lengths, in requests, of the four hand-over queues; all 0 in the mixed role."""
+
+    bootstrap: Count = 0
+    """Of a prefill engine: rooms whose prompt is not computed; each is queued or running, too."""
+    inflight: Count = 0
+    """Of a prefill engine: computed, and held for the reader; neither queued nor running."""
+    prealloc: Count = 0
+    """Of a decode engine: without pages; queued, too."""
+    transfer: Count = 0
+    """Of a decode engine: with pages, without the prompt; running, too."""
+
+
+class LoadReport(ContractModel):
+    """One engine's load at `time_seconds`. NaN and infinity are refused: they would
+    go on to all who read the load of a service."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    role: Role
+    epoch: str
+    """Differs after every restart of the engine process."""
+    revision: str | None = None
+    """Of the engine's pool; absent outside a cluster."""
+    kv_fingerprint: KvFingerprint | None = None
+    """Absent in reports of engines that are older than this field."""
+    accelerator: Accelerator | None = None
+    """What the engine computes on, as it has found it; absent in reports of older engines."""
+    time_seconds: float
+    """Unix time at which the engine process made the report."""
+    draining: bool
+    queued_requests: Count
+    queued_tokens: Count
+    """Prompt tokens not computed yet, of waiting and of partly prefilled requests."""
+    running_requests: Count
+    max_running_requests: Count
+    max_queued_requests: Count | None = None
+    """Absent in reports of engines that are older than this field."""
+    kv_pages_total: Count
+    kv_pages_free: Count
+    kv_pages_evictable: Count
+    page_size_tokens: Count
+    queues: DisaggregationQueues = DisaggregationQueues()
+    bootstrap_port: int | None = None
+    """Of a prefill engine: where decode engines connect."""
+    handover_version: int | None = None
+    """Of the conversation between prefill and decode engines: they must have the same. Absent in
+    role mixed, and of engines that are older than this field."""
+    private_calls: bool = False
+    """Whether it takes private calls, and so goes on with answers that another engine began."""
+    bound_headers: bool = False
+    """Whether it takes signed headers that are good for one path and one body."""
+    answer_identity: str | None = None
+    """Opaque: an answer goes on only between engines that say the same."""
+    queued_work_seconds: float
+    """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""
+    prefill_tokens_per_second: float | None = None
+    """At which prompts are computed while some are; absent when unknown."""
+    itl_seconds: float | None = None
+    """Mean time between two tokens of an answer in the last ten seconds; absent while none ran."""
+    prompt_tokens_total: Count | None = None
+    """Since `epoch` began, as are the next two: tokens of the prompts that were received, without
+    those that the prefix cache held. The three are absent in reports of older engines."""
+    generated_tokens_total: Count | None = None
+    finished_requests_total: Count | None = None
+    adapters: dict[str, str] = Field(default_factory=dict)
+    """Of the adapters that are loaded: by name, a key that is equal where their files are."""
+    adapters_failed: dict[str, str] = Field(default_factory=dict)
+    """Of the adapters that could not be loaded: by name, why."""
+    adapters_file: str | None = None
+    """`adapters_digest` of the file that the engine has followed, as far as it could."""
+
+    @property
+    def requests(self) -> int:
+        """Requests in the engine, each counted once: those in the queues of the hand-over are
+        queued or running, too, except those that are held for their reader."""
+        queues = self.queues
+        handed_over = queues.bootstrap + queues.prealloc + queues.transfer
+        return max(self.queued_requests + self.running_requests, handed_over) + queues.inflight
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether a request could get a page now."""
+        return self.kv_pages_free + self.kv_pages_evictable > 0
+
+
+EngineCondition = Literal["ready", "unready", "draining", "failing"]
+"""Whether the router gives an engine new requests (`ready`), or why it does not."""
+
+
+class EngineLoad(ContractModel):
+    """One engine as the router sees it."""
+
+    name: str
+    """The pod's name, or the URL of an engine that has none."""
+    url: str
+    condition: EngineCondition
+    inflight_requests: int
+    """Requests that this router is having served by the engine."""
+    report: LoadReport | None = None
+    report_age_seconds: float | None = None
+    """Since the report arrived, by the router's clock; absent with the report."""
+
+
+class ServiceLoad(ContractModel):
+    """All engines of a service, and what waits in this router."""
+
+    draining: bool
+    """The router itself is leaving: ask another."""
+    discovered: bool
+    """Whether the list of engines was read; an empty list before that means nothing."""
+    waiting_requests: int
+    """Requests held by this router because no engine is usable."""
+    engines: tuple[EngineLoad, ...]
+    picks: Mapping[str, int] = Field(default_factory=dict)
+    """Requests given to an engine or a pair since this router's start, by why it was that one."""
+    last_pick: str | None = None
+    """The last of them: the request's id, the engines and their loads, for people."""

@@ -1,0 +1,161 @@
+"""Private calls: how the router sends a request so that another engine can resume its answer.
+
+A private call is a POST to a route that generates, with a signed header. Its body is one line of
+JSON, `CallHead`, and then the client's body as it came: nothing of the client's is read as ours.
+The answer is an event stream whose comment lines, `EventComment`, tell what a resume needs. Pure;
+knows no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from sluice_contract.wire.handover import (
+    Bound,
+    InvalidSignatureError,
+    Verified,
+    signed_claims,
+    verified_claims,
+)
+
+PRIVATE_HEADER: Final = "X-Sluice-Private"
+"""`BASE64URL(JSON).HEX(HMAC-SHA256)` over request id, time, path and body, from the router."""
+RESUME_MISMATCH: Final = "resume_mismatch"
+"""Error code of a 409: this engine would not go on from the same prompt."""
+MORE_LINE: Final = b': {"more":true}\n'
+"""First line of an event that belongs to the next one: they are passed on together, or not at
+all."""
+_LABEL: Final = b"sluice private call 1\0"
+
+
+class _Value(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """camelCase outside; unknown keys are ignored, so that a newer router or engine may add one."""
+
+
+class Score(_Value, frozen=True, array_like=True):
+    """A token's logprob, its rank, and the most probable tokens with theirs."""
+
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]] = []
+
+
+class AnswerStart(_Value, frozen=True):
+    """What an answer is, from the first comment of its stream; a resume gives it back."""
+
+    id: str
+    created: int
+    prompt_hash: str
+    """Of the token ids of all prompts."""
+    max_tokens: list[int]
+    """Of each choice; so there are as many choices."""
+    prompt_tokens: int = 0
+    """Of all prompts together."""
+    answer_identity: str = ""
+    """Of the engine that began it, as in its load report: others do not go on with it."""
+
+
+class ChoiceSoFar(_Value, frozen=True):
+    """What came of one choice: everything that the comments before told, joined."""
+
+    ids: list[int] = []
+    scores: list[Score] = []
+    """As many as ids, or none."""
+    cached: int = 0
+    finished: bool = False
+    """Whether its last event, with its finish reason, was passed on."""
+
+
+class Resume(_Value, frozen=True):
+    """An answer that another engine began."""
+
+    start: AnswerStart
+    choices: list[ChoiceSoFar]
+
+
+class CallHead(_Value, frozen=True):
+    """The first line of a private call's body."""
+
+    seed: int
+    """63 bits, of requests that give none: all attempts draw alike."""
+    resume: Resume | None = None
+
+
+class EventComment(_Value, frozen=True):
+    """`: ` and this as JSON, on the line before an event's data or alone: what is covered by all
+    that was sent so far, this event included."""
+
+    start: AnswerStart | None = None
+    """In the first one only."""
+    c: list[tuple[int, list[int]]] = []
+    """Choices and their next ids. Replaying a choice's ids reproduces what was sent of it."""
+    scores: list[tuple[int, list[Score]]] = []
+    """The scores of these ids, if the client asked for logprobs."""
+    cached: list[tuple[int, int]] = []
+    """Choices and their cached prompt tokens, with the first ids of each."""
+    f: list[int] = []
+    """Choices that finish with this event."""
+    last: bool = False
+    """Nothing but `[DONE]` follows this event."""
+
+
+_HEAD: Final = msgspec.json.Decoder(CallHead)
+_COMMENT: Final = msgspec.json.Decoder(EventComment)
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def call_body(head: CallHead, client_body: bytes) -> bytes:
+    """The body of a private call."""
+    return head_line(head) + client_body
+
+
+def head_line(head: CallHead) -> bytes:
+    """What stands before the client's body."""
+    return _ENCODER.encode(head) + b"\n"
+
+
+def split_body(body: bytes) -> tuple[CallHead, bytes]:
+    """Head and client's body.
+
+    Raises:
+        ValueError: there is no such head; names the key.
+    """
+    line, _, client_body = body.partition(b"\n")
+    return _HEAD.decode(line), client_body
+
+
+def comment_line(comment: EventComment) -> bytes:
+    """The line, with its end."""
+    return b": " + _ENCODER.encode(comment) + b"\n"
+
+
+def read_comment(line: bytes) -> EventComment:
+    """The content of a line that begins with `: `; its end may be there or not.
+
+    Raises:
+        ValueError: it has another content.
+    """
+    return _COMMENT.decode(line[2:])
+
+
+def signed_call(key: bytes, request_id: str, bound: Bound, now_unix: float) -> str:
+    """The header's value, for this request with this path and body."""
+    return signed_claims(key, _LABEL, {}, request_id, now_unix, bound)
+
+
+def verified_call(
+    keys: Sequence[bytes], value: str, request_id: str, path: str, now_unix: float
+) -> Verified[None]:
+    """That the request is a private call, if its body has the digest: `refuse_other_body`.
+
+    Raises:
+        InvalidSignatureError: not signed with these keys, for another request, or too long ago.
+    """
+    try:
+        _, digest = verified_claims(keys, _LABEL, value, request_id, path, now_unix)
+    except InvalidSignatureError as error:
+        raise InvalidSignatureError(f"{PRIVATE_HEADER}: {error}") from None
+    return Verified(None, digest)

@@ -1,0 +1,99 @@
+"""Spans: what one process did for a request, when, and as a part of what.
+
+A span is told once it is over, as a value; `span_export` sends it where a configuration says so.
+Only requests whose `traceparent` is sampled have any. Knows neither OpenTelemetry nor a network.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+SpanKind = Literal["server", "client", "internal"]
+Attributes = Mapping[str, str | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One piece of work. Times are of the machine's monotonic clock, in seconds."""
+
+    name: str
+    traceparent: str
+    """The trace's and its own id."""
+    parent: str | None
+    """Traceparent of the span it is a part of; None: the trace begins here."""
+    start_seconds: float
+    end_seconds: float
+    kind: SpanKind = "internal"
+    attributes: Attributes = field(default_factory=dict)
+    error: str | None = None
+    """What went wrong, if it did."""
+
+
+Record = Callable[[Span], None]
+"""Takes a span that is over; never waits, never raises."""
+
+
+def record_part(
+    record: Record | None,
+    parent: str,
+    name: str,
+    seconds: tuple[float, float],
+    attributes: Attributes,
+) -> None:
+    """Records a part of the span `parent`, from start to end, if that is sampled and spans are
+    wanted."""
+    if record is not None and is_sampled(parent):
+        record(Span(name, child_of(parent), parent, *seconds, attributes=attributes))
+
+
+TRACEPARENT_HEADER: Final = "Traceparent"
+TRACESTATE_HEADER: Final = "Tracestate"
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})"
+)
+_SAMPLED: Final = 1
+
+
+def trace_id(traceparent: str | None) -> str | None:
+    """32 hexadecimal digits; None if the header is missing or not as W3C wants it."""
+    found = _TRACEPARENT.fullmatch(traceparent or "")
+    return found[1] if found else None
+
+
+def new_traceparent(*, sampled: bool = False) -> str:
+    """Of a trace that begins here; `sampled`: whether its spans are recorded."""
+    return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{int(sampled):02x}"
+
+
+def child_of(traceparent: str) -> str:
+    """A part of the span with this traceparent, sampled if that is."""
+    version, trace, _, flags = traceparent.split("-")
+    return f"{version}-{trace}-{secrets.token_hex(8)}-{flags}"
+
+
+def unsampled(traceparent: str) -> str:
+    """The same span, not to be recorded."""
+    head, _, flags = traceparent.rpartition("-")
+    return f"{head}-{int(flags, 16) & ~_SAMPLED:02x}"
+
+
+def is_sampled(traceparent: str) -> bool:
+    """Whether its spans are recorded; not if it is no traceparent."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    return found is not None and bool(int(found[3], 16) & _SAMPLED)
+
+
+def ids_of(traceparent: str) -> tuple[int, int]:
+    """The numbers of trace and span.
+
+    Raises:
+        ValueError: it is no traceparent.
+    """
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None:
+        raise ValueError(f"{traceparent!r} is no traceparent")
+    return int(found[1], 16), int(found[2], 16)

@@ -1,0 +1,143 @@
+"""Finds a model's files and reads its JSON: config, generation config.
+
+Serves both processes, so it imports no torch. Knows where files are, not what the weights mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sluice_contract.base import ConfigError
+from sluice_contract.config.engine import ModelRef
+
+from sluice_runtime.errors import InvalidConfigError, ModelLoadError
+
+_DUMMY_COMMON: Final[dict[str, Any]] = {
+    "vocab_size": 259,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "eos_token_id": 258,
+    "torch_dtype": "float32",
+}
+
+DUMMIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "qwen3-tiny": _DUMMY_COMMON
+    | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1e6},
+    "qwen2-tiny": _DUMMY_COMMON
+    | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1e6},
+    "qwen3-moe-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "rope_theta": 1e6,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
+    "llama-tiny": _DUMMY_COMMON
+    | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 1e4},
+    "mistral-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "rope_theta": 1e6,
+        "sliding_window": None,
+    },
+}
+"""Architectures with random weights, by the name in `dummy://NAME`. Byte-level vocabulary: 256
+bytes, then `<bos>` 256, `<pad>` 257, `<eos>` 258."""
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model as it lies on disk. `folder` is None for random weights."""
+
+    uri: str
+    folder: Path | None
+    config: Mapping[str, Any]
+    """config.json."""
+    generation: Mapping[str, Any]
+    """generation_config.json; empty when there is none."""
+
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer: generation_config's, else config's; none when neither has one."""
+        value = self.generation.get("eos_token_id", self.config.get("eos_token_id"))
+        if value is None:
+            return ()
+        return tuple(value) if isinstance(value, list) else (int(value),)
+
+
+def resolve(uri: str) -> ModelFiles:
+    """The model behind `uri`: a plain path, `file:///path` or `dummy://name`.
+
+    Raises:
+        ModelLoadError: names the URI and what is allowed, or the file that is missing or damaged.
+    """
+    scheme, separator, rest = uri.partition("://")
+    if not separator or scheme == "file":
+        return _from_folder(uri, Path(rest if separator else uri))
+    if scheme == "dummy":
+        if rest not in DUMMIES:
+            raise ModelLoadError(f"model.uri: {uri!r} is unknown; allowed: {_dummy_uris()}")
+        return ModelFiles(uri, None, DUMMIES[rest], {})
+    raise ModelLoadError(
+        f"model.uri: {uri!r} is not allowed; allowed: a plain path, file:///path, {_dummy_uris()}"
+        " (hf:// and pvc:// are for InferenceServices, whose engines get a folder)"
+    )
+
+
+def resolve_model(model: ModelRef) -> ModelFiles:
+    """The model that a configuration names.
+
+    Raises:
+        InvalidConfigError: a revision of what has none.
+        ModelLoadError: see `resolve`.
+    """
+    files = resolve(model.uri)
+    if model.revision is not None:
+        allowed = f"nothing with {model.uri} (only models of a hub have revisions)"
+        raise InvalidConfigError(str(ConfigError("model.revision", model.revision, allowed)))
+    return files
+
+
+def read_json(path: Path, key: str = "model.uri") -> Mapping[str, Any]:
+    """The JSON object in a file that `key` led to; raises ModelLoadError naming both."""
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ModelLoadError(f"{key}: cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ModelLoadError(f"{key}: {path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{key}: {path} holds {type(value).__name__}; allowed: an object")
+    return value
+
+
+def _from_folder(uri: str, folder: Path) -> ModelFiles:
+    try:
+        is_folder, why = folder.is_dir(), "is no folder"
+    except OSError as error:
+        is_folder, why = False, f"cannot be read ({error.strerror})"
+    if not is_folder:
+        raise ModelLoadError(f"model.uri: {uri!r} {why}; allowed: a Hugging Face folder")
+    config = read_json(folder / "config.json")
+    generation_path = folder / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    return ModelFiles(uri, folder, config, generation)
+
+
+def _dummy_uris() -> str:
+    return ", ".join(f"dummy://{name}" for name in DUMMIES)

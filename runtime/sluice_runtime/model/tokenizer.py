@@ -1,0 +1,347 @@
+"""Text to token ids and back: tokenizer.json of a model folder, or bytes for dummy models.
+
+Imports no torch. Knows nothing of requests, and nothing of chat (see `chat_template`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, NoReturn, Protocol
+
+import jinja2
+import tokenizers
+from jinja2 import meta
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from sluice_contract import http_errors
+from tokenizers.models import BPE, Unigram
+
+from sluice_runtime.errors import InvalidRequestError, ModelLoadError
+from sluice_runtime.model.files import ModelFiles, read_json
+
+_FILE: Final = "tokenizer.json"
+_BYTE_VALUES: Final = 256
+_DUMMY_VOCABULARY: Final = 259
+"""Bytes, then the special tokens."""
+_SPECIAL_NAMES: Final = ("<bos>", "<pad>", "<eos>")
+CACHED_WORDS: Final = 1_024
+"""The library keeps the tokens of so many words for each thread that encodes. A word of 255 bytes
+takes up to 9 KB, so its own 10,000 words would be 90 MB a thread, filled by whatever clients send;
+ordinary text is encoded as fast with a tenth of them."""
+
+
+class Tokenizer(Protocol):
+    """What the API process needs of a tokenizer. Safe to call from several threads."""
+
+    @property
+    def hidden_ids(self) -> Collection[int]:
+        """Special tokens: never part of the text."""
+
+    @property
+    def byte_ids(self) -> Collection[int]:
+        """Tokens whose text is known only when a token follows that is not among them."""
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What one token adds to a text; None for special tokens."""
+
+    def token_name(self, token_id: int) -> str:
+        """How the vocabulary spells a token."""
+
+    def special_id(self, name: str) -> int | None:
+        """The special token that is spelled so."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; with special tokens as the model's post-processor adds them."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids without special tokens; bytes that are no UTF-8 become U+FFFD."""
+
+
+class ByteTokenizer:
+    """The vocabulary of dummy models: 256 bytes and three special tokens."""
+
+    hidden_ids: Collection[int] = frozenset(range(_BYTE_VALUES, _DUMMY_VOCABULARY))
+    byte_ids: Collection[int] = frozenset()
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        return bytes([token_id]) if token_id < _BYTE_VALUES else None
+
+    def token_name(self, token_id: int) -> str:
+        special = token_id - _BYTE_VALUES
+        return _SPECIAL_NAMES[special] if special >= 0 else f"<0x{token_id:02X}>"
+
+    def special_id(self, name: str) -> int | None:
+        return _BYTE_VALUES + _SPECIAL_NAMES.index(name) if name in _SPECIAL_NAMES else None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        values = bytes(token for token in token_ids if token < _BYTE_VALUES)
+        return values.decode(errors="replace")
+
+
+class FileTokenizer:
+    """A tokenizer.json, run by the `tokenizers` library."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.hidden_ids: Collection[int] = frozenset(
+            token_id for token_id, token in added.items() if token.special
+        )
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._byte_values = _byte_fallback_ids(tokenizer)
+        self.byte_ids: Collection[int] = self._byte_values.keys()
+        decoder = tokenizer.decoder
+        self._byte_level = decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        if token_id in self.hidden_ids:
+            return None
+        if token_id in self._byte_values:
+            return bytes([self._byte_values[token_id]])
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        if self._byte_level:
+            return _bytes_of_symbols(self.token_name(token_id))
+        # After another token, since decoders treat the first one of a text in their own way.
+        return self.decode([*self._anchor, token_id])[len(self.decode(self._anchor)) :].encode()
+
+    def token_name(self, token_id: int) -> str:
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def special_id(self, name: str) -> int | None:
+        token = self._tokenizer.token_to_id(name)
+        return token if token in self.hidden_ids else None
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """A token that is a word, if there is one."""
+        ids = range(self._tokenizer.get_vocab_size())
+        return next(([token_id] for token_id in ids if self.decode([token_id]).isalpha()), [])
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """The model's tokenizer.
+
+    Raises:
+        ModelLoadError: tokenizer.json is missing or damaged; names the file.
+    """
+    if files.folder is None:
+        return ByteTokenizer()
+    return FileTokenizer(_read(files.folder / _FILE))
+
+
+def tokenizer_digest(files: ModelFiles) -> str:
+    """Of tokenizer.json; empty for a dummy model, whose name says it.
+
+    Raises:
+        ModelLoadError: the file cannot be read.
+    """
+    if files.folder is None:
+        return ""
+    return blake2b(_content(files.folder / _FILE), digest_size=16).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelLoadError(f"model.uri: cannot read {path}: {error.strerror}") from None
+
+
+def _read(path: Path) -> tokenizers.Tokenizer:
+    content = _content(path)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises bare Exceptions
+        raise ModelLoadError(f"model.uri: {path} is no tokenizer: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if isinstance(tokenizer.model, BPE | Unigram):  # the others keep none
+        tokenizer.model._resize_cache(CACHED_WORDS)
+    return tokenizer
+
+
+def _byte_fallback_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
+    """The tokens that are single bytes, with their values."""
+    tokens = ((tokenizer.token_to_id(f"<0x{value:02X}>"), value) for value in range(_BYTE_VALUES))
+    return {token_id: value for token_id, value in tokens if token_id is not None}
+
+
+def _byte_symbols() -> dict[str, int]:
+    """Byte-level vocabularies spell printable bytes as Latin-1 and the rest from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [value for value in range(_BYTE_VALUES) if value not in printable]
+    symbols = {chr(value): value for value in printable}
+    return symbols | {chr(0x100 + number): value for number, value in enumerate(rest)}
+
+
+BYTE_OF_SYMBOL: Final = _byte_symbols()
+"""The byte that each character of a byte-level vocabulary stands for."""
+
+
+def _bytes_of_symbols(symbols: str) -> bytes:
+    """The bytes that a byte-level token spells; of one that spells none, its characters."""
+    if not all(symbol in BYTE_OF_SYMBOL for symbol in symbols):
+        return symbols.encode()
+    return bytes([BYTE_OF_SYMBOL[symbol] for symbol in symbols])
+
+
+_DUMMY_TEMPLATE: Final = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+_DEFAULT_NAME: Final = "default"
+_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+_GIVEN: Final = ("messages", "tools", "add_generation_prompt", "strftime_now")
+"""What every template is given."""
+
+Message = Mapping[str, Any]
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it only passes them on."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as an instance variable)
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A compiled template with the special tokens it may name."""
+
+    template: jinja2.Template
+    special_tokens: Mapping[str, str]
+    source: str
+    """Its text: what a model family is known by."""
+    shows_tools: bool = True
+    """Whether it reads the tools of a request at all."""
+    options: frozenset[str] = frozenset()
+    """What else it reads, which is a request's to give: `enable_thinking`, say."""
+
+    def unread(self, options: Mapping[str, Any]) -> list[str]:
+        """The names of `options` that the template does not read."""
+        return sorted(options.keys() - self.options - {*_GIVEN})
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        unix_seconds: float,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt, ending where the assistant's answer begins. `tools` are OpenAI's objects,
+        `options` the request's values of some of the template's; others it does not read.
+        `unix_seconds`: the time that a template may write.
+
+        Raises:
+            InvalidRequestError: the template refuses these messages, or an option is the server's.
+        """
+        given = options or {}
+        if own := given.keys() & {*_GIVEN}:
+            allowed = ", ".join(sorted(self.options)) or "leaving it out"
+            raise InvalidRequestError(
+                f"chat_template_kwargs: {http_errors.shown_json(min(own))} is not allowed (a field "
+                f"of its own, or given by the server); allowed: {allowed}",
+                "chat_template_kwargs",
+            )
+        now = datetime.fromtimestamp(unix_seconds).astimezone()
+        try:
+            return self.template.render(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                strftime_now=now.strftime,
+                **self.special_tokens,
+                **{name: given[name] for name in given.keys() & self.options},
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+            field = "messages, or chat_template_kwargs" if given else "messages"
+            raise InvalidRequestError(
+                f"{field}: the model's chat template refuses them: {error}", "messages"
+            ) from None
+
+
+def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
+    """The model's template, None when it has none: chat_template.jinja, else tokenizer_config's.
+
+    Raises:
+        ModelLoadError: the template cannot be compiled; names the file.
+    """
+    if files.folder is None:
+        return _compile(_DUMMY_TEMPLATE, {}, files.uri)
+    config_path = files.folder / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.exists() else {}
+    own_file = files.folder / "chat_template.jinja"
+    if own_file.exists():
+        return _compile(own_file.read_text(), config, str(own_file))
+    source = _default_of(config.get("chat_template"), str(config_path))
+    return None if source is None else _compile(source, config, str(config_path))
+
+
+def _default_of(value: object, origin: str) -> str | None:
+    """A template given as text, or the one named `default` (else the first) of a list."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        assert isinstance(value, list)
+        named = {str(entry["name"]): str(entry["template"]) for entry in value}
+        return named.get(_DEFAULT_NAME) or next(iter(named.values()))
+    except (AssertionError, KeyError, TypeError, StopIteration):
+        raise ModelLoadError(
+            f"model.uri: chat_template in {origin} is {type(value).__name__}; "
+            "allowed: a string or a list of {name, template}"
+        ) from None
+
+
+def _compile(source: str, config: Mapping[str, Any], origin: str) -> ChatTemplate:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _GenerationTag],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    try:
+        template = environment.from_string(source)
+        read = meta.find_undeclared_variables(environment.parse(source))
+    except jinja2.TemplateError as error:
+        raise ModelLoadError(f"model.uri: chat template in {origin}: {error}") from None
+    special = {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))}
+    options = frozenset(read - environment.globals.keys() - {*_SPECIAL_TOKENS, *_GIVEN})
+    return ChatTemplate(template, special, source, "tools" in read, options)
+
+
+def _text_of(token: object) -> str:
+    """A special token as tokenizer_config writes it: a string, or an object with `content`."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else ""
+
+
+def _to_json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

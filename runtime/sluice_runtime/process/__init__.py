@@ -1,0 +1,1 @@
+"""How an engine starts, is supervised and ends; what of the machine it may use."""

@@ -1,0 +1,1 @@
+"""What API process and engine process say to each other."""

@@ -1,0 +1,248 @@
+"""Carries `messages` between API process and engine process: msgpack over one ZMQ pair.
+
+`ApiLink` binds, `EngineLink` connects; the socket file lies in a folder only this user can enter.
+Sending never blocks: the queues are unbounded, and credit bounds what is in them. Knows neither
+what a message means nor which process restarts the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from sluice_runtime.errors import SluiceRuntimeError
+from sluice_runtime.wire.messages import (
+    PROTOCOL_VERSION,
+    ApiReady,
+    EngineFailed,
+    EngineReady,
+    ToApi,
+    ToEngine,
+)
+
+_CLOSE_MILLISECONDS: Final = 10_000
+"""How long `close` may take to deliver an `EngineFailed`: the API process may still be starting."""
+
+_RECONNECT_MILLISECONDS: Final = 20
+"""How often the engine tries to connect: the API process may bind later."""
+
+_LONG_FRAME_BYTES: Final = 256 * 1024
+"""Logprobs of a long prompt take megabytes."""
+
+MessageT = TypeVar("MessageT")
+
+
+class TransportError(SluiceRuntimeError):
+    """The other process sent a message that this version does not understand."""
+
+
+@contextmanager
+def private_endpoint() -> Iterator[str]:
+    """A ZMQ endpoint in a folder of its own (mode 0700), which is removed afterwards."""
+    runtime_folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    parent = runtime_folder if os.access(runtime_folder, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="sluice-", dir=parent))
+    try:
+        yield f"ipc://{folder}/engine.sock"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class EngineLink:
+    """The engine's end. Not thread-safe: it belongs to one thread at a time."""
+
+    def __init__(self, endpoint: str, wakeup: Wakeup | None = None) -> None:
+        """`wakeup` also ends a wait in `poll`."""
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.PAIR)
+        _unbound_queues(self._socket)
+        self._socket.connect(endpoint)
+        self._wakeup = wakeup
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        if wakeup is not None:
+            self._poller.register(wakeup, zmq.POLLIN)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+        self._linger_milliseconds = 0
+        self._peer_known = False
+        """Whether the API process has sent its protocol version."""
+
+    def poll(self, timeout_seconds: float) -> list[ToEngine]:
+        """Every message that has arrived, after waiting at most `timeout_seconds` for the first or
+        for the wakeup.
+
+        Raises:
+            TransportError: a message cannot be decoded, or is of another protocol version.
+        """
+        received: list[ToEngine] = []
+        if not self._poller.poll(round(timeout_seconds * 1000)):
+            return received
+        if self._wakeup is not None:
+            self._wakeup.clear()
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return received
+            message = _decode(self._decoder, frame, "API process")
+            if isinstance(message, ApiReady):
+                _check_version(message.protocol_version, "API process")
+                self._peer_known = True
+            elif self._peer_known:
+                received.append(message)
+            else:
+                raise TransportError(
+                    f"protocol version: the API process has not sent its own; "
+                    f"allowed: {PROTOCOL_VERSION}"
+                )
+
+    def send(self, message: ToApi) -> None:
+        """Queues the message; never blocks."""
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        if isinstance(message, EngineFailed):
+            self._linger_milliseconds = _CLOSE_MILLISECONDS
+
+    def close(self) -> None:
+        """Closes at once, or once an `EngineFailed` has been delivered."""
+        self._context.destroy(linger=self._linger_milliseconds)
+
+
+class ApiLink:
+    """The API process's end. Belongs to the event loop it was made in."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.asyncio.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.PAIR)
+        _unbound_queues(self._socket)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.bind(endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToApi] = msgspec.msgpack.Decoder(ToApi)
+        self._greeted = False
+
+    async def messages(self) -> AsyncIterator[ToApi]:
+        """Messages in order; ends when the engine process has exited and all its messages are read.
+
+        Raises:
+            TransportError: a message cannot be decoded, or is of another protocol version.
+        """
+        gone = asyncio.ensure_future(self._monitor.recv_multipart())
+        received = asyncio.ensure_future(self._socket.recv())
+        try:
+            while True:
+                await asyncio.wait({received, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not received.done():
+                    break
+                yield self._decode(received.result())
+                received = asyncio.ensure_future(self._socket.recv())
+            received.cancel()
+            for frame in await self._rest():
+                yield self._decode(frame)
+        finally:
+            gone.cancel()
+            received.cancel()
+
+    def send(self, message: ToEngine) -> None:
+        """Queues the message; never blocks. A message to an engine that has exited is dropped."""
+        self._greeted = self._greeted or self._queue(ApiReady(PROTOCOL_VERSION))
+        if self._greeted:
+            self._queue(message)
+
+    def _queue(self, message: ToEngine) -> bool:
+        """Whether an engine is connected."""
+        sent = asyncio.ensure_future(self._socket.send(self._encoder.encode(message), zmq.NOBLOCK))
+        try:
+            sent.result()
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Closes at once; the engine needs none of the messages still queued."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._context.destroy(linger=0)
+
+    async def _rest(self) -> list[bytes]:
+        frames: list[bytes] = []
+        while True:
+            try:
+                frames.append(await self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return frames
+
+    def _decode(self, frame: bytes) -> ToApi:
+        message = _decode(self._decoder, frame, "engine process")
+        if isinstance(message, EngineReady):
+            _check_version(message.protocol_version, "engine process")
+        return message
+
+
+def _check_version(spoken: int, sender: str) -> None:
+    if spoken != PROTOCOL_VERSION:
+        raise TransportError(
+            f"protocol version: the {sender} speaks {spoken}; allowed: {PROTOCOL_VERSION}"
+        )
+
+
+def _unbound_queues(socket: zmq.Socket[Any]) -> None:
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MILLISECONDS)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[MessageT], frame: bytes, sender: str) -> MessageT:
+    try:
+        with _no_collection() if len(frame) >= _LONG_FRAME_BYTES else nullcontext():
+            return decoder.decode(frame)
+    except msgspec.DecodeError as error:
+        raise TransportError(
+            f"a message of the {sender} ({len(frame)} bytes) cannot be decoded: {error}"
+        ) from None
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Decoding a long message makes no garbage, and collecting meanwhile triples the time. No other
+    thread is affected: the decoder holds the GIL."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class Wakeup:
+    """A descriptor that is readable from `set` to `clear`: one more that a poller waits for."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def set(self) -> None:
+        """From any thread; also when nobody waits."""
+        os.eventfd_write(self._descriptor, 1)
+
+    def clear(self) -> None:
+        """Before looking at what it was set for."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+
+    def close(self) -> None:
+        """Not beside `set`."""
+        os.close(self._descriptor)

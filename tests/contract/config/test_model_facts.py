@@ -1,0 +1,50 @@
+"""What config.json says, in the forms that there are; what is not as it should be is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sluice_contract.config.model_facts import facts_of
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 8192,
+}
+
+
+def test_heads_that_are_not_said_follow_from_those_of_queries() -> None:
+    facts = facts_of(LLAMA)
+    assert (facts.kv_heads, facts.head_dim, facts.dtype) == (32, 128, "bfloat16")
+    facts = facts_of(LLAMA | {"num_key_value_heads": 8, "head_dim": 64, "dtype": "float16"})
+    assert (facts.kv_heads, facts.head_dim, facts.dtype) == (8, 64, "float16")
+
+
+@pytest.mark.parametrize(
+    ("config", "quantization"),
+    [
+        ({}, None),
+        ({"quantization_config": None}, None),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"compression_config": {"format": "x"}}, "compression_config"),
+        ({"quantization_config": "fp8"}, "quantization_config"),
+    ],
+)
+def test_quantised_weights_are_named_by_their_method(
+    config: dict[str, Any], quantization: str | None
+) -> None:
+    assert facts_of(LLAMA | config).quantization == quantization
+
+
+@pytest.mark.parametrize("value", [None, "32", -1, 0, True, 1 << 60, [32]])
+def test_numbers_that_are_none_are_not_known(value: object) -> None:
+    assert facts_of(LLAMA | {"num_hidden_layers": value}).layers is None
+
+
+@pytest.mark.parametrize("value", [None, [], "LlamaForCausalLM", [7], ["x" * 200]])
+def test_an_architecture_is_the_first_of_a_list(value: object) -> None:
+    assert facts_of(LLAMA | {"architectures": value}).architecture is None
