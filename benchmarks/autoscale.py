@@ -17,8 +17,8 @@ from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale import table
 from sluice_simulator.autoscale.command import POOLS, draw
 from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants
-from sluice_simulator.autoscale.contest import bound_hours, contest
 from sluice_simulator.autoscale.grids import POLICIES, Scene
+from sluice_simulator.autoscale.policy_comparison import bound_hours, contest
 from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp, ramp_constants
 from sluice_simulator.traces.read import read_trace
 from sluice_simulator.traces.request import Trace

@@ -27,11 +27,11 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.carry_out import Outcome
-from sluice_operator.autoscale.known import Known
+from sluice_operator.autoscale.inventory import ScalingInventory
 from sluice_operator.autoscale.loops import Autoscaler
 from sluice_operator.autoscale.query import RouterQuery, query_session
 from sluice_operator.autoscale.sample import sample_of
-from sluice_operator.autoscale.tick import TICK_SECONDS, Ticker
+from sluice_operator.autoscale.tick import TICK_SECONDS, ScalingTick
 from sluice_operator.clock import SystemClock
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
@@ -64,8 +64,8 @@ async def measure(port: int, services: int, busy: int, seconds: float) -> dict[s
     """The loops for a while, once they have settled."""
     counter = Counter(busy)
     async with query_session() as session:
-        ticker = Ticker(
-            known=Known(SystemClock()),
+        scaling_tick = ScalingTick(
+            known=ScalingInventory(SystemClock()),
             query=RouterQuery(session, port),
             carry_out=counter.carry_out,
             record=counter.record,
@@ -74,7 +74,7 @@ async def measure(port: int, services: int, busy: int, seconds: float) -> dict[s
             changed=lambda key: None,
             clock=SystemClock(),
         )
-        autoscaler = Autoscaler(ticker, SystemClock(), lambda key: None)
+        autoscaler = Autoscaler(scaling_tick, SystemClock(), lambda key: None)
         running = asyncio.create_task(autoscaler.run())
         for number in range(services):
             see(autoscaler, number, number < busy)

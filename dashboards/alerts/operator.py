@@ -12,7 +12,7 @@ from sluice_operator.api.conditions import (
     STALLED,
     UPDATED,
 )
-from sluice_operator.autoscale.tell import CONTESTED, FAILED, UNSEEN
+from sluice_operator.autoscale.events import CONTESTED, FAILED, UNSEEN
 from sluice_operator.conditions.reasons import ROLLOUT_HALTED
 
 from dashboards.alerts.words import AT_NAME, VALUE, is_so, of_names, of_operator

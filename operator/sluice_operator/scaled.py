@@ -112,7 +112,7 @@ class Autoscaling(Protocol):
         """The service is gone."""
         ...
 
-    def told(self, key: Key) -> Scaling | None:
+    def last_scaling(self, key: Key) -> Scaling | None:
         """The last decision; None: there was none yet."""
         ...
 
@@ -126,7 +126,7 @@ class _NoAutoscaling:
 
     def forget(self, key: Key) -> None: ...
 
-    def told(self, key: Key) -> Scaling | None:
+    def last_scaling(self, key: Key) -> Scaling | None:
         return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -13,14 +13,12 @@ from sluice_autoscaler.budget import Claim, allotted
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_autoscaler.history import History
 from sluice_autoscaler.measured import Measured
-from sluice_autoscaler.outage import kept, outage_of
 from sluice_autoscaler.pool_plan import PoolPlan, held, hold_reason, planned, seen_of
-from sluice_autoscaler.reports import Reports
-from sluice_autoscaler.sample import Sample
-from sluice_autoscaler.settings import Settings
+from sluice_autoscaler.reports import Reports, possible
+from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
+from sluice_autoscaler.scale_to_zero import is_asleep, is_busy, least_engines
+from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_autoscaler.trade import Needs, joint_needs, lasting_needs, traded
-from sluice_autoscaler.victims import victims_of
-from sluice_autoscaler.zero import is_asleep, is_busy, least_engines
 
 Seen = Mapping[Role, tuple[Reports, Measured]]
 TWO_POOLS: Final = (Role.PREFILL, Role.DECODE)
@@ -64,7 +62,7 @@ def _plans(
 ) -> dict[Role, PoolPlan]:
     least = least_engines(settings, history, sample, busy)
     wakes = is_asleep(settings, sample) and sample.waiting_requests
-    outage = outage_of(sample) if any(least.values()) else ""
+    outage = _outage(sample) if any(least.values()) else ""
     plans = {}
     for role, limits in settings.pools.items():
         pool = sample.pools[role]
@@ -76,7 +74,7 @@ def _plans(
             plans[role] = held(settings, limits, pool, why)
         else:
             plan = planned(settings, history, sample, role, seen[role], least[role])
-            plans[role] = kept(plan, limits, pool, outage) if outage else plan
+            plans[role] = _without_scale_in(plan, limits, pool, outage) if outage else plan
     return plans
 
 
@@ -149,3 +147,42 @@ def _decided(
 def _lacking(plans: Mapping[Role, PoolPlan], engines: Mapping[Role, int], role: Role) -> list[Role]:
     """The other pools that do not get what they ask for."""
     return [each for each in plans if each is not role and engines[each] < plans[each].desired]
+
+
+def _outage(sample: Sample) -> str:
+    """Why engines show less load than there is; empty if they show all of it. While requests wait
+    at the routers, or a pool has no ready engine, engines without requests show no load."""
+    down = [role for role, pool in sample.pools.items() if pool.replicas and not pool.ready]
+    if down:
+        return f"no engine of {' and '.join(down)} is ready"
+    if sample.waiting_requests:
+        return f"{sample.waiting_requests} requests wait for an engine"
+    return ""
+
+
+def _without_scale_in(
+    plan: PoolPlan, limits: PoolLimits, pool: PoolSample, outage: str
+) -> PoolPlan:
+    """`plan` without a loss of engines. What was wanted does not count for later decisions."""
+    fewer = plan.wanted is not None and plan.wanted < pool.replicas
+    if plan.desired > pool.replicas or not fewer:
+        return replace(plan, wanted=None)
+    desired = max(limits.minimum, min(limits.maximum, pool.replicas))
+    return PoolPlan(desired, None, "NoEngineReady", f"{outage}; holds")
+
+
+def victims_of(engines: Iterable[EngineSample], role: Role, count: int) -> tuple[str, ...]:
+    """The names of `count` engines: those that serve nothing any more first, then those with the
+    least work. Engines that leave already are nobody's choice."""
+    able = [each for each in engines if each.role is role and each.condition != "draining"]
+    return tuple(each.name for each in sorted(able, key=_work)[: max(0, count)])
+
+
+def _work(engine: EngineSample) -> tuple[bool, int, float, str]:
+    """Who serves comes last, the most loaded at the end; an engine whose report cannot be true may
+    have any load, so it comes behind all whose load is known."""
+    serves = engine.condition == "ready"
+    if not possible(engine):
+        return serves, 2**62, 0.0, engine.name
+    requests = engine.queued_requests + engine.running_requests + engine.inflight_requests
+    return serves, requests, engine.kv_used, engine.name

@@ -42,3 +42,9 @@ class Decision:
     def changes(self) -> tuple[PoolDecision, ...]:
         """The pools that are to have another number of engines."""
         return tuple(pool for pool in self.pools.values() if pool.desired != pool.current)
+
+
+def engines(count: int, verb: tuple[str, str] | None = None) -> str:
+    """`1 engine`, `3 engines`; `verb`: of one, and of several."""
+    words = f"{count} engine" if count == 1 else f"{count} engines"
+    return words if verb is None else f"{words} {verb[0] if count == 1 else verb[1]}"

@@ -8,7 +8,7 @@ from typing import Final
 
 from sluice_contract.cluster.labels import Role
 
-from sluice_autoscaler.boot import BOOT_SECONDS, boot_of
+from sluice_autoscaler.decision import engines
 from sluice_autoscaler.forecast import forecast, kv_trend
 from sluice_autoscaler.history import History
 from sluice_autoscaler.itl import itl_model
@@ -17,9 +17,9 @@ from sluice_autoscaler.reports import Reports, reports_of
 from sluice_autoscaler.sample import PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_autoscaler.stabilise import stabilised
+from sluice_autoscaler.startup_time import STARTUP_SECONDS, startup_of
 from sluice_autoscaler.trade import need_of
 from sluice_autoscaler.wants import PoolView, Want, wants_of
-from sluice_autoscaler.words import engines
 
 PAGES_AHEAD: Final = 1.5
 """Starts of an engine by which the use of pages is foreseen: a new engine relieves the others only
@@ -44,7 +44,7 @@ def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Meas
     known = last.decision.pools.get(role) if last else None
     known_rate = known.measured.prefill_tokens_per_second if known else None
     now = measure(reports, sample, last.sample if last else None, known_rate)
-    boot = boot_of(last, sample, role)
+    boot = startup_of(last, sample, role)
     return reports, replace(
         now,
         boot_seconds=boot.seconds,
@@ -98,7 +98,7 @@ def planned(
     view = _view(measured_of(history, role), now, reports, pool)
     want = _wanted(wants_of(view, settings)[0], reports, least, pool.replicas)
     limited = max(limits.minimum, min(limits.maximum, want.engines))
-    boot = now.boot_seconds or BOOT_SECONDS
+    boot = now.boot_seconds or STARTUP_SECONDS
     steady = stabilised(history, role, sample.time_seconds, pool.replicas, limited, boot)
     desired = max(limits.minimum, min(limits.maximum, steady.engines))
     reason, message = _why(want, desired, pool.replicas, limits.maximum)
@@ -119,7 +119,7 @@ def _view(past: Sequence[Measured], now: Measured, reports: Reports, pool: PoolS
         now=now,
         load=forecast(past, now),
         itl=now.itl,
-        kv_trend=kv_trend(past, now, PAGES_AHEAD * (now.boot_seconds or BOOT_SECONDS)),
+        kv_trend=kv_trend(past, now, PAGES_AHEAD * (now.boot_seconds or STARTUP_SECONDS)),
         requests=now.queued_requests,
         waiting_for_pages=waiting,
     )

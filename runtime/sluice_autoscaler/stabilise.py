@@ -1,4 +1,4 @@
-"""Up fast, down slow: what a pool may do at one decision. Knows no load."""
+"""Up fast, down slow: how much a pool may change at one decision. Knows no load."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 
 from sluice_contract.cluster.labels import Role
 
+from sluice_autoscaler.decision import engines
 from sluice_autoscaler.history import History, Tick
-from sluice_autoscaler.words import engines
 
 DOWN_SECONDS: Final = 60.0
 """A pool shrinks to the most that was wanted in so many seconds, or in twice the time that an
 engine takes to start, if that is longer: what is given up early must be waited for."""
 MAX_DOWN_SECONDS: Final = 300.0
 RATE_SECONDS: Final = 15.0
-"""For which the two limits of rates hold."""
+"""The window of the two rate limits below."""
 MAX_ADDED: Final = 4
 """A pool grows by so many engines, or to twice its size if that is more."""
 SMALLEST_SHARE: Final = 0.5
@@ -24,7 +24,7 @@ SMALLEST_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
+class LimitedChange:
     """What is left of a wish to change, and why it is not all of it."""
 
     engines: int
@@ -34,43 +34,43 @@ class Steady:
 
 def stabilised(
     history: History, role: Role, now: float, current: int, wanted: int, boot_seconds: float
-) -> Steady:
+) -> LimitedChange:
     """`wanted` engines, within what the last minutes allow."""
     if wanted > current:
         return _grown(history, role, now, current, wanted)
     if wanted < current:
         return _shrunk(history, role, now, current, wanted, boot_seconds)
-    return Steady(current)
+    return LimitedChange(current)
 
 
-def _grown(history: History, role: Role, now: float, current: int, wanted: int) -> Steady:
+def _grown(history: History, role: Role, now: float, current: int, wanted: int) -> LimitedChange:
     lately = _sizes(history.since(now - RATE_SECONDS), role)
     start = min((*lately, current))
     most = max(start + MAX_ADDED, 2 * start)
     if wanted <= most:
-        return Steady(wanted)
+        return LimitedChange(wanted)
     text = f"at most {engines(most)} within {RATE_SECONDS:.0f} s"
-    return Steady(max(current, most), "RateLimited", text)
+    return LimitedChange(max(current, most), "RateLimited", text)
 
 
 def _shrunk(
     history: History, role: Role, now: float, current: int, wanted: int, boot_seconds: float
-) -> Steady:
+) -> LimitedChange:
     window = min(MAX_DOWN_SECONDS, max(DOWN_SECONDS, 2 * boot_seconds))
     if not _knows(history, role, now - window, now):
         text = f"a pool shrinks once its load is known for {window:.0f} s"
-        return Steady(current, "Stabilising", text)
+        return LimitedChange(current, "Stabilising", text)
     before = [_wanted(tick, role, current) for tick in history.since(now - window)]
     least = max(wanted, *before) if before else wanted
     if least >= current:
         text = f"{engines(least, ('was', 'were'))} wanted in the last {window:.0f} s"
-        return Steady(current, "Stabilising", text)
+        return LimitedChange(current, "Stabilising", text)
     start = max((*_sizes(history.since(now - RATE_SECONDS), role), current))
     floor = min(start - 1, int(start * SMALLEST_SHARE))
     if least >= floor:
-        return Steady(least)
+        return LimitedChange(least)
     text = f"at least {engines(floor)} within {RATE_SECONDS:.0f} s"
-    return Steady(min(current, floor), "RateLimited", text)
+    return LimitedChange(min(current, floor), "RateLimited", text)
 
 
 def _knows(history: History, role: Role, since: float, now: float) -> bool:

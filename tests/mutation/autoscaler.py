@@ -37,7 +37,7 @@ AUTOSCALER_MUTATIONS: Final = (
     ),
     Mutation(
         "autoscaler: an engine that leaves already is chosen to leave",
-        "victims",
+        "decide",
         'if each.role is role and each.condition != "draining"',
         "if each.role is role",
         DECIDE,
@@ -45,7 +45,7 @@ AUTOSCALER_MUTATIONS: Final = (
     ),
     Mutation(
         "autoscaler: the busiest engines go first",
-        "victims",
+        "decide",
         "tuple(each.name for each in sorted(able, key=_work)",
         "tuple(each.name for each in sorted(able, key=_work, reverse=True)",
         DECIDE,
@@ -125,7 +125,7 @@ AUTOSCALER_MUTATIONS: Final = (
     ),
     Mutation(
         "autoscaler: a pool shrinks while none of its engines is ready",
-        "outage",
+        "decide",
         "if pool.replicas and not pool.ready]",
         "if False]",
         COMPLAINTS,
@@ -149,7 +149,7 @@ AUTOSCALER_MUTATIONS: Final = (
     ),
     Mutation(
         "autoscaler: one pool sleeps while the other serves",
-        "zero",
+        "scale_to_zero",
         "or any(pool.minimum for pool in pools.values()):",
         "or False:",
         COMPLAINTS,
@@ -157,7 +157,7 @@ AUTOSCALER_MUTATIONS: Final = (
     ),
     Mutation(
         "autoscaler: a service sleeps after a busy minute",
-        "zero",
+        "scale_to_zero",
         "return not any(tick.busy for tick in history.since(since))",
         "return True",
         (*DECIDE, *COMPLAINTS),

@@ -71,7 +71,7 @@ class Scaler:
     def forget(self, _: Key) -> None:
         self.known = None
 
-    def told(self, _: Key) -> None:
+    def last_scaling(self, _: Key) -> None:
         return None
 
 

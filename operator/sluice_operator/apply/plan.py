@@ -88,7 +88,7 @@ class Plan:
     """Set: nothing is written but status."""
 
 
-def takes_away(plan: Plan, children: Iterable[Manifest]) -> bool:
+def is_destructive(plan: Plan, children: Iterable[Manifest]) -> bool:
     """Whether carrying `plan` out would end engines or routers, delete something or move a field
     to another owner: what another apply would not undo."""
     if plan.prune or plan.take_over or plan.let_go:

@@ -1,24 +1,26 @@
 """Asks EnginePools for the engines that were decided, as the field manager of scaled replicas.
 
-Pools shrink before others grow. By force: a number that somebody has written by hand is replaced.
-Knows nothing of why.
+Pools shrink before others grow. A number that somebody has written by hand is replaced. Pods that
+should go first get a lower deletion cost, by which their ReplicaSet chooses among ready pods; a
+cost that cannot be written stops nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.plan import REPLICAS_MANAGER
-from sluice_operator.autoscale.victims import Victims
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import RequestError
-from sluice_operator.kube.kinds import ENGINE_POOL
-from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService
+from sluice_operator.kube.kinds import ENGINE_POOL, POD, Manifest
+from sluice_operator.log import fields
+from sluice_operator.scaled import DELETION_COST, VICTIM, PoolPods, ScaledPool, ScaledService
 
 
 class Written(NamedTuple):
@@ -76,3 +78,40 @@ class PoolScaler:
         }
         result = await self.client.apply(ENGINE_POOL, manifest, manager=REPLICAS_MANAGER)
         return Written(change.role, change.desired, result["metadata"]["generation"])
+
+
+VICTIMS_MANAGER: Final = "sluice-operator-victims"
+
+logger = logging.getLogger(__name__)
+
+
+class Victims:
+    """Marks pods, and takes back the marks of those that have stayed, also those of an operator
+    before this."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._marked: dict[str, frozenset[str]] = {}
+
+    async def mark(self, namespace: str, pool: str, pods: PoolPods, names: Iterable[str]) -> None:
+        """Has those of `pods` that are in `names` go first, and no other of the pool, which is
+        named by its uid. Routers say the names: those that are none of the pool's do not count."""
+        wanted = pods.names & frozenset(names)
+        before = pods.victims | self._marked.pop(pool, frozenset())
+        for name in sorted(before - wanted):
+            await self._write(namespace, name, {})
+        for name in sorted(wanted):
+            await self._write(namespace, name, {"annotations": {DELETION_COST: VICTIM}})
+        if wanted:
+            self._marked[pool] = wanted
+
+    async def _write(self, namespace: str, name: str, metadata: Manifest) -> None:
+        manifest = {
+            "apiVersion": POD.api_version,
+            "kind": POD.kind,
+            "metadata": {"name": name, "namespace": namespace, **metadata},
+        }
+        try:
+            await self._client.apply(POD, manifest, manager=VICTIMS_MANAGER)
+        except RequestError as error:  # one that has gone cannot be made of a hint
+            logger.debug("deletion cost not written", extra=fields(pod=name, error=error))

@@ -15,7 +15,7 @@ from typing import Final
 from sluice_autoscaler.sample import PoolSample
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.autoscale.tick import TICK_SECONDS, Ticker
+from sluice_operator.autoscale.tick import TICK_SECONDS, ScalingTick
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.workqueue import Backoff
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 class Autoscaler:
     """Ticks every service that is scaled, until it is not any more. Loops run inside `run`."""
 
-    def __init__(self, ticker: Ticker, clock: Clock, gone: Callable[[Key], None]) -> None:
+    def __init__(self, tick: ScalingTick, clock: Clock, gone: Callable[[Key], None]) -> None:
         """`gone`: called with a service that was deleted."""
-        self._ticker = ticker
+        self._tick = tick
         self._clock = clock
         self._gone = gone
         self._loops: dict[Key, asyncio.Task[None]] = {}
@@ -49,10 +49,10 @@ class Autoscaler:
 
     def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
         """See `Autoscaling`."""
-        before = self._ticker.known.service(key)
-        self._ticker.known.service_seen(key, scaled)
-        if before and scaled and key in self._ticker.ticked and _differ(before, scaled):
-            self._ticker.ticked[key].wake.set()
+        before = self._tick.known.service(key)
+        self._tick.known.service_seen(key, scaled)
+        if before and scaled and key in self._tick.memories and _differ(before, scaled):
+            self._tick.memories[key].wake.set()
         if scaled is None:
             self._end(key)
         elif key not in self._scaled:
@@ -60,27 +60,27 @@ class Autoscaler:
 
     def pool_seen(self, key: Key, role: Role, pods: PoolPods) -> None:
         """See `Autoscaling`."""
-        self._ticker.known.pool_seen(key, role, pods)
+        self._tick.known.pool_seen(key, role, pods)
 
     def forget(self, key: Key) -> None:
         """See `Autoscaling`."""
         self._end(key)
-        self._ticker.known.forget(key)
+        self._tick.known.forget(key)
         self._gone(key)
 
-    def told(self, key: Key) -> Scaling | None:
+    def last_scaling(self, key: Key) -> Scaling | None:
         """See `Autoscaling`."""
-        found = self._ticker.ticked.get(key)
+        found = self._tick.memories.get(key)
         return found.scaling if found else None
 
     def pools(self) -> Iterator[tuple[Key, ScaledPool, PoolSample, int]]:
         """Every scaled pool, its pods, and how many engines were decided last."""
-        known = self._ticker.known
-        for key, ticked in self._ticker.ticked.items():
+        known = self._tick.known
+        for key, memories in self._tick.memories.items():
             scaled = known.service(key)
-            if scaled is None or not ticked.history.ticks:
+            if scaled is None or not memories.history.ticks:
                 continue
-            decided = ticked.history.ticks[-1].decision.pools
+            decided = memories.history.ticks[-1].decision.pools
             for role, pods in known.pool_samples(key).items():
                 if role in decided:
                     yield key, scaled.pools[role], pods, decided[role].desired
@@ -94,14 +94,14 @@ class Autoscaler:
         self._scaled.discard(key)
         if (loop := self._loops.pop(key, None)) is not None:
             loop.cancel()
-        self._ticker.ticked.pop(key, None)
+        self._tick.memories.pop(key, None)
 
     async def _loop(self, key: Key) -> None:
         failures = 0
         await self._clock.sleep(_offset_seconds(key))
         while True:
             try:
-                seconds, failures = await self._ticker(key), 0
+                seconds, failures = await self._tick(key), 0
             except Exception:
                 failures += 1
                 seconds = FAILURE.delay_seconds(failures, 1.0)

@@ -13,16 +13,16 @@ from typing import Final, Protocol
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import KEPT_SECONDS, History, Tick
+from sluice_autoscaler.sample import EngineSample, Sample
 from sluice_autoscaler.settings import Settings
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.carry_out import Outcome
-from sluice_operator.autoscale.known import Known
-from sluice_operator.autoscale.pace import is_quiet
+from sluice_operator.autoscale.events import is_news, scale_events, scaling_of
+from sluice_operator.autoscale.inventory import ScalingInventory
 from sluice_operator.autoscale.query import LoadQuery
 from sluice_operator.autoscale.sample import sample_of
-from sluice_operator.autoscale.tell import is_news, scale_events, scaling_of
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import Manifest
@@ -47,7 +47,7 @@ Record = Callable[[Manifest, Iterable[Event]], Awaitable[None]]
 
 
 @dataclass
-class Ticked:
+class TickMemory:
     """What is remembered of a service between two ticks."""
 
     unix_offset_seconds: float
@@ -64,10 +64,10 @@ class Ticked:
 
 
 @dataclass(frozen=True)
-class Ticker:
+class ScalingTick:
     """Scales services, one tick of one service at a time."""
 
-    known: Known
+    known: ScalingInventory
     query: LoadQuery
     carry_out: CarryOut
     record: Record
@@ -77,7 +77,7 @@ class Ticker:
     changed: Callable[[Key], None]
     """Called with a service whose status is to be written anew."""
     clock: Clock
-    ticked: dict[Key, Ticked] = field(default_factory=dict)
+    memories: dict[Key, TickMemory] = field(default_factory=dict)
 
     async def __call__(self, key: Key) -> float:
         """Returns after how many seconds to look again."""
@@ -114,7 +114,7 @@ class Ticker:
             self.known.replicas_written(key, role, replicas, generation)
         return outcome
 
-    def _tell(self, key: Key, before: Ticked, tick: Tick, outcome: Outcome) -> None:
+    def _tell(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:
         after = scaling_of(tick.sample, tick.decision, outcome, self.clock.now())
         now = self.clock.monotonic()
         if is_news(before.scaling, after, tick.decision, now - before.told_at_seconds):
@@ -135,15 +135,15 @@ class Ticker:
         wake.clear()
         return changed
 
-    async def _remembered(self, key: Key, scaled: ScaledService) -> Ticked:
+    async def _remembered(self, key: Key, scaled: ScaledService) -> TickMemory:
         """What is known of earlier ticks, also of those of an operator before this."""
-        if key not in self.ticked:
+        if key not in self.memories:
             ticks = await self.journals.last_ticks(scaled.live)
             now = self.clock.now().timestamp()
             lately = (tick for tick in ticks if 0 <= now - tick.sample.time_seconds < KEPT_SECONDS)
             offset = now - self.clock.monotonic()
-            self.ticked[key] = Ticked(offset, History(tuple(lately)))
-        return self.ticked[key]
+            self.memories[key] = TickMemory(offset, History(tuple(lately)))
+        return self.memories[key]
 
     def _settings(self, key: Key, scaled: ScaledService) -> Settings:
         """Those of the spec, with what the budget leaves to the pools that are scaled."""
@@ -152,3 +152,23 @@ class Ticker:
             return scaled.settings
         left = max(0, budget - self.known.fixed_gpus(key))
         return replace(scaled.settings, gpu_budget=left)
+
+
+def is_quiet(settings: Settings, sample: Sample, decision: Decision) -> bool:
+    """Whether only a request can change what is decided: nothing runs or waits, every pool has the
+    fewest engines, and its pods are as they should be."""
+    if sample.engines is None or sample.waiting_requests or decision.changes:
+        return False
+    least = all(
+        sample.pools[role].replicas == limits.minimum for role, limits in settings.pools.items()
+    )
+    settled = all(
+        pool.ready == pool.replicas and not pool.surplus for pool in sample.pools.values()
+    )
+    return least and settled and all(map(_is_idle, sample.engines))
+
+
+def _is_idle(engine: EngineSample) -> bool:
+    handed_over = engine.bootstrap_requests + engine.inflight_requests
+    handed_over += engine.prealloc_requests + engine.transfer_requests
+    return not (engine.running_requests or engine.queued_requests or handed_over)

@@ -49,14 +49,14 @@ class Scope(NamedTuple):
     namespace: str | None
 
 
-class _Suspect(NamedTuple):
+class _Discrepancy(NamedTuple):
     """An object whose version here was not that of a listing that was asked for afterwards; None:
     not there."""
 
     known: int | None
     listed: int | None
 
-    def is_so(self, now: int | None) -> bool:
+    def persists(self, now: int | None) -> bool:
         """Whether the watch, which has this version now, has told nothing of the listing's."""
         if self.listed is None or now is None:
             return (self.listed is None) is not (now is None)
@@ -211,25 +211,25 @@ class Informer:
 
     async def _verify(self, scope: Scope) -> bool:
         """Lists again where the watch has told something otherwise than it is; whether it had."""
-        if not self._was_listed(scope) or not (suspects := await self._differences(scope)):
+        if not self._was_listed(scope) or not (discrepancies := await self._differences(scope)):
             return False
         await self._clock.sleep(LAG_SECONDS)
         now = self._known(scope)
-        late = [place for place, suspect in suspects.items() if suspect.is_so(now.get(place))]
+        late = [place for place, one in discrepancies.items() if one.persists(now.get(place))]
         if late:
             logger.info("listed again", extra=_fields(scope, objects=len(late)))
             await self._list(scope)
         return bool(late)
 
-    async def _differences(self, scope: Scope) -> dict[Place, _Suspect]:
+    async def _differences(self, scope: Scope) -> dict[Place, _Discrepancy]:
         """Objects of which the API server has another version, or none."""
         known, listed = self._known(scope), dict[Place, int]()
         async for items, _ in self._pages(scope, metadata_only=True):
             listed |= {place_of(item): version_of(item).number for item in items}
-        suspects = {
-            place: _Suspect(known.get(place), listed.get(place)) for place in known | listed
+        discrepancies = {
+            place: _Discrepancy(known.get(place), listed.get(place)) for place in known | listed
         }
-        return {place: each for place, each in suspects.items() if each.known != each.listed}
+        return {place: each for place, each in discrepancies.items() if each.known != each.listed}
 
     def _pages(
         self, scope: Scope, *, metadata_only: bool = False

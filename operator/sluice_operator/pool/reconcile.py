@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.executor import Executor
-from sluice_operator.apply.plan import takes_away
+from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
 from sluice_operator.conditions.conditions import report_of
 from sluice_operator.informer.keys import Key
@@ -37,7 +37,7 @@ class PoolReconcile:
         if observed is None:
             return None
         plan = plan_pool(observed)
-        if takes_away(plan, observed.children):
+        if is_destructive(plan, observed.children):
             observed = await self.observer.certain().observe(key)
             if observed is None:
                 return None

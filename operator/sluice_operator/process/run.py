@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice_operator.apply.executor import Executor, executor
-from sluice_operator.autoscale.carry_out import PoolScaler
+from sluice_operator.autoscale.carry_out import PoolScaler, Victims
+from sluice_operator.autoscale.inventory import ScalingInventory
 from sluice_operator.autoscale.journals import Journals
-from sluice_operator.autoscale.known import Known
 from sluice_operator.autoscale.loops import Autoscaler
 from sluice_operator.autoscale.query import RouterQuery, query_session
-from sluice_operator.autoscale.tick import Ticker
-from sluice_operator.autoscale.victims import Victims
+from sluice_operator.autoscale.tick import ScalingTick
 from sluice_operator.clock import Clock
 from sluice_operator.informer.blocked import BlockedKinds
 from sluice_operator.informer.dispatch import Dispatcher, Reconcile
@@ -279,8 +278,8 @@ def _autoscaler(
     query: RouterQuery,
     journals: Journals,
 ) -> Autoscaler:
-    ticker = Ticker(
-        known=Known(parts.clock),
+    scaling_tick = ScalingTick(
+        known=ScalingInventory(parts.clock),
         query=query,
         carry_out=PoolScaler(parts.client, Victims(parts.client)),
         record=writes.reporter.record,
@@ -289,7 +288,7 @@ def _autoscaler(
         changed=queue.add,
         clock=parts.clock,
     )
-    autoscaler = Autoscaler(ticker, parts.clock, journals.forget)
+    autoscaler = Autoscaler(scaling_tick, parts.clock, journals.forget)
     parts.metrics.scaled.follow(autoscaler.pools)
     return autoscaler
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_operator.apply.executor import Executor
-from sluice_operator.apply.plan import takes_away
+from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
@@ -51,7 +51,7 @@ class ServiceReconcile:
             self.autoscaling.forget(key)
             return None
         plan = plan_service(observed)
-        if takes_away(plan, observed.children):
+        if is_destructive(plan, observed.children):
             observed = await self.observer.certain().observe(key)
             if observed is None:
                 return None
@@ -64,7 +64,7 @@ class ServiceReconcile:
             self.autoscaling.service_seen(key, scaled)  # what serves is scaled all the same
             raise
         self.autoscaling.service_seen(key, scaled)
-        scaling = self.autoscaling.told(key)
+        scaling = self.autoscaling.last_scaling(key)
         status = service_status(observed, plan, self.clock.now(), outcome.refused, scaling)
         report = report_of(plan, outcome, live.get("status"), status, NOTABLE)
         await self.executor.report(live, outcome, report)

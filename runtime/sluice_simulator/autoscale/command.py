@@ -13,14 +13,14 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale import plot, rerun, table
 from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants
-from sluice_simulator.autoscale.contest import (
+from sluice_simulator.autoscale.grids import POLICIES, Scene
+from sluice_simulator.autoscale.policy_comparison import (
     Row,
     bound_hours,
     candidate_of,
     contest,
     play,
 )
-from sluice_simulator.autoscale.grids import POLICIES, Scene
 from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp, ramp_constants
 from sluice_simulator.errors import SimulatorError, UnusableConfigError
 from sluice_simulator.plot import check_plot

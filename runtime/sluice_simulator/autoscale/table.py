@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from sluice_simulator.autoscale.constants import GOAL
-from sluice_simulator.autoscale.contest import OURS, Row
 from sluice_simulator.autoscale.grids import Scene
+from sluice_simulator.autoscale.policy_comparison import OURS, Row
 
 HEAD = ("policy", "with", "attained", "hours", "ours/its", "TTFT p50", "p99", "peak", "changes")
 

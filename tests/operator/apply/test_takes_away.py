@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_operator.apply.plan import Plan, takes_away
+from sluice_operator.apply.plan import Plan, is_destructive
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, Reference
 
 
@@ -44,7 +44,7 @@ BINDING = {"kind": "RoleBinding", "metadata": {"name": "a"}, "roleRef": {}}
     ],
 )
 def test_fewer_pods_are_a_loss(desired: Manifest, live: list[Manifest], takes: bool) -> None:
-    assert takes_away(Plan(apply=(desired,)), live) is takes
+    assert is_destructive(Plan(apply=(desired,)), live) is takes
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_fewer_pods_are_a_loss(desired: Manifest, live: list[Manifest], takes: b
     ids=lambda plan: next(iter(plan)),
 )
 def test_so_are_deletions_and_changes_of_owner(plan: dict[str, Any]) -> None:
-    assert takes_away(Plan(**plan), ())
+    assert is_destructive(Plan(**plan), ())

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.cluster.labels import Role
 from sluice_operator.apply.plan import REPLICAS_MANAGER
-from sluice_operator.autoscale.carry_out import PoolScaler
-from sluice_operator.autoscale.victims import VICTIMS_MANAGER, Victims
+from sluice_operator.autoscale.carry_out import VICTIMS_MANAGER, PoolScaler, Victims
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Request, Response
 from sluice_operator.scaled import DELETION_COST, PoolPods

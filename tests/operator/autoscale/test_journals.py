@@ -189,7 +189,7 @@ async def test_the_next_operator_goes_on_with_the_history_of_the_one_before() ->
     second = World(scaled_service(), (load(row("a")),), earlier=tuple(first.noted))
     second.clock.elapsed_seconds = 20.0
     await second.tick()
-    ticks = second.ticker.ticked[KEY].history.ticks
+    ticks = second.scaling_tick.memories[KEY].history.ticks
     times = [tick.sample.time_seconds for tick in ticks]
     assert times[:3] == [tick.sample.time_seconds for tick in first.noted]
     assert [tick.decision for tick in ticks[:3]] == [tick.decision for tick in first.noted]
@@ -197,4 +197,4 @@ async def test_the_next_operator_goes_on_with_the_history_of_the_one_before() ->
     third = World(scaled_service(), (load(row("a")),), earlier=tuple(first.noted))
     third.clock.elapsed_seconds = 10_000.0
     await third.tick()
-    assert len(third.ticker.ticked[KEY].history.ticks) == 1, "too long ago"
+    assert len(third.scaling_tick.memories[KEY].history.ticks) == 1, "too long ago"

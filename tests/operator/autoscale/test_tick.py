@@ -12,7 +12,7 @@ from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.api.conditions import Check
-from sluice_operator.autoscale.tell import is_news
+from sluice_operator.autoscale.events import is_news
 from sluice_operator.autoscale.tick import TICK_SECONDS
 from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.scaled import PoolPods, ScaledService, Scaling
@@ -29,7 +29,7 @@ async def test_queued_work_grows_the_pool_and_is_told_once() -> None:
     ((role, replicas),) = world.writes
     assert (role, replicas > 1) == (Role.MIXED, True)
     assert world.events[0].startswith(f"Scaled: Pool mixed: replicas from 1 to {replicas} (")
-    scaling = world.ticker.ticked[KEY].scaling
+    scaling = world.scaling_tick.memories[KEY].scaling
     assert scaling is not None
     assert scaling.status is not None
     assert (scaling.check.status, world.told) == ("True", 1)
@@ -59,7 +59,7 @@ async def test_without_a_router_that_answers_everything_stays_and_says_why() -> 
     told = world.told
     await world.tick(times=200)
     assert world.writes == []
-    scaling = world.ticker.ticked[KEY].scaling
+    scaling = world.scaling_tick.memories[KEY].scaling
     assert scaling is not None
     assert scaling.check.status == "False"
     assert world.told == told + 1, "not at each tick"
@@ -68,7 +68,7 @@ async def test_without_a_router_that_answers_everything_stays_and_says_why() -> 
 async def test_a_write_that_fails_is_told_and_tried_again() -> None:
     world = World(scaled_service(), (load(row("a", **BUSY)),), UnavailableError("PATCH", "away"))
     await world.tick()
-    scaling = world.ticker.ticked[KEY].scaling
+    scaling = world.scaling_tick.memories[KEY].scaling
     assert scaling is not None
     assert (scaling.check.status, scaling.check.reason) == ("False", "ScaleFailed")
     assert "away" in scaling.check.message
@@ -117,7 +117,7 @@ async def test_what_a_person_writes_once_is_replaced_and_whoever_insists_is_left
     written_by(world, 5, "kube-controller-manager")
     await world.tick(times=20)
     assert len(world.writes) == 2
-    scaling = world.ticker.ticked[KEY].scaling
+    scaling = world.scaling_tick.memories[KEY].scaling
     assert scaling is not None
     assert (scaling.check.status, scaling.check.reason) == ("False", "ScaledByAnother")
     assert "kube-controller-manager" in scaling.check.message

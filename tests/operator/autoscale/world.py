@@ -13,8 +13,8 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import EngineLoad, LoadReport, ServiceLoad
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.carry_out import Outcome, Written
-from sluice_operator.autoscale.known import Known
-from sluice_operator.autoscale.tick import Ticker
+from sluice_operator.autoscale.inventory import ScalingInventory
+from sluice_operator.autoscale.tick import ScalingTick
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
@@ -90,11 +90,11 @@ class World:
     generation: int = 1
 
     def __post_init__(self) -> None:
-        self.known = Known(self.clock)
+        self.known = ScalingInventory(self.clock)
         self.known.service_seen(KEY, self.scaled)
         for role, pool in self.scaled.pools.items():
             self.pods(role, pool.replicas)
-        self.ticker = Ticker(
+        self.scaling_tick = ScalingTick(
             self.known,
             self,
             self._carry_out,
@@ -112,7 +112,7 @@ class World:
 
     async def tick(self, times: int = 1) -> float:
         for _ in range(times):
-            seconds = await self.ticker(KEY)
+            seconds = await self.scaling_tick(KEY)
             self.clock.elapsed_seconds += seconds
         return seconds
 

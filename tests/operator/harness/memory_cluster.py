@@ -52,7 +52,7 @@ class Autoscaler:
 
     def forget(self, key: Key) -> None: ...
 
-    def told(self, key: Key) -> Scaling | None:
+    def last_scaling(self, key: Key) -> Scaling | None:
         return Scaling(Check("True", "Enough", "no change")) if self.scaled else None
 
 

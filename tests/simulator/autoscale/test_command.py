@@ -12,11 +12,11 @@ from sluice_autoscaler.journal import Journal
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.command import main
 from sluice_simulator.autoscale.constants import AZURE
-from sluice_simulator.autoscale.contest import compete, play
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
 from sluice_simulator.autoscale.grids import POLICIES, Candidate, Scene
 from sluice_simulator.autoscale.outcome import outcome
 from sluice_simulator.autoscale.policies.ours import Ours, settings_of
+from sluice_simulator.autoscale.policy_comparison import compete, play
 from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp
 
 from tests.simulator.autoscale.scenes import chats

@@ -14,8 +14,8 @@ from typing import Final
 import pytest
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
-from sluice_simulator.autoscale.contest import compete
 from sluice_simulator.autoscale.grids import Scene
+from sluice_simulator.autoscale.policy_comparison import compete
 from sluice_simulator.autoscale.shapes import formed, ramp, ramp_constants
 from sluice_simulator.traces.request import window
 

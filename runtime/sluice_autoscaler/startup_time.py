@@ -13,12 +13,12 @@ from sluice_contract.cluster.labels import Role
 from sluice_autoscaler.history import Tick
 from sluice_autoscaler.sample import Sample
 
-BOOT_SECONDS: Final = 30.0
+STARTUP_SECONDS: Final = 30.0
 """Until a start was seen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Boot:
+class StartupTime:
     """Of one pool."""
 
     seconds: float | None
@@ -27,16 +27,16 @@ class Boot:
     """When the engines were asked for that are awaited now; None: none are."""
 
 
-def boot_of(last: Tick | None, sample: Sample, role: Role) -> Boot:
+def startup_of(last: Tick | None, sample: Sample, role: Role) -> StartupTime:
     """What is known at `sample`, by the tick before it."""
     if last is None or role not in last.decision.pools:
-        return Boot(None, None)
+        return StartupTime(None, None)
     known, decided = last.decision.pools[role].measured, last.decision.pools[role]
     before, now = last.sample.pools[role], sample.pools[role]
     asked = known.growth_asked_seconds
     if asked is None and decided.desired > decided.current:
         asked = last.sample.time_seconds
     if asked is not None and now.ready > before.ready:
-        return Boot(sample.time_seconds - asked, None)
+        return StartupTime(sample.time_seconds - asked, None)
     arrived = now.ready >= now.replicas and decided.desired <= now.replicas
-    return Boot(known.boot_seconds, None if arrived else asked)
+    return StartupTime(known.boot_seconds, None if arrived else asked)

@@ -66,7 +66,7 @@ async def test_another_spec_ends_quiet() -> None:
     await world.tick()
 
     async def for_ever() -> None:
-        world.ticker.ticked[KEY].wake.set()
+        world.scaling_tick.memories[KEY].wake.set()
         await asyncio.Event().wait()
 
     world.on_quiet = for_ever

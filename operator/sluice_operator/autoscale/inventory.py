@@ -1,4 +1,4 @@
-"""What reconciles have seen of scaled services, and what was written since.
+"""What reconciles have seen of scaled services, what was written since, and who else scales them.
 
 Nothing is read from the API server for a tick: every event of a pod leads to a reconcile of its
 pool, which counts the pods and tells the counts. Knows no load and no decision.
@@ -7,23 +7,72 @@ pool, which counts the pods and tells the counts. Knows no load and no decision.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from sluice_autoscaler.sample import PoolSample
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.autoscale.contest import Contests
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService
 
+AGAIN_SECONDS: Final = 300.0
+"""Two writes from outside within so many seconds are a contest."""
+SILENT_SECONDS: Final = 600.0
+"""After the last of them the pool is scaled again."""
 
-class Known:
+Write = tuple[str, str]
+"""A field manager, and when it wrote last."""
+
+
+@dataclass
+class _Outside:
+    writes: frozenset[Write]
+    times: list[float] = field(default_factory=list)
+    managers: tuple[str, ...] = ()
+
+
+class OtherScalers:
+    """Whether somebody else scales a pool too, so that two would write against each other.
+
+    One write from outside is replaced: a person tried something. Another soon after is a
+    HorizontalPodAutoscaler or a script; the pool is left to it until it has been silent for long.
+    Writes are counted by the uid of the EnginePool.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Outside] = {}
+
+    def seen(self, uid: str, writes: frozenset[Write], now: float) -> None:
+        """Who but the operator owns the replicas of a pool, since when. What is there at first is
+        of whoever scaled it before."""
+        known = self._seen.setdefault(uid, _Outside(writes))
+        if writes - known.writes:
+            known.times = [*known.times[-1:], now]
+            known.managers = tuple(sorted({manager for manager, _ in writes}))
+        known.writes = writes
+
+    def rivals(self, uid: str, now: float) -> tuple[str, ...]:
+        """Who else scales the pool; empty where nobody does."""
+        known = self._seen.get(uid)
+        if known is None or len(known.times) < 2:
+            return ()
+        first, last = known.times
+        contested = last - first <= AGAIN_SECONDS and now - last <= SILENT_SECONDS
+        return known.managers if contested else ()
+
+    def forget(self, uid: str) -> None:
+        """The pool is gone."""
+        self._seen.pop(uid, None)
+
+
+class ScalingInventory:
     """Services by key, and their pools by role; what is older than a write of ours loses."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._contests = Contests()
+        self._other_scalers = OtherScalers()
         self._services: dict[Key, ScaledService] = {}
         self._pods: dict[Key, dict[Role, PoolPods]] = {}
 
@@ -41,7 +90,7 @@ class Known:
             return
         before, now = self._services.get(key), self._clock.monotonic()
         for pool in scaled.pools.values():
-            self._contests.seen(pool.uid, pool.others, now)
+            self._other_scalers.seen(pool.uid, pool.others, now)
         pools = {role: _newer(pool, before, role) for role, pool in scaled.pools.items()}
         self._services[key] = replace(scaled, pools=pools)
 
@@ -58,13 +107,13 @@ class Known:
         """The service is gone."""
         if (service := self._services.pop(key, None)) is not None:
             for pool in service.pools.values():
-                self._contests.forget(pool.uid)
+                self._other_scalers.forget(pool.uid)
         self._pods.pop(key, None)
 
     def rivals(self, key: Key) -> tuple[str, ...]:
         """Who scales a pool of a service that is known against us; empty where nobody does."""
         now, pools = self._clock.monotonic(), self._services[key].pools.values()
-        found = (self._contests.rivals(pool.uid, now) for pool in pools)
+        found = (self._other_scalers.rivals(pool.uid, now) for pool in pools)
         return tuple(dict.fromkeys(name for names in found for name in names))
 
     def pool_samples(self, key: Key) -> Mapping[Role, PoolSample]:
