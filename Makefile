@@ -255,7 +255,8 @@ release-dry-run: binaries ## what a release has beside its images, into dist: ch
 	$(PYTHON) -m release files dist
 
 .PHONY: pictures
-pictures: binaries ## draw docs/pictures: the dashboards as a real Prometheus fills them
+pictures: binaries ## draw docs/pictures: a simulated burst, and the dashboards as a real Prometheus fills them
+	$(PYTHON) -m docs.generate.burst
 	SLUICE_PICTURES=docs/pictures $(PYTEST) -m full tests/dashboards/test_expressions.py tests/operator/live/test_panels.py
 
 .PHONY: golden
