@@ -49,7 +49,20 @@ STATUSES: Final = (
     "refused. With -o json, errors are JSON too: each has refusal.findings, a list of field and "
     "message (plan writes it to stdout, render to stderr)."
 )
-
+EXAMPLES: Final = """\
+examples:
+  sluice plan -f service.yaml                 what the operator would make of it, and why
+  sluice render -f service.yaml               the manifests
+  sluice rules -f service.yaml                Prometheus' rules for its slo
+  sluice explain -f service.yaml --accelerator NVIDIA-H100-80GB-HBM3
+                                              sizes with reasons, and which arrangement pays
+  sluice simulate --trace trace.jsonl         a trace on the real scheduler
+  sluice autoscale replay --trace trace.csv   a trace on fleets that scale
+  sluice autoscale history chat -n shop       what the autoscaler decided
+  sluice translate --from vllm -- --model Qwen/Qwen3-8B --max-num-seqs 256
+                                              another engine's flags as a service
+  sluice rollout status chat -n shop          a change in a cluster; undo takes it back
+"""
 
 Result = Preview | DocumentErrors
 """The preview of one document, or its errors."""
@@ -76,6 +89,9 @@ def main(arguments: list[str] | None = None) -> int:
         return translate.run(words[1:])
     if words[:1] == [EXPLAIN]:
         return explain.run(words[1:])
+    if not words:
+        _parser().print_help()
+        return 0
     options = _parser().parse_args(words)
     try:
         images = images_of(options, os.environ)
@@ -175,12 +191,15 @@ def _simulate(module: str, command: Sequence[str], words: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sluice", description="Preview InferenceServices, simulate engines, translate flags."
+        prog="sluice",
+        description="Preview InferenceServices, simulate engines, translate flags, follow roll-outs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sluice {VERSION}")
     commands = parser.add_subparsers(required=True)
     for name, command, outputs, text in (
-        ("plan", _plan, ("text", "json"), "what would be made of a service, and why"),
+        ("plan", _plan, ("text", "json"), "what the operator would make of a service, and why"),
         ("render", _render, ("yaml", "json"), "the manifests that would be applied"),
         ("rules", _rules, ("yaml", "json"), "Prometheus' rules for the promises in their slo"),
     ):
@@ -193,7 +212,7 @@ def _parser() -> argparse.ArgumentParser:
         if command is _rules:
             text = "where the files of docs/runbooks are served (default: %(default)s)"
             sub.add_argument("--runbook-url-base", default=RUNBOOK_URL_BASE, help=text)
-    text = "what an engine would make of a trace (extra `simulate`); see its --help"
+    text = "simulates a trace on an engine (extra `simulate`); see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
     text = "history: what was decided of a service; replay: a trace on fleets that a policy sizes"
     scaling = commands.add_parser(AUTOSCALE, help=text, description=text)

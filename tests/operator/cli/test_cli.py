@@ -458,3 +458,13 @@ def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
     unlike = asked | {"status": {"model": pin | {"revision": "v2"}}}
     assert main(["plan", "-f", _file(tmp_path, unlike)]) == 0
     assert "is not resolved yet" in capsys.readouterr().out
+
+
+def test_without_arguments_it_helps_with_an_example_a_verb(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    (verbs,) = set(re.findall(r"\{([\w,]+)\}", text))
+    for verb in verbs.split(","):
+        assert re.search(rf"^  sluice {verb} ", text, re.MULTILINE), verb
