@@ -192,7 +192,7 @@ def _simulate(module: str, command: Sequence[str], words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sluice",
-        description="Preview InferenceServices, simulate engines, translate flags, follow roll-outs.",
+   
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
