@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,37 @@ SERVICES: dict[str, Manifest] = {
 }
 
 
-@pytest.mark.parametrize("name", SERVICES)
+WHOLE = ("minimal", "full", "disaggregated")
+
+
+def shown(name: str, *, called: str | None = None) -> tuple[str, str]:
+    """The manifests of a service and its plan; `called`: as if that was its name."""
+    service = SERVICES[name]
+    if called is not None:
+        service = {**service, "metadata": {**service["metadata"], "name": called}}
+    result = preview(service, IMAGES)
+    assert result.plan.refusal is None
+    return to_yaml_stream(result.manifests), as_text(result)
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_rendered_manifests_are_golden(name: str) -> None:
-    shown = preview(SERVICES[name], IMAGES)
-    assert shown.plan.refusal is None
-    assert_golden(f"manifests/{name}.yaml", to_yaml_stream(shown.manifests))
-    assert_golden(f"manifests/{name}.plan.txt", as_text(shown))
+    manifests, plan = shown(name)
+    assert_golden(f"manifests/{name}.yaml", manifests)
+    assert_golden(f"manifests/{name}.plan.txt", plan)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES.keys() - set(WHOLE)))
+def test_other_services_are_golden_as_what_differs(name: str) -> None:
+    base = "disaggregated" if SERVICES[name]["spec"].get("mode") == "Disaggregated" else "minimal"
+    before = shown(base)
+    after = shown(name, called=SERVICES[base]["metadata"]["name"])
+    for ending, old, new in zip(("yaml", "plan.txt"), before, after, strict=True):
+        lines = difflib.unified_diff(
+            old.splitlines(), new.splitlines(), base, name, n=1, lineterm=""
+        )
+        text = "\n".join(line.rstrip() for line in lines) + "\n"
+        assert_golden(f"manifests/{name}.{ending}.diff", text)
 
 
 def test_samples_do_not_replace_each_other() -> None:
