@@ -26,17 +26,17 @@ from sluice_router.accounting import (
     Accounting,
     Guard,
 )
-from sluice_router.affinity import affinity_of
 from sluice_router.attempts import Call, Reply
 from sluice_router.auth import ApiKeys
 from sluice_router.cors import CorsHeaders
 from sluice_router.dispatch import Dispatcher
+from sluice_router.engines import Clock, Fleet
 from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError
 from sluice_router.failures import error_in
-from sluice_router.fleet import Clock, Fleet
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.memory import Body, ByteBudget
 from sluice_router.monitoring import health
+from sluice_router.pick import affinity_of
 from sluice_router.private_form import PrivateForm
 from sluice_router.relay import Relay
 from sluice_router.resume import Progress

@@ -20,7 +20,6 @@ from sluice_contract.wire.tenants import TENANT_HEADER
 from yarl import URL
 
 from sluice_router import sse
-from sluice_router.affinity import Affinity
 from sluice_router.edge import response_headers
 from sluice_router.engines import EngineState
 from sluice_router.errors import (
@@ -39,6 +38,7 @@ from sluice_router.failures import (
     error_in,
 )
 from sluice_router.memory import SMALL_BYTES, Body
+from sluice_router.pick import Affinity
 from sluice_router.private_form import PrivateForm, SignedBody, body_sha256
 from sluice_router.resume import Progress
 from sluice_router.spans import Attempt, RouterSpans

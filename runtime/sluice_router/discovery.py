@@ -17,8 +17,7 @@ import aiohttp
 import msgspec
 from sluice_contract.config.router import Discovery
 
-from sluice_router.engines import Endpoint
-from sluice_router.fleet import Fleet
+from sluice_router.engines import Endpoint, Fleet
 from sluice_router.kube import Cluster, Event, KubeClient, KubeError, VersionExpiredError
 from sluice_router.slices import SERVICE_NAME_LABEL, endpoints_of
 

@@ -25,14 +25,11 @@ from sluice_contract.config.router import Upstream
 from sluice_contract.http_errors import REQUEST_ID_HEADER
 
 from sluice_router.attempts import Call, Reply, Sender
-from sluice_router.engine_load import has_room
-from sluice_router.engines import with_adapter
+from sluice_router.engines import Clock, Fleet, has_room, with_adapter
 from sluice_router.errors import EngineFailedError, NoEngineError, RouterError
 from sluice_router.failures import AttemptFailedError, RetryReason
-from sluice_router.fleet import Clock, Fleet
 from sluice_router.history import ENGINE_NOT_AT_FAULT, History, RetryBudget, blamed
-from sluice_router.picks import Picks
-from sluice_router.targets import Choose, Target, TargetChoice
+from sluice_router.targets import Choose, Picks, Target, TargetChoice
 
 logger: Final = logging.getLogger("sluice.router")
 

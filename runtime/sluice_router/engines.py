@@ -1,15 +1,25 @@
-"""What the router knows about one engine, as frozen values.
+"""What the router knows about its engines: a frozen state of each, its load, and the fleet of them.
 
-`Endpoint` comes from discovery; `EngineState` adds the load report and the router's own
-experience.
+`Endpoint` comes from discovery. `EngineState` adds the load report and the router's own experience.
+`Fleet` holds the states, replaces one on every change, and wakes requests that wait for a usable
+engine. It lives on one event loop.
+
+Load is a share: requests in the engine, also in its queues of the hand-over, per request it can run
+at once, plus the seconds its queued prompts will take (a second of queued prefill weighs as much as
+a full batch). An engine without a page to give counts as full. Requests of this router are counted
+as they are now, those of others as the last report has them. An engine without a fresh report is
+neither preferred nor avoided: it counts as the average of the others of its role.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvFingerprint
@@ -19,6 +29,10 @@ FIRST_BREAK_SECONDS = 0.25
 LONGEST_BREAK_SECONDS = 8.0
 PUBLIC_SECONDS = 60.0
 """How long an engine that has refused a private call gets none."""
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+FULL: Final = 1.0
+"""The load from which a request has to wait."""
 
 
 class Phase(StrEnum):
@@ -133,6 +147,18 @@ class EngineState:
         return received
 
 
+def condition(engine: EngineState, now: float) -> EngineCondition:
+    """Whether the engine gets new requests, or why it does not."""
+    if engine.endpoint.phase is Phase.TERMINATING:
+        return "draining"
+    if engine.received is not None and engine.received.report.draining:
+        return "draining"
+    if engine.endpoint.phase is Phase.UNREADY:
+        return "unready"
+    failing = engine.unreachable or engine.failed_until_seconds > now
+    return "failing" if failing else "ready"
+
+
 def with_adapter(engines: Sequence[EngineState], name: str) -> Sequence[EngineState]:
     """Those to ask for an adapter. Where there are two pools, all of them have the very same one,
     so that a prompt's engine computes with what its reader decodes with; none: the pools have none
@@ -151,18 +177,184 @@ def with_adapter(engines: Sequence[EngineState], name: str) -> Sequence[EngineSt
     return [one for one in engines if key is not None and keys.get(one.key) == key]
 
 
+def reported_load(engine: EngineState, now: float, stale_seconds: float) -> float | None:
+    """Load by a fresh report, with our own requests counted live; None without one. An
+    engine without a page to give is full.
+
+    The report already holds the requests we had there when it was made; only what others sent is
+    taken from it, and ours are counted as they are now.
+    """
+    received = engine.fresh(now, stale_seconds)
+    if received is None:
+        return None
+    report = received.report
+    others = max(0, report.requests - received.own_inflight)
+    share = (others + engine.inflight) / max(1, report.max_running_requests)
+    if not report.has_pages:
+        share = max(FULL, share)
+    return share + max(0.0, report.queued_work_seconds)
+
+
+def has_room(engine: EngineState) -> bool:
+    """Whether it takes one more request, by its last report and with our own requests counted live:
+    of an older engine, which does not say how many may wait, whether it would run at once."""
+    received = engine.received
+    if received is None:
+        return False
+    report = received.report
+    requests = max(0, report.requests - received.own_inflight) + engine.inflight
+    queue = report.max_queued_requests
+    if queue is None:
+        return report.has_pages and requests < report.max_running_requests
+    return report.queued_requests < queue and requests < report.max_running_requests + queue
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """The average engine: its load, its slots, and how many of our requests it has."""
+
+    load: float
+    slots: float
+    inflight: float
+    stale_seconds: float
+
+
+def load_of(engine: EngineState, now: float, average: Average) -> float:
+    """Load by a fresh report; without one, the average and what we sent it beyond that."""
+    known = reported_load(engine, now, average.stale_seconds)
+    if known is not None:
+        return known
+    return average.load + max(0.0, engine.inflight - average.inflight) / average.slots
+
+
+def average_load(engines: Sequence[EngineState], now: float, stale_seconds: float) -> Average:
+    """Of those among the engines that are ready and have a fresh report; nobody asks for it when
+    all have one, and it is not computed."""
+    if all(engine.fresh(now, stale_seconds) is not None for engine in engines):
+        return Average(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
+    known = [
+        (load, engine)
+        for engine in engines
+        if (load := reported_load(engine, now, stale_seconds)) is not None
+        and condition(engine, now) == "ready"
+    ]
+    if not known:
+        return Average(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
+    count = len(known)
+    return Average(
+        load=sum(load for load, _ in known) / count,
+        slots=sum(_slots(engine) for _, engine in known) / count,
+        inflight=sum(engine.inflight for _, engine in known) / count,
+        stale_seconds=stale_seconds,
+    )
+
+
+def _slots(engine: EngineState) -> int:
+    received = engine.received
+    return max(1, received.report.max_running_requests) if received is not None else 1
+
+
 def break_seconds(failures: int) -> float:
     """How long an engine gets no requests after so many failures in a row: doubling."""
     return min(FIRST_BREAK_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_BREAK_SECONDS)
 
 
-def condition(engine: EngineState, now: float) -> EngineCondition:
-    """Whether the engine gets new requests, or why it does not."""
-    if engine.endpoint.phase is Phase.TERMINATING:
-        return "draining"
-    if engine.received is not None and engine.received.report.draining:
-        return "draining"
-    if engine.endpoint.phase is Phase.UNREADY:
-        return "unready"
-    failing = engine.unreachable or engine.failed_until_seconds > now
-    return "failing" if failing else "ready"
+class Fleet:
+    """Every engine's state, by key."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._states: dict[str, EngineState] = {}
+        self._inflight: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self.discovered = False
+        """Whether the list of engines was ever read."""
+
+    def engines(self) -> tuple[EngineState, ...]:
+        """All engines, in order of discovery."""
+        return tuple(self._states.values())
+
+    def replace_endpoints(self, endpoints: Iterable[Endpoint]) -> None:
+        """Set the list of engines; what is known about those that stay is kept."""
+        self._states = {
+            endpoint.key: replace(self._known(endpoint), endpoint=endpoint)
+            for endpoint in endpoints
+        }
+        self.discovered = True
+        self._wake()
+
+    def report(self, key: str, report: LoadReport, own_inflight: int) -> None:
+        """Set a load report; `own_inflight` of our requests were there when it was asked for."""
+        now = self._clock()
+        received = ReceivedReport(report, now, own_inflight)
+        if self._update(key, received=received, unreachable=False):
+            refused = self._states[key].refused_private_seconds
+            if refused is not None and now - refused >= PUBLIC_SECONDS:
+                self._update(key, refused_private_seconds=None)
+            self._wake()
+
+    def unreachable(self, key: str) -> None:
+        """The engine could not be connected to: no requests until a report arrives."""
+        self._update(key, unreachable=True)
+
+    def failed(self, key: str) -> None:
+        """An attempt failed: no requests for a moment."""
+        state = self._states.get(key)
+        if state is not None:
+            failures = state.failures + 1
+            until = self._clock() + break_seconds(failures)
+            self._update(key, failures=failures, failed_until_seconds=until)
+
+    def refused_private_call(self, key: str) -> None:
+        """The engine did not take our signature: no private calls for a while."""
+        self._update(key, refused_private_seconds=self._clock())
+
+    def answered(self, key: str) -> None:
+        """An attempt was answered: forget earlier failures."""
+        state = self._states.get(key)
+        if state is not None and state.failures:
+            self._update(key, failures=0, failed_until_seconds=0.0)
+            self._wake()
+
+    @contextmanager
+    def request(self, key: str) -> Iterator[None]:
+        """Count one request of the engine, also after the engine has left the list."""
+        self._count(key, 1)
+        self._update(key, picked_seconds=self._clock())
+        try:
+            yield
+        finally:
+            self._count(key, -1)
+
+    async def wait_for_change(self, timeout_seconds: float) -> None:
+        """Return when an engine came, left or changed, but no later than the time-out or the
+        end of the next break."""
+        now = self._clock()
+        ends = (s.failed_until_seconds - now for s in self._states.values())
+        limit = min((end for end in ends if end > 0), default=timeout_seconds)
+        try:
+            async with asyncio.timeout(min(limit, timeout_seconds)):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _known(self, endpoint: Endpoint) -> EngineState:
+        fresh = EngineState(endpoint, inflight=self._inflight.get(endpoint.key, 0))
+        return self._states.get(endpoint.key, fresh)
+
+    def _count(self, key: str, step: int) -> None:
+        count = self._inflight.get(key, 0) + step
+        self._inflight[key] = count
+        if not count:
+            del self._inflight[key]
+        self._update(key, inflight=count)
+
+    def _update(self, key: str, **changes: object) -> bool:
+        state = self._states.get(key)
+        if state is not None:
+            self._states[key] = replace(state, **changes)  # type: ignore[arg-type]
+        return state is not None
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

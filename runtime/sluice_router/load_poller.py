@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from sluice_contract.config.router import LoadFollowing
 from sluice_contract.wire.load import LoadReport
 
-from sluice_router.engines import EngineState
-from sluice_router.fleet import Fleet
+from sluice_router.engines import EngineState, Fleet
 from sluice_router.upstream import read_at_most
 
 logger = logging.getLogger("sluice.router.load")

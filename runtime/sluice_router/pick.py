@@ -1,27 +1,44 @@
-"""Which engine gets the next request: a pure function of what is known now, and of a random draw.
+"""Which engine gets the next request: a pure function of the engines' states, the request, and a
+random draw.
 
 Power of two choices: two engines are drawn, and the less loaded one is taken. Taking the least
 loaded of all would send every router's requests to the same engine until the next load report,
 which is up to a second away.
 
-A request may prefer an engine, which probably holds the beginning of its prompt: it gets that one,
-unless it is more loaded than the one it would get otherwise by more than a margin, or full while
-that one is not. Knows no clock and no network.
+Affinity: a request may prefer an engine that probably holds the beginning of its prompt. It gets
+that engine, unless that is more loaded than the drawn one by more than a margin, or full while the
+drawn one is not. Requests with the same affinity key prefer the same engine. The key is a hash of
+the raw JSON: nothing is tokenised, and of a long body only the beginning is read. Every router that
+knows the same engines prefers the same one, and an engine that comes or goes moves only its own
+keys (rendezvous hashing).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from hashlib import blake2b
+from typing import Final, Literal, NamedTuple
 
+import msgspec
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvFingerprint, differences
 
-from sluice_router.affinity import Affinity, preferred
-from sluice_router.engine_load import FULL, Average, average_load, load_of
-from sluice_router.engines import EngineState, condition
+from sluice_router.engines import FULL, Average, EngineState, average_load, condition, load_of
 
+MIN_BYTES: Final = 1024
+"""A shorter prompt, some 250 tokens, is computed sooner than it is worth a preference."""
+TEXT_BYTES: Final = 1024
+"""Of a completion's prompt that are hashed."""
+MESSAGE_BYTES: Final = 4096
+"""Of each message that are hashed."""
+MAX_MESSAGES: Final = 16
+"""Messages that are hashed, where the first of a user comes later."""
+MAX_PARSED_BYTES: Final = 256 * 1024
+"""Of a longer body the bytes behind `messages`, `prompt` or `input` are hashed as they are: parsing
+takes 4 µs a KiB."""
+_PROMPT_FIELDS: Final = re.compile(rb'"(?:messages|prompt|input)"\s*:')
 Reason = Literal[
     "LessLoaded",
     "SamePrefix",
@@ -34,6 +51,21 @@ Reason = Literal[
     "NoneMatches",
     "NoneGoesOn",
 ]
+AffinityReason = Literal["SamePrefix", "SameSession"]
+
+
+class Affinity(NamedTuple):
+    """A preference of one engine."""
+
+    key: bytes
+    reason: AffinityReason
+    margin: float
+    """How much more loaded than another the preferred engine may be."""
+
+
+MARGINS: Final[dict[AffinityReason, float]] = {"SamePrefix": 0.25, "SameSession": 1.0}
+"""In units of load: a quarter of what an engine runs at once, or a quarter of a second of prompts
+in its queue, for a prefix that may be cached; a whole one for a session that was asked for."""
 
 
 class Draw(NamedTuple):
@@ -206,3 +238,81 @@ def _no_choice(engines: Sequence[EngineState], ready: Sequence[EngineState], now
     if unready := conditions.count("unready"):
         return Choice(None, "NoneReady", f"engines not ready yet: {unready}")
     return Choice(None, "AllDraining", f"engines draining: {len(conditions)}")
+
+
+class _Body(msgspec.Struct):
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    cache_salt: msgspec.Raw = msgspec.Raw()
+    model: msgspec.Raw = msgspec.Raw()
+    """Adapters share nothing that is cached."""
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+
+
+_body: Final = msgspec.json.Decoder(_Body)
+_messages: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_message: Final = msgspec.json.Decoder(_Message)
+
+
+def affinity_of(routing_key: str | None, body: bytes, tenant: str = "") -> Affinity | None:
+    """Of a session by its key, else of a long prompt; None where there is neither. Tenants share
+    nothing that is cached, so each has preferences of its own."""
+    if routing_key:
+        return _affinity("SameSession", [tenant.encode(), routing_key.encode()])
+    if len(body) > MAX_PARSED_BYTES:
+        begin = _PROMPT_FIELDS.search(body, 0, MESSAGE_BYTES)
+        start = begin.end() if begin else 0
+        return _affinity("SamePrefix", [tenant.encode(), body[start : start + MESSAGE_BYTES]])
+    try:
+        found = _body.decode(body)
+        pieces = [
+            tenant.encode(),
+            bytes(found.cache_salt),
+            bytes(found.model),
+            *_beginning(found),
+        ]
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None  # the engine says what is wrong with it
+    return _affinity("SamePrefix", pieces) if len(pieces) > 3 else None
+
+
+def preferred(affinity: Affinity, engines: Iterable[EngineState]) -> EngineState:
+    """Which of the engines, at least one, requests with this key go to."""
+
+    def score(engine: EngineState) -> bytes:
+        return blake2b(engine.key.encode(), key=affinity.key, digest_size=8).digest()
+
+    return max(engines, key=score)
+
+
+def _beginning(body: _Body) -> Iterator[bytes]:
+    """Of a conversation up to the first message of its user, so that all its turns have the same
+    and others with the same system prompt have another."""
+    instructions, text, turns = map(bytes, (body.instructions, body.prompt, body.messages))
+    if bytes(body.input).startswith(b"["):
+        turns = bytes(body.input)
+    elif body.input:
+        text = bytes(body.input)
+    if len(instructions) + len(text or turns) < MIN_BYTES:
+        return
+    if instructions:
+        yield instructions[:MESSAGE_BYTES]
+    if text:
+        yield text[:TEXT_BYTES]
+        return
+    for message in _messages.decode(turns)[:MAX_MESSAGES]:
+        yield bytes(message)[:MESSAGE_BYTES]
+        if _message.decode(message).role == "user":
+            return
+
+
+def _affinity(reason: AffinityReason, pieces: Iterable[bytes]) -> Affinity:
+    digest = blake2b(digest_size=16)
+    for piece in pieces:
+        digest.update(len(piece).to_bytes(4, "little") + piece)
+    return Affinity(digest.digest(), reason, MARGINS[reason])

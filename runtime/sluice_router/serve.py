@@ -34,8 +34,7 @@ from sluice_router.connections import ConnectionLimits, Listener
 from sluice_router.cors import CorsHeaders
 from sluice_router.discovery import SliceFollower, slice_client
 from sluice_router.dispatch import Dispatcher
-from sluice_router.engines import Endpoint, Phase
-from sluice_router.fleet import Fleet
+from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.kube import Cluster, in_cluster
 from sluice_router.lifecycle import Lifecycle
 from sluice_router.load_poller import LoadPoller

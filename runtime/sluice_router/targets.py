@@ -1,27 +1,34 @@
 """Whom a request is sent to: one engine, or in a service of two pools a decode engine and the
 prefill engine that computes its prompt.
 
-Binds the pure picks to random numbers, and names a prefill engine to a decode engine. Knows no
-network.
+Calls the pure picks with random numbers, and keeps the last picks with their reasons. Names the
+prefill engine to the decode engine in a signed header.
 """
 
 from __future__ import annotations
 
+import logging
 import random
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.handover import Bound, Keys, PrefillRef, signed_header
 from yarl import URL
 
-from sluice_router.affinity import Affinity
 from sluice_router.engines import EngineState
-from sluice_router.pick import Choice, Draw, Reason, pick, pick_pair
+from sluice_router.pick import Affinity, Choice, Draw, Reason, pick, pick_pair
 
+logger = logging.getLogger("sluice.router.pick")
 _NAME_CHARACTERS = 253
 """Of an engine's name in a signed header; a URL, where there is no pod, may be longer."""
+KEPT: Final = 256
+"""How many of the last picks can be asked for."""
+SignPrefill = Callable[[EngineState, str, Bound | None], str]
+"""Value of `PREFILL_HEADER` that names this prefill engine, for the request with that id, path and
+body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +121,42 @@ def _of_one(choice: Choice) -> TargetChoice:
     return TargetChoice(target, choice.reason, choice.message)
 
 
-SignPrefill = Callable[[EngineState, str, Bound | None], str]
-"""Value of `PREFILL_HEADER` that names this prefill engine, for the request with that id, path and
-body."""
+class Pick(NamedTuple):
+    """Whom one attempt of a request asks, and why."""
+
+    request_id: str
+    reason: str
+    message: str
+    """Names the engines and their loads, for people."""
+
+
+class Picks:
+    """Of one router, since its start."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """By reason."""
+        self._recent: deque[Pick] = deque(maxlen=KEPT)
+
+    @property
+    def last(self) -> str | None:
+        """The last one, with the request's id."""
+        return _line(self._recent[-1]) if self._recent else None
+
+    def add(self, request_id: str, choice: TargetChoice) -> None:
+        """A request goes to the choice's engines."""
+        self.counts[choice.reason] += 1
+        pick = Pick(request_id, choice.reason, choice.message)
+        self._recent.append(pick)
+        logger.debug("%s", _line(pick))
+
+    def recent(self, request_id: str | None = None) -> list[Pick]:
+        """The last ones, of one request or of all, newest first."""
+        return [p for p in reversed(self._recent) if request_id in (None, p.request_id)]
+
+
+def _line(pick: Pick) -> str:
+    return f"{pick.request_id}: {pick.message}"
 
 
 def prefill_signer(keys: Keys, unix_clock: Callable[[], float]) -> SignPrefill:

@@ -70,7 +70,7 @@ ROUTER_MUTATIONS: Final = (
     ),
     Mutation(
         "router: our own requests count twice",
-        "engine_load",
+        "engines",
         "others = max(0, report.requests - received.own_inflight)",
         "others = report.requests",
         PICK,
@@ -78,7 +78,7 @@ ROUTER_MUTATIONS: Final = (
     ),
     Mutation(
         "router: an engine without pages has room",
-        "engine_load",
+        "engines",
         "if not report.has_pages:",
         "if False:",
         PICK,
@@ -86,7 +86,7 @@ ROUTER_MUTATIONS: Final = (
     ),
     Mutation(
         "router: an engine without a report gets every request",
-        "engine_load",
+        "engines",
         "return average.load + max(0.0, engine.inflight - average.inflight) / average.slots",
         "return average.load",
         PICK,

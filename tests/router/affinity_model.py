@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from sluice_contract.cluster.labels import Role
-from sluice_router.affinity import MARGINS, Affinity, AffinityReason
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport
-from sluice_router.pick import Draw, pick
+from sluice_router.pick import MARGINS, Affinity, AffinityReason, Draw, pick
 
 from tests.router.fakes import load_report
 

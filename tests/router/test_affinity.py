@@ -14,16 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.cluster.labels import Role
-from sluice_router.affinity import (
+from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport
+from sluice_router.pick import (
     MARGINS,
     MAX_PARSED_BYTES,
     Affinity,
     AffinityReason,
+    Choice,
+    Draw,
     affinity_of,
+    pick,
+    pick_pair,
     preferred,
 )
-from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport
-from sluice_router.pick import Choice, Draw, pick, pick_pair
 
 from tests.examples import examples
 from tests.router.affinity_model import simulate

@@ -15,7 +15,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Discovery
 from sluice_router.discovery import LONGEST_PAUSE_SECONDS, SliceFollower, slice_client
-from sluice_router.fleet import Fleet
+from sluice_router.engines import Fleet
 from sluice_router.kube import Cluster, Credentials, in_cluster
 from sluice_router.upstream import open_session
 

@@ -14,8 +14,7 @@ from aiohttp import web
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import LoadFollowing
 from sluice_contract.wire.load import LoadReport
-from sluice_router.engines import Endpoint, Phase, condition
-from sluice_router.fleet import Fleet
+from sluice_router.engines import Endpoint, Fleet, Phase, condition
 from sluice_router.load_poller import LoadPoller
 from sluice_router.upstream import open_session
 

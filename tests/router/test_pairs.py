@@ -21,11 +21,10 @@ from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Upstream, parse_router_config
 from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, verified_header
-from sluice_router import fleet
+from sluice_router import engines
 from sluice_router.attempts import Call, Sender
 from sluice_router.dispatch import Dispatcher
-from sluice_router.engines import Endpoint, Phase
-from sluice_router.fleet import Fleet
+from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.history import History
 from sluice_router.memory import Body, ByteBudget
 from sluice_router.targets import chooser, prefill_signer
@@ -41,7 +40,7 @@ COMPLETIONS = "/v1/completions"
 @pytest.fixture(autouse=True)
 def long_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that failed is left alone until its test is over, however slow that is."""
-    monkeypatch.setattr(fleet, "break_seconds", lambda failures: 60.0)
+    monkeypatch.setattr(engines, "break_seconds", lambda failures: 60.0)
 
 
 @dataclass

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import DisaggregationQueues
-from sluice_router.engine_load import average_load, load_of, reported_load
-from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport, condition
+from sluice_router.engines import (
+    Endpoint,
+    EngineState,
+    Phase,
+    ReceivedReport,
+    average_load,
+    condition,
+    load_of,
+    reported_load,
+)
 from sluice_router.pick import Draw, pick, pick_pair
 
 from tests.examples import examples

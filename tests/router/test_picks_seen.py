@@ -13,8 +13,7 @@ import aiohttp
 import pytest
 from sluice_contract.wire.load import ServiceLoad
 from sluice_router.__main__ import main
-from sluice_router.picks import KEPT, Picks
-from sluice_router.targets import TargetChoice
+from sluice_router.targets import KEPT, Picks, TargetChoice
 
 from tests.router import fakes
 

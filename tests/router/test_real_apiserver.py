@@ -15,8 +15,7 @@ import pytest
 import yaml
 from sluice_contract.config.router import Discovery
 from sluice_router.discovery import SliceFollower, slice_client
-from sluice_router.engines import Phase
-from sluice_router.fleet import Fleet
+from sluice_router.engines import Fleet, Phase
 from sluice_router.kube import in_cluster
 from sluice_router.upstream import open_session
 

@@ -13,11 +13,9 @@ from sluice_contract.config.router import Upstream
 from sluice_contract.wire.private_calls import AnswerStart, EventComment, comment_line
 from sluice_router.attempts import Call, Sender
 from sluice_router.dispatch import Dispatcher
-from sluice_router.engine_load import has_room
-from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport
+from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport, has_room
 from sluice_router.errors import EngineRefusedError, RouterError
 from sluice_router.failures import AttemptFailedError, RetryReason
-from sluice_router.fleet import Fleet
 from sluice_router.history import (
     EXPIRY_SECONDS,
     RETRIED_SHARE,

@@ -89,7 +89,7 @@ async def test_an_engine_is_not_blamed_for_a_client_that_held_it_up(
     held_up_seconds: float, condition: str, code: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "HELD_UP_SECONDS", held_up_seconds)
-    monkeypatch.setattr("sluice_router.fleet.break_seconds", lambda failures: 60.0)
+    monkeypatch.setattr("sluice_router.engines.break_seconds", lambda failures: 60.0)
     async with (
         fakes.running_engine(fills_every_buffer) as engine,
         fakes.running_router(engine.url) as router,

@@ -1,29 +1,45 @@
-"""What is known about engines: kept across updates, counted exactly, avoided for a while."""
+"""What is known about engines: kept across updates, counted exactly, avoided for a while; odd load
+reports do no harm, and requests for an adapter go to engines that have it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+from typing import Any
 
+import aiohttp
 import pytest
+from pydantic import ValidationError
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import LoadReport
 from sluice_router.engines import (
     FIRST_BREAK_SECONDS,
     LONGEST_BREAK_SECONDS,
     PUBLIC_SECONDS,
     Endpoint,
     EngineState,
+    Fleet,
     Phase,
     break_seconds,
     condition,
+    reported_load,
+    with_adapter,
 )
-from sluice_router.fleet import Fleet
 
 from tests.patience import PATIENCE_SECONDS
+from tests.router import fakes
 from tests.router.fakes import load_report
+from tests.router.test_pick import engine
 
 A = Endpoint("a", "http://a", Role.MIXED, Phase.READY)
 B = Endpoint("b", "http://b", Role.MIXED, Phase.READY)
 A_LEAVING = Endpoint("a", "http://a", Role.MIXED, Phase.TERMINATING)
+IDLE: dict[str, Any] = load_report().to_json_dict()
+ODD: tuple[Any, ...] = (
+    None, True, "", [], {}, -1, 2**53, 2**53 + 1, 10**400, 1e308, -0.5, math.nan, math.inf,
+)  # fmt: skip
 
 
 class Time:
@@ -135,3 +151,73 @@ async def test_waiting_ends_with_a_break(fleet: Fleet) -> None:
     fleet.failed(A.key)
     async with asyncio.timeout(PATIENCE_SECONDS):
         await fleet.wait_for_change(60)
+
+
+@pytest.mark.parametrize("key", sorted(IDLE))
+def test_what_is_accepted_can_be_compared_and_passed_on(key: str) -> None:
+    for value in ODD:
+        _check(IDLE | {key: value})
+
+
+def _check(told: dict[str, Any]) -> None:
+    text = json.dumps(told)
+    try:
+        report = LoadReport.model_validate_json(text, extra="ignore")
+    except ValidationError:
+        return
+    fleet = Fleet(lambda: 0.0)
+    fleet.replace_endpoints((A,))
+    (state,) = fleet.engines()
+    fleet.report(state.key, report, own_inflight=0)
+    (state,) = fleet.engines()
+    load = reported_load(state, 0.0, stale_seconds=1.0)
+    assert load is not None
+    assert not math.isnan(load)
+    passed_on = report.model_dump_json(by_alias=True)
+    assert LoadReport.model_validate_json(passed_on) == report, "the autoscaler reads it"
+
+
+@pytest.mark.parametrize(("model", "asked"), [("poems", 1), ("base", 2), ("prose", 2)])
+async def test_engines_without_the_adapter_are_not_asked(model: str, asked: int) -> None:
+    async with (
+        fakes.running_engine(fakes.answers_json) as one,
+        fakes.running_engine(fakes.answers_json) as other,
+    ):
+        other.load = fakes.load_report(adapters={"poems": "poems@01"})
+        async with fakes.running_router(one.url, other.url) as router:
+            for _ in range(2):  # by the second time the first report is known
+                other.polled.clear()
+                await other.polled.wait()
+            async with aiohttp.ClientSession() as client:
+                for _ in range(8):
+                    body = {"model": model, "prompt": "a"}
+                    async with client.post(router.url + "/v1/completions", json=body) as answer:
+                        assert answer.status == 200
+                async with client.get(router.metrics_url + "/load") as answer:
+                    rows = (await answer.json())["engines"]
+    assert [row["report"]["adapters"] for row in rows] == [{}, {}], "no load, and long"
+    assert len(other.calls) > 0
+    assert (len(one.calls) > 0) == (asked == 2)
+
+
+def has(name: str, role: Role, key: str | None) -> EngineState:
+    return engine(name, role=role, adapters={"poems": key} if key else {})
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "asked"),
+    [
+        (["1", "1"], ["1", None], "p0 p1 d0"),
+        (["1", "2", "2"], ["1", "2"], "p1 p2 d1"),
+        (["1"], ["2"], ""),
+        ([None], ["1"], ""),
+        ([None], [None], "p0 d0"),
+    ],
+    ids=["loading", "another version comes", "unlike", "in one pool", "the model"],
+)
+def test_both_engines_of_a_pair_have_the_same_one(
+    prefill: list[str | None], decode: list[str | None], asked: str
+) -> None:
+    engines = [has(f"p{n}", Role.PREFILL, key) for n, key in enumerate(prefill)]
+    engines += [has(f"d{n}", Role.DECODE, key) for n, key in enumerate(decode)]
+    assert [one.endpoint.name for one in with_adapter(engines, "poems")] == asked.split()
