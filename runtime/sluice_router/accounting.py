@@ -16,13 +16,12 @@ from sluice_contract.wire.spans import TRACEPARENT_HEADER, Attributes, trace_id
 
 from sluice_router import edge
 from sluice_router.auth import ApiKeys
-from sluice_router.cors import ORIGIN, CorsHeaders
+from sluice_router.edge import ORIGIN, CorsHeaders
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, InternalError, RouterError
-from sluice_router.lifecycle import Lifecycle
+from sluice_router.limits import Lifecycle
 from sluice_router.relay import error_response
-from sluice_router.spans import RouterSpans
-from sluice_router.telemetry import Outcome, Telemetry
+from sluice_router.telemetry import Outcome, RouterSpans, Telemetry
 
 logger = logging.getLogger("sluice.router")
 

@@ -28,21 +28,18 @@ from sluice_router.accounting import (
 )
 from sluice_router.attempts import Call, Reply
 from sluice_router.auth import ApiKeys
-from sluice_router.cors import CorsHeaders
 from sluice_router.dispatch import Dispatcher
+from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Clock, Fleet
-from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError
-from sluice_router.failures import error_in
-from sluice_router.lifecycle import Lifecycle
-from sluice_router.memory import Body, ByteBudget
+from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError, error_in
+from sluice_router.limits import Body, ByteBudget, Lifecycle
 from sluice_router.monitoring import health
 from sluice_router.pick import affinity_of
 from sluice_router.private_form import PrivateForm
 from sluice_router.relay import Relay
 from sluice_router.resume import Progress
 from sluice_router.resuming import Answers
-from sluice_router.spans import RouterSpans
-from sluice_router.telemetry import COMPLETION_ROUTES, Telemetry
+from sluice_router.telemetry import COMPLETION_ROUTES, RouterSpans, Telemetry
 
 
 @dataclass(frozen=True)
@@ -149,14 +146,14 @@ async def _read_body(request: web.Request, body: Body) -> edge.Asked:
     """
     if mistake := http_errors.wrong_encoding(request.headers.get("Content-Encoding")):
         raise BadRequestError(mistake)
-    too_large = BadRequestError(http_errors.body_too_large(request.client_max_size))
-    if (request.content_length or 0) > request.client_max_size:
-        raise too_large
+    limit_bytes = request.client_max_size
+    if (request.content_length or 0) > limit_bytes:
+        raise BadRequestError(http_errors.body_too_large(limit_bytes))
     try:
         async with asyncio.timeout(http_errors.BODY_SECONDS):
-            whole = await body.read(request.content, request.client_max_size)
+            whole = await body.read(request.content, limit_bytes)
     except TimeoutError:
         raise BadRequestError(http_errors.body_too_late(http_errors.BODY_SECONDS)) from None
     if not whole:
-        raise too_large
+        raise BadRequestError(http_errors.body_too_large(limit_bytes))
     return edge.check_body(body.content)

@@ -20,30 +20,28 @@ from sluice_contract.wire.tenants import TENANT_HEADER
 from yarl import URL
 
 from sluice_router import sse
+from sluice_router.auth import SignTenant
 from sluice_router.edge import response_headers
 from sluice_router.engines import EngineState
 from sluice_router.errors import (
     JSON_CONTENT_TYPE,
-    EngineFailedError,
-    EngineRefusedError,
-    OtherKeyError,
-)
-from sluice_router.failures import (
     PRIVATE_REASONS,
     REASON_OF_CODE,
     RESUMED_CODES,
     RETRIED_STATUSES,
     AttemptFailedError,
+    EngineFailedError,
+    EngineRefusedError,
+    OtherKeyError,
     RetryReason,
     error_in,
 )
-from sluice_router.memory import SMALL_BYTES, Body
+from sluice_router.limits import SMALL_BYTES, Body
 from sluice_router.pick import Affinity
 from sluice_router.private_form import PrivateForm, SignedBody, body_sha256
 from sluice_router.resume import Progress
-from sluice_router.spans import Attempt, RouterSpans
 from sluice_router.targets import SignPrefill, Target
-from sluice_router.tenants import SignTenant
+from sluice_router.telemetry import Attempt, RouterSpans
 from sluice_router.upstream import read_at_most
 
 _REFUSAL_BYTES: Final = 65_536

@@ -1,6 +1,8 @@
-"""Who may send requests: API keys in the files of a folder, a file for each tenant.
+"""Who may send requests: API keys in the files of a folder, a file for each tenant. And what
+engines are told of the tenant, signed: bounds of a request's priority, and a salt for the prefix
+cache.
 
-The folder is a mounted Secret, which changes while the router runs. Knows no routes.
+The folder is a mounted Secret, which changes while the router runs.
 """
 
 from __future__ import annotations
@@ -13,18 +15,21 @@ from pathlib import Path
 from typing import Final
 
 from sluice_contract.base import ConfigError
+from sluice_contract.config.router import Auth
 from sluice_contract.http_errors import INVALID_REQUEST
+from sluice_contract.wire.handover import Bound, Keys
+from sluice_contract.wire.tenants import claims_of, signed_tenant
 
 from sluice_router.errors import RouterError
 
 logger = logging.getLogger("sluice.router")
-
 LOOK_SECONDS: Final = 1.0
 """Pause between two looks at the folder."""
 MAX_KEY_BYTES: Final = 8192
 SCHEME: Final = "bearer"
-
 _Stamp = tuple[tuple[str, int, int, int], ...]
+SignTenant = Callable[[str, str, Bound | None], str]
+"""Value of `TENANT_HEADER` for a tenant's request with an id, for a path and a body."""
 
 
 class UnauthorizedError(RouterError):
@@ -123,3 +128,14 @@ def _digest(key: bytes) -> bytes:
 
 def _log(digests: dict[str, bytes]) -> None:
     logger.info("API keys of %d tenants: %s", len(digests), ", ".join(digests) or "none")
+
+
+def tenant_signer(keys: Keys, auth: Auth, unix_clock: Callable[[], float]) -> SignTenant:
+    """Signs with the service's key."""
+
+    def sign(tenant: str, request_id: str, bound: Bound | None) -> str:
+        key = keys()[0]
+        claims = claims_of(key, auth.tenant(tenant))
+        return signed_tenant(key, claims, request_id, unix_clock(), bound)
+
+    return sign

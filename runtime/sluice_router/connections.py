@@ -27,7 +27,7 @@ from sluice_contract.http_errors import (
 )
 
 from sluice_router.errors import BadRequestError, OverloadedError, RouterError
-from sluice_router.memory import ByteBudget
+from sluice_router.limits import ByteBudget
 
 CHECK_SECONDS: Final = 0.05
 """Between two looks for connections that can be closed, while the router leaves."""

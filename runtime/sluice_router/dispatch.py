@@ -26,8 +26,13 @@ from sluice_contract.http_errors import REQUEST_ID_HEADER
 
 from sluice_router.attempts import Call, Reply, Sender
 from sluice_router.engines import Clock, Fleet, has_room, with_adapter
-from sluice_router.errors import EngineFailedError, NoEngineError, RouterError
-from sluice_router.failures import AttemptFailedError, RetryReason
+from sluice_router.errors import (
+    AttemptFailedError,
+    EngineFailedError,
+    NoEngineError,
+    RetryReason,
+    RouterError,
+)
 from sluice_router.history import ENGINE_NOT_AT_FAULT, History, RetryBudget, blamed
 from sluice_router.targets import Choose, Picks, Target, TargetChoice
 

@@ -1,7 +1,11 @@
-"""What the router passes on: request headers and bodies to engines, response headers to clients.
+"""What passes the router's edge: request headers and bodies to engines, response headers to
+clients and to web pages (CORS).
 
-Only listed headers of a request are passed on, and a body with a field that only router and engines
-may set is refused. Bodies are otherwise passed on byte for byte; engines check their fields.
+Only listed headers of a request are passed on. A body with a field that only router and engines may
+set is refused. Bodies are otherwise passed on byte for byte; engines check their fields.
+
+A browser sends a preflight without the API key, so it is answered before keys are checked. Keys
+travel in `Authorization`, never in cookies, so CORS does not allow credentials.
 """
 
 from __future__ import annotations
@@ -11,7 +15,15 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
+from aiohttp import web
 from sluice_contract import http_errors
+from sluice_contract.config.cors import (
+    ANY_ORIGIN,
+    METHODS,
+    PREFLIGHT_SECONDS,
+    READABLE_HEADERS,
+    Cors,
+)
 from sluice_contract.http_errors import (
     REQUEST_ID_HEADER,
     ROUTING_KEY_HEADER,
@@ -32,7 +44,6 @@ PASSED_REQUEST_HEADERS: Final = (
     "Accept", "Content-Type", ROUTING_KEY_HEADER,
 )  # fmt: skip
 """Nothing else reaches an engine: no credentials, no cookies, no internal header."""
-
 DROPPED_RESPONSE_HEADERS: Final = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer",
@@ -40,10 +51,12 @@ DROPPED_RESPONSE_HEADERS: Final = frozenset(
     }
 )  # fmt: skip
 """Hop-by-hop headers, and those that the router writes itself."""
-
 INTERNAL_FIELDS: Final = frozenset({"rid", "room", "epoch", "data_parallel_rank"})
 INTERNAL_PREFIXES: Final = ("bootstrap_", "disagg_", "kv_", "room_", "sluice_")
-
+ORIGIN: Final = "Origin"
+_ASKED_METHOD: Final = "Access-Control-Request-Method"
+_ASKED_HEADERS: Final = "Access-Control-Request-Headers"
+_ALLOWED_ORIGIN: Final = "Access-Control-Allow-Origin"
 _TEXT: Final = msgspec.json.Decoder(str)
 _BODY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -138,3 +151,40 @@ def _text(value: msgspec.Raw) -> str | None:
         return _TEXT.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None  # the engine says what is wrong with it
+
+
+class CorsHeaders:
+    """The headers for one setting."""
+
+    def __init__(self, cors: Cors) -> None:
+        self._origins = frozenset(cors.allowed_origins)
+        self._any = ANY_ORIGIN in self._origins
+
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The answer to a preflight; None for any other request. It allows whatever headers are
+        asked for: the routes ignore those that they do not know."""
+        if request.method != "OPTIONS" or _ASKED_METHOD not in request.headers:
+            return None
+        headers = {
+            "Access-Control-Allow-Methods": ", ".join(METHODS),
+            "Access-Control-Max-Age": str(PREFLIGHT_SECONDS),
+            "Vary": f"{_ASKED_METHOD}, {_ASKED_HEADERS}",
+        }
+        if asked := request.headers.get(_ASKED_HEADERS):
+            headers["Access-Control-Allow-Headers"] = asked
+        return web.Response(status=204, headers=headers)
+
+    def of_answer(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Headers of the answer to a request with the headers `given`; none to other origins."""
+        origin = given.get(ORIGIN)
+        if origin is None or not (self._any or origin in self._origins):
+            return {}
+        return {
+            _ALLOWED_ORIGIN: ANY_ORIGIN if self._any else origin,
+            "Access-Control-Expose-Headers": ", ".join(READABLE_HEADERS),
+        }
+
+    @property
+    def varies(self) -> bool:
+        """Whether an answer depends on the origin, which caches must know."""
+        return not self._any

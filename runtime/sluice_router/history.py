@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluice_router.engines import EngineState
-from sluice_router.errors import RouterError
-from sluice_router.failures import AttemptFailedError, RetryReason, soonest
+from sluice_router.errors import AttemptFailedError, RetryReason, RouterError, soonest
 from sluice_router.targets import Target
 
 ENGINE_NOT_AT_FAULT: Final[frozenset[RetryReason]] = frozenset(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sluice_contract.wire.handover import Bound, Keys
 from sluice_contract.wire.private_calls import CallHead, head_line, signed_call
 
-from sluice_router.memory import SMALL_BYTES
+from sluice_router.limits import SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)

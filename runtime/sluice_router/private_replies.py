@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from sluice_router import sse
 from sluice_router.attempts import Reply
 from sluice_router.errors import EngineFailedError
-from sluice_router.memory import Body
+from sluice_router.limits import Body
 from sluice_router.resume import Progress
 
 

@@ -17,12 +17,13 @@ from sluice_router import sse
 from sluice_router.attempts import Reply
 from sluice_router.errors import (
     JSON_CONTENT_TYPE,
+    AttemptFailedError,
     EngineFailedError,
     RouterError,
     SlowClientError,
+    refusal,
 )
-from sluice_router.failures import AttemptFailedError, refusal
-from sluice_router.memory import Body, ByteBudget
+from sluice_router.limits import Body, ByteBudget
 from sluice_router.private_replies import ErrorEventError, events_of, read_answer
 from sluice_router.resume import Progress
 

@@ -14,8 +14,7 @@ from sluice_contract.http_errors import REQUEST_ID_HEADER
 
 from sluice_router.attempts import Call, Reply
 from sluice_router.dispatch import Dispatcher
-from sluice_router.errors import RouterError
-from sluice_router.failures import AttemptFailedError
+from sluice_router.errors import AttemptFailedError, RouterError
 from sluice_router.history import History
 from sluice_router.relay import Relay
 from sluice_router.telemetry import Telemetry

@@ -29,22 +29,19 @@ from sluice_contract.wire.spans import Record
 from sluice_router.accounting import UNKNOWN_ROUTE
 from sluice_router.app import Parts, build_app
 from sluice_router.attempts import Sender
-from sluice_router.auth import ApiKeys
+from sluice_router.auth import ApiKeys, tenant_signer
 from sluice_router.connections import ConnectionLimits, Listener
-from sluice_router.cors import CorsHeaders
 from sluice_router.discovery import SliceFollower, slice_client
 from sluice_router.dispatch import Dispatcher
+from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.kube import Cluster, in_cluster
-from sluice_router.lifecycle import Lifecycle
+from sluice_router.limits import ByteBudget, Lifecycle
 from sluice_router.load_poller import LoadPoller
-from sluice_router.memory import ByteBudget
 from sluice_router.monitoring import Monitoring
 from sluice_router.private_form import PrivateForm
-from sluice_router.spans import RouterSpans
 from sluice_router.targets import chooser, prefill_signer
-from sluice_router.telemetry import Telemetry
-from sluice_router.tenants import tenant_signer
+from sluice_router.telemetry import RouterSpans, Telemetry
 from sluice_router.upstream import open_session
 
 logger = logging.getLogger("sluice.router")

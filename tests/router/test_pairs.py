@@ -26,7 +26,7 @@ from sluice_router.attempts import Call, Sender
 from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.history import History
-from sluice_router.memory import Body, ByteBudget
+from sluice_router.limits import Body, ByteBudget
 from sluice_router.targets import chooser, prefill_signer
 
 from tests.patience import PATIENCE_SECONDS

@@ -14,8 +14,7 @@ from sluice_contract.wire.private_calls import AnswerStart, EventComment, commen
 from sluice_router.attempts import Call, Sender
 from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport, has_room
-from sluice_router.errors import EngineRefusedError, RouterError
-from sluice_router.failures import AttemptFailedError, RetryReason
+from sluice_router.errors import AttemptFailedError, EngineRefusedError, RetryReason, RouterError
 from sluice_router.history import (
     EXPIRY_SECONDS,
     RETRIED_SHARE,
@@ -23,7 +22,7 @@ from sluice_router.history import (
     History,
     RetryBudget,
 )
-from sluice_router.memory import Body, ByteBudget
+from sluice_router.limits import Body, ByteBudget
 from sluice_router.resume import Progress
 from sluice_router.targets import Target, chooser
 

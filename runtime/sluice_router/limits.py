@@ -1,0 +1,330 @@
+"""What the router bounds: the bytes that it holds for clients, the requests that it serves at once,
+how long each takes, and how much of all that one tenant may have.
+
+One byte budget covers heads, bodies, and answers that are held until they are whole. A body is held
+until an engine has begun to answer, because until then another engine may need it. After that a
+body whose answer can be resumed stays as evictable, with what came of the answer: when a new
+request needs the bytes, the oldest evictable body is dropped.
+
+After SIGTERM every request that still arrives is answered, and its answer asks the client to
+connect anew. The router leaves when no connection is left, or when the drain time is over: then
+what still runs is ended with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import sleep
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final
+
+import aiohttp
+
+from sluice_router.errors import DrainingError, OverloadedError, RouterError, TimeLimitError
+
+SMALL_BYTES: Final = 65_536
+LARGE_SHARE: Final = 0.75
+"""Share of the budget that requests above `SMALL_BYTES` may fill: the rest lets others pass."""
+RESERVE: Final = 0.25
+"""Share of a capacity that is for tenants below their share."""
+
+
+class Shares:
+    """What each tenant holds of one capacity, in requests or in bytes. Of its last quarter only a
+    tenant below its share gets any, so that such a tenant is never refused because of another
+    tenant's requests until others below their share have filled that reserve.
+
+    A share is the capacity, divided by the tenants that hold some of it and one that may come.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, int] = {}
+
+    def held(self, tenant: str) -> int:
+        """What the tenant holds."""
+        return self._held.get(tenant, 0)
+
+    def share(self, capacity: float) -> int:
+        """What a tenant may hold whatever others do; at least 1."""
+        return max(1, int(capacity) // (len(self._held) + 1))
+
+    def limit(self, tenant: str | None, coming: int, capacity: float) -> float:
+        """How much may be held in all once the tenant has taken `coming` more. Who is no tenant
+        has the whole capacity."""
+        if tenant is None or self.held(tenant) + coming <= self.share(capacity):
+            return capacity
+        return capacity * (1 - RESERVE)
+
+    def add(self, tenant: str | None, count: int) -> None:
+        """The tenant holds so much more; less, where it is negative."""
+        if tenant is None:
+            return
+        held = self.held(tenant) + count
+        if held:
+            self._held[tenant] = held
+        else:
+            self._held.pop(tenant, None)
+
+
+class ByteBudget:
+    """Counts the bytes that are held."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._spare: dict[Body, None] = {}
+        self.held = 0
+        self.shares = Shares()
+        """Bytes of tenants' bodies and answers, without those that may be dropped."""
+
+    def take(self, count: int, holder_bytes: int, tenant: str | None = None) -> None:
+        """Count `count` more bytes of a request that then holds `holder_bytes`.
+
+        Raises:
+            OverloadedError: they are beyond the budget, or the tenant's; nothing was counted.
+        """
+        capacity = self._max_bytes * (1.0 if holder_bytes <= SMALL_BYTES else LARGE_SHARE)
+        limit = self.shares.limit(tenant, count, capacity)
+        if not self._make_room(count, limit):
+            raise OverloadedError(self._full(tenant if limit < capacity else None, count, capacity))
+        self.held += count
+
+    def take_spare(self, count: int) -> bool:
+        """Count bytes that nobody needs now, if there is room for them."""
+        if self.held + count > self._max_bytes * LARGE_SHARE:
+            return False
+        self.held += count
+        return True
+
+    def set_spare(self, body: Body, *, spare: bool) -> None:
+        """Whether the body may be dropped when bytes run short."""
+        if spare:
+            self._spare[body] = None
+        else:
+            self._spare.pop(body, None)
+
+    def _full(self, tenant: str | None, count: int, capacity: float) -> str:
+        if tenant is None:
+            return (
+                f"the router holds {self.held} bytes of requests; allowed: {self._max_bytes} "
+                "(server.maxBufferedBytes)"
+            )
+        return (
+            f"your requests: {self.shares.held(tenant)} bytes are held and {count} more come; "
+            f"allowed while less than a quarter of {capacity:.0f} bytes (server.maxBufferedBytes) "
+            f"is free: {self.shares.share(capacity)}, your share"
+        )
+
+    def _make_room(self, count: int, limit: float) -> bool:
+        """Drop what must be dropped for `count` more bytes; nothing if that is not enough."""
+        missing = self.held + count - limit
+        if missing > 0 and missing > sum(body.held for body in self._spare):
+            return False
+        while self.held + count > limit:
+            next(iter(self._spare)).drop()
+        return True
+
+    def give_back(self, count: int) -> None:
+        """Bytes are no longer held."""
+        self.held -= count
+
+
+class Body:
+    """A request's body, or an answer that is passed on when it is whole: counted against the budget
+    from its first byte until it is released."""
+
+    def __init__(self, budget: ByteBudget, tenant: str | None = None) -> None:
+        """`tenant`: whose it is, where keys are asked for."""
+        self._budget = budget
+        self._tenant = tenant
+        self._of_tenant = 0
+        """Bytes that count for the tenant."""
+        self._pieces: list[bytes] = []
+        self._dropped: Callable[[], None] | None = None
+        self.held = 0
+        """Bytes that it counts, with those of the answer."""
+        self.content = b""
+
+    async def read(self, stream: aiohttp.StreamReader, max_bytes: int) -> bool:
+        """Read it to its end; False when it is longer than `max_bytes`.
+
+        Raises:
+            OverloadedError: it does not fit into the budget.
+        """
+        while not stream.at_eof():
+            self.add(await stream.readany())
+            if self.held > max_bytes:
+                return False
+        self.content = b"".join(self._pieces)
+        self._pieces.clear()
+        return True
+
+    def pieces(self) -> Iterator[bytes]:
+        """What was added, each piece held until the next is asked for."""
+        self._pieces.reverse()
+        while self._pieces:
+            yield self._pieces[-1]
+            size = len(self._pieces.pop())
+            self._budget.give_back(size)
+            self.held -= size
+
+    def release(self) -> None:
+        """The body is no longer needed."""
+        self.content = b""
+        self._pieces.clear()
+        self._budget.set_spare(self, spare=False)
+        self._budget.give_back(self.held)
+        self.held = 0
+        self._count_for_tenant(0)
+
+    def spare(self, dropped: Callable[[], None]) -> None:
+        """It may be dropped from now on; `dropped` is then called."""
+        self._dropped = dropped
+        self._budget.set_spare(self, spare=True)
+        self._count_for_tenant(0)
+
+    def keep(self) -> None:
+        """It is needed again."""
+        self._budget.set_spare(self, spare=False)
+        self._count_for_tenant(self.held)
+
+    def grow(self, count: int) -> None:
+        """A spare body counts so many bytes more; it is dropped if there is no room for them."""
+        if self._budget.take_spare(count):
+            self.held += count
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Let a spare body go."""
+        self.release()
+        if self._dropped is not None:
+            self._dropped()
+
+    def add(self, piece: bytes) -> None:
+        """Hold more of it.
+
+        Raises:
+            OverloadedError: it does not fit into the budget.
+        """
+        self._budget.take(len(piece), self.held + len(piece), self._tenant)
+        self.held += len(piece)
+        self._pieces.append(piece)
+        self._count_for_tenant(self.held)
+
+    def _count_for_tenant(self, count: int) -> None:
+        self._budget.shares.add(self._tenant, count - self._of_tenant)
+        self._of_tenant = count
+
+
+class Lifecycle:
+    """Limits how long each request may take, from its head on, and how many are served at once."""
+
+    def __init__(self, request_timeout_seconds: float, max_requests: int) -> None:
+        self._request_timeout_seconds = request_timeout_seconds
+        self._max_requests = max_requests
+        self._limits: set[asyncio.Timeout] = set()
+        self._served = 0
+        self._shares = Shares()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._not_quiet = asyncio.Event()
+        self._expired = False
+        self.draining = False
+        """Whether the router is leaving."""
+
+    @property
+    def inflight(self) -> int:
+        """Requests being served: those whose body is here."""
+        return self._served
+
+    async def quiet(self, seconds: float) -> None:
+        """Returns after `seconds`, or sooner: once a request is served or the router leaves."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._not_quiet.wait()
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """One request; it is ended when its time or the drain time is over.
+
+        Raises:
+            DrainingError: the drain time is over.
+            TimeLimitError: the request's own limit is over.
+        """
+        if self._expired:
+            raise self._cause()
+        try:
+            async with asyncio.timeout(self._request_timeout_seconds) as limit:
+                self._limits.add(limit)
+                self._idle.clear()
+                self._not_quiet.set()
+                try:
+                    yield
+                finally:
+                    self._limits.discard(limit)
+                    if not self._limits:
+                        self._idle.set()
+                        if not self.draining:
+                            self._not_quiet.clear()
+        except TimeoutError:
+            raise self._cause() from None
+
+    @contextmanager
+    def served(self, tenant: str | None) -> Iterator[None]:
+        """Serve a request whose body is here: clients that send slowly take nobody's place.
+
+        Raises:
+            OverloadedError: as many requests as are allowed, in all or to the tenant, are being
+                served.
+        """
+        if self._served + 1 > self._shares.limit(tenant, 1, self._max_requests):
+            raise OverloadedError(self._full(tenant))
+        self._served += 1
+        self._shares.add(tenant, 1)
+        try:
+            yield
+        finally:
+            self._served -= 1
+            self._shares.add(tenant, -1)
+
+    async def drain(
+        self,
+        lame_duck_seconds: float,
+        drain_seconds: float,
+        connections_end: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Wait until the cluster sends no new connections, then until `connections_end` returns.
+
+        What still runs `drain_seconds` after that is ended.
+        """
+        self.draining = True
+        self._not_quiet.set()
+        await sleep(lame_duck_seconds)
+        try:
+            async with asyncio.timeout(drain_seconds):
+                await connections_end()
+        except TimeoutError:
+            self._expire()
+            await self._idle.wait()
+
+    def _full(self, tenant: str | None) -> str:
+        if tenant is None or self._served >= self._max_requests:
+            return f"the router serves {self._max_requests} requests (server.maxRequests)"
+        return (
+            f"your requests: {self._shares.held(tenant)} are served and 1 more comes; allowed "
+            f"while less than a quarter of {self._max_requests} (server.maxRequests) is free: "
+            f"{self._shares.share(self._max_requests)}, your share"
+        )
+
+    def _expire(self) -> None:
+        self._expired = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._limits:
+            limit.reschedule(now)
+
+    def _cause(self) -> RouterError:
+        if self._expired:
+            return DrainingError("this router is shutting down and its drain time is over")
+        limit = self._request_timeout_seconds
+        return TimeLimitError(f"the request took longer than {limit:g} seconds")
