@@ -35,9 +35,8 @@ from sluice_router.errors import BadRequestError, EngineRefusedError, RouterErro
 from sluice_router.limits import Body, ByteBudget, Lifecycle
 from sluice_router.monitoring import health
 from sluice_router.pick import affinity_of
-from sluice_router.private_form import PrivateForm
 from sluice_router.relay import Relay
-from sluice_router.resume import Progress
+from sluice_router.resume import PrivateForm, Progress
 from sluice_router.resuming import Answers
 from sluice_router.telemetry import COMPLETION_ROUTES, RouterSpans, Telemetry
 

@@ -1,15 +1,18 @@
-"""One attempt: sends a request to one engine, and says why it did not answer if it did not.
+"""One attempt: sends a request to one engine, and says why it was not answered if it was not.
 
-Counts no failure and picks no engine. Knows nothing of the client's connection.
+A failed attempt is not retried or counted here. Streams have no time limit of their own, so the
+kernel detects an engine that vanished: by keep-alive probes while nothing is in flight, by a limit
+on unacknowledged data otherwise. Connections to the API server are opened in the same way.
 """
 
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 from sluice_contract.http_errors import REQUEST_ID_HEADER
@@ -38,14 +41,19 @@ from sluice_router.errors import (
 )
 from sluice_router.limits import SMALL_BYTES, Body
 from sluice_router.pick import Affinity
-from sluice_router.private_form import PrivateForm, SignedBody, body_sha256
-from sluice_router.resume import Progress
+from sluice_router.resume import PrivateForm, Progress, SignedBody, body_sha256
 from sluice_router.targets import SignPrefill, Target
 from sluice_router.telemetry import Attempt, RouterSpans
-from sluice_router.upstream import read_at_most
 
 _REFUSAL_BYTES: Final = 65_536
 """Length to which a refusal is cut before it is passed on."""
+KEEPALIVE_IDLE_SECONDS: Final = 10
+KEEPALIVE_INTERVAL_SECONDS: Final = 5
+KEEPALIVE_PROBES: Final = 3
+UNACKNOWLEDGED_MILLISECONDS: Final = 25_000
+IDLE_SECONDS: Final = 4.0
+"""Well below `http_errors.IDLE_CONNECTION_SECONDS`, after which engines close a connection: no
+request must be sent on one that is just being closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,3 +287,42 @@ def _payload(
         small = signed.size <= SMALL_BYTES
         return signed.head + signed.client_body if small else signed.pieces()
     return body.content if len(body.content) <= SMALL_BYTES else io.BytesIO(body.content)
+
+
+def open_session(connect_timeout_seconds: float) -> aiohttp.ClientSession:
+    """A pool of connections without a limit on their number or on how long an answer takes."""
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=IDLE_SECONDS, socket_factory=_open_socket
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_seconds),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent",),
+    )
+
+
+async def read_at_most(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:
+    """The body, or its first `limit_bytes`."""
+    body = bytearray()
+    while len(body) < limit_bytes and (chunk := await response.content.readany()):
+        body += chunk
+    return bytes(body[:limit_bytes])
+
+
+def _open_socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol = address[:3]
+    opened = socket.socket(family, kind, protocol)
+    opened.setblocking(False)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": KEEPALIVE_IDLE_SECONDS,
+        "TCP_KEEPINTVL": KEEPALIVE_INTERVAL_SECONDS,
+        "TCP_KEEPCNT": KEEPALIVE_PROBES,
+        "TCP_USER_TIMEOUT": UNACKNOWLEDGED_MILLISECONDS,
+    }
+    for name, value in options.items():
+        if (option := getattr(socket, name, None)) is not None:  # each system has some of them
+            opened.setsockopt(socket.IPPROTO_TCP, option, value)
+    return opened

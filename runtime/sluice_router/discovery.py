@@ -1,7 +1,13 @@
-"""Finds the engines: follows the EndpointSlices of their Services by list and watch.
+"""Finds the engines, and asks each for its load report.
 
-While the API server is away or refuses, the last known engines stay, and requests are served. Knows
-nothing of requests.
+`SliceFollower` follows the EndpointSlices of the engines' Services by list and watch. While the API
+server is away or refuses, the last known engines stay, and requests are served. A pod may be in
+several slices (address families, slices being rewritten); `endpoints_of` names it once.
+
+`LoadPoller` asks every engine about once a second. An engine that cannot be connected to gets no
+requests until it can be. A report that does not arrive, or cannot be read, changes nothing: the
+last one becomes stale and the engine counts as average. An engine may be newer than this router:
+unknown keys of its report are ignored.
 """
 
 from __future__ import annotations
@@ -9,26 +15,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
 import aiohttp
 import msgspec
-from sluice_contract.config.router import Discovery
+from pydantic import ValidationError
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.router import Discovery, LoadFollowing
+from sluice_contract.wire.load import LoadReport
 
-from sluice_router.engines import Endpoint, Fleet
+from sluice_router.attempts import read_at_most
+from sluice_router.engines import Endpoint, EngineState, Fleet, Phase
 from sluice_router.kube import Cluster, Event, KubeClient, KubeError, VersionExpiredError
-from sluice_router.slices import SERVICE_NAME_LABEL, endpoints_of
 
 logger = logging.getLogger("sluice.router.discovery")
-
+load_logger = logging.getLogger("sluice.router.load")
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 15.0
 SHORTEST_WATCH_SECONDS: Final = 1.0
 """A watch that ends sooner, without an event, counts as refused."""
 AWAY: Final = (KubeError, aiohttp.ClientError, OSError, msgspec.DecodeError, ValueError)
 """What is raised while the API server is away, being upgraded, or answers nonsense."""
+SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
+_PREFERENCE: Final = {Phase.READY: 0, Phase.TERMINATING: 1, Phase.UNREADY: 2}
+_REPORT_BYTES = 1 << 20
+"""With hundreds of adapters, and why each of them could not be loaded."""
+Manifest = Mapping[str, Any]
 
 
 def slice_client(
@@ -127,3 +141,96 @@ class SliceFollower:
 def _gone(before: set[Endpoint], after: tuple[Endpoint, ...]) -> set[Endpoint]:
     keys = {endpoint.key for endpoint in after}
     return {endpoint for endpoint in before if endpoint.key not in keys}
+
+
+def endpoints_of(slices: Iterable[Manifest], service: str, port_name: str) -> tuple[Endpoint, ...]:
+    """The engines named by `slices` of the Services `SERVICE-ROLE`, one entry a pod, by name."""
+    found = [entry for slice_ in slices for entry in _endpoints_in(slice_, service, port_name)]
+    by_name: dict[str, Endpoint] = {}
+    for endpoint in sorted(found, key=lambda e: (_PREFERENCE[e.phase], "[" in e.url, e.url)):
+        by_name.setdefault(endpoint.name, endpoint)
+    return tuple(sorted(by_name.values(), key=lambda e: e.name))
+
+
+def _endpoints_in(slice_: Manifest, service: str, port_name: str) -> Iterator[Endpoint]:
+    role = _role_of(slice_, service)
+    port = _port_of(slice_, port_name)
+    family = slice_.get("addressType")
+    if role is None or port is None or family not in ("IPv4", "IPv6"):
+        return
+    for entry in slice_.get("endpoints") or ():
+        address = entry["addresses"][0]  # the API allows no other, and no empty list
+        host = f"[{address}]" if family == "IPv6" else address
+        name = (entry.get("targetRef") or {}).get("name") or address
+        yield Endpoint(name, f"http://{host}:{port}", role, _phase_of(entry))
+
+
+def _role_of(slice_: Manifest, service: str) -> Role | None:
+    labels = slice_.get("metadata", {}).get("labels") or {}
+    name = labels.get(SERVICE_NAME_LABEL, "")
+    suffix = name.removeprefix(f"{service}-")
+    return Role(suffix) if suffix != name and suffix in set(Role) else None
+
+
+def _port_of(slice_: Manifest, port_name: str) -> int | None:
+    for port in slice_.get("ports") or ():
+        if port.get("name") == port_name and port.get("port"):
+            return int(port["port"])
+    return None
+
+
+def _phase_of(entry: Manifest) -> Phase:
+    conditions = entry.get("conditions") or {}
+    if conditions.get("terminating"):
+        return Phase.TERMINATING
+    ready = conditions.get("ready")
+    return Phase.UNREADY if ready is False else Phase.READY  # absent means ready
+
+
+class LoadPoller:
+    """Keeps the fleet's load reports fresh."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        settings: LoadFollowing,
+        jitter: random.Random,
+    ) -> None:
+        self._fleet = fleet
+        self._session = session
+        self._settings = settings
+        self._jitter = jitter
+
+    async def run(self) -> None:
+        """Poll for ever; replicas of the router drift apart by jitter."""
+        while True:
+            await self.poll_all()
+            await asyncio.sleep(self._settings.interval_seconds * self._jitter.uniform(0.8, 1.2))
+
+    async def poll_all(self) -> None:
+        """Ask every engine once, all at the same time."""
+        async with asyncio.TaskGroup() as group:
+            for engine in self._fleet.engines():
+                group.create_task(self._poll(engine))
+
+    async def _poll(self, engine: EngineState) -> None:
+        own_inflight = engine.inflight
+        try:
+            report = await self._ask(engine)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            load_logger.debug("%s cannot be reached: %r", engine.endpoint.name, error)
+            self._fleet.unreachable(engine.key)
+        except (aiohttp.ClientError, OSError, ValidationError) as error:
+            load_logger.debug("no load report from %s: %r", engine.endpoint.name, error)
+        else:
+            self._fleet.report(engine.key, report, own_inflight)
+
+    async def _ask(self, engine: EngineState) -> LoadReport:
+        limit = self._settings.timeout_seconds
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=limit, sock_read=limit)
+        url = engine.endpoint.url + "/load"
+        async with self._session.get(url, timeout=timeout) as response:
+            response.raise_for_status()
+            body = await read_at_most(response, _REPORT_BYTES)
+        return LoadReport.model_validate_json(body, extra="ignore")

@@ -1,14 +1,15 @@
 """Passes an answer on to the client, and ends it in every case.
 
-Bytes pass as they are, without the comments of the private form. Before the first byte a failure is
-an ordinary error answer. After it, a stream of events goes on with the next reply, or ends with one
-error event and no `[DONE]`; anything else is cut off, so that it cannot pass for complete.
+Bytes pass as they are, except for the router's comments in replies to private calls. Before the
+first byte a failure is an ordinary error answer. After it, a stream of events goes on with the next
+reply, or ends with one error event and no `[DONE]`; anything else is cut off, so that it cannot
+pass for complete.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Final
 
 from aiohttp import web
@@ -24,7 +25,6 @@ from sluice_router.errors import (
     refusal,
 )
 from sluice_router.limits import Body, ByteBudget
-from sluice_router.private_replies import ErrorEventError, events_of, read_answer
 from sluice_router.resume import Progress
 
 FAIL_SECONDS: Final = 2.0
@@ -33,6 +33,15 @@ HELD_UP_SECONDS = 5.0
 """After a longer write, an engine that broke off may have done so because of the client."""
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 """For proxies in front of the router, which would hold events back."""
+
+
+class ErrorEventError(Exception):
+    """The stream ended with an error event."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self.body = body
+        """Its JSON."""
 
 
 def error_response(error: RouterError) -> web.Response:
@@ -176,3 +185,59 @@ class Relay:
                 self._request.transport.abort()
             message = f"the client read nothing for {FAIL_SECONDS:g} seconds"
             raise ConnectionResetError(message) from None
+
+
+async def events_of(reply: Reply, progress: Progress) -> AsyncIterator[bytes]:
+    """Whole events, as they come, to `[DONE]`. Where only that is missing, it is supplied.
+
+    Raises:
+        EngineFailedError: the engine broke off.
+        ErrorEventError: it ended the stream.
+    """
+    try:
+        async for data in _data_of(reply, progress):
+            yield data
+    except EngineFailedError:
+        if not progress.last_seen and not progress.done:
+            raise
+    if not progress.done:
+        if not progress.last_seen:
+            raise EngineFailedError(f"{reply.engine} ended the stream without [DONE]")
+        progress.done = True
+        yield sse.DONE
+
+
+async def read_answer(reply: Reply, progress: Progress, answer: Body) -> None:
+    """Hold the answer of which the stream tells at its end, in the only event with data.
+
+    Raises:
+        EngineFailedError: the engine broke off.
+        ErrorEventError: it ended the stream.
+        OverloadedError: there is no room for it.
+    """
+    events, line, chunk = sse.WholeEvents(), sse.DataLine(), reply.first
+    try:
+        while chunk:
+            before, data, behind = line.split(chunk)
+            taken = progress.take(events.feed(before + behind))
+            if taken.error is not None:
+                raise ErrorEventError(taken.error)
+            if data:
+                answer.add(data)
+            chunk = await reply.read()
+    except EngineFailedError:
+        if not line.ended:
+            raise
+    if not line.ended:
+        raise EngineFailedError(f"{reply.engine} ended the stream without an answer")
+
+
+async def _data_of(reply: Reply, progress: Progress) -> AsyncIterator[bytes]:
+    events, chunk = sse.WholeEvents(), reply.first
+    while chunk:
+        taken = progress.take(events.feed(chunk))
+        if taken.data:
+            yield taken.data
+        if taken.error is not None:
+            raise ErrorEventError(taken.error)
+        chunk = await reply.read()

@@ -1,17 +1,22 @@
-"""What came of one answer so far, so that another engine can go on with it.
+"""How another engine can go on with an answer: private calls, which only engines of the service
+take, and what came of the answer so far.
 
-Reads the comments of the private form's event streams and takes them out. Pure state: knows neither
-engines nor connections. Ids are held in four bytes each, scores as JSON.
+A private call is signed, and carries the seed and what came of the answer before. The reply is a
+stream of events with comments for the router: `Progress` reads the comments and takes them out. It
+holds token ids in four bytes each, and scores as JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+from sluice_contract.wire.handover import Bound, Keys
 from sluice_contract.wire.private_calls import (
     AnswerStart,
     CallHead,
@@ -19,16 +24,75 @@ from sluice_contract.wire.private_calls import (
     EventComment,
     Resume,
     Score,
+    head_line,
     read_comment,
+    signed_call,
 )
 
 from sluice_router import sse
+from sluice_router.limits import SMALL_BYTES
 
 _DATA: Final = b"data: "
 _ID_BYTES: Final = 4
 _CHOICE_BYTES: Final = 256
 """Of an answer's choice before its first id."""
 _SCORES: Final = msgspec.json.Decoder(list[Score])
+
+
+@dataclass(frozen=True, slots=True)
+class SignedBody:
+    """A body of two parts, which are sent one after the other, and the header that signs it."""
+
+    head: bytes
+    client_body: bytes
+    bound: Bound
+    """To what other headers are bound, too."""
+    signature: str
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.head) + len(self.client_body)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Small enough that other requests run between; no copy of the whole is made."""
+        yield self.head
+        for start in range(0, len(self.client_body), SMALL_BYTES):
+            yield self.client_body[start : start + SMALL_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateForm:
+    """Signs with the service's key."""
+
+    keys: Keys
+    unix_clock: Callable[[], float]
+    draw_seed: Callable[[], int]
+    """63 bits."""
+
+    async def sign(
+        self, head: CallHead, client_body: bytes, request_id: str, path: str
+    ) -> SignedBody:
+        """The body."""
+        line = head_line(head)
+        bound = Bound(path, await body_sha256(line, client_body))
+        signature = signed_call(self.keys()[0], request_id, bound, self.unix_clock())
+        return SignedBody(line, client_body, bound, signature)
+
+
+async def body_sha256(*parts: bytes) -> str:
+    """In hexadecimal, of parts that are sent one after the other; long ones are hashed in a
+    thread."""
+    if sum(map(len, parts)) <= SMALL_BYTES:
+        return _sha256(parts)
+    return await asyncio.to_thread(_sha256, parts)
+
+
+def _sha256(parts: Sequence[bytes]) -> str:
+    hashed = hashlib.sha256()
+    for part in parts:
+        hashed.update(part)
+    return hashed.hexdigest()
 
 
 @dataclass(slots=True)

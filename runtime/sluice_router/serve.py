@@ -28,21 +28,19 @@ from sluice_contract.wire.spans import Record
 
 from sluice_router.accounting import UNKNOWN_ROUTE
 from sluice_router.app import Parts, build_app
-from sluice_router.attempts import Sender
+from sluice_router.attempts import Sender, open_session
 from sluice_router.auth import ApiKeys, tenant_signer
 from sluice_router.connections import ConnectionLimits, Listener
-from sluice_router.discovery import SliceFollower, slice_client
+from sluice_router.discovery import LoadPoller, SliceFollower, slice_client
 from sluice_router.dispatch import Dispatcher
 from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.kube import Cluster, in_cluster
 from sluice_router.limits import ByteBudget, Lifecycle
-from sluice_router.load_poller import LoadPoller
 from sluice_router.monitoring import Monitoring
-from sluice_router.private_form import PrivateForm
+from sluice_router.resume import PrivateForm
 from sluice_router.targets import chooser, prefill_signer
 from sluice_router.telemetry import RouterSpans, Telemetry
-from sluice_router.upstream import open_session
 
 logger = logging.getLogger("sluice.router")
 

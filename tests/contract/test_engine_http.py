@@ -7,7 +7,7 @@ import json
 
 import pytest
 from sluice_contract.http_errors import ENGINE_DIED, IDLE_CONNECTION_SECONDS
-from sluice_router import edge, upstream
+from sluice_router import attempts, edge
 from sluice_runtime.errors import EngineDiedError, UnavailableError
 from sluice_runtime.server.failures import error_response
 from sluice_runtime.server.gate import Gate, GateMiddleware
@@ -48,7 +48,7 @@ def test_the_router_closes_idle_connections_long_before_an_engine_does() -> None
 
 
 async def keep_alive_seconds() -> float:
-    async with upstream.open_session(1.0) as session:
+    async with attempts.open_session(1.0) as session:
         connector = session.connector
         assert connector is not None
         seconds: float | None = connector._keepalive_timeout

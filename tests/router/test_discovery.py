@@ -1,28 +1,49 @@
-"""Following EndpointSlices: every change arrives, and no outage takes an engine away."""
+"""Finding engines: EndpointSlices are followed, every change arrives, and no outage takes an engine
+away; slices are turned into engines; fresh load reports arrive, and bad ones change nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import certifi
 import pytest
+from aiohttp import web
 from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role
-from sluice_contract.config.router import Discovery
-from sluice_router.discovery import LONGEST_PAUSE_SECONDS, SliceFollower, slice_client
-from sluice_router.engines import Fleet
+from sluice_contract.config.router import Discovery, LoadFollowing
+from sluice_contract.wire.load import LoadReport
+from sluice_router.attempts import open_session
+from sluice_router.discovery import (
+    LONGEST_PAUSE_SECONDS,
+    LoadPoller,
+    SliceFollower,
+    endpoints_of,
+    slice_client,
+)
+from sluice_router.engines import Endpoint, Fleet, Phase, condition
 from sluice_router.kube import Cluster, Credentials, in_cluster
-from sluice_router.upstream import open_session
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router.fake_kube import FakeKube, endpoint_slice, running_kube
+from tests.router.fakes import load_report
 
 DISCOVERY = Discovery(service="chat", roles=(Role.PREFILL, Role.MIXED))
+FINGERPRINT = {
+    "model": "m",
+    "pageSizeTokens": 16,
+    "kvDtype": "float32",
+    "layout": "page-layer-kv-token-head-dim",
+    "tensorParallelSize": 1,
+}
+GOOD = load_report(queued_requests=3).to_json_dict()
 
 
 @dataclass
@@ -225,3 +246,159 @@ def test_the_api_server_is_the_one_the_kubelet_names(host: str, url: str, tmp_pa
 def test_outside_a_pod_discovery_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="discovery"):
         in_cluster(environ, tmp_path)
+
+
+def found(*slices: dict[str, Any]) -> list[tuple[str, str, Phase]]:
+    return [(e.name, e.url, e.phase) for e in endpoints_of(slices, "chat", "http")]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "phase"),
+    [
+        ({"ready": True, "serving": True, "terminating": False}, Phase.READY),
+        ({}, Phase.READY),
+        ({"ready": False, "serving": False, "terminating": False}, Phase.UNREADY),
+        ({"ready": False, "serving": True, "terminating": True}, Phase.TERMINATING),
+        ({"ready": True, "terminating": True}, Phase.TERMINATING),
+    ],
+)
+def test_conditions_become_a_phase(conditions: dict[str, bool], phase: Phase) -> None:
+    assert found(endpoint_slice("s", ("p", conditions))) == [("p", "http://10.0.0.1:8000", phase)]
+
+
+def test_several_slices_are_one_list_in_order_of_names() -> None:
+    slices = endpoint_slice("s1", "b"), endpoint_slice("s2", "a", "c")
+    assert [name for name, _, _ in found(*slices)] == ["a", "b", "c"]
+
+
+def test_a_pod_in_two_slices_counts_once_and_as_ready_if_any_says_so() -> None:
+    old = endpoint_slice("old", ("p", {"ready": False}))
+    new = endpoint_slice("new", "p")
+    assert found(old, new) == found(new, old) == [("p", "http://10.0.0.1:8000", Phase.READY)]
+
+
+def test_ipv6_is_bracketed_and_gives_way_to_ipv4() -> None:
+    six = endpoint_slice("six", "p") | {"addressType": "IPv6"}
+    six["endpoints"][0]["addresses"] = ["fd00::1"]
+    assert found(six) == [("p", "http://[fd00::1]:8000", Phase.READY)]
+    assert found(six, endpoint_slice("four", "p")) == found(endpoint_slice("four", "p"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ports": [{"name": "other", "port": 1}]},
+        {"ports": None},
+        {"endpoints": None},
+        {"addressType": "FQDN"},
+        {"metadata": {"name": "s"}},
+        {"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "chat"}}},
+        {"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "chat-other"}}},
+    ],
+)
+def test_what_is_no_engine_is_left_out(change: dict[str, Any]) -> None:
+    assert found(endpoint_slice("s", "p") | change) == []
+
+
+def test_the_role_comes_from_the_service() -> None:
+    (endpoint,) = endpoints_of([endpoint_slice("s", "p", role="decode")], "chat", "http")
+    assert endpoint.role is Role.DECODE
+
+
+@asynccontextmanager
+async def polled(answer: web.Response | None) -> AsyncIterator[tuple[Fleet, LoadPoller]]:
+    """A poller of one engine that answers so; None never answers."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if answer is None:
+            await asyncio.Event().wait()
+            raise AssertionError
+        return answer
+
+    app = web.Application()
+    app.router.add_get("/load", handle)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    fleet = Fleet(asyncio.get_running_loop().time)
+    fleet.replace_endpoints([Endpoint("a", url, Role.MIXED, Phase.READY)])
+    async with open_session(1.0) as session:
+        settings = LoadFollowing(timeout_seconds=0.1 if answer is None else 5.0)
+        yield fleet, LoadPoller(fleet, session, settings, random.Random(1))
+    await runner.cleanup()
+
+
+def report_of(fleet: Fleet) -> LoadReport | None:
+    received = fleet.engines()[0].received
+    return received.report if received is not None else None
+
+
+async def test_a_report_is_taken_over() -> None:
+    async with polled(web.json_response(GOOD)) as (fleet, poller):
+        await poller.poll_all()
+        report = report_of(fleet)
+        assert report is not None
+        assert report.queued_requests == 3
+
+
+async def test_a_report_with_many_adapters_is_taken_over() -> None:
+    names = {f"{number:0128}": "x" * 512 for number in range(256)}
+    told = GOOD | {"adapters": dict.fromkeys(names, "key"), "adaptersFailed": names}
+    async with polled(web.json_response(told)) as (fleet, poller):
+        await poller.poll_all()
+        report = report_of(fleet)
+        assert report is not None
+        assert report.adapters_failed == names
+
+
+async def test_our_own_requests_at_the_time_of_asking_are_noted() -> None:
+    async with polled(web.json_response(GOOD)) as (fleet, poller):
+        with fleet.request(fleet.engines()[0].key):
+            await poller.poll_all()
+        received = fleet.engines()[0].received
+        assert received is not None
+        assert received.own_inflight == 1
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        {"fromTheFuture": 1},
+        {"queues": {"bootstrap": 1, "fromTheFuture": 1}},
+        {"kvFingerprint": FINGERPRINT | {"fromTheFuture": "1"}},
+    ],
+)
+async def test_keys_of_a_newer_engine_are_ignored(newer: dict[str, object]) -> None:
+    async with polled(web.json_response(GOOD | newer)) as (fleet, poller):
+        await poller.poll_all()
+        assert report_of(fleet) is not None
+
+
+async def test_an_engine_that_cannot_be_connected_to_gets_no_requests_until_it_can() -> None:
+    async with polled(web.json_response(GOOD)) as (fleet, poller):
+        (good,) = (engine.endpoint for engine in fleet.engines())
+        fleet.replace_endpoints([replace(good, url="http://127.0.0.1:1")])
+        await poller.poll_all()
+        assert condition(fleet.engines()[0], 0.0) == "failing"
+        moved = fleet.engines()[0].key
+        fleet.report(moved, load_report(), own_inflight=0)
+        assert condition(fleet.engines()[0], 0.0) == "ready"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        web.Response(status=500),
+        web.Response(text="{"),
+        web.Response(text=json.dumps({"role": "mixed"})),
+        web.Response(body=b"\xff" * 100_000),
+        None,
+    ],
+)
+async def test_a_bad_or_missing_report_changes_nothing(answer: web.Response | None) -> None:
+    async with polled(answer) as (fleet, poller):
+        fleet.report(fleet.engines()[0].key, load_report(queued_requests=9), own_inflight=0)
+        before = fleet.engines()
+        await poller.poll_all()
+        assert fleet.engines() == before

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 from sluice_contract.config.router import Discovery
+from sluice_router.attempts import open_session
 from sluice_router.discovery import SliceFollower, slice_client
 from sluice_router.engines import Fleet, Phase
 from sluice_router.kube import in_cluster
-from sluice_router.upstream import open_session
 
 from e2e.cluster.controlplane_only import ControlPlane, control_plane
 from tests.connections import cut_connections
