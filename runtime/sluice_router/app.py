@@ -28,16 +28,15 @@ from sluice_router.accounting import (
 )
 from sluice_router.attempts import Call, Reply
 from sluice_router.auth import ApiKeys
-from sluice_router.dispatch import Dispatcher
 from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Clock, Fleet
 from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError, error_in
+from sluice_router.forward import Dispatcher, ResumingForwarder
 from sluice_router.limits import Body, ByteBudget, Lifecycle
 from sluice_router.monitoring import health
 from sluice_router.pick import affinity_of
 from sluice_router.relay import Relay
 from sluice_router.resume import PrivateForm, Progress
-from sluice_router.resuming import Answers
 from sluice_router.telemetry import COMPLETION_ROUTES, RouterSpans, Telemetry
 
 
@@ -84,7 +83,7 @@ class Routes:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._answers = Answers(parts.dispatcher, parts.telemetry)
+        self._answers = ResumingForwarder(parts.dispatcher, parts.telemetry)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """An OpenAI completion: checked, then passed through."""

@@ -12,9 +12,9 @@ from typing import Final
 from aiohttp import web
 from sluice_contract.wire.load import EngineLoad, ServiceLoad
 
-from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.errors import JSON_CONTENT_TYPE
+from sluice_router.forward import Dispatcher
 from sluice_router.limits import ByteBudget, Lifecycle
 from sluice_router.telemetry import CONTENT_TYPE, Held, Telemetry
 

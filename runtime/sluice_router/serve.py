@@ -32,9 +32,9 @@ from sluice_router.attempts import Sender, open_session
 from sluice_router.auth import ApiKeys, tenant_signer
 from sluice_router.connections import ConnectionLimits, Listener
 from sluice_router.discovery import LoadPoller, SliceFollower, slice_client
-from sluice_router.dispatch import Dispatcher
 from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Endpoint, Fleet, Phase
+from sluice_router.forward import Dispatcher
 from sluice_router.kube import Cluster, in_cluster
 from sluice_router.limits import ByteBudget, Lifecycle
 from sluice_router.monitoring import Monitoring

@@ -102,7 +102,7 @@ ROUTER_MUTATIONS: Final = (
     ),
     Mutation(
         "router: an engine with a full queue is taken for broken",
-        "dispatch",
+        "forward",
         "if failure.reason not in ENGINE_NOT_AT_FAULT:",
         "if True:",
         FAULTS,
@@ -110,7 +110,7 @@ ROUTER_MUTATIONS: Final = (
     ),
     Mutation(
         "router: full queues everywhere are waited for",
-        "dispatch",
+        "forward",
         "if failure is not None and (passes or now >= deadline):",
         "if failure is not None and now >= deadline:",
         FAULTS,
@@ -118,7 +118,7 @@ ROUTER_MUTATIONS: Final = (
     ),
     Mutation(
         "router: a request that breaks engines breaks them all",
-        "history",
+        "forward",
         "if self.caused >= MAX_SUCH_FAILURES:",
         "if False:",
         (*FAULTS, *PAIRS),
@@ -126,7 +126,7 @@ ROUTER_MUTATIONS: Final = (
     ),
     Mutation(
         "router: the decode engine is blamed for the prompt's",
-        "history",
+        "forward",
         "if failure.reason in PREFILL_AT_FAULT and target.prefill is not None:",
         "if False:",
         PAIRS,
@@ -134,7 +134,7 @@ ROUTER_MUTATIONS: Final = (
     ),
     Mutation(
         "router: only one of two queues may be the full one",
-        "history",
+        "forward",
         "return [self.met, self.tried, *([others] if self.queue_is_full else [])]",
         "return [self.met, self.tried]",
         PAIRS,
@@ -142,7 +142,7 @@ ROUTER_MUTATIONS: Final = (
     ),
     Mutation(
         "router: the engine that is not at fault is left out of the second pair",
-        "history",
+        "forward",
         "return [self.met, self.tried, *([others] if self.queue_is_full else [])]",
         "return [self.met, *([others] if self.queue_is_full else [])]",
         PAIRS,

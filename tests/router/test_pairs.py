@@ -23,9 +23,8 @@ from sluice_contract.config.router import Upstream, parse_router_config
 from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, verified_header
 from sluice_router import engines
 from sluice_router.attempts import Call, Sender
-from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import Endpoint, Fleet, Phase
-from sluice_router.history import History
+from sluice_router.forward import Dispatcher, History
 from sluice_router.limits import Body, ByteBudget
 from sluice_router.targets import chooser, prefill_signer
 

@@ -12,13 +12,13 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Upstream
 from sluice_contract.wire.private_calls import AnswerStart, EventComment, comment_line
 from sluice_router.attempts import Call, Sender
-from sluice_router.dispatch import Dispatcher
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport, has_room
 from sluice_router.errors import AttemptFailedError, EngineRefusedError, RetryReason, RouterError
-from sluice_router.history import (
+from sluice_router.forward import (
     EXPIRY_SECONDS,
     RETRIED_SHARE,
     RETRIES_PER_SECOND,
+    Dispatcher,
     History,
     RetryBudget,
 )

@@ -1,42 +1,127 @@
-"""Sends a request to one engine, or to one pair, after another until one answers.
+"""Forwards a request until its answer is whole: one engine, or one pair, after another.
 
-A request is retried before the first byte of an answer; after it, an answer in the private form is
-resumed, with the same history. After a connection error, 502 or 503 (draining, not ready) the
-engine gets no requests for a moment; after 429 (queue full), or a 503 for want of memory or of a
-grammar, it does. Where the prompt's engine failed, it is that one which gets none. An engine that
-refuses our signature gets the request as the client sent it. Requests for an adapter go to engines
-that report it. Every other answer is passed on. When two attempts have failed in a way that the
-request may have caused, there is no third. Before an answer has begun, retries come out of a budget
-that all requests share, and after 429 they go only where the last report says that there is room.
-Knows nothing of the client's connection.
+`ResumingForwarder` relays the answer; `Dispatcher` finds the engine that gives it; `History` has
+the failed attempts of one call, and `RetryBudget` what all calls together may still retry.
+
+Before the first byte of an answer a request is retried; after it, the answer to a private call is
+resumed by another engine, with the same history. An engine gets no requests for a moment after a
+connection error, 502 or 503 (draining, not ready). After 429 (queue full), or a 503 for want of
+memory or of a grammar, it still gets requests. Where the prompt's engine failed, only that one gets
+none. An engine that refuses our signature gets the request as the client sent it. Requests for an
+adapter go to engines that report it. Every other answer is passed on.
+
+After two failed attempts that the request may have caused, there is no third. Before an answer has
+begun, retries come out of a budget that all requests share, and after 429 they go only to engines
+whose last report says that there is room.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
+from aiohttp import web
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Upstream
 from sluice_contract.http_errors import REQUEST_ID_HEADER
 
 from sluice_router.attempts import Call, Reply, Sender
-from sluice_router.engines import Clock, Fleet, has_room, with_adapter
+from sluice_router.engines import Clock, EngineState, Fleet, has_room, with_adapter
 from sluice_router.errors import (
     AttemptFailedError,
     EngineFailedError,
     NoEngineError,
     RetryReason,
     RouterError,
+    soonest,
 )
-from sluice_router.history import ENGINE_NOT_AT_FAULT, History, RetryBudget, blamed
+from sluice_router.relay import Relay
 from sluice_router.targets import Choose, Picks, Target, TargetChoice
+from sluice_router.telemetry import Telemetry
 
 logger: Final = logging.getLogger("sluice.router")
+
+ENGINE_NOT_AT_FAULT: Final[frozenset[RetryReason]] = frozenset(
+    {"queue_full", "uncompiled", "out_of_memory", "mismatch", "signature", "slow_client"}
+)
+PREFILL_AT_FAULT: Final[frozenset[RetryReason]] = frozenset({"prefill", "prefill_unavailable"})
+"""Of a pair; of any other failure its decode engine is."""
+MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
+    {"broken", "uncompiled", "out_of_memory", "prefill", "slow_client"}
+)
+"""Failures that the request, or its client, may have caused."""
+MAX_SUCH_FAILURES: Final = 2
+"""After as many of them a request is not retried: it is unlikely that every engine is at fault."""
+RETRIED_SHARE: Final = 0.2
+"""Retries that each request adds to the budget."""
+RETRIES_PER_SECOND: Final = 10
+"""Retries that each second adds to it: so few requests may all be retried."""
+EXPIRY_SECONDS: Final = 10.0
+"""Time constant with which retries that were not needed expire."""
+
+
+class ResumingForwarder:
+    """Runs requests."""
+
+    def __init__(self, dispatcher: Dispatcher, telemetry: Telemetry) -> None:
+        self._dispatcher = dispatcher
+        self._telemetry = telemetry
+
+    async def run(
+        self, call: Call, relay: Relay, on_reply: Callable[[Reply], None]
+    ) -> web.StreamResponse:
+        """Relay the answer; `on_reply` is told of each engine that has a part in it.
+
+        Raises:
+            RouterError: it is not whole, and nobody can go on with it.
+        """
+        history, broke = History(), None
+        while True:
+            try:
+                async with self._dispatcher.open(call, history) as reply:
+                    if broke is not None:
+                        self._resumed(call, broke, reply)
+                    on_reply(reply)
+                    self._release(call, reply)
+                    return await relay.run(reply, call.progress)
+            except AttemptFailedError as failure:
+                broke = failure
+                if call.body is not None:
+                    call.body.keep()
+            except RouterError:
+                if broke is not None:
+                    self._telemetry.resume_failure()
+                raise
+
+    def _release(self, call: Call, reply: Reply) -> None:
+        """Let the body go where no other engine can need it; else hold it while there is room."""
+        if call.body is None:
+            return
+        if not reply.private or call.progress is None:
+            call.body.release()
+            return
+        progress = call.progress
+
+        def dropped() -> None:
+            progress.forget()
+            self._telemetry.resume_forgone()
+
+        call.body.spare(dropped)
+
+    def _resumed(self, call: Call, broke: AttemptFailedError, reply: Reply) -> None:
+        self._telemetry.resumed(broke.reason)
+        logger.warning(
+            "%s: %s goes on with the answer after: %s (%s)",
+            call.headers[REQUEST_ID_HEADER],
+            reply.target.name,
+            broke.error,
+            broke.reason,
+        )
 
 
 class Dispatcher:
@@ -210,3 +295,97 @@ def _last_error(history: History, choice: TargetChoice) -> RouterError:
     if choice.reason != "NoneGoesOn":
         return history.error
     return NoEngineError(f"the answer broke off, and {choice.message}")
+
+
+@dataclass
+class History:
+    """The failed attempts of one call."""
+
+    met: set[str] = field(default_factory=set)
+    """Keys of engines that took part in one."""
+    tried: set[str] = field(default_factory=set)
+    """Keys of engines that failed: they are asked again only after all others."""
+    failure: AttemptFailedError | None = None
+    """The last one."""
+    full: list[RouterError] = field(default_factory=list)
+    """What engines with a full queue said."""
+    caused: int = 0
+    """Failures that the request may have caused."""
+
+    def add(self, target: Target, failure: AttemptFailedError) -> None:
+        """Record one more failed attempt.
+
+        Raises:
+            RouterError: the call is not retried.
+        """
+        self.met.update(target.keys)
+        self.tried.add(blamed(target, failure).key)
+        self.failure = failure
+        if failure.reason == "queue_full":
+            self.full.append(failure.error)
+        self.caused += failure.reason in MAY_BE_THE_REQUEST
+        if self.caused >= MAX_SUCH_FAILURES:
+            raise failure.error
+
+    @property
+    def queue_is_full(self) -> bool:
+        """Whether the last failure says so."""
+        return self.failure is not None and self.failure.reason == "queue_full"
+
+    @property
+    def error(self) -> RouterError:
+        """What the client is told when nobody else is asked."""
+        assert self.failure is not None, "somebody was asked"
+        return soonest(self.full) if self.queue_is_full else self.failure.error
+
+    def left_out(self) -> list[set[str]]:
+        """Keys of engines that the next attempt is made without: the first of these that leaves
+        anyone to ask."""
+        if self.met == self.tried:
+            return [self.met]
+        others = self.met - self.tried
+        # A 429 does not say which of two queues is full: perhaps that of the engine not blamed.
+        return [self.met, self.tried, *([others] if self.queue_is_full else [])]
+
+    def forget_engines(self) -> None:
+        """All were tried: any may be asked again."""
+        self.met.clear()
+        self.tried.clear()
+
+
+def blamed(target: Target, failure: AttemptFailedError) -> EngineState:
+    """The engine of a failed attempt that did not do its part."""
+    if failure.reason in PREFILL_AT_FAULT and target.prefill is not None:
+        return target.prefill
+    return target.engine
+
+
+class RetryBudget:
+    """How many more attempts there may be, of all requests together: a bucket of tokens. There are
+    never more than it held, and what requests and seconds have added since."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._tokens = float(RETRIES_PER_SECOND)
+        self._counted_seconds = clock()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is none to be had now."""
+        return self._left(self._clock()) < 1
+
+    def request(self) -> None:
+        """A request came."""
+        self._add(RETRIED_SHARE)
+
+    def retry(self) -> None:
+        """One was retried."""
+        self._add(-1)
+
+    def _add(self, count: float) -> None:
+        now = self._clock()
+        self._tokens, self._counted_seconds = self._left(now) + count, now
+
+    def _left(self, now: float) -> float:
+        kept = math.exp((self._counted_seconds - now) / EXPIRY_SECONDS)
+        return self._tokens * kept + RETRIES_PER_SECOND * EXPIRY_SECONDS * (1 - kept)
