@@ -16,7 +16,7 @@ from sluice_contract.wire.spans import TRACEPARENT_HEADER, Attributes, trace_id
 
 from sluice_router import edge
 from sluice_router.auth import ApiKeys
-from sluice_router.edge import ORIGIN, CorsHeaders
+from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, InternalError, RouterError
 from sluice_router.limits import Lifecycle
@@ -67,11 +67,11 @@ class Accounting:
         telemetry: Telemetry,
         lifecycle: Lifecycle,
         clock: Clock,
-        guard: Guard | None = None,
+        guard: Guard,
         spans: RouterSpans | None = None,
     ) -> None:
         self._spans = spans
-        self._keys, self._cors = guard or Guard()
+        self._keys, self._cors = guard
         self._telemetry = telemetry
         self._lifecycle = lifecycle
         self._clock = clock
@@ -82,9 +82,9 @@ class Accounting:
         start = self._clock()
         request[START] = start
         request[ID] = edge.request_id(request.headers.get(REQUEST_ID_HEADER))
-        given = request.headers.get(TRACEPARENT_HEADER)
-        traced = self._spans.request(given) if self._spans else None
-        request[TRACE] = traced.own if traced else edge.traceparent(given)
+        traceparent = request.headers.get(TRACEPARENT_HEADER)
+        traced = self._spans.request(traceparent) if self._spans else None
+        request[TRACE] = traced.own if traced else edge.traceparent(traceparent)
         status = CLIENT_GONE
         try:
             response = await self._answer(request, handler)
@@ -99,8 +99,8 @@ class Accounting:
                 # Nobody without a key decides what is recorded.
                 is_known = self._keys is None or TENANT in request
                 if self._spans is not None and traced is not None and is_known:
-                    told, error = _told(request, route, status, outcome)
-                    self._spans.end_request(traced, start, told, error)
+                    attributes, error = _span_attributes(request, route, status, outcome)
+                    self._spans.end_request(traced, start, attributes, error)
             _log(request, route, status, outcome, seconds)
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -131,9 +131,7 @@ class Accounting:
         response.headers[REQUEST_ID_HEADER] = request.get(ID) or edge.request_id(None)
         response.headers.pop("Server", None)
         if self._cors is not None:
-            response.headers.update(self._cors.of_answer(request.headers))
-            if self._cors.varies:
-                response.headers.add("Vary", ORIGIN)
+            self._cors.add_headers(request.headers, response.headers)
         if self._lifecycle.draining:
             # Only where the client can be told. It may already have sent its next request behind
             # an answer whose head kept the connection: that request is answered, and told.
@@ -164,11 +162,11 @@ def _route(request: web.Request) -> str:
     return resource.canonical if resource is not None else UNKNOWN_ROUTE
 
 
-def _told(
+def _span_attributes(
     request: web.Request, route: str, status: int, outcome: Outcome
 ) -> tuple[Attributes, str | None]:
     """What its span says, and its error."""
-    told: dict[str, str | int] = {
+    attributes: dict[str, str | int] = {
         "http.request.method": request.method,
         "http.route": route,
         "http.response.status_code": status,
@@ -176,9 +174,9 @@ def _told(
         "sluice.outcome": outcome,
     }
     if TENANT in request:
-        told["sluice.tenant"] = request[TENANT]
+        attributes["sluice.tenant"] = request[TENANT]
     failure = request.get(FAILURE)
-    return told, str(failure) if failure is not None and outcome != "client_gone" else None
+    return attributes, str(failure) if failure is not None and outcome != "client_gone" else None
 
 
 def _log(request: web.Request, route: str, status: int, outcome: Outcome, seconds: float) -> None:

@@ -27,9 +27,7 @@ from sluice_router.accounting import (
     Guard,
 )
 from sluice_router.attempts import Call, Reply
-from sluice_router.auth import ApiKeys
-from sluice_router.edge import CorsHeaders
-from sluice_router.engines import Clock, Fleet
+from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError, error_in
 from sluice_router.forward import Dispatcher, ResumingForwarder
 from sluice_router.limits import Body, ByteBudget, Lifecycle
@@ -41,30 +39,36 @@ from sluice_router.telemetry import COMPLETION_ROUTES, RouterSpans, Telemetry
 
 
 @dataclass(frozen=True)
+class ConfiguredParts:
+    """What only some configurations ask for; None where this one does not."""
+
+    private_form: PrivateForm | None
+    """Where answers may be resumed."""
+    guard: Guard
+    """API keys, and web pages that may send requests."""
+    spans: RouterSpans | None
+    """Where spans are recorded."""
+
+
+@dataclass(frozen=True)
 class Parts:
     """What the routes need."""
 
-    fleet: Fleet
     dispatcher: Dispatcher
     budget: ByteBudget
     lifecycle: Lifecycle
     telemetry: Telemetry
     clock: Clock
-    private_form: PrivateForm | None = None
-    """Where answers may be resumed."""
-    keys: ApiKeys | None = None
-    """Where API keys are asked for."""
-    cors: CorsHeaders | None = None
-    """Where web pages may send requests."""
-    spans: RouterSpans | None = None
-    """Where spans are recorded."""
+    configured: ConfiguredParts
 
 
 def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
     """The application; the routes in this list are all there are."""
     routes = Routes(parts)
-    guard = Guard(parts.keys, parts.cors)
-    accounting = Accounting(parts.telemetry, parts.lifecycle, parts.clock, guard, parts.spans)
+    configured = parts.configured
+    accounting = Accounting(
+        parts.telemetry, parts.lifecycle, parts.clock, configured.guard, configured.spans
+    )
     app = web.Application(client_max_size=max_body_bytes, middlewares=[accounting.middleware])
     app.on_response_prepare.append(accounting.finish_headers)
     app.add_routes(
@@ -83,7 +87,7 @@ class Routes:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._answers = ResumingForwarder(parts.dispatcher, parts.telemetry)
+        self._forwarder = ResumingForwarder(parts.dispatcher, parts.telemetry)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """An OpenAI completion: checked, then passed through."""
@@ -105,27 +109,27 @@ class Routes:
             async with self._parts.lifecycle.request():
                 progress, model, affinity = None, None, None
                 if body is not None:
-                    asked = await _read_body(request, body)
-                    progress, model = self._progress(asked, body), asked.model
+                    fields = await _read_body(request, body)
+                    progress, model = self._progress(fields, body), fields.model
                     routing_key = headers.get(ROUTING_KEY_HEADER)
                     affinity = affinity_of(routing_key, body.content, tenant or "")
                 path = request.rel_url.raw_path
                 call = Call(request.method, path, headers, body, progress, affinity, tenant, model)
                 on_reply = partial(self._begun, request)
                 with self._parts.lifecycle.served(tenant):
-                    return await self._answers.run(call, relay, on_reply)
+                    return await self._forwarder.run(call, relay, on_reply)
         except RouterError as error:
             request[FAILURE] = error.with_traceback(None)
             if isinstance(error, EngineRefusedError):
-                request[REFUSAL] = error_in(error.body).words
+                request[REFUSAL] = error_in(error.body).text
             return await relay.fail(error)
 
-    def _progress(self, asked: edge.Asked, body: Body) -> Progress | None:
+    def _progress(self, fields: edge.BodyFields, body: Body) -> Progress | None:
         """That of the answer, if it may be resumed."""
-        form = self._parts.private_form
+        form = self._parts.configured.private_form
         if form is None:
             return None
-        return Progress(form.draw_seed(), streams=asked.streams, grow=body.grow)
+        return Progress(form.draw_seed(), streams=fields.streams, charge=body.charge)
 
     def _begun(self, request: web.Request, reply: Reply) -> None:
         if ENGINE not in request:
@@ -133,10 +137,10 @@ class Routes:
             self._parts.telemetry.first_byte(seconds, streams=reply.streams_events)
         request[ENGINE] = reply.target.name
         if reply.status >= HTTPStatus.BAD_REQUEST:
-            request[REFUSAL] = error_in(reply.first).words
+            request[REFUSAL] = error_in(reply.first).text
 
 
-async def _read_body(request: web.Request, body: Body) -> edge.Asked:
+async def _read_body(request: web.Request, body: Body) -> edge.BodyFields:
     """Read and check the body.
 
     Raises:

@@ -150,7 +150,7 @@ class Sender:
         if attempt is not None:
             call = replace(call, headers=call.headers | {TRACEPARENT_HEADER: attempt.traceparent})
         try:
-            reply = await self._sent(target, call)
+            reply = await self._send_or_fail(target, call)
         except BaseException as error:
             if attempt is not None:
                 attempt.end(None, str(error) or type(error).__name__)
@@ -158,7 +158,7 @@ class Sender:
         reply.attempt = attempt
         return reply
 
-    async def _sent(self, target: Target, call: Call) -> Reply:
+    async def _send_or_fail(self, target: Target, call: Call) -> Reply:
         engine = target.engine
         try:
             return await self._send(target, call)
@@ -196,7 +196,7 @@ class Sender:
 
     async def _signed(self, target: Target, call: Call) -> SignedBody | None:
         """The call in its private form; None if the engine takes it as the client sent it."""
-        if call.progress is None or call.body is None or not target.engine.goes_on:
+        if call.progress is None or call.body is None or not target.engine.takes_private_calls:
             return None
         assert self._private_form is not None, "calls have progress where there is a key"
         id_ = call.headers[REQUEST_ID_HEADER]

@@ -69,19 +69,19 @@ class ApiKeys:
             UnauthorizedError: there is none, or none that is known.
         """
         self._look()
-        scheme, _, given = (authorization or "").strip().partition(" ")
-        if scheme.lower() != SCHEME or not given.strip():
+        scheme, _, key = (authorization or "").strip().partition(" ")
+        if scheme.lower() != SCHEME or not key.strip():
             raise UnauthorizedError(
                 "You didn't provide an API key. Provide it in the header Authorization, as in "
                 "Authorization: Bearer YOUR_KEY"
             )
-        digest = _digest(given.strip().encode("utf-8", "surrogateescape"))
-        found = [
+        digest = _digest(key.strip().encode("utf-8", "surrogateescape"))
+        tenants = [
             name for name, known in self._digests.items() if hmac.compare_digest(known, digest)
         ]
-        if not found:
+        if not tenants:
             raise UnauthorizedError("Incorrect API key provided.")
-        return found[0]
+        return tenants[0]
 
     def _look(self) -> None:
         now = self._clock()
@@ -108,8 +108,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _stamp(folder: Path) -> _Stamp:
     """Changes when a file does, or what a link leads to."""
-    found = ((path.name, path.stat()) for path in _files(folder))
-    return tuple((name, stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in found)
+    stats = ((path.name, path.stat()) for path in _files(folder))
+    return tuple((name, stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
 def _read(folder: Path) -> Iterator[tuple[str, bytes]]:

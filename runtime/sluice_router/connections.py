@@ -324,7 +324,7 @@ class Connection(web.RequestHandler):
         more, budget = holds - self._counted, self._limits.budget
         try:
             if whole_request or more < 0:
-                budget.held += more
+                budget.held_bytes += more
             else:
                 budget.take(more, holds)
             self._counted = holds

@@ -119,8 +119,8 @@ class SliceFollower:
 
     def _publish(self) -> None:
         self._failures = 0
-        wanted = self._discovery
-        endpoints = endpoints_of(self._slices.values(), wanted.service, wanted.port_name)
+        service, port_name = self._discovery.service, self._discovery.port_name
+        endpoints = endpoints_of(self._slices.values(), service, port_name)
         before = {engine.endpoint for engine in self._fleet.engines()}
         for endpoint in endpoints:
             if endpoint not in before:
@@ -145,9 +145,9 @@ def _gone(before: set[Endpoint], after: tuple[Endpoint, ...]) -> set[Endpoint]:
 
 def endpoints_of(slices: Iterable[Manifest], service: str, port_name: str) -> tuple[Endpoint, ...]:
     """The engines named by `slices` of the Services `SERVICE-ROLE`, one entry a pod, by name."""
-    found = [entry for slice_ in slices for entry in _endpoints_in(slice_, service, port_name)]
+    endpoints = [entry for slice_ in slices for entry in _endpoints_in(slice_, service, port_name)]
     by_name: dict[str, Endpoint] = {}
-    for endpoint in sorted(found, key=lambda e: (_PREFERENCE[e.phase], "[" in e.url, e.url)):
+    for endpoint in sorted(endpoints, key=lambda e: (_PREFERENCE[e.phase], "[" in e.url, e.url)):
         by_name.setdefault(endpoint.name, endpoint)
     return tuple(sorted(by_name.values(), key=lambda e: e.name))
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict
 from sluice_contract import http_errors
 from sluice_contract.config.cors import (
     ANY_ORIGIN,
@@ -53,37 +54,39 @@ DROPPED_RESPONSE_HEADERS: Final = frozenset(
 """Hop-by-hop headers, and those that the router writes itself."""
 INTERNAL_FIELDS: Final = frozenset({"rid", "room", "epoch", "data_parallel_rank"})
 INTERNAL_PREFIXES: Final = ("bootstrap_", "disagg_", "kv_", "room_", "sluice_")
-ORIGIN: Final = "Origin"
-_ASKED_METHOD: Final = "Access-Control-Request-Method"
-_ASKED_HEADERS: Final = "Access-Control-Request-Headers"
+_ORIGIN: Final = "Origin"
+_REQUESTED_METHOD: Final = "Access-Control-Request-Method"
+_REQUESTED_HEADERS: Final = "Access-Control-Request-Headers"
 _ALLOWED_ORIGIN: Final = "Access-Control-Allow-Origin"
 _TEXT: Final = msgspec.json.Decoder(str)
 _BODY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def request_id(given: str | None) -> str:
+def request_id(client_id: str | None) -> str:
     """The client's id when it is harmless to log and pass on, else a new one."""
-    if given is not None and is_acceptable_request_id(given):
-        return given
+    if client_id is not None and is_acceptable_request_id(client_id):
+        return client_id
     return f"req-{uuid.uuid4().hex}"
 
 
-def traceparent(given: str | None) -> str:
+def traceparent(client_value: str | None) -> str:
     """The client's if it is one, else that of a new trace."""
-    return given if given is not None and trace_id(given) else new_traceparent()
+    if client_value is not None and trace_id(client_value):
+        return client_value
+    return new_traceparent()
 
 
-def request_headers(given: Mapping[str, str], id_: str, trace: str) -> dict[str, str]:
+def request_headers(client: Mapping[str, str], id_: str, trace: str) -> dict[str, str]:
     """Headers for the engine. Compressed answers are not asked for: bytes pass unchanged.
 
     Raises:
         BadRequestError: 400, one that is passed on is not UTF-8; names it.
     """
-    headers = {name: given[name] for name in PASSED_REQUEST_HEADERS if name in given}
+    headers = {name: client[name] for name in PASSED_REQUEST_HEADERS if name in client}
     headers[TRACEPARENT_HEADER] = trace
-    is_theirs = trace_id(given.get(TRACEPARENT_HEADER)) == trace_id(trace)
-    if is_theirs and TRACESTATE_HEADER in given:
-        headers[TRACESTATE_HEADER] = given[TRACESTATE_HEADER]
+    is_theirs = trace_id(client.get(TRACEPARENT_HEADER)) == trace_id(trace)
+    if is_theirs and TRACESTATE_HEADER in client:
+        headers[TRACESTATE_HEADER] = client[TRACESTATE_HEADER]
     for name, value in headers.items():
         _refuse_other_bytes(name, value)
     return headers | {REQUEST_ID_HEADER: id_, "Accept-Encoding": "identity"}
@@ -108,23 +111,23 @@ def check_head(target: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
         raise BadRequestError(mistake)
 
 
-def response_headers(given: Mapping[str, str]) -> dict[str, str]:
+def response_headers(engine: Mapping[str, str]) -> dict[str, str]:
     """An engine's headers for the client."""
-    named = {name.strip().lower() for name in given.get("Connection", "").split(",")}
+    named = {name.strip().lower() for name in engine.get("Connection", "").split(",")}
     dropped = DROPPED_RESPONSE_HEADERS | named
-    return {name: value for name, value in given.items() if name.lower() not in dropped}
+    return {name: value for name, value in engine.items() if name.lower() not in dropped}
 
 
-class Asked(NamedTuple):
+class BodyFields(NamedTuple):
     """What the router reads of a body."""
 
     streams: bool
-    """Whether a stream of events is asked for."""
+    """Whether the client requests a stream of events."""
     model: str | None
     """The model or adapter that it names."""
 
 
-def check_body(body: bytes) -> Asked:
+def check_body(body: bytes) -> BodyFields:
     """Refuse a body that is no JSON object or that carries a field of the router's own.
 
     Raises:
@@ -143,7 +146,7 @@ def check_body(body: bytes) -> Asked:
             message = f"{named}: not allowed in a request; it is set by the service itself"
             raise BadRequestError(Mistake(400, "internal_field", message), name)
     streams = "stream" in fields and bytes(fields["stream"]) == b"true"
-    return Asked(streams, _text(fields["model"]) if "model" in fields else None)
+    return BodyFields(streams, _text(fields["model"]) if "model" in fields else None)
 
 
 def _text(value: msgspec.Raw) -> str | None:
@@ -161,30 +164,25 @@ class CorsHeaders:
         self._any = ANY_ORIGIN in self._origins
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """The answer to a preflight; None for any other request. It allows whatever headers are
-        asked for: the routes ignore those that they do not know."""
-        if request.method != "OPTIONS" or _ASKED_METHOD not in request.headers:
+        """The answer to a preflight; None for any other request. It allows all
+        requested headers: the routes ignore those that they do not know."""
+        if request.method != "OPTIONS" or _REQUESTED_METHOD not in request.headers:
             return None
         headers = {
             "Access-Control-Allow-Methods": ", ".join(METHODS),
             "Access-Control-Max-Age": str(PREFLIGHT_SECONDS),
-            "Vary": f"{_ASKED_METHOD}, {_ASKED_HEADERS}",
+            "Vary": f"{_REQUESTED_METHOD}, {_REQUESTED_HEADERS}",
         }
-        if asked := request.headers.get(_ASKED_HEADERS):
-            headers["Access-Control-Allow-Headers"] = asked
+        if requested := request.headers.get(_REQUESTED_HEADERS):
+            headers["Access-Control-Allow-Headers"] = requested
         return web.Response(status=204, headers=headers)
 
-    def of_answer(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Headers of the answer to a request with the headers `given`; none to other origins."""
-        origin = given.get(ORIGIN)
-        if origin is None or not (self._any or origin in self._origins):
-            return {}
-        return {
-            _ALLOWED_ORIGIN: ANY_ORIGIN if self._any else origin,
-            "Access-Control-Expose-Headers": ", ".join(READABLE_HEADERS),
-        }
-
-    @property
-    def varies(self) -> bool:
-        """Whether an answer depends on the origin, which caches must know."""
-        return not self._any
+    def add_headers(self, request: Mapping[str, str], response: CIMultiDict[str]) -> None:
+        """Add what lets the page of an allowed origin read the answer, and, for caches, whether the
+        answer depends on the origin."""
+        origin = request.get(_ORIGIN)
+        if origin is not None and (self._any or origin in self._origins):
+            response[_ALLOWED_ORIGIN] = ANY_ORIGIN if self._any else origin
+            response["Access-Control-Expose-Headers"] = ", ".join(READABLE_HEADERS)
+        if not self._any:
+            response.add("Vary", _ORIGIN)

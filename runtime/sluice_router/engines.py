@@ -70,9 +70,9 @@ class ReceivedReport:
     each pick compares those of all engines."""
 
     def __post_init__(self) -> None:
-        found = self.report.kv_fingerprint
+        fingerprint = self.report.kv_fingerprint
         version = self.report.handover_version
-        kind = None if found is None else f"{version} {found.model_dump_json()}"
+        kind = None if fingerprint is None else f"{version} {fingerprint.model_dump_json()}"
         object.__setattr__(self, "kind", kind)
 
 
@@ -109,7 +109,7 @@ class EngineState:
         return self.received.kind if self.received is not None else None
 
     @property
-    def goes_on(self) -> bool:
+    def takes_private_calls(self) -> bool:
         """Whether it goes on with answers that another engine began; false until a report says.
         Prefill engines take no part in that."""
         if self.endpoint.role is Role.PREFILL:
@@ -127,12 +127,12 @@ class EngineState:
         """Equal where adapters are; None: its last report had none of this name."""
         return self.received.report.adapters.get(name) if self.received is not None else None
 
-    def ends_answers_of(self, identity: str) -> bool:
+    def can_resume(self, identity: str) -> bool:
         """Whether it can have a part in an answer that an engine with this identity began."""
         if self.endpoint.role is Role.PREFILL:
             return True  # a decode engine with this identity takes only pages that fit
-        known = self.received.report.answer_identity if self.received is not None else None
-        return self.goes_on and known == identity
+        own_identity = self.received.report.answer_identity if self.received else None
+        return self.takes_private_calls and own_identity == identity
 
     @property
     def bootstrap_port(self) -> int | None:
@@ -163,18 +163,18 @@ def with_adapter(engines: Sequence[EngineState], name: str) -> Sequence[EngineSt
     """Those to ask for an adapter. Where there are two pools, all of them have the very same one,
     so that a prompt's engine computes with what its reader decodes with; none: the pools have none
     alike. Where no engine has it, all: it is the model, or an engine says what there is."""
-    keys = {one.key: found for one in engines if (found := one.adapter_key(name)) is not None}
+    keys = {engine.key: key for engine in engines if (key := engine.adapter_key(name)) is not None}
     if not keys:
         return engines
     pools = [
-        {keys.get(one.key) for one in engines if one.endpoint.role is role}
-        for role in {one.endpoint.role for one in engines}
+        {keys.get(engine.key) for engine in engines if engine.endpoint.role is role}
+        for role in {engine.endpoint.role for engine in engines}
     ]
     if len(pools) == 1:
-        return [one for one in engines if one.key in keys]
+        return [engine for engine in engines if engine.key in keys]
     alike = Counter(key for key in keys.values() if all(key in pool for pool in pools))
-    key = max(alike, key=lambda each: (alike[each], each), default=None)
-    return [one for one in engines if key is not None and keys.get(one.key) == key]
+    best = max(alike, key=lambda key: (alike[key], key), default=None)
+    return [engine for engine in engines if best is not None and keys.get(engine.key) == best]
 
 
 def reported_load(engine: EngineState, now: float, stale_seconds: float) -> float | None:
@@ -232,19 +232,19 @@ def average_load(engines: Sequence[EngineState], now: float, stale_seconds: floa
     all have one, and it is not computed."""
     if all(engine.fresh(now, stale_seconds) is not None for engine in engines):
         return Average(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
-    known = [
+    reported = [
         (load, engine)
         for engine in engines
         if (load := reported_load(engine, now, stale_seconds)) is not None
         and condition(engine, now) == "ready"
     ]
-    if not known:
+    if not reported:
         return Average(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
-    count = len(known)
+    count = len(reported)
     return Average(
-        load=sum(load for load, _ in known) / count,
-        slots=sum(_slots(engine) for _, engine in known) / count,
-        inflight=sum(engine.inflight for _, engine in known) / count,
+        load=sum(load for load, _ in reported) / count,
+        slots=sum(_slots(engine) for _, engine in reported) / count,
+        inflight=sum(engine.inflight for _, engine in reported) / count,
         stale_seconds=stale_seconds,
     )
 

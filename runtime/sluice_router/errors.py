@@ -231,11 +231,11 @@ class EngineError(msgspec.Struct, frozen=True):
     param: str | None = None
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """In a log line: its code, and the field at fault."""
         code = self.code or self.type or "unknown"
-        words = f"{code}:{self.param}" if self.param else code
-        return words[:_SHOWN_CHARACTERS] if words.isprintable() else "unknown"
+        text = f"{code}:{self.param}" if self.param else code
+        return text[:_SHOWN_CHARACTERS] if text.isprintable() else "unknown"
 
 
 class _Refusal(msgspec.Struct):
@@ -253,11 +253,11 @@ def error_in(body: bytes) -> EngineError:
 def refusal(error: bytes, *, nothing_sent: bool) -> AttemptFailedError | EngineRefusedError:
     """The failure, if another engine may go on, else the error for the client. While the client has
     nothing, that is whenever one would be asked after an answer with a status."""
-    said = error_in(error)
-    reason = RESUMED_CODES.get(said.code)
+    engine_error = error_in(error)
+    reason = RESUMED_CODES.get(engine_error.code)
     if reason is None and nothing_sent:
-        reason = REASON_OF_CODE.get(said.code)
-    status = _status(said)
+        reason = REASON_OF_CODE.get(engine_error.code)
+    status = _status(engine_error)
     headers = {"Content-Type": JSON_CONTENT_TYPE}
     if status in _RETRY_AFTER:
         headers[_RETRY_AFTER_HEADER] = _RETRY_AFTER[status]
@@ -265,11 +265,11 @@ def refusal(error: bytes, *, nothing_sent: bool) -> AttemptFailedError | EngineR
     return refused if reason is None else AttemptFailedError(reason, refused)
 
 
-def soonest(refusals: Sequence[RouterError]) -> RouterError:
+def soonest_retry(refusals: Sequence[RouterError]) -> RouterError:
     """The first of them, with the smallest Retry-After of all."""
     first, *others = (CIMultiDict(refusal.headers) for refusal in refusals)
-    given = [headers.get(_RETRY_AFTER_HEADER, "") for headers in (first, *others)]
-    seconds = [int(value) for value in given if value.isdecimal()]
+    delays = [headers.get(_RETRY_AFTER_HEADER, "") for headers in (first, *others)]
+    seconds = [int(value) for value in delays if value.isdecimal()]
     if not seconds:
         return refusals[0]
     first[_RETRY_AFTER_HEADER] = str(min(seconds))

@@ -38,7 +38,7 @@ from sluice_router.errors import (
     NoEngineError,
     RetryReason,
     RouterError,
-    soonest,
+    soonest_retry,
 )
 from sluice_router.relay import Relay
 from sluice_router.targets import Choose, Picks, Target, TargetChoice
@@ -66,7 +66,7 @@ EXPIRY_SECONDS: Final = 10.0
 
 
 class ResumingForwarder:
-    """Runs requests."""
+    """Forwards requests; where an engine breaks off, another one goes on with the answer."""
 
     def __init__(self, dispatcher: Dispatcher, telemetry: Telemetry) -> None:
         self._dispatcher = dispatcher
@@ -75,31 +75,31 @@ class ResumingForwarder:
     async def run(
         self, call: Call, relay: Relay, on_reply: Callable[[Reply], None]
     ) -> web.StreamResponse:
-        """Relay the answer; `on_reply` is told of each engine that has a part in it.
+        """Relay the answer; `on_reply` is called with each reply that has a part in it.
 
         Raises:
             RouterError: it is not whole, and nobody can go on with it.
         """
-        history, broke = History(), None
+        history, interruption = History(), None
         while True:
             try:
                 async with self._dispatcher.open(call, history) as reply:
-                    if broke is not None:
-                        self._resumed(call, broke, reply)
+                    if interruption is not None:
+                        self._resumed(call, interruption, reply)
                     on_reply(reply)
                     self._release(call, reply)
                     return await relay.run(reply, call.progress)
             except AttemptFailedError as failure:
-                broke = failure
+                interruption = failure
                 if call.body is not None:
-                    call.body.keep()
+                    call.body.pin()
             except RouterError:
-                if broke is not None:
+                if interruption is not None:
                     self._telemetry.resume_failure()
                 raise
 
     def _release(self, call: Call, reply: Reply) -> None:
-        """Let the body go where no other engine can need it; else hold it while there is room."""
+        """Release the body where no other engine can need it; else keep it as evictable."""
         if call.body is None:
             return
         if not reply.private or call.progress is None:
@@ -107,20 +107,20 @@ class ResumingForwarder:
             return
         progress = call.progress
 
-        def dropped() -> None:
+        def forget_progress() -> None:
             progress.forget()
             self._telemetry.resume_forgone()
 
-        call.body.spare(dropped)
+        call.body.make_evictable(forget_progress)
 
-    def _resumed(self, call: Call, broke: AttemptFailedError, reply: Reply) -> None:
-        self._telemetry.resumed(broke.reason)
+    def _resumed(self, call: Call, interruption: AttemptFailedError, reply: Reply) -> None:
+        self._telemetry.resumed(interruption.reason)
         logger.warning(
             "%s: %s goes on with the answer after: %s (%s)",
             call.headers[REQUEST_ID_HEADER],
             reply.target.name,
-            broke.error,
-            broke.reason,
+            interruption.error,
+            interruption.reason,
         )
 
 
@@ -160,8 +160,8 @@ class Dispatcher:
         before = history.failure
         if before is None:
             self._retries.request()
-        left = self._upstream.max_attempts
-        while left:
+        attempts_left = self._upstream.max_attempts
+        while attempts_left:
             retries = history.failure is not None and not _has_begun(call)
             if retries and self._retries.empty:
                 break
@@ -173,7 +173,7 @@ class Dispatcher:
             with self._fleet.request(target.engine.key):
                 reply = await self._attempt(target, call, history)
                 if reply is None:
-                    left -= not self._waits_for_room(call, history, deadline)
+                    attempts_left -= not self._waits_for_room(call, history, deadline)
                     continue
                 try:
                     yield reply
@@ -263,9 +263,10 @@ class Dispatcher:
 
     def _choose_now(self, call: Call, history: History, now: float) -> TargetChoice:
         engines, generates = self._fleet.engines(), call.body is not None
-        if call.progress is not None and (began := call.progress.began) is not None:
-            engines = tuple(one for one in engines if one.ends_answers_of(began.answer_identity))
-            if all(one.endpoint.role is Role.PREFILL for one in engines):
+        if call.progress is not None and (start := call.progress.start) is not None:
+            identity = start.answer_identity
+            engines = tuple(engine for engine in engines if engine.can_resume(identity))
+            if all(engine.endpoint.role is Role.PREFILL for engine in engines):
                 message = "no engine serves the model, as it was served when the answer began"
                 return TargetChoice(None, "NoneGoesOn", message)
         if call.model is not None and engines:
@@ -275,10 +276,10 @@ class Dispatcher:
                 return TargetChoice(None, "NoneMatches", message)
         full = set[str]()
         if history.queue_is_full and not _has_begun(call):
-            full.update(one.key for one in engines if not has_room(one))
-        for left_out in history.left_out():
+            full.update(engine.key for engine in engines if not has_room(engine))
+        for excluded in history.exclusions():
             choice = self._choose(
-                engines, now, left_out | full, generates=generates, affinity=call.affinity
+                engines, now, excluded | full, generates=generates, affinity=call.affinity
             )
             if choice.target is not None:
                 break
@@ -291,10 +292,10 @@ def _has_begun(call: Call) -> bool:
 
 
 def _last_error(history: History, choice: TargetChoice) -> RouterError:
-    """Why nobody is asked after the last failure."""
+    """Why no engine is asked after the last failure."""
     if choice.reason != "NoneGoesOn":
         return history.error
-    return NoEngineError(f"the answer broke off, and {choice.message}")
+    return NoEngineError(f"the answer interruption off, and {choice.message}")
 
 
 @dataclass
@@ -302,7 +303,7 @@ class History:
     """The failed attempts of one call."""
 
     met: set[str] = field(default_factory=set)
-    """Keys of engines that took part in one."""
+    """Keys of engines that took part in a failed attempt."""
     tried: set[str] = field(default_factory=set)
     """Keys of engines that failed: they are asked again only after all others."""
     failure: AttemptFailedError | None = None
@@ -334,13 +335,12 @@ class History:
 
     @property
     def error(self) -> RouterError:
-        """What the client is told when nobody else is asked."""
-        assert self.failure is not None, "somebody was asked"
-        return soonest(self.full) if self.queue_is_full else self.failure.error
+        """The answer for the client when no other engine is asked."""
+        assert self.failure is not None, "an attempt failed"
+        return soonest_retry(self.full) if self.queue_is_full else self.failure.error
 
-    def left_out(self) -> list[set[str]]:
-        """Keys of engines that the next attempt is made without: the first of these that leaves
-        anyone to ask."""
+    def exclusions(self) -> list[set[str]]:
+        """Sets of keys: the next attempt excludes the first set that leaves an engine to ask."""
         if self.met == self.tried:
             return [self.met]
         others = self.met - self.tried
@@ -361,8 +361,8 @@ def blamed(target: Target, failure: AttemptFailedError) -> EngineState:
 
 
 class RetryBudget:
-    """How many more attempts there may be, of all requests together: a bucket of tokens. There are
-    never more than it held, and what requests and seconds have added since."""
+    """How many retries all requests together have left: a bucket of tokens, to which each request
+    and each second adds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -371,7 +371,7 @@ class RetryBudget:
 
     @property
     def empty(self) -> bool:
-        """Whether there is none to be had now."""
+        """Whether no retry is left now."""
         return self._left(self._clock()) < 1
 
     def request(self) -> None:

@@ -72,8 +72,8 @@ class ByteBudget:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._spare: dict[Body, None] = {}
-        self.held = 0
+        self._evictable: dict[Body, None] = {}
+        self.held_bytes = 0
         self.shares = Shares()
         """Bytes of tenants' bodies and answers, without those that may be dropped."""
 
@@ -85,28 +85,30 @@ class ByteBudget:
         """
         capacity = self._max_bytes * (1.0 if holder_bytes <= SMALL_BYTES else LARGE_SHARE)
         limit = self.shares.limit(tenant, count, capacity)
-        if not self._make_room(count, limit):
+        if not self._evict_for(count, limit):
             raise OverloadedError(self._full(tenant if limit < capacity else None, count, capacity))
-        self.held += count
+        self.held_bytes += count
 
-    def take_spare(self, count: int) -> bool:
-        """Count bytes that nobody needs now, if there is room for them."""
-        if self.held + count > self._max_bytes * LARGE_SHARE:
+    def take_if_free(self, count: int) -> bool:
+        """Count bytes of an evictable body; False, and nothing is counted, if they do not fit into
+        the part of the budget that large requests may fill."""
+        if self.held_bytes + count > self._max_bytes * LARGE_SHARE:
             return False
-        self.held += count
+        self.held_bytes += count
         return True
 
-    def set_spare(self, body: Body, *, spare: bool) -> None:
-        """Whether the body may be dropped when bytes run short."""
-        if spare:
-            self._spare[body] = None
-        else:
-            self._spare.pop(body, None)
+    def add_evictable(self, body: Body) -> None:
+        """The body may be dropped when bytes run short, after those that were added before it."""
+        self._evictable[body] = None
+
+    def remove_evictable(self, body: Body) -> None:
+        """The body is not dropped; nothing happens if it was not evictable."""
+        self._evictable.pop(body, None)
 
     def _full(self, tenant: str | None, count: int, capacity: float) -> str:
         if tenant is None:
             return (
-                f"the router holds {self.held} bytes of requests; allowed: {self._max_bytes} "
+                f"the router holds {self.held_bytes} bytes of requests; allowed: {self._max_bytes} "
                 "(server.maxBufferedBytes)"
             )
         return (
@@ -115,18 +117,18 @@ class ByteBudget:
             f"is free: {self.shares.share(capacity)}, your share"
         )
 
-    def _make_room(self, count: int, limit: float) -> bool:
+    def _evict_for(self, count: int, limit: float) -> bool:
         """Drop what must be dropped for `count` more bytes; nothing if that is not enough."""
-        missing = self.held + count - limit
-        if missing > 0 and missing > sum(body.held for body in self._spare):
+        missing = self.held_bytes + count - limit
+        if missing > 0 and missing > sum(body.held_bytes for body in self._evictable):
             return False
-        while self.held + count > limit:
-            next(iter(self._spare)).drop()
+        while self.held_bytes + count > limit:
+            next(iter(self._evictable)).evict()
         return True
 
     def give_back(self, count: int) -> None:
         """Bytes are no longer held."""
-        self.held -= count
+        self.held_bytes -= count
 
 
 class Body:
@@ -140,8 +142,8 @@ class Body:
         self._of_tenant = 0
         """Bytes that count for the tenant."""
         self._pieces: list[bytes] = []
-        self._dropped: Callable[[], None] | None = None
-        self.held = 0
+        self._on_eviction: Callable[[], None] | None = None
+        self.held_bytes = 0
         """Bytes that it counts, with those of the answer."""
         self.content = b""
 
@@ -153,7 +155,7 @@ class Body:
         """
         while not stream.at_eof():
             self.add(await stream.readany())
-            if self.held > max_bytes:
+            if self.held_bytes > max_bytes:
                 return False
         self.content = b"".join(self._pieces)
         self._pieces.clear()
@@ -166,40 +168,41 @@ class Body:
             yield self._pieces[-1]
             size = len(self._pieces.pop())
             self._budget.give_back(size)
-            self.held -= size
+            self.held_bytes -= size
 
     def release(self) -> None:
         """The body is no longer needed."""
         self.content = b""
         self._pieces.clear()
-        self._budget.set_spare(self, spare=False)
-        self._budget.give_back(self.held)
-        self.held = 0
+        self._budget.remove_evictable(self)
+        self._budget.give_back(self.held_bytes)
+        self.held_bytes = 0
         self._count_for_tenant(0)
 
-    def spare(self, dropped: Callable[[], None]) -> None:
-        """It may be dropped from now on; `dropped` is then called."""
-        self._dropped = dropped
-        self._budget.set_spare(self, spare=True)
+    def make_evictable(self, on_eviction: Callable[[], None]) -> None:
+        """The budget may drop it from now on, and then calls `on_eviction`."""
+        self._on_eviction = on_eviction
+        self._budget.add_evictable(self)
         self._count_for_tenant(0)
 
-    def keep(self) -> None:
-        """It is needed again."""
-        self._budget.set_spare(self, spare=False)
-        self._count_for_tenant(self.held)
+    def pin(self) -> None:
+        """It is needed again: the budget does not drop it."""
+        self._budget.remove_evictable(self)
+        self._count_for_tenant(self.held_bytes)
 
-    def grow(self, count: int) -> None:
-        """A spare body counts so many bytes more; it is dropped if there is no room for them."""
-        if self._budget.take_spare(count):
-            self.held += count
+    def charge(self, count: int) -> None:
+        """Count `count` more bytes of the answer for an evictable body. It is dropped if they do
+        not fit."""
+        if self._budget.take_if_free(count):
+            self.held_bytes += count
         else:
-            self.drop()
+            self.evict()
 
-    def drop(self) -> None:
-        """Let a spare body go."""
+    def evict(self) -> None:
+        """Drop an evictable body."""
         self.release()
-        if self._dropped is not None:
-            self._dropped()
+        if self._on_eviction is not None:
+            self._on_eviction()
 
     def add(self, piece: bytes) -> None:
         """Hold more of it.
@@ -207,10 +210,10 @@ class Body:
         Raises:
             OverloadedError: it does not fit into the budget.
         """
-        self._budget.take(len(piece), self.held + len(piece), self._tenant)
-        self.held += len(piece)
+        self._budget.take(len(piece), self.held_bytes + len(piece), self._tenant)
+        self.held_bytes += len(piece)
         self._pieces.append(piece)
-        self._count_for_tenant(self.held)
+        self._count_for_tenant(self.held_bytes)
 
     def _count_for_tenant(self, count: int) -> None:
         self._budget.shares.add(self._tenant, count - self._of_tenant)

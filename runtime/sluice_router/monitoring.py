@@ -16,7 +16,7 @@ from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.errors import JSON_CONTENT_TYPE
 from sluice_router.forward import Dispatcher
 from sluice_router.limits import ByteBudget, Lifecycle
-from sluice_router.telemetry import CONTENT_TYPE, Held, Telemetry
+from sluice_router.telemetry import CONTENT_TYPE, RouterLoad, Telemetry
 
 MAX_WAIT_SECONDS: Final = 600
 
@@ -88,10 +88,10 @@ class Monitoring:
 
     async def picks(self, request: web.Request) -> web.Response:
         """Why engines were picked, newest first: of one request (`?request=ID`), or of the last."""
-        found = self._dispatcher.picks.recent(request.query.get("request"))
+        picks = self._dispatcher.picks.recent(request.query.get("request"))
         rows = [
             {"requestId": pick.request_id, "reason": pick.reason, "message": pick.message}
-            for pick in found
+            for pick in picks
         ]
         return _json({"picks": rows})
 
@@ -102,8 +102,8 @@ class Monitoring:
             (engine.endpoint.role, condition(engine, now)) for engine in self._fleet.engines()
         ]
         dispatcher = self._dispatcher
-        held = Held(self._lifecycle.inflight, dispatcher.waiting, self._budget.held)
-        text = self._telemetry.render(states, dispatcher.picks.counts, held)
+        load = RouterLoad(self._lifecycle.inflight, dispatcher.waiting, self._budget.held_bytes)
+        text = self._telemetry.render(states, dispatcher.picks.counts, load)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -119,13 +119,13 @@ def _wait_seconds(text: str) -> float | None:
 def _row(engine: EngineState, now: float) -> EngineLoad:
     """Without adapters, which are long and no load: thousands of engines fit into one answer."""
     received = engine.received
-    left_out: dict[str, object] = {"adapters": {}, "adapters_failed": {}}
+    changes: dict[str, object] = {"adapters": {}, "adapters_failed": {}}
     return EngineLoad(
         name=engine.endpoint.name,
         url=engine.endpoint.url,
         condition=condition(engine, now),
         inflight_requests=engine.inflight,
-        report=received.report.model_copy(update=left_out) if received is not None else None,
+        report=received.report.model_copy(update=changes) if received is not None else None,
         report_age_seconds=now - received.received_seconds if received is not None else None,
     )
 

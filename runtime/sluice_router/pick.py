@@ -149,14 +149,14 @@ def pick_pair(
     if not prefills:
         return PairChoice(None, None, "NoneMatches", _mismatch(legs[0], decodes))
     average = average_load(_of_role(engines, Role.PREFILL), now, stale_seconds)
-    first = _preferred(prefills, average, now, draws[0], affinity)
-    prefill = first.engine
+    prefill_choice = _preferred(prefills, average, now, draws[0], affinity)
+    prefill = prefill_choice.engine
     assert prefill is not None
     decodes = [engine for engine in decodes if engine.hands_over == prefill.hands_over]
     average = average_load(_of_role(engines, Role.DECODE), now, stale_seconds)
     decode = _less_loaded(decodes, average, now, draws[1])
-    message = f"prefill {first.message}; decode {decode.message}"
-    return PairChoice(prefill, decode.engine, first.reason, message)
+    message = f"prefill {prefill_choice.message}; decode {decode.message}"
+    return PairChoice(prefill, decode.engine, prefill_choice.reason, message)
 
 
 def _of_role(engines: Sequence[EngineState], role: Role) -> list[EngineState]:
@@ -214,8 +214,8 @@ def _mismatch(prefills: Sequence[EngineState], decodes: Sequence[EngineState]) -
     first, second = _first_known(prefills), _first_known(decodes)
     if first is None or second is None:
         return "no KV fingerprint known yet of prefill or of decode engines"
-    if found := differences(first[0], second[0]):
-        return f"no prefill and decode engine have equal KV fingerprints: {'; '.join(found)}"
+    if differing := differences(first[0], second[0]):
+        return f"no prefill and decode engine have equal KV fingerprints: {'; '.join(differing)}"
     versions = f"{first[1]} and {second[1]}"
     return f"no prefill and decode engine have one version of the hand-over: {versions}"
 
@@ -269,12 +269,12 @@ def affinity_of(routing_key: str | None, body: bytes, tenant: str = "") -> Affin
         start = begin.end() if begin else 0
         return _affinity("SamePrefix", [tenant.encode(), body[start : start + MESSAGE_BYTES]])
     try:
-        found = _body.decode(body)
+        fields = _body.decode(body)
         pieces = [
             tenant.encode(),
-            bytes(found.cache_salt),
-            bytes(found.model),
-            *_beginning(found),
+            bytes(fields.cache_salt),
+            bytes(fields.model),
+            *_beginning(fields),
         ]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None  # the engine says what is wrong with it

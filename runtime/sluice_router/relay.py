@@ -137,7 +137,7 @@ class Relay:
         answer = Body(self._budget, self._tenant)
         try:
             await read_answer(reply, progress, answer)
-            response = await self._begin(reply, whole_bytes=answer.held)
+            response = await self._begin(reply, whole_bytes=answer.held_bytes)
             for piece in answer.pieces():
                 await self._write(response, piece)
             return response
@@ -219,9 +219,9 @@ async def read_answer(reply: Reply, progress: Progress, answer: Body) -> None:
     try:
         while chunk:
             before, data, behind = line.split(chunk)
-            taken = progress.take(events.feed(before + behind))
-            if taken.error is not None:
-                raise ErrorEventError(taken.error)
+            read = progress.read(events.feed(before + behind))
+            if read.error is not None:
+                raise ErrorEventError(read.error)
             if data:
                 answer.add(data)
             chunk = await reply.read()
@@ -235,9 +235,9 @@ async def read_answer(reply: Reply, progress: Progress, answer: Body) -> None:
 async def _data_of(reply: Reply, progress: Progress) -> AsyncIterator[bytes]:
     events, chunk = sse.WholeEvents(), reply.first
     while chunk:
-        taken = progress.take(events.feed(chunk))
-        if taken.data:
-            yield taken.data
-        if taken.error is not None:
-            raise ErrorEventError(taken.error)
+        read = progress.read(events.feed(chunk))
+        if read.data:
+            yield read.data
+        if read.error is not None:
+            raise ErrorEventError(read.error)
         chunk = await reply.read()

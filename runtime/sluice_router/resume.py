@@ -109,7 +109,7 @@ class _Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class EventsRead:
     """What some events carried besides their comments."""
 
     data: bytes
@@ -121,8 +121,8 @@ class Taken:
 class Progress:
     """One answer, over all the engines that work on it."""
 
-    def __init__(self, seed: int, *, streams: bool, grow: Callable[[int], None]) -> None:
-        """`streams`: whether the client asked for events. `grow` is told how many bytes more are
+    def __init__(self, seed: int, *, streams: bool, charge: Callable[[int], None]) -> None:
+        """`streams`: whether the client asked for events. `charge` is told how many bytes more are
         held; it may call `forget`."""
         self.streams = streams
         self.forgotten = False
@@ -132,7 +132,7 @@ class Progress:
         self.done = False
         """Whether that came too."""
         self._seed = seed
-        self._grow = grow
+        self._charge = charge
         self._start: AnswerStart | None = None
         self._choices: list[_Choice] = []
 
@@ -142,7 +142,7 @@ class Progress:
         return self._start is not None
 
     @property
-    def began(self) -> AnswerStart | None:
+    def start(self) -> AnswerStart | None:
         """What the answer is; None before it is begun."""
         return self._start
 
@@ -157,7 +157,7 @@ class Progress:
             return CallHead(self._seed)
         return CallHead(self._seed, Resume(self._start, [c.so_far() for c in self._choices]))
 
-    def take(self, events: bytes) -> Taken:
+    def read(self, events: bytes) -> EventsRead:
         """Read whole events; they count as passed on, except for an error that ends them.
 
         An event that cannot be read passes, and nothing can be resumed after it.
@@ -166,22 +166,22 @@ class Progress:
         for event in events.split(sse.END)[:-1]:
             data = self._without_comments(event)
             if data.startswith(sse.ERROR_START):
-                return Taken(b"".join(passed), data.removeprefix(_DATA))
+                return EventsRead(b"".join(passed), data.removeprefix(_DATA))
             if data and not self.begun:
                 self.forget()
             if data:
                 passed.append(data + sse.END)
         self.done = self.done or events.endswith(sse.DONE)
-        return Taken(b"".join(passed))
+        return EventsRead(b"".join(passed))
 
     def _without_comments(self, event: bytes) -> bytes:
         while event.startswith(b":"):
             comment, _, event = event.partition(b"\n")
             if not self.forgotten or b'"last"' in comment:
-                self._read(comment)
+                self._read_comment(comment)
         return event
 
-    def _read(self, line: bytes) -> None:
+    def _read_comment(self, line: bytes) -> None:
         try:
             comment = read_comment(line)
             self.last_seen = self.last_seen or comment.last
@@ -191,23 +191,23 @@ class Progress:
             self.forget()
 
     def _add(self, comment: EventComment) -> None:
-        held = 0
+        count = 0
         if comment.start is not None and self._start is None:
             self._start = comment.start
             self._choices = [_Choice() for _ in comment.start.max_tokens]
-            held += len(self._choices) * _CHOICE_BYTES
+            count += len(self._choices) * _CHOICE_BYTES
             if not comment.start.answer_identity:  # of an engine that is older
                 self.forget()
                 return
         for index, ids in comment.c:
             self._choices[index].ids.extend(ids)
-            held += len(ids) * _ID_BYTES
+            count += len(ids) * _ID_BYTES
         for index, scores in comment.scores:
             text = b"".join(msgspec.json.encode(score) + b"," for score in scores)
             self._choices[index].scores.extend(text)
-            held += len(text)
+            count += len(text)
         for index, cached in comment.cached:
             self._choices[index].cached = cached
         for index in comment.f:
             self._choices[index].finished = True
-        self._grow(held)
+        self._charge(count)

@@ -26,8 +26,8 @@ from sluice_contract.wire.handover import Keys, configured_keys
 from sluice_contract.wire.span_export import span_recorder
 from sluice_contract.wire.spans import Record
 
-from sluice_router.accounting import UNKNOWN_ROUTE
-from sluice_router.app import Parts, build_app
+from sluice_router.accounting import UNKNOWN_ROUTE, Guard
+from sluice_router.app import ConfiguredParts, Parts, build_app
 from sluice_router.attempts import Sender, open_session
 from sluice_router.auth import ApiKeys, tenant_signer
 from sluice_router.connections import ConnectionLimits, Listener
@@ -68,11 +68,12 @@ async def serve(
             open_session(config.upstream.connect_timeout_seconds)
         )
         record = stack.enter_context(_recorder(config, environ))
-        parts = _parts(config, session, record)
-        follow = _engine_source(config, cluster, environ, session, parts.fleet)
-        poller = LoadPoller(parts.fleet, session, config.load, random.Random())  # noqa: S311
+        fleet = Fleet(time.monotonic)
+        parts = _parts(config, session, fleet, record)
+        follow = _engine_source(config, cluster, environ, session, fleet)
+        poller = LoadPoller(fleet, session, config.load, random.Random())  # noqa: S311
         hosts = _hosts(config, environ)
-        metrics_port = await _listen_for_monitoring(config, hosts, parts, stack)
+        metrics_port = await _listen_for_monitoring(config, hosts, fleet, parts, stack)
         listener, port = await _listen(config, hosts, parts, stack)
         logger.info("listening on %s port %d, metrics on port %d", hosts[0], port, metrics_port)
         if started is not None:
@@ -107,10 +108,9 @@ def _spans(config: RouterConfig, record: Record | None) -> RouterSpans | None:
 
 
 def _parts(
-    config: RouterConfig, session: aiohttp.ClientSession, record: Record | None = None
+    config: RouterConfig, session: aiohttp.ClientSession, fleet: Fleet, record: Record | None
 ) -> Parts:
     clock, spans = time.monotonic, _spans(config, record)
-    fleet = Fleet(clock)
     telemetry = Telemetry(config.roles)
     keys = _keys(config)
     private_form = None if keys is None else PrivateForm(keys, time.time, _draw_seed)
@@ -126,11 +126,14 @@ def _parts(
     )
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
     budget = ByteBudget(config.server.max_buffered_bytes)
-    api_keys = ApiKeys(Path(config.auth.keys_directory), clock) if config.auth else None
-    cors = CorsHeaders(config.cors) if config.cors else None
-    return Parts(
-        fleet, dispatcher, budget, lifecycle, telemetry, clock, private_form, api_keys, cors, spans
-    )
+    configured = ConfiguredParts(private_form, _guard(config), spans)
+    return Parts(dispatcher, budget, lifecycle, telemetry, clock, configured)
+
+
+def _guard(config: RouterConfig) -> Guard:
+    auth, cors = config.auth, config.cors
+    keys = ApiKeys(Path(auth.keys_directory), time.monotonic) if auth else None
+    return Guard(keys, CorsHeaders(cors) if cors else None)
 
 
 def _keys(config: RouterConfig) -> Keys | None:
@@ -180,11 +183,11 @@ def _hosts(config: RouterConfig, environ: Mapping[str, str]) -> list[str]:
 
 
 async def _listen_for_monitoring(
-    config: RouterConfig, hosts: Sequence[str], parts: Parts, stack: AsyncExitStack
+    config: RouterConfig, hosts: Sequence[str], fleet: Fleet, parts: Parts, stack: AsyncExitStack
 ) -> int:
     """Open the port of probes and metrics, which is closed with the stack."""
     app = Monitoring(
-        parts.fleet,
+        fleet,
         parts.dispatcher,
         parts.budget,
         parts.lifecycle,

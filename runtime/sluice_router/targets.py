@@ -24,7 +24,7 @@ from sluice_router.pick import Affinity, Choice, Draw, Reason, pick, pick_pair
 logger = logging.getLogger("sluice.router.pick")
 _NAME_CHARACTERS = 253
 """Of an engine's name in a signed header; a URL, where there is no pod, may be longer."""
-KEPT: Final = 256
+MAX_KEPT_PICKS: Final = 256
 """How many of the last picks can be asked for."""
 SignPrefill = Callable[[EngineState, str, Bound | None], str]
 """Value of `PREFILL_HEADER` that names this prefill engine, for the request with that id, path and
@@ -88,10 +88,10 @@ def chooser(roles: Collection[Role], stale_seconds: float, source: random.Random
         generates: bool,
         affinity: Affinity | None,
     ) -> TargetChoice:
-        found = pick(
+        choice = pick(
             engines, now, draw(), stale_seconds=stale_seconds, tried=tried, affinity=affinity
         )
-        return _of_one(found)
+        return _single(choice)
 
     def pair(
         engines: Sequence[EngineState],
@@ -102,21 +102,21 @@ def chooser(roles: Collection[Role], stale_seconds: float, source: random.Random
         affinity: Affinity | None,
     ) -> TargetChoice:
         if not generates:
-            found = pick(
+            choice = pick(
                 engines, now, draw(), stale_seconds=stale_seconds, role=Role.DECODE, tried=tried
             )
-            return _of_one(replace(found, message=f"decode: {found.message}"))
+            return _single(replace(choice, message=f"decode: {choice.message}"))
         draws = draw(), draw()
-        both = pick_pair(
+        pair_choice = pick_pair(
             engines, now, draws, stale_seconds=stale_seconds, tried=tried, affinity=affinity
         )
-        target = Target(both.decode, both.prefill) if both.decode else None
-        return TargetChoice(target, both.reason, both.message)
+        target = Target(pair_choice.decode, pair_choice.prefill) if pair_choice.decode else None
+        return TargetChoice(target, pair_choice.reason, pair_choice.message)
 
     return pair if Role.DECODE in roles else mixed
 
 
-def _of_one(choice: Choice) -> TargetChoice:
+def _single(choice: Choice) -> TargetChoice:
     target = Target(choice.engine) if choice.engine else None
     return TargetChoice(target, choice.reason, choice.message)
 
@@ -136,7 +136,7 @@ class Picks:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """By reason."""
-        self._recent: deque[Pick] = deque(maxlen=KEPT)
+        self._recent: deque[Pick] = deque(maxlen=MAX_KEPT_PICKS)
 
     @property
     def last(self) -> str | None:

@@ -53,8 +53,8 @@ REQUEST: Final = "sluice.request"
 ATTEMPT: Final = "sluice.attempt"
 
 
-class Held(NamedTuple):
-    """What a router holds now."""
+class RouterLoad(NamedTuple):
+    """What a router serves and holds now."""
 
     requests: int
     waiting_requests: int
@@ -122,7 +122,7 @@ class Telemetry:
         self,
         engines: Iterable[tuple[Role, EngineCondition]],
         picks: Mapping[str, int],
-        held: Held,
+        load: RouterLoad,
     ) -> bytes:
         """The exposition, with gauges as of now. `picks`: since the start, by reason."""
         tally = Tally(engines)
@@ -131,9 +131,9 @@ class Telemetry:
         for reason, count in picks.items():
             self._picks.labels(reason).inc(count - self._counted_picks[reason])
             self._counted_picks[reason] = count
-        self._waiting.set(held.waiting_requests)
-        self._inflight.set(held.requests)
-        self._buffered.set(held.buffered_bytes)
+        self._waiting.set(load.waiting_requests)
+        self._inflight.set(load.requests)
+        self._buffered.set(load.buffered_bytes)
         return generate_latest(self._registry)
 
     def _counter(self, metric: metrics.Metric) -> Counter:
@@ -169,14 +169,14 @@ class Attempt:
 
     def end(self, status: int | None, error: str | None = None) -> None:
         """The answer is over, or there is none: `error` says why."""
-        told: dict[str, str | int | float] = {"sluice.engine": self.target}
+        attributes: dict[str, str | int | float] = {"sluice.engine": self.target}
         if status is not None:
-            told["http.response.status_code"] = status
+            attributes["http.response.status_code"] = status
         now = self.spans.clock()
         self.spans.record(
             Span(
-                ATTEMPT, self.traceparent, self.parent, self.start_seconds, now, "client", told,
-                error,
+                ATTEMPT, self.traceparent, self.parent, self.start_seconds, now, "client",
+                attributes, error,
             )
         )  # fmt: skip
 
@@ -191,22 +191,25 @@ class RouterSpans:
     draw: Callable[[], float]
     clock: Callable[[], float]
 
-    def request(self, given: str | None) -> Traced:
-        """A request with this header."""
-        if given is not None and trace_id(given):
-            own = child_of(given)
-            return Traced(own if self.sample_ratio else unsampled(own), given)
+    def request(self, traceparent: str | None) -> Traced:
+        """A request whose client sent this `traceparent`, or none."""
+        if traceparent is not None and trace_id(traceparent):
+            own = child_of(traceparent)
+            return Traced(own if self.sample_ratio else unsampled(own), traceparent)
         return Traced(new_traceparent(sampled=self.draw() < self.sample_ratio), None)
 
     def end_request(
-        self, traced: Traced, start_seconds: float, told: Attributes, error: str | None
+        self, traced: Traced, start_seconds: float, attributes: Attributes, error: str | None
     ) -> None:
         """It was answered, whatever the answer."""
         if is_sampled(traced.own):
             end = self.clock()
             self.record(
-                Span(REQUEST, traced.own, traced.parent, start_seconds, end, "server", told, error)
-            )
+                Span(
+                    REQUEST, traced.own, traced.parent, start_seconds, end, "server", attributes,
+                    error,
+                )
+            )  # fmt: skip
 
     def attempt(self, parent: str, target: str) -> Attempt | None:
         """None where the request is not sampled."""

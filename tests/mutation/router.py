@@ -151,8 +151,8 @@ ROUTER_MUTATIONS: Final = (
     Mutation(
         "router: an answer goes on with another model",
         "engines",
-        "return self.goes_on and known == identity",
-        "return self.goes_on",
+        "return self.takes_private_calls and own_identity == identity",
+        "return self.takes_private_calls",
         ("test_resuming",),
         package="router",
     ),

@@ -15,6 +15,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config.router import Auth
 from sluice_router.app import build_app
 from sluice_router.auth import LOOK_SECONDS, ApiKeys, UnauthorizedError
+from sluice_router.engines import Fleet
 from sluice_router.serve import _parts
 
 from tests.router import fakes
@@ -133,7 +134,7 @@ def test_every_key_is_compared_in_constant_time(secret: Mounted) -> None:
 def _routes(folder: Path) -> Iterator[tuple[str, str]]:
     """Every route that clients see, and one that is not there."""
     config = fakes.router_config("http://127.0.0.1:1", auth=Auth(keys_directory=str(folder)))
-    app = build_app(_parts(config, None), 1024)  # type: ignore[arg-type]
+    app = build_app(_parts(config, None, Fleet(Clock()), None), 1024)  # type: ignore[arg-type]
     for route in app.router.routes():
         assert route.resource is not None
         yield route.method, route.resource.canonical.replace("{name}", "m")

@@ -73,16 +73,16 @@ def test_nothing_is_discovered_before_the_first_list(time: Time) -> None:
 
 
 def test_a_refused_private_call_is_forgotten_after_a_while(fleet: Fleet, time: Time) -> None:
-    def goes_on() -> bool:
+    def takes_private_calls() -> bool:
         fleet.report(A.key, load_report(private_calls=True), own_inflight=0)
-        return state(fleet, A).goes_on
+        return state(fleet, A).takes_private_calls
 
-    assert goes_on()
+    assert takes_private_calls()
     fleet.refused_private_call(A.key)
     time.now += PUBLIC_SECONDS - 1
-    assert not goes_on()
+    assert not takes_private_calls()
     time.now += 1
-    assert goes_on()
+    assert takes_private_calls()
     fleet.refused_private_call("gone")
 
 

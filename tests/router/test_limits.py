@@ -322,7 +322,7 @@ def test_bytes_are_shared_as_requests_are(size: int, most: int) -> None:
     other.release()
     for body in bodies:
         body.release()
-    assert budget.held == 0
+    assert budget.held_bytes == 0
     assert len([body_of(budget, "b", size) for _ in range(most)]) == most
 
 
@@ -331,11 +331,11 @@ def test_what_may_be_dropped_is_not_counted_for_its_tenant() -> None:
     dropped: list[int] = []
     bodies = [body_of(budget, "a", 32 * KIBIBYTE) for _ in range(24)]
     for number, body in enumerate(bodies):
-        body.spare(lambda number=number: dropped.append(number))  # type: ignore[misc]
+        body.make_evictable(lambda number=number: dropped.append(number))  # type: ignore[misc]
     bodies += [body_of(budget, "a", 32 * KIBIBYTE) for _ in range(4)]
     assert not dropped, "below its share again"
-    bodies[-5].keep()
-    assert body_of(budget, "b", 128 * KIBIBYTE).held
+    bodies[-5].pin()
+    assert body_of(budget, "b", 128 * KIBIBYTE).held_bytes
     bodies += [body_of(budget, "a", 32 * KIBIBYTE) for _ in range(12)]
     assert dropped[0] == 0
     assert 23 not in dropped, "it is needed"

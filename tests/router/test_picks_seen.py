@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from sluice_contract.wire.load import ServiceLoad
 from sluice_router.__main__ import main
-from sluice_router.targets import KEPT, Picks, TargetChoice
+from sluice_router.targets import MAX_KEPT_PICKS, Picks, TargetChoice
 
 from tests.router import fakes
 
@@ -115,9 +115,11 @@ async def test_why_a_request_went_where_it_did_can_be_asked_for() -> None:
 
 def test_only_the_last_picks_are_held() -> None:
     picks = Picks()
-    for number in range(KEPT + 1):
+    for number in range(MAX_KEPT_PICKS + 1):
         picks.add(f"r{number}", TargetChoice(None, "LessLoaded", "m"))
-    assert [pick.request_id for pick in picks.recent()] == [f"r{n}" for n in range(KEPT, 0, -1)]
+    assert [pick.request_id for pick in picks.recent()] == [
+        f"r{n}" for n in range(MAX_KEPT_PICKS, 0, -1)
+    ]
 
 
 def test_a_log_level_that_is_none_is_refused(

@@ -181,9 +181,9 @@ async def test_an_answer_that_has_begun_is_resumed_without_retries_left(*, has_b
     asks = dispatcher(sender, *[FULL | PRIVATE] * 3)
     while not asks._retries.empty:
         asks._retries.retry()
-    progress = Progress(1, streams=True, grow=lambda _: None)
+    progress = Progress(1, streams=True, charge=lambda _: None)
     if has_begun:
         start = AnswerStart("c", 1, "ab", [1], 1, "m1")
-        progress.take(comment_line(EventComment(start)) + b"data: {}\n\n")
+        progress.read(comment_line(EventComment(start)) + b"data: {}\n\n")
     await refused(asks, progress)
     assert len(sender.asked) == (3 if has_begun else 1)

@@ -84,11 +84,11 @@ async def sent(
 
 def seen_at_every_byte(whole: bytes) -> list[Seen]:
     """By a client of the router, wherever the stream breaks off; each state once."""
-    progress, events = Progress(5, streams=True, grow=lambda _: None), WholeEvents()
+    progress, events = Progress(5, streams=True, charge=lambda _: None), WholeEvents()
     found = [Seen(b"", progress.head(), last=False)]
     for place in range(len(whole)):
         if data := events.feed(whole[place : place + 1]):
-            passed = progress.take(data).data
+            passed = progress.read(data).data
             found.append(Seen(found[-1].stream + passed, progress.head(), progress.last_seen))
     return found
 
