@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """The HTTP library takes what clients send for its own failure; all of it is kept."""
+    """Keep the HTTP library's record as a warning of one line: what clients send is not its bug."""
     if record.exc_info:
         record.msg, record.args = "%s: %r", (record.getMessage(), record.exc_info[1])
         record.exc_info = None
@@ -53,7 +53,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 def _log_level(name: str) -> str:
-    """Of the router's own lines; what libraries say at debug would drown them."""
+    """The level of the router's own lines only: at debug, those of libraries would drown them."""
     if name not in LOG_LEVELS:
         raise ConfigError("SLUICE_LOG_LEVEL", name, ", ".join(LOG_LEVELS))
     return name

@@ -1,6 +1,5 @@
-"""Gives every request an id, an answer whatever goes wrong, a count and a log line.
-
-Knows neither engines nor routes.
+"""Around every request: gives it an id, checks its head and its API key, makes an answer of any
+error, counts it and logs it.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ START: Final = web.RequestKey("START", float)
 ENGINE: Final = web.RequestKey("ENGINE", str)
 """The engine that answers it, and the one that computed its prompt if that is another."""
 TENANT: Final = web.RequestKey("TENANT", str)
-"""Whose key it came with, where keys are asked for."""
+"""The tenant whose API key it has, where keys are required."""
 REFUSAL: Final = web.RequestKey("REFUSAL", str)
-"""The code of an engine's error that was the answer, as it came."""
+"""The code of an engine's error that was passed on as the answer."""
 FAILURE: Final = web.RequestKey("FAILURE", RouterError)
-"""What ended it, also when the answer had begun with 200. Without its traceback, whose frames hold
-what the client sent: aiohttp keeps a connection's last request."""
+"""The error that ended it, also after a head with status 200. Without its traceback, whose frames
+hold what the client sent: aiohttp keeps a connection's last request."""
 
 CLIENT_GONE: Final = 499
 """The code of a request whose client did not stay for the answer."""
@@ -51,7 +50,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Guard(NamedTuple):
-    """What is asked of a request before its route."""
+    """What a request must pass before its route; each where it is configured."""
 
     keys: ApiKeys | None = None
     """Without one of them, every route but probes is answered 401."""
@@ -78,7 +77,7 @@ class Accounting:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Run the handler; whatever happens, the request is answered, counted and logged."""
+        """Run the handler; the request is answered, counted and logged, also after an error."""
         start = self._clock()
         request[START] = start
         request[ID] = edge.request_id(request.headers.get(REQUEST_ID_HEADER))
@@ -96,7 +95,7 @@ class Accounting:
             outcome = _outcome(request, status)
             if route not in PROBES:
                 self._telemetry.request(route, status, outcome, seconds)
-                # Nobody without a key decides what is recorded.
+                # A client without a key does not decide what is recorded.
                 is_known = self._keys is None or TENANT in request
                 if self._spans is not None and traced is not None and is_known:
                     attributes, error = _span_attributes(request, route, status, outcome)
@@ -133,8 +132,8 @@ class Accounting:
         if self._cors is not None:
             self._cors.add_headers(request.headers, response.headers)
         if self._lifecycle.draining:
-            # Only where the client can be told. It may already have sent its next request behind
-            # an answer whose head kept the connection: that request is answered, and told.
+            # Only with an answer that says so: the client may already have sent its next request on
+            # a connection that the last answer kept. That request is answered, and says so, too.
             response.force_close()
             response.headers["Connection"] = "close"
 
@@ -148,7 +147,7 @@ def _from_http(request: web.Request, error: web.HTTPException) -> BadRequestErro
 
 
 def _outcome(request: web.Request, status: int) -> Outcome:
-    """An error that was the whole answer has its own status; one after a head of 200 has not."""
+    """An error that is the whole answer has its status; one after a head of 200 has another."""
     failure = request.get(FAILURE)
     if status == CLIENT_GONE:
         return "client_gone"
@@ -165,7 +164,7 @@ def _route(request: web.Request) -> str:
 def _span_attributes(
     request: web.Request, route: str, status: int, outcome: Outcome
 ) -> tuple[Attributes, str | None]:
-    """What its span says, and its error."""
+    """The attributes of its span, and the span's error."""
     attributes: dict[str, str | int] = {
         "http.request.method": request.method,
         "http.route": route,

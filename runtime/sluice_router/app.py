@@ -1,6 +1,5 @@
-"""The routes that clients see, and what happens to a request between its head and its answer.
-
-Knows neither how engines are found nor how one is picked.
+"""The routes that clients see: a request's body is read and checked, then an engine's answer is
+passed on.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from sluice_router.limits import Body, ByteBudget, Lifecycle
 from sluice_router.monitoring import health
 from sluice_router.pick import affinity_of
 from sluice_router.relay import Relay
-from sluice_router.resume import PrivateForm, Progress
+from sluice_router.resume import PrivateCallSigner, Progress
 from sluice_router.telemetry import COMPLETION_ROUTES, RouterSpans, Telemetry
 
 
@@ -42,7 +41,7 @@ from sluice_router.telemetry import COMPLETION_ROUTES, RouterSpans, Telemetry
 class ConfiguredParts:
     """What only some configurations ask for; None where this one does not."""
 
-    private_form: PrivateForm | None
+    call_signer: PrivateCallSigner | None
     """Where answers may be resumed."""
     guard: Guard
     """API keys, and web pages that may send requests."""
@@ -125,11 +124,11 @@ class Routes:
             return await relay.fail(error)
 
     def _progress(self, fields: edge.BodyFields, body: Body) -> Progress | None:
-        """That of the answer, if it may be resumed."""
-        form = self._parts.configured.private_form
-        if form is None:
+        """The progress of the answer, if it may be resumed."""
+        signer = self._parts.configured.call_signer
+        if signer is None:
             return None
-        return Progress(form.draw_seed(), streams=fields.streams, charge=body.charge)
+        return Progress(signer.draw_seed(), streams=fields.streams, charge=body.charge)
 
     def _begun(self, request: web.Request, reply: Reply) -> None:
         if ENGINE not in request:

@@ -41,7 +41,7 @@ from sluice_router.errors import (
 )
 from sluice_router.limits import SMALL_BYTES, Body
 from sluice_router.pick import Affinity
-from sluice_router.resume import PrivateForm, Progress, SignedBody, body_sha256
+from sluice_router.resume import PrivateCallSigner, Progress, SignedBody, body_sha256
 from sluice_router.targets import SignPrefill, Target
 from sluice_router.telemetry import Attempt, RouterSpans
 
@@ -65,11 +65,11 @@ class Call:
     headers: dict[str, str]
     body: Body | None
     progress: Progress | None = None
-    """Of the answer, if it may be asked for in the private form."""
+    """Of the answer, if the request may be sent as a private call."""
     affinity: Affinity | None = None
     """Of its prompt or its session."""
     tenant: str | None = None
-    """Whose it is, if engines are to know."""
+    """The tenant that sends it, if API keys are required."""
     model: str | None = None
     """The model or adapter that it names."""
 
@@ -80,7 +80,7 @@ class Reply:
     def __init__(
         self, target: Target, response: aiohttp.ClientResponse, first: bytes, *, private: bool
     ) -> None:
-        """`private`: whether it was asked for in the private form."""
+        """`private`: whether it answers a private call."""
         self.target = target
         self.status = response.status
         self.headers = response_headers(response.headers)
@@ -127,15 +127,15 @@ class Sender:
         self,
         session: aiohttp.ClientSession,
         sign: SignPrefill | None,
-        private_form: PrivateForm | None,
+        call_signer: PrivateCallSigner | None,
         sign_tenant: SignTenant | None = None,
         spans: RouterSpans | None = None,
     ) -> None:
-        """`sign` is required where targets have a prefill engine, `private_form` where calls have
+        """`sign` is required where targets have a prefill engine, `call_signer` where calls have
         progress. Without `sign_tenant` engines know no tenant."""
         self._session = session
         self._sign = sign
-        self._private_form = private_form
+        self._call_signer = call_signer
         self._sign_tenant = sign_tenant
         self._spans = spans
 
@@ -181,7 +181,7 @@ class Sender:
         private = signed is not None
         try:
             resumes = private and call.progress is not None and call.progress.begun
-            trusts = self._private_form is not None
+            trusts = self._call_signer is not None
             trusts = trusts or PREFILL_HEADER in headers or TENANT_HEADER in headers
             await _raise_if_refused(
                 response, target, private=private, resumes=resumes, trusts=trusts
@@ -195,14 +195,12 @@ class Sender:
         return Reply(target, response, first, private=private)
 
     async def _signed(self, target: Target, call: Call) -> SignedBody | None:
-        """The call in its private form; None if the engine takes it as the client sent it."""
+        """The private call; None if the engine gets the request as the client sent it."""
         if call.progress is None or call.body is None or not target.engine.takes_private_calls:
             return None
-        assert self._private_form is not None, "calls have progress where there is a key"
+        assert self._call_signer is not None, "calls have progress where there is a key"
         id_ = call.headers[REQUEST_ID_HEADER]
-        return await self._private_form.sign(
-            call.progress.head(), call.body.content, id_, call.path
-        )
+        return await self._call_signer.sign(call.progress.head(), call.body.content, id_, call.path)
 
     async def _bound(self, target: Target, call: Call, signed: SignedBody | None) -> Bound | None:
         """The path and body that signed headers are good for; None: any, if the engine does not
@@ -238,8 +236,8 @@ async def _raise_if_refused(
     resumes: bool,
     trusts: bool,
 ) -> None:
-    """`trusts`: whether the request cannot be served without the router's signature, in whatever
-    form."""
+    """Raise AttemptFailedError if another engine might serve it; `trusts`: whether no engine serves
+    the request without the router's signature."""
     reason = RETRIED_STATUSES.get(response.status)
     if resumes and reason is None and response.status != HTTPStatus.OK:
         reason = "mismatch"  # the engine that began the answer took the request

@@ -33,7 +33,7 @@ SignTenant = Callable[[str, str, Bound | None], str]
 
 
 class UnauthorizedError(RouterError):
-    """The request names no key that is known."""
+    """The request has no key, or an unknown one."""
 
     status = 401
     type = INVALID_REQUEST
@@ -41,7 +41,7 @@ class UnauthorizedError(RouterError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """With the scheme that is asked for."""
+        """With the scheme that is required."""
         return super().headers | {"WWW-Authenticate": "Bearer"}
 
 
@@ -63,10 +63,10 @@ class ApiKeys:
         _log(self._digests)
 
     def tenant(self, authorization: str | None) -> str:
-        """Whose key the header Authorization carries. Takes as long for any wrong key.
+        """The tenant whose key the header Authorization has. Takes equally long for any wrong key.
 
         Raises:
-            UnauthorizedError: there is none, or none that is known.
+            UnauthorizedError: it has no key, or an unknown one.
         """
         self._look()
         scheme, _, key = (authorization or "").strip().partition(" ")

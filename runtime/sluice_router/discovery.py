@@ -55,7 +55,7 @@ def slice_client(
 
 
 class SliceFollower:
-    """Keeps the fleet's endpoints what the EndpointSlices say."""
+    """Keeps the fleet's endpoints as the EndpointSlices have them."""
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ def traceparent(client_value: str | None) -> str:
 
 
 def request_headers(client: Mapping[str, str], id_: str, trace: str) -> dict[str, str]:
-    """Headers for the engine. Compressed answers are not asked for: bytes pass unchanged.
+    """Headers for the engine. They request no compression: an answer's bytes pass unchanged.
 
     Raises:
         BadRequestError: 400, one that is passed on is not UTF-8; names it.
@@ -153,7 +153,7 @@ def _text(value: msgspec.Raw) -> str | None:
     try:
         return _TEXT.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None  # the engine says what is wrong with it
+        return None  # the engine answers what is wrong with it
 
 
 class CorsHeaders:
@@ -164,8 +164,8 @@ class CorsHeaders:
         self._any = ANY_ORIGIN in self._origins
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """The answer to a preflight; None for any other request. It allows all
-        requested headers: the routes ignore those that they do not know."""
+        """The answer to a preflight; None for any other request. It allows all headers that are
+        requested: the routes ignore those that they do not know."""
         if request.method != "OPTIONS" or _REQUESTED_METHOD not in request.headers:
             return None
         headers = {

@@ -28,7 +28,7 @@ from sluice_contract.wire.load import EngineCondition, LoadReport
 FIRST_BREAK_SECONDS = 0.25
 LONGEST_BREAK_SECONDS = 8.0
 PUBLIC_SECONDS = 60.0
-"""How long an engine that has refused a private call gets none."""
+"""How long an engine gets no private call after it refused one."""
 Clock = Callable[[], float]
 """Monotonic seconds."""
 FULL: Final = 1.0
@@ -66,8 +66,8 @@ class ReceivedReport:
     received_seconds: float
     own_inflight: int
     kind: str | None = field(init=False)
-    """Equal of two engines that can hand over to each other; None: it does not say. A text, since
-    each pick compares those of all engines."""
+    """Equal for two engines that can hand over to each other; None: the report has no fingerprint.
+    A text, since each pick compares those of all engines."""
 
     def __post_init__(self) -> None:
         fingerprint = self.report.kv_fingerprint
@@ -105,13 +105,13 @@ class EngineState:
 
     @property
     def hands_over(self) -> str | None:
-        """Equal of two engines that can hand over to each other; None: not known yet."""
+        """Equal for two engines that can hand over to each other; None: not known yet."""
         return self.received.kind if self.received is not None else None
 
     @property
     def takes_private_calls(self) -> bool:
-        """Whether it goes on with answers that another engine began; false until a report says.
-        Prefill engines take no part in that."""
+        """Whether it takes private calls, so that it can resume answers that another engine began;
+        false until a report says so. Always true of prefill engines, which get none."""
         if self.endpoint.role is Role.PREFILL:
             return True
         takes = self.received is not None and self.received.report.private_calls
@@ -119,16 +119,16 @@ class EngineState:
 
     @property
     def binds_headers(self) -> bool:
-        """Whether it takes headers that are signed for a path and a body; false until a report
-        says."""
+        """Whether it takes headers that are signed for a path and a body; false until a report says
+        so."""
         return self.received is not None and self.received.report.bound_headers
 
     def adapter_key(self, name: str) -> str | None:
-        """Equal where adapters are; None: its last report had none of this name."""
+        """Equal for equal adapters; None: its last report has no adapter of this name."""
         return self.received.report.adapters.get(name) if self.received is not None else None
 
     def can_resume(self, identity: str) -> bool:
-        """Whether it can have a part in an answer that an engine with this identity began."""
+        """Whether it can take part in an answer that an engine with this identity began."""
         if self.endpoint.role is Role.PREFILL:
             return True  # a decode engine with this identity takes only pages that fit
         own_identity = self.received.report.answer_identity if self.received else None
@@ -160,9 +160,10 @@ def condition(engine: EngineState, now: float) -> EngineCondition:
 
 
 def with_adapter(engines: Sequence[EngineState], name: str) -> Sequence[EngineState]:
-    """Those to ask for an adapter. Where there are two pools, all of them have the very same one,
-    so that a prompt's engine computes with what its reader decodes with; none: the pools have none
-    alike. Where no engine has it, all: it is the model, or an engine says what there is."""
+    """The engines that serve an adapter. In a service of two pools all of them have the same
+    version of it, so that a prefill and a decode engine compute with the same weights; the list is
+    empty if no version is in both pools. Where no engine has the adapter, all engines: the name is
+    the model's, or an engine answers which names there are."""
     keys = {engine.key: key for engine in engines if (key := engine.adapter_key(name)) is not None}
     if not keys:
         return engines
@@ -181,8 +182,8 @@ def reported_load(engine: EngineState, now: float, stale_seconds: float) -> floa
     """Load by a fresh report, with our own requests counted live; None without one. An
     engine without a page to give is full.
 
-    The report already holds the requests we had there when it was made; only what others sent is
-    taken from it, and ours are counted as they are now.
+    The report includes the requests that we had there when it was made. Only the requests of others
+    are taken from it; ours are counted as they are now.
     """
     received = engine.fresh(now, stale_seconds)
     if received is None:
@@ -196,8 +197,9 @@ def reported_load(engine: EngineState, now: float, stale_seconds: float) -> floa
 
 
 def has_room(engine: EngineState) -> bool:
-    """Whether it takes one more request, by its last report and with our own requests counted live:
-    of an older engine, which does not say how many may wait, whether it would run at once."""
+    """Whether it takes one more request, by its last report and with our own requests counted live.
+    An older engine does not report how many may wait: it has room if the request would run at
+    once."""
     received = engine.received
     if received is None:
         return False
@@ -228,8 +230,8 @@ def load_of(engine: EngineState, now: float, average: Average) -> float:
 
 
 def average_load(engines: Sequence[EngineState], now: float, stale_seconds: float) -> Average:
-    """Of those among the engines that are ready and have a fresh report; nobody asks for it when
-    all have one, and it is not computed."""
+    """Over the engines that are ready and have a fresh report. When all engines have one, the
+    average is not used and not computed."""
     if all(engine.fresh(now, stale_seconds) is not None for engine in engines):
         return Average(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
     reported = [
@@ -284,7 +286,7 @@ class Fleet:
         self._wake()
 
     def report(self, key: str, report: LoadReport, own_inflight: int) -> None:
-        """Set a load report; `own_inflight` of our requests were there when it was asked for."""
+        """Set a load report; `own_inflight`: our requests there when the router asked for it."""
         now = self._clock()
         received = ReceivedReport(report, now, own_inflight)
         if self._update(key, received=received, unreachable=False):

@@ -30,7 +30,7 @@ from sluice_contract.wire.handover import PREFILL_FAILED, PREFILL_UNAVAILABLE
 
 JSON_CONTENT_TYPE = "application/json"
 _MESSAGE_CHARACTERS: Final = 1000
-"""A message may have a client's words in it, and is an answer and a line of the log."""
+"""Longest message: it may quote the client, and is both an answer and a log line."""
 RetryReason = Literal[
     "connect",
     "broken",
@@ -53,7 +53,7 @@ RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
     HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
 }
 PRIVATE_REASONS: Final[frozenset[RetryReason]] = frozenset({"mismatch", "signature"})
-"""Statuses for these say so of private calls only."""
+"""A status has such a reason only in the answer to a private call."""
 REASON_OF_CODE: Final[dict[str | None, RetryReason]] = {
     ENGINE_DIED: "broken",
     GRAMMAR_UNAVAILABLE: "uncompiled",
@@ -61,14 +61,14 @@ REASON_OF_CODE: Final[dict[str | None, RetryReason]] = {
     PREFILL_FAILED: "prefill",
     PREFILL_UNAVAILABLE: "prefill_unavailable",
 }
-"""Where the code of a 503 says more than the status."""
+"""Reasons by code, where the code of a 503 is more exact than the status."""
 RESUMED_CODES: Final[dict[str | None, RetryReason]] = {
     ENGINE_DIED: "broken",
     UNAVAILABLE: "unavailable",
     PREFILL_FAILED: "prefill",
     PREFILL_UNAVAILABLE: "prefill_unavailable",
 }
-"""Codes of error events after which another engine goes on with a stream."""
+"""Codes of error events after which another engine resumes the stream."""
 _SHOWN_CHARACTERS: Final = 100
 """Of an error that an engine sent."""
 _SERVER_ERRORS: Final = frozenset({INTERNAL_CODE, "generation_failed"})
@@ -104,7 +104,7 @@ class RouterError(Exception):
 
 
 class BadRequestError(RouterError):
-    """The request itself is at fault; `status` and `code` say how."""
+    """The request itself is at fault, as `status` and `code` say."""
 
     type = INVALID_REQUEST
 
@@ -152,8 +152,8 @@ class EngineFailedError(RouterError):
 
 
 class OtherKeyError(RouterError):
-    """An engine that cannot serve without the router's signature did not take it, or got none: one
-    beside `auth`, of which this router knows nothing, and which has not reported yet."""
+    """An engine that requires the router's signature refused it, or got none. It gets
+    none from a router without `auth`, or before it has reported."""
 
     status = 503
     code = "invalid_signature"
@@ -175,7 +175,7 @@ class SlowClientError(RouterError):
 
 
 class EngineRefusedError(RouterError):
-    """An engine refused where another one might not; passed on if none is left to ask."""
+    """An engine refused where another one might not; passed on if no other is left to ask."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(f"the engine answered {status}")
@@ -224,7 +224,7 @@ class AttemptFailedError(Exception):
 
 
 class EngineError(msgspec.Struct, frozen=True):
-    """What an engine's error JSON says, as far as it can be read."""
+    """The fields of an engine's error JSON, as far as it can be read."""
 
     code: str | None = None
     type: str | None = None
@@ -251,8 +251,9 @@ def error_in(body: bytes) -> EngineError:
 
 
 def refusal(error: bytes, *, nothing_sent: bool) -> AttemptFailedError | EngineRefusedError:
-    """The failure, if another engine may go on, else the error for the client. While the client has
-    nothing, that is whenever one would be asked after an answer with a status."""
+    """What an error event means: the failure, if another engine may go on, else the error for the
+    client. While nothing was sent to the client, the same errors are retried as in an answer with a
+    status."""
     engine_error = error_in(error)
     reason = RESUMED_CODES.get(engine_error.code)
     if reason is None and nothing_sent:

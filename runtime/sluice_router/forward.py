@@ -60,7 +60,7 @@ MAX_SUCH_FAILURES: Final = 2
 RETRIED_SHARE: Final = 0.2
 """Retries that each request adds to the budget."""
 RETRIES_PER_SECOND: Final = 10
-"""Retries that each second adds to it: so few requests may all be retried."""
+"""Retries that each second adds to it, so that a few requests may always be retried."""
 EXPIRY_SECONDS: Final = 10.0
 """Time constant with which retries that were not needed expire."""
 
@@ -78,7 +78,7 @@ class ResumingForwarder:
         """Relay the answer; `on_reply` is called with each reply that has a part in it.
 
         Raises:
-            RouterError: it is not whole, and nobody can go on with it.
+            RouterError: it is not whole, and no other engine can go on with it.
         """
         history, interruption = History(), None
         while True:
@@ -154,7 +154,7 @@ class Dispatcher:
         Leaving it with an AttemptFailedError adds that to the history; `open` may be called again.
 
         Raises:
-            RouterError: none did; the error of the last one asked, or that there was none.
+            RouterError: none did: the error of the last engine, or that there is no engine.
         """
         deadline = self._clock() + self._upstream.wait_for_engine_seconds
         before = history.failure
@@ -189,10 +189,10 @@ class Dispatcher:
         raise history.error
 
     async def _attempt(self, target: Target, call: Call, history: History) -> Reply | None:
-        """The answer; None if there is none and another engine may be asked.
+        """The answer; None if the attempt failed and another engine may be asked.
 
         Raises:
-            RouterError: no other is to be asked.
+            RouterError: it failed, and no other engine is to be asked.
         """
         with ExitStack() as computing:  # the prompt's engine has done its part at the first byte
             if target.prefill is not None:
@@ -208,8 +208,8 @@ class Dispatcher:
         return reply
 
     async def _send(self, target: Target, call: Call) -> Reply:
-        """The answer, of a private call or of the client's: an engine with another key, or another
-        time, still serves.
+        """The answer to the private call, or else to the request as the client sent it: an engine
+        with another key or a wrong clock still serves.
 
         Raises:
             AttemptFailedError: there is none.
@@ -258,7 +258,7 @@ class Dispatcher:
                 self.waiting -= 1
 
     def _waits_for_room(self, call: Call, history: History, deadline: float) -> bool:
-        """Whether a full queue ends nothing yet: what has begun cannot be asked for again."""
+        """Whether to wait after 429: an answer that has begun cannot be requested anew."""
         return history.queue_is_full and _has_begun(call) and self._clock() < deadline
 
     def _choose_now(self, call: Call, history: History, now: float) -> TargetChoice:
@@ -287,7 +287,7 @@ class Dispatcher:
 
 
 def _has_begun(call: Call) -> bool:
-    """Whether some of its answer was passed on: what follows is a resume."""
+    """Whether some of its answer was passed on, so that the next attempt is a resume."""
     return call.progress is not None and call.progress.begun
 
 
@@ -330,7 +330,7 @@ class History:
 
     @property
     def queue_is_full(self) -> bool:
-        """Whether the last failure says so."""
+        """Whether the last failure was a full queue."""
         return self.failure is not None and self.failure.reason == "queue_full"
 
     @property
@@ -348,7 +348,7 @@ class History:
         return [self.met, self.tried, *([others] if self.queue_is_full else [])]
 
     def forget_engines(self) -> None:
-        """All were tried: any may be asked again."""
+        """All were tried: any engine may be asked again."""
         self.met.clear()
         self.tried.clear()
 

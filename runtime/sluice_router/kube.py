@@ -1,7 +1,7 @@
 """List and watch of one kind of namespaced object, as the Kubernetes API defines them.
 
-Reads credentials anew for every call, because mounted tokens and CAs rotate. Knows no objects and
-no policy: what to do about an expired version or an outage is the caller's to decide.
+Reads credentials for every call, because mounted tokens and CAs rotate. The caller decides what to
+do about an expired version or an outage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VersionExpiredError(KubeError):
 
 @dataclass(frozen=True)
 class Credentials:
-    """What one call needs to be let in, and to know whom it talks to."""
+    """What authenticates one call, and how the API server is verified."""
 
     headers: Mapping[str, str]
     tls: ssl.SSLContext | bool = True

@@ -31,11 +31,12 @@ RESERVE: Final = 0.25
 
 
 class Shares:
-    """What each tenant holds of one capacity, in requests or in bytes. Of its last quarter only a
-    tenant below its share gets any, so that such a tenant is never refused because of another
-    tenant's requests until others below their share have filled that reserve.
+    """What each tenant holds of one capacity, in requests or in bytes.
 
-    A share is the capacity, divided by the tenants that hold some of it and one that may come.
+    A share is the capacity divided by the number of tenants that hold some of it, plus one for the
+    next tenant. The last quarter of the capacity is for tenants below their share. So such a tenant
+    is not refused because of another tenant's requests, until others below their share have filled
+    that quarter.
     """
 
     def __init__(self) -> None:
@@ -46,12 +47,12 @@ class Shares:
         return self._held.get(tenant, 0)
 
     def share(self, capacity: float) -> int:
-        """What a tenant may hold whatever others do; at least 1."""
+        """What a tenant may always hold, whatever other tenants hold; at least 1."""
         return max(1, int(capacity) // (len(self._held) + 1))
 
     def limit(self, tenant: str | None, coming: int, capacity: float) -> float:
-        """How much may be held in all once the tenant has taken `coming` more. Who is no tenant
-        has the whole capacity."""
+        """How much may be held in all, including `coming` more of the tenant. For None, without API
+        keys, the whole capacity."""
         if tenant is None or self.held(tenant) + coming <= self.share(capacity):
             return capacity
         return capacity * (1 - RESERVE)
@@ -136,7 +137,7 @@ class Body:
     from its first byte until it is released."""
 
     def __init__(self, budget: ByteBudget, tenant: str | None = None) -> None:
-        """`tenant`: whose it is, where keys are asked for."""
+        """`tenant`: who sends the request, where API keys are required."""
         self._budget = budget
         self._tenant = tenant
         self._of_tenant = 0
@@ -144,7 +145,7 @@ class Body:
         self._pieces: list[bytes] = []
         self._on_eviction: Callable[[], None] | None = None
         self.held_bytes = 0
-        """Bytes that it counts, with those of the answer."""
+        """Bytes that it counts, including those of the answer (`charge`)."""
         self.content = b""
 
     async def read(self, stream: aiohttp.StreamReader, max_bytes: int) -> bool:
@@ -162,7 +163,7 @@ class Body:
         return True
 
     def pieces(self) -> Iterator[bytes]:
-        """What was added, each piece held until the next is asked for."""
+        """What was added. Each piece is held until the next one is requested."""
         self._pieces.reverse()
         while self._pieces:
             yield self._pieces[-1]
@@ -275,7 +276,7 @@ class Lifecycle:
 
     @contextmanager
     def served(self, tenant: str | None) -> Iterator[None]:
-        """Serve a request whose body is here: clients that send slowly take nobody's place.
+        """Serve a request whose body is here. A client that still sends its body does not count.
 
         Raises:
             OverloadedError: as many requests as are allowed, in all or to the tenant, are being

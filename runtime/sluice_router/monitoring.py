@@ -117,7 +117,7 @@ def _wait_seconds(text: str) -> float | None:
 
 
 def _row(engine: EngineState, now: float) -> EngineLoad:
-    """Without adapters, which are long and no load: thousands of engines fit into one answer."""
+    """Without adapters, which are long and not load, so that thousands of engines fit."""
     received = engine.received
     changes: dict[str, object] = {"adapters": {}, "adapters_failed": {}}
     return EngineLoad(

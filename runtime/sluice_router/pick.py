@@ -36,7 +36,7 @@ MESSAGE_BYTES: Final = 4096
 MAX_MESSAGES: Final = 16
 """Messages that are hashed, where the first of a user comes later."""
 MAX_PARSED_BYTES: Final = 256 * 1024
-"""Of a longer body the bytes behind `messages`, `prompt` or `input` are hashed as they are: parsing
+"""Of a longer body the bytes after `messages`, `prompt` or `input` are hashed as they are: parsing
 takes 4 µs a KiB."""
 _PROMPT_FIELDS: Final = re.compile(rb'"(?:messages|prompt|input)"\s*:')
 Reason = Literal[
@@ -65,7 +65,7 @@ class Affinity(NamedTuple):
 
 MARGINS: Final[dict[AffinityReason, float]] = {"SamePrefix": 0.25, "SameSession": 1.0}
 """In units of load: a quarter of what an engine runs at once, or a quarter of a second of prompts
-in its queue, for a prefix that may be cached; a whole one for a session that was asked for."""
+in its queue, for a prefix that may be cached; a whole one for a session that the client names."""
 
 
 class Draw(NamedTuple):
@@ -127,27 +127,13 @@ def pick_pair(
     both picked as `pick` does; the affinity is for the prefill engine, which has computed the
     prefix.
 
-    An engine whose fingerprint is not known yet gets no request, nor does a prefill engine which
-    has not told where decode engines connect.
+    An engine whose fingerprint is not known yet gets no request, nor does a prefill engine that has
+    not reported where decode engines connect.
     """
-    legs = []
-    for role in (Role.PREFILL, Role.DECODE):
-        of_role = _of_role(engines, role)
-        ready = [engine for engine in of_role if condition(engine, now) == "ready"]
-        usable = [engine for engine in ready if engine.key not in tried]
-        if not usable:
-            missing = _no_choice(of_role, ready, now)
-            return PairChoice(None, None, missing.reason, f"{role}: {missing.message}")
-        legs.append(usable)
-    prefills, decodes = legs
-    shared = {engine.hands_over for engine in decodes} - {None}
-    prefills = [engine for engine in prefills if engine.bootstrap_port is not None]
-    if not prefills:
-        message = f"prefill: engines without a bootstrap port in a load report: {len(legs[0])}"
-        return PairChoice(None, None, "NoneReady", message)
-    prefills = [engine for engine in prefills if engine.hands_over in shared]
-    if not prefills:
-        return PairChoice(None, None, "NoneMatches", _mismatch(legs[0], decodes))
+    pools = _pools_of_pairs(engines, now, tried)
+    if isinstance(pools, PairChoice):
+        return pools
+    prefills, decodes = pools
     average = average_load(_of_role(engines, Role.PREFILL), now, stale_seconds)
     prefill_choice = _preferred(prefills, average, now, draws[0], affinity)
     prefill = prefill_choice.engine
@@ -157,6 +143,32 @@ def pick_pair(
     decode = _less_loaded(decodes, average, now, draws[1])
     message = f"prefill {prefill_choice.message}; decode {decode.message}"
     return PairChoice(prefill, decode.engine, prefill_choice.reason, message)
+
+
+def _pools_of_pairs(
+    engines: Sequence[EngineState], now: float, tried: Collection[str]
+) -> tuple[list[EngineState], list[EngineState]] | PairChoice:
+    """Usable prefill engines, each with a decode engine that it can hand over to, and all usable
+    decode engines; or why there is no pair."""
+    pools = []
+    for role in (Role.PREFILL, Role.DECODE):
+        of_role = _of_role(engines, role)
+        ready = [engine for engine in of_role if condition(engine, now) == "ready"]
+        usable = [engine for engine in ready if engine.key not in tried]
+        if not usable:
+            missing = _no_choice(of_role, ready, now)
+            return PairChoice(None, None, missing.reason, f"{role}: {missing.message}")
+        pools.append(usable)
+    prefills, decodes = pools
+    prefills = [engine for engine in prefills if engine.bootstrap_port is not None]
+    if not prefills:
+        message = f"prefill: engines without a bootstrap port in a load report: {len(pools[0])}"
+        return PairChoice(None, None, "NoneReady", message)
+    shared = {engine.hands_over for engine in decodes} - {None}
+    prefills = [engine for engine in prefills if engine.hands_over in shared]
+    if not prefills:
+        return PairChoice(None, None, "NoneMatches", _mismatch(pools[0], decodes))
+    return prefills, decodes
 
 
 def _of_role(engines: Sequence[EngineState], role: Role) -> list[EngineState]:
@@ -210,7 +222,7 @@ def _two_of(engines: Sequence[EngineState], draw: Draw) -> list[EngineState]:
 
 
 def _mismatch(prefills: Sequence[EngineState], decodes: Sequence[EngineState]) -> str:
-    """What differs between the first two engines that tell."""
+    """What differs between the first prefill and decode engine with a fingerprint."""
     first, second = _first_known(prefills), _first_known(decodes)
     if first is None or second is None:
         return "no KV fingerprint known yet of prefill or of decode engines"
@@ -277,7 +289,7 @@ def affinity_of(routing_key: str | None, body: bytes, tenant: str = "") -> Affin
             *_beginning(fields),
         ]
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None  # the engine says what is wrong with it
+        return None  # the engine answers what is wrong with it
     return _affinity("SamePrefix", pieces) if len(pieces) > 3 else None
 
 

@@ -32,7 +32,7 @@ FAIL_SECONDS: Final = 2.0
 HELD_UP_SECONDS = 5.0
 """After a longer write, an engine that broke off may have done so because of the client."""
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
-"""For proxies in front of the router, which would hold events back."""
+"""For proxies in front of the router, which would otherwise hold events back."""
 
 
 class ErrorEventError(Exception):
@@ -72,18 +72,18 @@ class Relay:
 
     async def run(self, reply: Reply, progress: Progress | None) -> web.StreamResponse:
         """Pass everything on; returns when all of it was written. `progress` is required for a
-        reply in the private form.
+        reply to a private call.
 
         Raises:
-            AttemptFailedError: the engine broke off; `run` with a reply that goes on.
-            RouterError: it did, and nothing can go on; call `fail` with it.
+            AttemptFailedError: the engine broke off; call `run` again with a reply that goes on.
+            RouterError: the engine broke off, and no reply can go on; call `fail` with the error.
             ConnectionResetError: the client reads nothing; its connection is closed.
         """
         if self._response is not None and not reply.private:
             raise EngineFailedError(f"{reply.engine} does not go on with it: {reply.status}")
         try:
             if reply.private:
-                assert progress is not None, "without it no call is made in the private form"
+                assert progress is not None, "without it no call is private"
                 response = await self._pass_private(reply, progress)
             else:
                 response = await self._pass_on(reply)
@@ -208,12 +208,12 @@ async def events_of(reply: Reply, progress: Progress) -> AsyncIterator[bytes]:
 
 
 async def read_answer(reply: Reply, progress: Progress, answer: Body) -> None:
-    """Hold the answer of which the stream tells at its end, in the only event with data.
+    """Hold the whole answer, which is the only event with data, at the stream's end.
 
     Raises:
         EngineFailedError: the engine broke off.
         ErrorEventError: it ended the stream.
-        OverloadedError: there is no room for it.
+        OverloadedError: it does not fit into the budget.
     """
     events, line, chunk = sse.WholeEvents(), sse.DataLine(), reply.first
     try:

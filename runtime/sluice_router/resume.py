@@ -46,7 +46,7 @@ class SignedBody:
     head: bytes
     client_body: bytes
     bound: Bound
-    """To what other headers are bound, too."""
+    """The path and body that the request's other signed headers are bound to, too."""
     signature: str
 
     @property
@@ -62,8 +62,8 @@ class SignedBody:
 
 
 @dataclass(frozen=True, slots=True)
-class PrivateForm:
-    """Signs with the service's key."""
+class PrivateCallSigner:
+    """Makes private calls: signed with the service's key, each answer with a seed of its own."""
 
     keys: Keys
     unix_clock: Callable[[], float]
@@ -122,8 +122,8 @@ class Progress:
     """One answer, over all the engines that work on it."""
 
     def __init__(self, seed: int, *, streams: bool, charge: Callable[[int], None]) -> None:
-        """`streams`: whether the client asked for events. `charge` is told how many bytes more are
-        held; it may call `forget`."""
+        """`streams`: whether the client asked for events. `charge` is called with the number of
+        bytes that are held in addition; it may call `forget`."""
         self.streams = streams
         self.forgotten = False
         """Whether the answer can no longer be resumed."""
@@ -143,7 +143,7 @@ class Progress:
 
     @property
     def start(self) -> AnswerStart | None:
-        """What the answer is; None before it is begun."""
+        """The engine's description of the answer; None before it has begun."""
         return self._start
 
     def forget(self) -> None:
@@ -152,7 +152,7 @@ class Progress:
         self._choices = []
 
     def head(self) -> CallHead:
-        """What the next engine is told."""
+        """The first line of the private call to the next engine."""
         if self._start is None:
             return CallHead(self._seed)
         return CallHead(self._seed, Resume(self._start, [c.so_far() for c in self._choices]))

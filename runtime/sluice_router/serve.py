@@ -38,7 +38,7 @@ from sluice_router.forward import Dispatcher
 from sluice_router.kube import Cluster, in_cluster
 from sluice_router.limits import ByteBudget, Lifecycle
 from sluice_router.monitoring import Monitoring
-from sluice_router.resume import PrivateForm
+from sluice_router.resume import PrivateCallSigner
 from sluice_router.targets import chooser, prefill_signer
 from sluice_router.telemetry import RouterSpans, Telemetry
 
@@ -113,12 +113,12 @@ def _parts(
     clock, spans = time.monotonic, _spans(config, record)
     telemetry = Telemetry(config.roles)
     keys = _keys(config)
-    private_form = None if keys is None else PrivateForm(keys, time.time, _draw_seed)
+    call_signer = None if keys is None else PrivateCallSigner(keys, time.time, _draw_seed)
     sign = prefill_signer(keys, time.time) if keys is not None else None
     sign_tenant = tenant_signer(keys, config.auth, time.time) if keys and config.auth else None
     dispatcher = Dispatcher(
         fleet,
-        Sender(session, sign, private_form, sign_tenant, spans),
+        Sender(session, sign, call_signer, sign_tenant, spans),
         config.upstream,
         chooser(config.roles, config.load.stale_seconds, random.Random()),  # noqa: S311
         clock,
@@ -126,7 +126,7 @@ def _parts(
     )
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
     budget = ByteBudget(config.server.max_buffered_bytes)
-    configured = ConfiguredParts(private_form, _guard(config), spans)
+    configured = ConfiguredParts(call_signer, _guard(config), spans)
     return Parts(dispatcher, budget, lifecycle, telemetry, clock, configured)
 
 

@@ -1,6 +1,6 @@
 """Server-sent events as bytes: where one ends, which belong together, and which one ends a stream.
 
-Knows nothing of what events carry except OpenAI's `[DONE]` and error events.
+Of what events carry, only OpenAI's `[DONE]` and error events are looked at.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class DataLine:
         """Whether all of the line came."""
 
     def split(self, chunk: bytes) -> tuple[bytes, bytes, bytes]:
-        """What comes before the line in it, what is of the line, and what comes behind."""
+        """The chunk in three parts: before the line, of the line, and after it."""
         if self.ended:
             return b"", b"", chunk
         before = b""

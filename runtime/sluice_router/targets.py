@@ -23,9 +23,9 @@ from sluice_router.pick import Affinity, Choice, Draw, Reason, pick, pick_pair
 
 logger = logging.getLogger("sluice.router.pick")
 _NAME_CHARACTERS = 253
-"""Of an engine's name in a signed header; a URL, where there is no pod, may be longer."""
+"""Longest name of an engine in a signed header. Without a pod the name is a URL, and is cut."""
 MAX_KEPT_PICKS: Final = 256
-"""How many of the last picks can be asked for."""
+"""How many of the last picks `/picks` shows."""
 SignPrefill = Callable[[EngineState, str, Bound | None], str]
 """Value of `PREFILL_HEADER` that names this prefill engine, for the request with that id, path and
 body."""
@@ -33,7 +33,7 @@ body."""
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The engine that is asked, and the one that computes the prompt for it, if that is another."""
+    """The engine that answers, and in a service of two pools the one that computes the prompt."""
 
     engine: EngineState
     prefill: EngineState | None = None
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class TargetChoice:
-    """Whom to ask, or why there is nobody."""
+    """The engines to ask, or why there are none."""
 
     target: Target | None
     reason: Reason
@@ -75,7 +75,7 @@ class Choose(Protocol):
 
 
 def chooser(roles: Collection[Role], stale_seconds: float, source: random.Random) -> Choose:
-    """How a service with pools of these roles is asked."""
+    """How targets are chosen in a service with pools of these roles."""
 
     def draw() -> Draw:
         return Draw(source.random(), source.random())
@@ -122,7 +122,7 @@ def _single(choice: Choice) -> TargetChoice:
 
 
 class Pick(NamedTuple):
-    """Whom one attempt of a request asks, and why."""
+    """Which engines one attempt of a request asks, and why."""
 
     request_id: str
     reason: str

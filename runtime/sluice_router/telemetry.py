@@ -46,7 +46,7 @@ FAILURES: Final[tuple[tuple[str, Outcome], ...]] = (
     ("200", "cut"), ("429", "complete"), ("500", "complete"), ("502", "complete"),
     ("503", "complete"), ("504", "complete"),
 )  # fmt: skip
-"""Status and outcome of requests to `COMPLETION_ROUTES` that people are told of. These counters
+"""Status and outcome of requests to `COMPLETION_ROUTES` on which alerts are built. These counters
 start at 0, so that their first count is an increase."""
 CONDITIONS: tuple[EngineCondition, ...] = ("ready", "unready", "draining", "failing")
 REQUEST: Final = "sluice.request"
@@ -99,7 +99,7 @@ class Telemetry:
         self._seconds.labels(route).observe(seconds)
 
     def first_byte(self, seconds: float, *, streams: bool) -> None:
-        """An engine's first byte came: of a stream its first token, whatever the client sees."""
+        """An engine's first byte came: of a stream with its first token."""
         self._first_byte.labels("stream" if streams else "whole").observe(seconds)
 
     def retry(self, reason: str) -> None:
@@ -107,15 +107,15 @@ class Telemetry:
         self._retries.labels(reason).inc()
 
     def resumed(self, reason: str) -> None:
-        """Another engine goes on with an answer that broke off."""
+        """Another engine goes on with an answer after its engine broke off."""
         self._resumed.labels(reason).inc()
 
     def resume_failure(self) -> None:
-        """No other engine could end an answer that broke off."""
+        """No other engine could finish an answer after its engine broke off."""
         self._resume_failures.inc()
 
     def resume_forgone(self) -> None:
-        """What a resume would need was dropped."""
+        """What a resume needs was dropped for want of memory."""
         self._resumes_forgone.inc()
 
     def render(
@@ -158,7 +158,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class Attempt:
-    """An engine, or a pair, that is asked. `end` is called once."""
+    """The span of one attempt at an engine or a pair. `end` is called once."""
 
     traceparent: str
     """For the engine: its spans are parts of this one."""
@@ -168,7 +168,7 @@ class Attempt:
     spans: RouterSpans
 
     def end(self, status: int | None, error: str | None = None) -> None:
-        """The answer is over, or there is none: `error` says why."""
+        """The attempt is over. `status` is None if there was no answer; `error` says why."""
         attributes: dict[str, str | int | float] = {"sluice.engine": self.target}
         if status is not None:
             attributes["http.response.status_code"] = status
@@ -183,8 +183,8 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RouterSpans:
-    """Begins spans. `sample_ratio`: of requests whose client does not say, and 0: of none, whatever
-    clients say; `draw`: in [0, 1)."""
+    """Begins spans. `sample_ratio`: the share that is sampled of requests whose client does not
+    decide it; with 0 no request is sampled, whatever clients decide. `draw`: in [0, 1)."""
 
     record: Record
     sample_ratio: float
@@ -201,7 +201,7 @@ class RouterSpans:
     def end_request(
         self, traced: Traced, start_seconds: float, attributes: Attributes, error: str | None
     ) -> None:
-        """It was answered, whatever the answer."""
+        """The request is over; `error`: what went wrong, if anything."""
         if is_sampled(traced.own):
             end = self.clock()
             self.record(

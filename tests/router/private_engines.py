@@ -1,4 +1,4 @@
-"""Fake engines that speak the private form and break off where they are told to.
+"""Fake engines that take private calls and break off where they are told to.
 
 Each of an answer's choices is a fixed list of tokens. The text of every second one is held back
 until the next, as that of half a character is; so what was sent and what was drawn differ.

@@ -96,7 +96,7 @@ async def test_a_body_is_let_go_when_its_answer_begins() -> None:
 
 
 async def answers_whole(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
-    """In the private form, an answer of 30 MiB that was not asked for as events."""
+    """To a private call, an answer of 30 MiB that was not asked for as events."""
     response = await fakes.start_stream(request)
     start = AnswerStart("c", 1, "ab", [1], 1, "m1")
     await response.write(comment_line(EventComment(start, last=True)) + b'data: {"text":"')

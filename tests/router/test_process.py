@@ -1,4 +1,6 @@
-"""The router as a process: starts light, refuses bad configuration in a line, leaves on SIGTERM."""
+"""The router as a process: starts light, refuses bad configuration in a line, leaves on SIGTERM,
+and listens on its pod's address and on loopback.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from sluice_contract.config.router import RouterConfig, RouterServer
 from sluice_router.__main__ import main
 
 from tests.patience import PATIENCE_SECONDS
@@ -135,3 +138,19 @@ def test_bad_configuration_is_one_line_and_exit_code_2(
     assert main(["--config", str(path)]) == 2
     (only,) = capsys.readouterr().err.splitlines()
     assert re.search(line, only)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
+async def test_in_a_pod_it_listens_on_the_pods_address_and_on_loopback(address: str) -> None:
+    """`kubectl port-forward` connects to the loopback of the pod."""
+    config = RouterConfig(
+        engines=("http://127.0.0.1:1",),
+        server=RouterServer(port=0, metrics_port=0, lame_duck_seconds=0),
+    )
+    async with (
+        fakes.running_from(config, {"POD_IP": "127.0.0.2"}) as router,
+        aiohttp.ClientSession() as client,
+    ):
+        url = router.url.replace("127.0.0.1", address)
+        async with client.get(url + "/health") as response:
+            assert response.status == 200
