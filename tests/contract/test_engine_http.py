@@ -10,8 +10,7 @@ from sluice_contract.http_errors import ENGINE_DIED, IDLE_CONNECTION_SECONDS
 from sluice_router import attempts, edge
 from sluice_runtime.errors import EngineDiedError, UnavailableError
 from sluice_runtime.server.failures import error_response
-from sluice_runtime.server.gate import Gate, GateMiddleware
-from sluice_runtime.server.listener import HttpServer
+from sluice_runtime.server.http import Gate, GateMiddleware, HttpServer
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 

@@ -1,25 +1,31 @@
-"""The text of one choice: engine deltas → detokeniser → stop strings → pieces.
+"""The text of one choice: engine deltas → detokeniser → stop strings → pieces. Pure.
 
-Pure; knows neither the engine nor JSON.
+The pieces together are `decode` of all ids. Text is held back while the next token may still change
+it: a character may be split over several tokens, and a stop string may have begun.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from sluice_runtime.model.tokenizer import Tokenizer
-from sluice_runtime.server.detokenizer import Detokenizer
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.token_text import ScoredToken, TokenTexts
 from sluice_runtime.server.tools.calls import CallPart, whole_calls
 from sluice_runtime.server.tools.source import possible_start
 from sluice_runtime.wire.messages import TokenDelta, TokenLogprob
+
+_REPLACEMENT: Final = "\ufffd"
+_CONTEXT_TOKENS: Final = 4
+"""Context decoded with new tokens: decoders treat the first token of a text differently."""
+_WINDOW_TOKENS: Final = 32
+"""Tokens decoded at a time at most, unless they are one run of byte tokens."""
 
 
 @dataclass(frozen=True)
@@ -250,3 +256,73 @@ class StopStrings:
             return None
         end, start = min(hits)
         return end if self._kept else start
+
+
+class Detokenizer:
+    """The text of one growing answer."""
+
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, str] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._shown = shown or {}
+        """Special tokens to be decoded as text, with their text."""
+        self._window: list[int] = []
+        """The last tokens: context, then those whose text has not been returned."""
+        self._emitted = 0
+        """Characters of the window's text that have been returned."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        hidden = self._tokenizer.hidden_ids
+        return "".join(
+            [
+                self._push_one(token) if token not in hidden else self._push_shown(token)
+                for token in token_ids
+                if token not in hidden or token in self._shown
+            ]
+        )
+
+    def finish(self) -> str:
+        """The text that was held back; nothing may be pushed afterwards."""
+        text = self._tokenizer.decode(self._window)[self._emitted :]
+        self._emitted += len(text)
+        return text
+
+    def _push_shown(self, token: int) -> str:
+        """Characters never span a special token."""
+        text = self.finish() + self._shown[token]
+        self._window, self._emitted = [], 0
+        return text
+
+    def _push_one(self, token: int) -> str:
+        self._window.append(token)
+        if token in self._tokenizer.byte_ids:
+            return ""
+        text = self._tokenizer.decode(self._window)
+        open_ended = text.endswith(_REPLACEMENT)
+        certain = len(text) - 1 if open_ended else len(text)
+        piece = text[self._emitted : certain]
+        self._emitted = max(self._emitted, certain)
+        if not open_ended:
+            self._keep_last(_CONTEXT_TOKENS)
+        elif len(self._window) > _WINDOW_TOKENS:
+            self._cut_inside(text)
+        return piece
+
+    def _keep_last(self, tokens: int) -> None:
+        if len(self._window) > tokens:
+            self._window = self._window[-tokens:]
+            self._emitted = len(self._tokenizer.decode(self._window))
+
+    def _cut_inside(self, text: str) -> None:
+        """Drops old tokens of a long run of incomplete characters.
+
+        Where two halves decode to the whole, no character goes across: what comes later cannot
+        change the first half.
+        """
+        decode = self._tokenizer.decode
+        for kept in range(1, 2 * _CONTEXT_TOKENS):
+            tail = decode(self._window[-kept:])
+            if decode(self._window[:-kept]) + tail == text:
+                self._window = self._window[-kept:]
+                self._emitted -= len(text) - len(tail)
+                return

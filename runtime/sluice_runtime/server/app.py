@@ -1,6 +1,6 @@
 """The ASGI application: every route, its error format, and the gate around them.
 
-Knows no socket and no process; `answering` has what the routes that generate share.
+Knows no socket and no process; `handler` has what the routes that generate share.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from starlette.types import ASGIApp
 
 from sluice_runtime.errors import InvalidRequestError, UnavailableError
 from sluice_runtime.server import response_models as answers
-from sluice_runtime.server.answering import Answerer, Route
-from sluice_runtime.server.answers import ChatShape, CompletionShape, GenerateShape, chunks_of
-from sluice_runtime.server.body import read_body, refuse_heavy
+from sluice_runtime.server.body import parse_body, read_body, refuse_heavy
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
-from sluice_runtime.server.gate import GateMiddleware
+from sluice_runtime.server.handler import Answerer, Route
 from sluice_runtime.server.health import draw_token
+from sluice_runtime.server.http import GateMiddleware
 from sluice_runtime.server.metrics import CONTENT_TYPE
 from sluice_runtime.server.openapi import (
     BODY_ERRORS,
@@ -36,13 +35,18 @@ from sluice_runtime.server.openapi import (
     errors,
     events,
 )
-from sluice_runtime.server.parse import parse_body
 from sluice_runtime.server.prompts import Planner
 from sluice_runtime.server.protocol import (
     AbortRequest,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
+)
+from sluice_runtime.server.response_writers import (
+    ChatShape,
+    CompletionShape,
+    GenerateShape,
+    chunks_of,
 )
 from sluice_runtime.server.responses.events import ResponseWriter
 from sluice_runtime.server.responses.models import ResponseAnswer, ResponseEvent

@@ -1,29 +1,51 @@
-"""What is read of a request before its JSON is parsed: routing key, body, number of values.
+"""From the bytes of a request to a typed request; every refusal names the field.
 
-Knows the fields' names, not their contents.
+A body is read, its values are counted before its JSON is parsed, and then its fields are
+validated. Also reads the headers that any client may set: routing key and trace.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+import pydantic_core
 from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from sluice_contract import http_errors
-from sluice_contract.http_errors import (
-    BODY_SECONDS,
-    ROUTING_KEY_HEADER,
-    is_acceptable_routing_key,
-)
+from sluice_contract.error_location import known_keys
+from sluice_contract.error_text import allowed_words, unknown_field
+from sluice_contract.http_errors import BODY_SECONDS, ROUTING_KEY_HEADER, is_acceptable_routing_key
 from sluice_contract.wire.json_weight import LIGHT_BYTES, MAX_VALUES, count_values
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, trace_id
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
+from sluice_runtime.server.fields import (
+    AnsweredRequest,
+    NotImplementedFields,
+    RequestModel,
+    unknown_fields,
+)
 from sluice_runtime.server.protocol import MAX_PROMPTS
-from sluice_runtime.server.request_model import RequestModel
+
+_ALTERNATIVES: Final[Mapping[str, str]] = {
+    "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
+    "stop": "a string or a list of at most 4 strings",
+    "content": "a string or a list of text parts",
+    "json": "a JSON schema, as an object or as text",
+    "guided_json": "a JSON schema, as an object or as text",
+}
+"""What is allowed in fields that take several types."""
+_NOT_IMPLEMENTED: Final = NotImplementedFields.model_fields.keys()
+_ALTERNATIVE_NAMES: Final = frozenset({"NamedTool", "str"})
+ModelT = TypeVar("ModelT", bound=RequestModel)
+RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 
 
 def routing_key_of(request: Request) -> str:
@@ -117,3 +139,103 @@ def _raw_fields(kind: type[RequestModel]) -> Any:
     """A type whose decoder skips the values of all fields without creating objects."""
     names = [field.alias or name for name, field in kind.model_fields.items()]
     return msgspec.defstruct("Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in names])
+
+
+class Parsed(NamedTuple, Generic[RequestT]):
+    """A parsed request."""
+
+    request: RequestT
+    ignored: list[str]
+    """Paths of unknown fields."""
+
+
+def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> Parsed[RequestT]:
+    """Parses the body of a route that generates; `strict`: unknown fields are refused. Raises like
+    `parse_body`."""
+    fields = _json_object(body)
+    request = _validated(kind, fields, strict=strict)
+    if contradiction := request.contradiction():
+        field, words = contradiction
+        raise InvalidRequestError(f"{field}: {words}", field)
+    return Parsed(request, unknown_fields(fields, request))
+
+
+def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
+    """Parses a body; unknown fields are ignored.
+
+    Raises:
+        MistakenError: it is no JSON object.
+        InvalidRequestError: `param` is the field at fault.
+    """
+    return _validated(kind, _json_object(body), strict=False)
+
+
+def _validated(kind: type[ModelT], fields: Mapping[str, Any], *, strict: bool) -> ModelT:
+    if strict and len(fields) > len(kind.model_fields):  # a finding for each takes long
+        known = known_keys(kind, ())
+        raise _unknown_field(kind, [next(key for key in fields if key not in known)])
+    try:
+        return kind.model_validate(fields, extra="forbid" if strict else "ignore")
+    except ValidationError as error:
+        raise _refusal(kind, error) from None
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    value = None
+    # Whatever begins otherwise is refused unparsed: a list of a million lists costs a second.
+    if body.lstrip()[:1] == b"{":
+        with suppress(ValueError):
+            value = pydantic_core.from_json(body, allow_inf_nan=False)
+    if not isinstance(value, dict):
+        raise MistakenError(http_errors.not_json(body))
+    return value
+
+
+def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequestError:
+    """The refusal for the most informative of pydantic's findings."""
+    findings = error.errors(include_url=False)
+    missing = [_param(one["loc"]) for one in findings if one["type"] == "missing"]
+    finding = min(findings, key=lambda one: _rank(one, missing))
+    param = _param(finding["loc"])
+    field = param.rpartition(".")[2]
+    if finding["type"] == "missing":
+        return InvalidRequestError(f"{param}: is required", param)
+    if finding["type"] == "extra_forbidden":
+        return _unknown_field(kind, finding["loc"])
+    allowed = allowed_words(kind, finding)
+    if field in _ALTERNATIVES and finding["type"].endswith("_type"):
+        allowed = _ALTERNATIVES[field]
+    last = finding["loc"][-1]
+    of_a_token = isinstance(last, str) and last.isdecimal()
+    value = http_errors.shown_json({last: finding["input"]} if of_a_token else finding["input"])
+    what = "is not implemented yet" if param in _NOT_IMPLEMENTED else "is not allowed"
+    return InvalidRequestError(f"{param}: {value} {what}; allowed: {allowed}", param)
+
+
+def _rank(finding: ErrorDetails, missing: Sequence[str]) -> int:
+    """Order of findings, most informative first: a bad value, an unknown field, a wrong type, a
+    missing field. Among the alternatives of a union, this picks the one that was meant: if
+    `missing` names a field inside the value, its type was right."""
+    kind = finding["type"]
+    if kind.endswith("_type") or (kind == "literal_error" and isinstance(finding["input"], dict)):
+        place = _param(finding["loc"])
+        return 4 if any(one.startswith((f"{place}.", f"{place}[")) for one in missing) else 2
+    return {"extra_forbidden": 1, "missing": 3}.get(kind, 0)
+
+
+def _unknown_field(kind: type[RequestModel], location: Sequence[str | int]) -> InvalidRequestError:
+    above, key = _param(location[:-1]), http_errors.shown(str(location[-1]))
+    param = f"{above}.{key}" if above else key
+    says = unknown_field(key, known_keys(kind, location[:-1]))
+    return InvalidRequestError(f"{param}: {says} (strictRequests)", param)
+
+
+def _param(location: Sequence[str | int]) -> str:
+    """A path such as `messages[0].content`, without pydantic's names of alternatives."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in _ALTERNATIVE_NAMES:
+            path += f".{part}" if path else part
+    return path

@@ -30,8 +30,7 @@ from sluice_runtime.model.tokenizer import load_tokenizer, tokenizer_digest
 from sluice_runtime.process import exits
 from sluice_runtime.server.app import make_app, make_metrics_app
 from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
-from sluice_runtime.server.gate import Gate
-from sluice_runtime.server.listener import HttpServer, listen, url_of
+from sluice_runtime.server.http import Gate, HttpServer, listen, url_of
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.reasoning.formats import form_of

@@ -1,6 +1,7 @@
 """From a parsed request to plans for the engine: prompt ids, sampling, limits.
 
-Tokenising is CPU work: call `plan_*` in a thread. Knows neither the engine's queue nor HTTP.
+Tokenising is CPU work: call `plan_*` in a thread. A text that is far too long is not tokenised as
+a whole: megabytes of text would take seconds and hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -8,21 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from sluice_contract.config.engine import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.http_errors import shown_json
 
-from sluice_runtime.errors import (
-    ContextLengthError,
-    InvalidRequestError,
-    UnsupportedFieldError,
-)
+from sluice_runtime.errors import ContextLengthError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.scheduler.limits import Limits, max_new_tokens, refusal
-from sluice_runtime.server.common_fields import AnsweredRequest
-from sluice_runtime.server.prompt_length import end_of, surely_exceeds
+from sluice_runtime.server.fields import MAX_IGNORED_FIELDS, AnsweredRequest
 from sluice_runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -30,7 +26,6 @@ from sluice_runtime.server.protocol import (
     GenerationRequest,
 )
 from sluice_runtime.server.reasoning.formats import AnswerReasoning, ReasoningForm
-from sluice_runtime.server.request_model import MAX_IGNORED_FIELDS
 from sluice_runtime.server.sampling_plan import (
     Defaults,
     for_choice,
@@ -47,6 +42,13 @@ from sluice_runtime.wire.messages import Grammar, Sampling
 
 if TYPE_CHECKING:
     from sluice_runtime.model.tokenizer import ChatTemplate
+
+
+_CHARACTERS_A_TOKEN: Final = 8
+"""Texts with fewer characters a token are tokenised at once."""
+_SLICE_CHARACTERS: Final = 16_384
+_DOUBT: Final = 1.125
+"""Cutting a text may split tokens, so the slices have more tokens than the whole."""
 
 
 @dataclass(frozen=True)
@@ -396,3 +398,27 @@ def _template_options(request: ChatRequest) -> Mapping[str, Any]:
     effort = request.reasoning_effort
     own = {} if effort is None else {"reasoning_effort": effort}
     return own | (request.chat_template_kwargs or {})
+
+
+def surely_exceeds(tokenizer: Tokenizer, text: str, max_tokens: int) -> bool:
+    """Whether `text` surely has more than `max_tokens`; False may mean that it was not checked."""
+    if len(text) <= max_tokens * _CHARACTERS_A_TOKEN:
+        return False
+    counted = 0
+    for begin in range(0, len(text), _SLICE_CHARACTERS):
+        part = text[begin : begin + _SLICE_CHARACTERS]
+        counted += len(tokenizer.encode(part, add_special_tokens=False))
+        if counted > max_tokens * _DOUBT:
+            return True
+    return False
+
+
+def end_of(tokenizer: Tokenizer, text: str, tokens: int) -> str:
+    """A suffix of `text` with more than `tokens` tokens; the whole text if it has no more."""
+    characters = _SLICE_CHARACTERS + tokens * _CHARACTERS_A_TOKEN
+    while characters < len(text):
+        end = text[-characters:]
+        if len(tokenizer.encode(end, add_special_tokens=False)) > tokens * _DOUBT + 1:
+            return end
+        characters *= 2
+    return text

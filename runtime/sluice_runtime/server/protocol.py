@@ -1,6 +1,6 @@
 """The bodies of the routes that generate, as types.
 
-Fields that are known but not used are in `unused_fields`. Knows nothing of tokens.
+Fields that several routes share, or that are known but not used, are in `fields`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, model_validator
 from sluice_contract.http_errors import shown_json
 
-from sluice_runtime.server.common_fields import (
+from sluice_runtime.server.fields import (
     AnsweredRequest,
+    NotImplementedFields,
+    NotImplementedMessageFields,
+    RequestModel,
     RequestName,
     SamplingFields,
     TemplateOptions,
-)
-from sluice_runtime.server.request_model import RequestModel
-from sluice_runtime.server.structured import StructuredFields
-from sluice_runtime.server.tools.request import MadeCall, ToolFields
-from sluice_runtime.server.unused_fields import (
-    NotImplementedFields,
-    NotImplementedMessageFields,
     UnusedFields,
 )
+from sluice_runtime.server.structured import StructuredFields
+from sluice_runtime.server.tools.request import MadeCall, ToolFields
 
 MAX_CHOICES: Final = 16
 MAX_MESSAGES: Final = 4096

@@ -1,6 +1,6 @@
 """The responses as types, for the OpenAPI document and the tests that compare responses with it.
 
-The responses themselves are plain dicts, made in `answers` and `app`.
+The responses themselves are plain dicts, made in `response_writers` and `app`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""The parts of the API process that the routes use, as one object.
-
-Built by the composition root; knows no route.
-"""
+"""The parts of the API process that the routes use, as one object; built by `process`."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Final
 
+import msgspec
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.cors import Cors
@@ -24,15 +23,13 @@ from sluice_runtime.errors import UnavailableError
 from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.handover.messages import HANDOVER_VERSION
 from sluice_runtime.scheduler.limits import Limits
-from sluice_runtime.server.answer_identity import answer_identity
 from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.failures import ModelNotFoundError
-from sluice_runtime.server.gate import Gate
 from sluice_runtime.server.generation import Generator
+from sluice_runtime.server.http import Gate
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText, Planner
-from sluice_runtime.server.role import RoleCheck
-from sluice_runtime.server.signatures import SignatureCheck
+from sluice_runtime.server.signed_headers import RoleCheck, SignatureCheck
 from sluice_runtime.wire.messages import EngineReady, HandoverLoad
 
 _log = logging.getLogger(__name__)
@@ -240,3 +237,22 @@ def _queues(handover: HandoverLoad | None) -> DisaggregationQueues:
         prealloc=handover.prealloc,
         transfer=handover.transfer,
     )
+
+
+def answer_identity(fingerprint: KvFingerprint, served_name: str, text: ModelText) -> str:
+    """Opaque, of all that the next tokens and their text depend on besides the request: the model
+    and its type, its tokenizer, its sampling defaults, how it writes tool calls and reasoning,
+    and its name in answers. Not of the shape of KV pages."""
+    facts = (
+        served_name,
+        fingerprint.model,
+        fingerprint.model_revision,
+        fingerprint.weights,
+        fingerprint.kv_dtype,
+        text.tokenizer_digest,
+        astuple(text.defaults),
+        text.tool_format.name if text.tool_format is not None else None,
+        text.formless is None,
+        text.reasoning_form.name if text.reasoning_form is not None else None,
+    )
+    return hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).hexdigest()

@@ -18,8 +18,8 @@ from sluice_contract.wire.private_calls import MORE_LINE, EventComment, comment_
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from sluice_runtime.server.answers import NamedEvents
 from sluice_runtime.server.failures import error_body, log_unforeseen
+from sluice_runtime.server.response_writers import NamedEvents
 
 WRITE_SECONDS: Final = 60.0
 """A client that reads nothing for so long is disconnected."""

@@ -16,8 +16,7 @@ from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.grammar.schema.json_schema import usable_schema
-from sluice_runtime.server.json_within import infinite_at, json_within
-from sluice_runtime.server.request_model import RequestModel
+from sluice_runtime.server.fields import RequestModel, infinite_at, json_within
 from sluice_runtime.wire.messages import Grammar, GrammarKind
 
 MAX_CHARACTERS: Final = 65_536

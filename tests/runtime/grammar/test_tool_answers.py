@@ -12,8 +12,8 @@ from sluice_runtime.engine.build import Engine
 from sluice_runtime.grammar.native import RAW, GrammarCompiler, GrammarMatcher, TokenizerInfo
 from sluice_runtime.grammar.vocabulary import _added
 from sluice_runtime.model.tokenizer import ByteTokenizer
-from sluice_runtime.server.detokenizer import Detokenizer
-from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.answer_text import Detokenizer
+from sluice_runtime.server.body import parse_request
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.tools.calls import whole_calls
 from sluice_runtime.server.tools.formats import (

@@ -18,8 +18,7 @@ from sluice_runtime.model import files as model_files
 from sluice_runtime.model.tokenizer import load_chat_template, load_tokenizer
 from sluice_runtime.server.app import make_app
 from sluice_runtime.server.engine_client import EngineClient
-from sluice_runtime.server.gate import Gate
-from sluice_runtime.server.listener import HttpServer, listen, url_of
+from sluice_runtime.server.http import Gate, HttpServer, listen, url_of
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.sampling_plan import Defaults

@@ -10,10 +10,10 @@ import pytest
 from sluice_contract.config.kv_transfer import KvFingerprint
 from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.tokenizer import ByteTokenizer, tokenizer_digest
-from sluice_runtime.server.answer_identity import answer_identity
 from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.reasoning.formats import form_of
 from sluice_runtime.server.sampling_plan import Defaults
+from sluice_runtime.server.service import answer_identity
 from sluice_runtime.server.tools.formats import format_of
 
 TEXT = ModelText(ByteTokenizer(), None, Defaults((258,), 0.7), tokenizer_digest="t")

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.model.tokenizer import ByteTokenizer
-from sluice_runtime.server.answers import ChatShape, Chunks, Envelope, Usage
-from sluice_runtime.server.choice import BegunChoice, ChoiceReader, Drawn, replay
+from sluice_runtime.server.generation import BegunChoice, ChoiceReader, Drawn, replay
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.protocol import StreamOptions
 from sluice_runtime.server.reasoning.formats import form_of
+from sluice_runtime.server.response_writers import ChatShape, Chunks, Envelope, Usage
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import (
     HERMES,

@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.model.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
-from sluice_runtime.server.detokenizer import Detokenizer
+from sluice_runtime.server.answer_text import Detokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 

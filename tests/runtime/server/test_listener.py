@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
-from sluice_runtime.server.listener import HttpProtocol, HttpServer, listen
+from sluice_runtime.server.http import HttpProtocol, HttpServer, listen
 from starlette.types import Receive, Scope, Send
 
 from tests.patience import PATIENCE_SECONDS

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_runtime.server import answering
+from sluice_runtime.server import handler
 from sluice_runtime.server.tools.formats import HERMES
 from sluice_runtime.wire.messages import Abort, Generate, Heartbeat, Refusal
 
@@ -382,7 +382,7 @@ async def test_a_full_queue_is_told_before_the_body_is_read(
     waiting = asyncio.ensure_future(server.http.post(COMPLETIONS, json=held))
     await until(lambda: len(server.engine.running) == MOST_RUNNING + MOST_QUEUED)
     with monkeypatch.context() as patched:
-        patched.delattr(answering, "read_body")
+        patched.delattr(handler, "read_body")
         refused = await server.http.post(COMPLETIONS, json=completion(prompt="a" * 200))
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
     server.engine.paused.clear()

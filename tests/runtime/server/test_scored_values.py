@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from sluice_runtime.server import answers, sampling_plan
+from sluice_runtime.server import response_writers, sampling_plan
 from sluice_runtime.server.streaming import EventStream, WholeAnswer
 from sluice_runtime.wire.messages import Generate
 from starlette.types import Message
@@ -141,13 +141,13 @@ async def test_many_scored_tokens_are_written_beside_the_event_loop(
 ) -> None:
     """Else every other stream, and /health, would wait for all of them."""
     threads = []
-    write = answers.prompt_logprobs
+    write = response_writers.prompt_logprobs
 
     def written(scores: Any) -> Any:
         threads.append(threading.current_thread() is threading.main_thread())
         return write(scores)
 
-    monkeypatch.setattr(answers, "prompt_logprobs", written)
+    monkeypatch.setattr(response_writers, "prompt_logprobs", written)
     body = {"model": MODEL, "prompt": "a" * length, "max_tokens": 1, "prompt_logprobs": 20, "n": 2}
     response = await server.http.post(COMPLETIONS, json=body | {"stream": stream})
     assert response.text.count('"rank":1,') == 2 * (length - 1)

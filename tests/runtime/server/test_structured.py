@@ -24,7 +24,7 @@ from sluice_runtime.grammar.schema.json_schema import (
     usable_schema,
 )
 from sluice_runtime.grammar.schema.keywords import KEYWORDS
-from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.body import parse_request
 from sluice_runtime.server.process import _model_text
 from sluice_runtime.server.protocol import CompletionRequest
 from sluice_runtime.server.structured import grammar_of

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.body import parse_request
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.server.tools.formats import (

@@ -10,16 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.wire.json_weight import MAX_VALUES, count_values
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.server.body import refuse_heavy
-from sluice_runtime.server.common_fields import MAX_BIASED_TOKENS
+from sluice_runtime.server.body import parse_request, refuse_heavy
 from sluice_runtime.server.failures import MistakenError
-from sluice_runtime.server.parse import parse_request
+from sluice_runtime.server.fields import MAX_BIASED_TOKENS, RequestModel
 from sluice_runtime.server.protocol import (
     MAX_PROMPTS,
     ChatRequest,
     CompletionRequest,
 )
-from sluice_runtime.server.request_model import RequestModel
 
 PROMPT_TOKENS = 1000
 

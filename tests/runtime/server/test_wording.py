@@ -14,7 +14,7 @@ from sluice_contract.error_text import WORDS
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.validate import ServiceDocument
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.server.parse import parse_body, parse_request
+from sluice_runtime.server.body import parse_body, parse_request
 from sluice_runtime.server.protocol import (
     AbortRequest,
     ChatRequest,

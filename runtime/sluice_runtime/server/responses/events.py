@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from sluice_runtime.server.answer_text import Piece
-from sluice_runtime.server.answers import Envelope, NamedEvents, Usage
-from sluice_runtime.server.choice import BegunChoice
+from sluice_runtime.server.generation import BegunChoice
+from sluice_runtime.server.response_writers import Envelope, NamedEvents, Usage
 from sluice_runtime.server.responses.items import (
     CallItem,
     MessageItem,

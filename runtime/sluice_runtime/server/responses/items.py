@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sluice_runtime.server.answers import chat_logprobs
+from sluice_runtime.server.response_writers import chat_logprobs
 from sluice_runtime.server.token_text import ScoredToken
 from sluice_runtime.server.tools.calls import CallPart
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from sluice_contract.http_errors import shown_json
 
-from sluice_runtime.server.common_fields import (
+from sluice_runtime.server.fields import (
     AnsweredRequest,
+    RequestModel,
     SamplingFields,
     TemplateOptions,
 )
 from sluice_runtime.server.protocol import MAX_LOGPROBS, MAX_MESSAGES
-from sluice_runtime.server.request_model import RequestModel
 from sluice_runtime.server.structured import JsonObject
 from sluice_runtime.server.tools.request import MAX_TOOLS, Function, JsonText, NamedFunction
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.server.common_fields import SamplingFields
+from sluice_runtime.server.fields import SamplingFields
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.responses.request import (

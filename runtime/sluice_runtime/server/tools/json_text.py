@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
-from sluice_runtime.server.json_within import json_within
+from sluice_runtime.server.fields import json_within
 from sluice_runtime.server.tools.calls import Calls
 from sluice_runtime.server.tools.source import Reading, Source
 

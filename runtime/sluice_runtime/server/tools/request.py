@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from sluice_runtime.server.json_within import infinite_at, json_within
-from sluice_runtime.server.request_model import RequestModel
+from sluice_runtime.server.fields import RequestModel, infinite_at, json_within
 
 MAX_TOOLS: Final = 128
 

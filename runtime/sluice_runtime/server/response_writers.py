@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from sluice_runtime.server.answer_text import Piece, joined
-from sluice_runtime.server.choice import BegunChoice
+from sluice_runtime.server.generation import BegunChoice
 from sluice_runtime.server.protocol import GenerationRequest, StreamOptions
 from sluice_runtime.server.token_text import ScoredToken, TokenText
 from sluice_runtime.server.tools.calls import CallPart

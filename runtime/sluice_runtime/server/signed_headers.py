@@ -1,6 +1,9 @@
-"""Headers that only the service's router may set: each is signed by it, for one request.
+"""Headers that only the service's router may set, and what they allow.
 
-Knows nothing of what is signed.
+The router signs each header for one request. The headers name the engine that computes the prompt,
+mark a private call, and name the tenant. A mixed engine serves anybody, a decode engine only
+requests that the router has signed, a prefill engine none: no client can make a decode engine
+connect to an address of its choice.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fastapi import Request
+from sluice_contract.cluster.labels import Role
 from sluice_contract.http_errors import Mistake
 from sluice_contract.wire.handover import (
     PREFILL_HEADER,
@@ -17,11 +21,15 @@ from sluice_contract.wire.handover import (
     Keys,
     Verified,
     refuse_other_body,
+    verified_header,
 )
 from sluice_contract.wire.private_calls import PRIVATE_HEADER
-from sluice_contract.wire.tenants import TENANT_HEADER, verified_tenant
+from sluice_contract.wire.tenants import TENANT_HEADER, TenantClaims, verified_tenant
 
+from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
+from sluice_runtime.server.fields import AnsweredRequest
+from sluice_runtime.wire.messages import PrefillEngine
 
 INVALID_SIGNATURE: Final = "invalid_signature"
 ROUTER_HEADERS: Final = (TENANT_HEADER, PRIVATE_HEADER, PREFILL_HEADER)
@@ -32,6 +40,14 @@ SignedT = TypeVar("SignedT")
 Verify = Callable[[Sequence[bytes], str, str, str, float], Verified[SignedT]]
 """What is signed: of keys, header, id and path of the request, and Unix time; or
 InvalidSignatureError."""
+
+
+WRONG_ROLE: Final = "wrong_role"
+_ONLY: Final = {
+    Role.PREFILL: "this engine only computes prompts",
+    Role.DECODE: "this engine only decodes",
+}
+RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 
 
 @dataclass(frozen=True)
@@ -97,3 +113,56 @@ def refuse_body(digests: Mapping[str, str], body: bytes) -> None:
 
 def _refused(message: str) -> MistakenError:
     return MistakenError(Mistake(403, INVALID_SIGNATURE, message))
+
+
+@dataclass(frozen=True)
+class RoleCheck:
+    """Says for each request which engine computes its prompt."""
+
+    role: Role
+    signatures: SignatureCheck
+
+    def prefill_of(self, request: Request) -> Verified[PrefillEngine] | None:
+        """The engine that computes the prompt of this request; None: this one does.
+
+        Raises:
+            MistakenError: 400, such requests are not for this engine; 403, the header is not of
+                this service's router.
+        """
+        is_named = PREFILL_HEADER in request.headers
+        if self.role is Role.MIXED:
+            if is_named:
+                allowed = "not allowed; this engine computes prompts itself"
+                raise MistakenError(Mistake(400, WRONG_ROLE, f"{PREFILL_HEADER}: {allowed}"))
+            return None
+        if self.role is Role.PREFILL or not is_named:
+            message = f"{_ONLY[self.role]}; requests go to the service's router"
+            raise MistakenError(Mistake(400, WRONG_ROLE, message))
+        signed = self.signatures.read(request, PREFILL_HEADER, verified_header)
+        if signed is None:
+            return None
+        named = signed.content
+        prefill = PrefillEngine(named.host, named.port, named.epoch, named.name)
+        return Verified(prefill, signed.body_sha256)
+
+
+def of_tenant(asked: RequestT, tenant: TenantClaims | None) -> RequestT:
+    """The request with its tenant's priority, and cached prefixes that only this tenant shares; a
+    salt of the client's own parts them further.
+
+    Raises:
+        InvalidRequestError: it asks for a higher priority than its tenant may.
+    """
+    if tenant is None:
+        return asked
+    priority, most = asked.priority, tenant.max_priority
+    if priority is not None and priority > most:
+        raise InvalidRequestError(
+            f"priority: {priority} is not allowed; allowed: at most {most} with this API key",
+            "priority",
+        )
+    update = {
+        "priority": tenant.default_priority if priority is None else priority,
+        "cache_salt": tenant.salt + (asked.cache_salt or ""),
+    }
+    return asked.model_copy(update=update)

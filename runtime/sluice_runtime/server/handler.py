@@ -39,26 +39,30 @@ from sluice_runtime.errors import (
     UnavailableError,
 )
 from sluice_runtime.server.answer_text import Piece
-from sluice_runtime.server.answers import Envelope, NamedEvents, Usage, Writer, is_light
-from sluice_runtime.server.body import read_body, refuse_heavy, routing_key_of, traceparent_of
-from sluice_runtime.server.choice import BegunChoice
-from sluice_runtime.server.common_fields import AnsweredRequest
+from sluice_runtime.server.body import (
+    parse_request,
+    read_body,
+    refuse_heavy,
+    routing_key_of,
+    traceparent_of,
+)
 from sluice_runtime.server.failures import error_body, log_unforeseen
-from sluice_runtime.server.generation import Caller, Generator
-from sluice_runtime.server.parse import parse_request
-from sluice_runtime.server.private_answers import streamed, whole_at_end
+from sluice_runtime.server.fields import AnsweredRequest
+from sluice_runtime.server.generation import BegunChoice, Caller, Generator
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.request_span import RequestSpan, request_span
+from sluice_runtime.server.response_writers import Envelope, NamedEvents, Usage, Writer, is_light
 from sluice_runtime.server.resumption import (
     MAX_HEAD_BYTES,
     begun_choices,
     opened_call,
     prompt_hash,
+    streamed,
+    whole_at_end,
 )
 from sluice_runtime.server.service import Service
-from sluice_runtime.server.signatures import refuse_body
+from sluice_runtime.server.signed_headers import of_tenant, refuse_body
 from sluice_runtime.server.streaming import Event, EventStream, WholeAnswer, until_client_leaves
-from sluice_runtime.server.tenants import of_tenant
 from sluice_runtime.wire.messages import PrefillEngine
 
 _log = logging.getLogger(__name__)

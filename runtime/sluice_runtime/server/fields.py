@@ -1,0 +1,215 @@
+"""The fields of request bodies, as pydantic types: what all routes share, and what none uses.
+
+Types are strict: a number in quotes is not a number. Unknown fields are not an error here;
+`unknown_fields` lists them. The fields of each route are in `protocol`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Annotated, Any, Final, Literal
+
+import pydantic_core
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from sluice_contract.config.router import MAX_PRIORITY
+
+MAX_IGNORED_FIELDS: Final = 32
+"""Most unknown fields that are reported for one request."""
+MAX_SALT_CHARACTERS: Final = 256
+MAX_BIASED_TOKENS: Final = 1024
+MAX_BIAS: Final = 100
+_TOKEN_ID: Final = re.compile("[0-9]{1,9}")
+_INT64: Final = 2**63
+
+
+class RequestModel(BaseModel):
+    """Base of request bodies and their parts."""
+
+    model_config = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
+
+
+def unknown_fields(body: Mapping[str, Any], request: RequestModel) -> list[str]:
+    """Paths of the fields in `body` that the model of `request` does not have, such as
+    `messages[].cache_control`; each once, at most `MAX_IGNORED_FIELDS`."""
+    found: dict[str, None] = {}
+    for path in _unknown(body, request, ""):
+        found[path] = None
+        if len(found) == MAX_IGNORED_FIELDS:
+            break
+    return list(found)
+
+
+def _unknown(value: Mapping[str, Any], model: RequestModel, at: str) -> Iterator[str]:
+    attributes = _attributes(type(model))
+    if not value.keys() <= attributes.keys():
+        yield from (f"{at}{key}" for key in value if key not in attributes)
+    for key in value.keys() & attributes.keys():
+        part = getattr(model, attributes[key])
+        if isinstance(part, RequestModel):
+            yield from _unknown(value[key], part, f"{at}{key}.")
+        elif isinstance(part, list) and part and isinstance(part[0], RequestModel):
+            for given, item in zip(value[key], part, strict=True):
+                yield from _unknown(given, item, f"{at}{key}[].")
+
+
+@cache
+def _attributes(kind: type[RequestModel]) -> dict[str, str]:
+    """A model's attributes by their names in JSON."""
+    return {field.alias or name: name for name, field in kind.model_fields.items()}
+
+
+def json_within(text: str) -> Any:
+    """The value that `text` holds.
+
+    Raises:
+        ValueError: it is no JSON; NaN is none, and half a surrogate pair is no text.
+    """
+    return pydantic_core.from_json(text, allow_inf_nan=False)
+
+
+def infinite_at(value: object) -> str | None:
+    """The path of a number that does not fit a float, in a value parsed from JSON; None: there is
+    none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ""
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        parts = ((f".{key}", part) for key, part in value.items())
+    elif isinstance(value, list):
+        parts = ((f"[{number}]", part) for number, part in enumerate(value))
+    places = (step + below for step, part in parts if (below := infinite_at(part)) is not None)
+    return next(places, None)
+
+
+SaltText = Annotated[str, Field(max_length=MAX_SALT_CHARACTERS)]
+RequestName = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+def _by_token_id(biases: dict[str, float]) -> dict[str, float]:
+    if not all(_TOKEN_ID.fullmatch(key) for key in biases):
+        raise ValueError("an object whose keys are token ids")
+    if len({int(key) for key in biases}) < len(biases):
+        raise ValueError("an object that has each token id once, however it is spelled")
+    return biases
+
+
+def _few(biases: object) -> object:
+    """Checked before the values, which would each produce a finding."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASED_TOKENS:
+        raise ValueError(f"an object of at most {MAX_BIASED_TOKENS} items")
+    return biases
+
+
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
+    Field(max_length=MAX_BIASED_TOKENS),
+    AfterValidator(_by_token_id),
+    BeforeValidator(_few),
+]
+
+
+def _finite(options: dict[str, Any]) -> dict[str, Any]:
+    if infinite_at(options) is not None:
+        raise ValueError("an object without numbers beyond 1.8e308")
+    return options
+
+
+TemplateOptions = Annotated[dict[str, Any], AfterValidator(_finite)]
+
+
+class SamplingFields(RequestModel):
+    """How tokens are drawn. None: the model's default, else the API's."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=-_INT64, lt=_INT64)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
+    logit_bias: LogitBias | None = None
+    """By token id, written as a string."""
+
+
+class AnsweredRequest(RequestModel):
+    """What is asked of any request whose answer is generated."""
+
+    stream: bool | None = None
+    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    """Larger is more urgent; 0 when left out."""
+    cache_salt: SaltText | None = None
+    """Cached prefixes are shared only among requests with the same salt."""
+    request_id: RequestName | None = None
+    """The client's name for the request; never used as our own id."""
+
+    @property
+    def requested_model(self) -> str | None:
+        """None: whichever model is served."""
+        return None
+
+    @property
+    def choices(self) -> int:
+        """Choices for each prompt."""
+        return 1
+
+    def contradiction(self) -> tuple[str, str] | None:
+        """A field that contradicts others, and what is allowed."""
+        return None
+
+
+# Fields of OpenAI's and vLLM's APIs that are not used. Those that would not change an answer are
+# accepted with any value. The others are accepted only with a value that has no effect, and
+# otherwise refused by name. A field leaves these classes when it is implemented.
+Empty = Annotated[list[Any], Field(max_length=0)]
+
+
+class UnusedFields(RequestModel):
+    """Accepted with any value: they do not change the answer."""
+
+    metadata: Any = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    spaces_between_special_tokens: Any = None
+    """The decoders of current tokenizers put no spaces there in either case."""
+    store: Any = None
+    user: Any = None
+    verbosity: Any = None
+
+
+class NotImplementedFields(RequestModel):
+    """Accepted only with a value that has no effect: others would change the answer."""
+
+    allowed_token_ids: Empty | None = None
+    audio: None = None
+    bad_words: Empty | None = None
+    best_of: Literal[1] | None = None
+    chat_template: None = None
+    continue_final_message: Literal[False] | None = None
+    documents: Empty | None = None
+    function_call: Literal["none", "auto"] | None = None
+    functions: Empty | None = None
+    logits_processors: Empty | None = None
+    lora_path: None = None
+    modalities: list[Literal["text"]] | None = None
+    prompt_embeds: None = None
+    return_tokens_as_token_ids: Literal[False] | None = None
+    suffix: Literal[""] | None = None
+    use_beam_search: Literal[False] | None = None
+    web_search_options: None = None
+
+
+class NotImplementedMessageFields(RequestModel):
+    """The same for a message. OpenAI's client sends them, as null, with earlier answers."""
+
+    annotations: Any = None
+    """Not shown to the model."""
+    audio: None = None
+    function_call: None = None
