@@ -42,7 +42,7 @@ class Piece:
     """Tokens whose text has begun to be sent. Never the stop token, nor what follows a stop
     string."""
     starts: tuple[int, ...] = ()
-    """Characters of the answer before each of `token_ids`, where reasoning is parted from it."""
+    """Characters of the answer before each of `token_ids`; empty without reasoning."""
     scores: tuple[ScoredToken, ...] | None = None
     """Logprobs of `token_ids`, after those of an echoed prompt; None when not requested."""
     prompt_scores: tuple[ScoredToken, ...] | None = None
@@ -52,7 +52,7 @@ class Piece:
     prompt_ids: Sequence[int] | None = None
     """Ids of the prompt, on the first piece; None when not requested."""
     reasoning: str = ""
-    """What the model thinks before it answers; not in `text`."""
+    """What the model writes before its answer as reasoning; not in `text`."""
     reasoning_tokens: int = 0
     """Tokens that are known, since the last piece, to be reasoning."""
     calls: tuple[CallPart, ...] = ()
@@ -116,10 +116,10 @@ class AnswerText:
         scores: Sequence[TokenLogprob | None] = delta.logprobs or [None] * taken
         for number, token in enumerate(self._visible(delta)):
             text += self._take(token, scores[number])
-            if self._stops.found:
+            if self._stops.stopped:
                 taken = number + 1
                 break
-        if delta.finish_reason is not None and not self._stops.found:
+        if delta.finish_reason is not None and not self._stops.stopped:
             text += self._stops.push(self._detokenizer.finish(), honoured=self._honoured)
             text += self._stops.finish()
         return self._piece(delta, text, taken)
@@ -139,23 +139,20 @@ class AnswerText:
     def _piece(self, delta: TokenDelta, text: str, taken: int) -> Piece:
         self._emitted += len(text)
         reason: Literal["stop", "length"] | None = None
-        if self._stops.found:
+        if self._stops.stopped:
             reason = "stop"
         elif delta.finish_reason is not None:
             reason = "length" if delta.finish_reason == "length" else "stop"
-        out = self._released(everything=reason is not None and not self._stops.found)
-        shift = len(self._plan.echo or "")
+        released = self._released(everything=reason is not None and not self._stops.stopped)
         piece = Piece(
             index=self._plan.index,
             text=text,
             tokens=taken,
             cached_tokens=delta.cached_tokens,
             finish_reason=reason,
-            token_ids=tuple([one.token_id for one in out]),
-            starts=tuple([one.start for one in out]) if self._plan.reasoning else (),
-            scores=None
-            if self._plan.logprobs < 0
-            else tuple([self._texts.scored(t.token_id, t.start + shift, t.score) for t in out]),
+            token_ids=tuple([token.token_id for token in released]),
+            starts=tuple([token.start for token in released]) if self._plan.reasoning else (),
+            scores=None if self._plan.logprobs < 0 else self._scored(released),
             returned_ids=tuple(delta.token_ids[:taken]) if self._plan.returns_token_ids else None,
             drawn_ids=tuple(delta.token_ids[:taken]),
             drawn_scores=tuple(delta.logprobs[:taken]),
@@ -165,12 +162,17 @@ class AnswerText:
         self._begun = True
         return self._with_prompt(piece, delta.prompt_logprobs)
 
+    def _scored(self, tokens: Sequence[_Waiting]) -> tuple[ScoredToken, ...]:
+        shift = len(self._plan.echo or "")
+        scored = [self._texts.scored(t.token_id, t.start + shift, t.score) for t in tokens]
+        return tuple(scored)
+
     def _released(self, *, everything: bool) -> list[_Waiting]:
         """The waiting tokens whose text has begun to be sent; with a stop string, none after it."""
-        out = []
+        released = []
         while self._waiting and (everything or self._waiting[0].start < self._emitted):
-            out.append(self._waiting.popleft())
-        return out
+            released.append(self._waiting.popleft())
+        return released
 
     def _with_prompt(self, piece: Piece, logprobs: Sequence[TokenLogprob] | None) -> Piece:
         """Adds to the first piece what concerns the prompt."""
@@ -206,7 +208,7 @@ class AnswerText:
 
 def _with_best(scored: list[ScoredToken], top: int) -> list[ScoredToken]:
     """Cuts the top logprobs to the number requested; the engine may have sent more."""
-    return [msgspec.structs.replace(one, top=one.top[:top]) for one in scored]
+    return [msgspec.structs.replace(score, top=score.top[:top]) for score in scored]
 
 
 class StopStrings:
@@ -221,7 +223,7 @@ class StopStrings:
         self._kept = kept
         """Whether the stop string is part of the answer."""
         self._held = ""
-        self.found = False
+        self.stopped = False
 
     def push(self, text: str, *, honoured: bool = True) -> str:
         """The text that surely belongs to the answer; "" once a stop string was found. With
@@ -229,21 +231,21 @@ class StopStrings:
 
         One that ends in text which is not `honoured` is text like any other.
         """
-        if self.found or not self._stops:
-            return "" if self.found else text
+        if self.stopped or not self._stops:
+            return "" if self.stopped else text
         pending = self._held + text
         cut = self._first_stop(pending, len(self._held)) if honoured else None
         if cut is not None:
-            self.found, self._held = True, ""
+            self.stopped, self._held = True, ""
             return pending[:cut]
-        held = possible_start(pending, self._stops)
-        self._held = pending[len(pending) - held :]
-        return pending[: len(pending) - held]
+        held_characters = possible_start(pending, self._stops)
+        self._held = pending[len(pending) - held_characters :]
+        return pending[: len(pending) - held_characters]
 
     def finish(self) -> str:
         """The text that was held back and turned out to be no stop string."""
-        held, self._held = self._held, ""
-        return held
+        held_text, self._held = self._held, ""
+        return held_text
 
     def _first_stop(self, text: str, after: int) -> int | None:
         """Where the answer ends: at the stop string that ends first after `after` characters."""

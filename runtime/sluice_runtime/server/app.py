@@ -1,6 +1,6 @@
 """The ASGI application: every route, its error format, and the gate around them.
 
-Knows no socket and no process; `handler` has what the routes that generate share.
+The routes that generate only name their `Route`; `handler` does the rest.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from sluice_runtime.errors import InvalidRequestError, UnavailableError
-from sluice_runtime.server import response_models as answers
+from sluice_runtime.server import response_models
 from sluice_runtime.server.body import parse_body, read_body, refuse_heavy
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
-from sluice_runtime.server.handler import Answerer, Route
+from sluice_runtime.server.handler import RequestHandler, Route
 from sluice_runtime.server.health import draw_token
 from sluice_runtime.server.http import GateMiddleware
 from sluice_runtime.server.metrics import CONTENT_TYPE
@@ -46,7 +46,7 @@ from sluice_runtime.server.response_writers import (
     ChatShape,
     CompletionShape,
     GenerateShape,
-    chunks_of,
+    chunk_writer,
 )
 from sluice_runtime.server.responses.events import ResponseWriter
 from sluice_runtime.server.responses.models import ResponseAnswer, ResponseEvent
@@ -55,11 +55,13 @@ from sluice_runtime.server.responses.translation import plan_response
 from sluice_runtime.server.service import Service
 
 COMPLETIONS: Final = Route(
-    CompletionRequest, Planner.plan_completion, chunks_of(CompletionShape()), "cmpl-"
+    CompletionRequest, Planner.plan_completion, chunk_writer(CompletionShape()), "cmpl-"
 )
-CHAT: Final = Route(ChatRequest, Planner.plan_chat, chunks_of(ChatShape()), "chatcmpl-")
+CHAT: Final = Route(ChatRequest, Planner.plan_chat, chunk_writer(ChatShape()), "chatcmpl-")
 RESPONSES: Final = Route(ResponsesRequest, plan_response, ResponseWriter, "resp_")
-GENERATE: Final = Route(GenerateRequest, Planner.plan_generate, chunks_of(GenerateShape()), "gen-")
+GENERATE: Final = Route(
+    GenerateRequest, Planner.plan_generate, chunk_writer(GenerateShape()), "gen-"
+)
 
 _NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 _LOADING: Final = {
@@ -87,7 +89,7 @@ def make_app(service: Service, *, with_metrics: bool = True) -> ASGIApp:
 
 
 def make_metrics_app(service: Service) -> ASGIApp:
-    """What whoever monitors may read: nothing here changes anything."""
+    """Routes for monitoring on a port of their own; none of them changes anything."""
     app = _app_of(_status(service), _metrics(service), document_path=None)
     return GateMiddleware(app, service.gate)
 
@@ -117,25 +119,25 @@ def _app_of(*routers: APIRouter, document_path: str | None = "/openapi.json") ->
 
 def _generating(service: Service) -> APIRouter:
     router = APIRouter(responses=WORK_ERRORS)
-    answerer = Answerer(service)
+    handler = RequestHandler(service)
 
     @router.post(
         "/v1/completions",
-        response_model=answers.Completion,
-        responses=events(answers.Completion),
+        response_model=response_models.Completion,
+        responses=events(response_models.Completion),
         openapi_extra=body(CompletionRequest),
     )
     async def complete_a_text(request: Request) -> Response:
-        return await answerer.answer(COMPLETIONS, request)
+        return await handler.handle(COMPLETIONS, request)
 
     @router.post(
         "/v1/chat/completions",
-        response_model=answers.ChatCompletion,
-        responses=events(answers.ChatCompletionChunk),
+        response_model=response_models.ChatCompletion,
+        responses=events(response_models.ChatCompletionChunk),
         openapi_extra=body(ChatRequest),
     )
     async def answer_a_conversation(request: Request) -> Response:
-        return await answerer.answer(CHAT, request)
+        return await handler.handle(CHAT, request)
 
     @router.post(
         "/v1/responses",
@@ -145,17 +147,17 @@ def _generating(service: Service) -> APIRouter:
     )
     async def respond(request: Request) -> Response:
         """Answers input items without storing anything."""
-        return await answerer.answer(RESPONSES, request)
+        return await handler.handle(RESPONSES, request)
 
     @router.post(
         "/generate",
-        response_model=answers.Generation,
-        responses=events(answers.Generation),
+        response_model=response_models.Generation,
+        responses=events(response_models.Generation),
         openapi_extra=body(GenerateRequest),
     )
     async def generate(request: Request) -> Response:
         """Continues a text or token ids; the answer has token ids, too."""
-        return await answerer.answer(GENERATE, request)
+        return await handler.handle(GENERATE, request)
 
     return router
 
@@ -163,14 +165,14 @@ def _generating(service: Service) -> APIRouter:
 def _models(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v1/models", response_model=answers.ModelList)
+    @router.get("/v1/models", response_model=response_models.ModelList)
     async def models() -> Response:
         names = (*service.identity.names, *service.adapters)
         return JSONResponse({"object": "list", "data": [_model(service, name) for name in names]})
 
     @router.get(
         "/v1/models/{name:path}",
-        response_model=answers.ModelAnswer,
+        response_model=response_models.ModelAnswer,
         responses=errors(404),
         openapi_extra={"parameters": [_NAME]},
     )
@@ -188,20 +190,20 @@ def _engine(service: Service) -> APIRouter:
 
     @router.post(
         "/abort_request",
-        response_model=answers.AbortAnswer,
+        response_model=response_models.AbortAnswer,
         responses=BODY_ERRORS,
         openapi_extra=body(AbortRequest),
     )
     async def abort_request(request: Request) -> Response:
         """Ends a request by its x-request-id, its `request_id`, or the id of its response."""
-        given = await read_body(request, service.identity.max_body_bytes)
-        service.signatures.check_sender(request, given)
-        asked = await asyncio.to_thread(_abort_request, given)
-        return JSONResponse({"aborted": service.client.abort(asked.request_id)})
+        content = await read_body(request, service.identity.max_body_bytes)
+        service.signatures.check_sender(request, content)
+        abort = await asyncio.to_thread(_abort_request, content)
+        return JSONResponse({"aborted": service.client.abort(abort.request_id)})
 
     @router.get(
         "/health_generate",
-        response_model=answers.StatusAnswer,
+        response_model=response_models.StatusAnswer,
         responses=errors(500, 503),
     )
     async def health_generate() -> Response:
@@ -211,7 +213,9 @@ def _engine(service: Service) -> APIRouter:
         await draw_token(service.client, service.clocks.monotonic())
         return JSONResponse({"status": "ok"})
 
-    @router.post("/flush_cache", response_model=answers.StatusAnswer, responses=errors(403, 503))
+    @router.post(
+        "/flush_cache", response_model=response_models.StatusAnswer, responses=errors(403, 503)
+    )
     async def flush_cache(request: Request) -> Response:
         """Forgets cached prefixes: later requests reuse nothing that was computed before."""
         service.signatures.check_sender(request, b"")
@@ -227,7 +231,7 @@ def _status(service: Service) -> APIRouter:
 
     @router.get(
         "/health",
-        response_model=answers.StatusAnswer,
+        response_model=response_models.StatusAnswer,
         responses=errors(400, 503),
         openapi_extra={"parameters": [_LOADING]},
     )
@@ -239,7 +243,7 @@ def _status(service: Service) -> APIRouter:
             raise UnavailableError(failure.message if failure else "the engine process is silent")
         return JSONResponse({"status": "ok"})
 
-    @router.get("/ready", response_model=answers.StatusAnswer, responses=errors(503))
+    @router.get("/ready", response_model=response_models.StatusAnswer, responses=errors(503))
     async def ready() -> Response:
         """Readiness: the model is loaded and the server does not drain."""
         if not service.ready:
@@ -268,19 +272,19 @@ def _metrics(service: Service) -> APIRouter:
     return router
 
 
-def _abort_request(given: bytes) -> AbortRequest:
-    refuse_heavy(AbortRequest, given, prompt_tokens=0)
-    return parse_body(AbortRequest, given)
+def _abort_request(content: bytes) -> AbortRequest:
+    refuse_heavy(AbortRequest, content, prompt_tokens=0)
+    return parse_body(AbortRequest, content)
 
 
 def _loading_seconds(request: Request) -> float:
-    if (given := request.query_params.get("loading_seconds")) is None:
+    if (value := request.query_params.get("loading_seconds")) is None:
         return LOADING_SECONDS
     with suppress(ValueError):
-        if 0 < (seconds := float(given)) <= 86_400:
+        if 0 < (seconds := float(value)) <= 86_400:
             return seconds
     raise InvalidRequestError(
-        f"loading_seconds: {shown_json(given)} is not allowed; allowed: above 0, at most 86400",
+        f"loading_seconds: {shown_json(value)} is not allowed; allowed: above 0, at most 86400",
         "loading_seconds",
     )
 

@@ -7,7 +7,7 @@ validated. Also reads the headers that any client may set: routing key and trace
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -27,10 +27,10 @@ from sluice_contract.wire.spans import TRACEPARENT_HEADER, trace_id
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.fields import (
+    MAX_IGNORED_FIELDS,
     AnsweredRequest,
     NotImplementedFields,
     RequestModel,
-    unknown_fields,
 )
 from sluice_runtime.server.protocol import MAX_PROMPTS
 
@@ -54,20 +54,20 @@ def routing_key_of(request: Request) -> str:
     Raises:
         InvalidRequestError: it is too long, or not of the characters allowed.
     """
-    given = request.headers.get(ROUTING_KEY_HEADER, "")
-    if given and not is_acceptable_routing_key(given):
+    routing_key = request.headers.get(ROUTING_KEY_HEADER, "")
+    if routing_key and not is_acceptable_routing_key(routing_key):
         raise InvalidRequestError(
-            f"{ROUTING_KEY_HEADER}: {http_errors.shown_json(given)} is not allowed; allowed: 1 to "
-            "128 letters, digits and the characters - _ . : / @",
+            f"{ROUTING_KEY_HEADER}: {http_errors.shown_json(routing_key)} is not allowed; allowed: "
+            "1 to 128 letters, digits and the characters - _ . : / @",
             ROUTING_KEY_HEADER,
         )
-    return given
+    return routing_key
 
 
 def traceparent_of(request: Request) -> str:
     """The request's trace; empty when it has none."""
-    given = request.headers.get(TRACEPARENT_HEADER, "")
-    return given if trace_id(given) else ""
+    traceparent = request.headers.get(TRACEPARENT_HEADER, "")
+    return traceparent if traceparent and trace_id(traceparent) else ""
 
 
 async def read_body(request: Request, max_bytes: int, seconds: float = BODY_SECONDS) -> bytes:
@@ -157,7 +157,7 @@ def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> Parsed[
     if contradiction := request.contradiction():
         field, words = contradiction
         raise InvalidRequestError(f"{field}: {words}", field)
-    return Parsed(request, unknown_fields(fields, request))
+    return Parsed(request, _unknown_fields(fields, request))
 
 
 def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
@@ -191,11 +191,41 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def _unknown_fields(body: Mapping[str, Any], request: RequestModel) -> list[str]:
+    """Paths of the fields in `body` that the model of `request` does not have, such as
+    `messages[].cache_control`; each once, at most `MAX_IGNORED_FIELDS`."""
+    paths: dict[str, None] = {}
+    for path in _unknown(body, request, ""):
+        paths[path] = None
+        if len(paths) == MAX_IGNORED_FIELDS:
+            break
+    return list(paths)
+
+
+def _unknown(value: Mapping[str, Any], model: RequestModel, at: str) -> Iterator[str]:
+    attributes = _attributes(type(model))
+    if not value.keys() <= attributes.keys():
+        yield from (f"{at}{key}" for key in value if key not in attributes)
+    for key in value.keys() & attributes.keys():
+        part = getattr(model, attributes[key])
+        if isinstance(part, RequestModel):
+            yield from _unknown(value[key], part, f"{at}{key}.")
+        elif isinstance(part, list) and part and isinstance(part[0], RequestModel):
+            for item_value, item_model in zip(value[key], part, strict=True):
+                yield from _unknown(item_value, item_model, f"{at}{key}[].")
+
+
+@cache
+def _attributes(kind: type[RequestModel]) -> dict[str, str]:
+    """A model's attributes by their names in JSON."""
+    return {field.alias or name: name for name, field in kind.model_fields.items()}
+
+
 def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequestError:
     """The refusal for the most informative of pydantic's findings."""
     findings = error.errors(include_url=False)
-    missing = [_param(one["loc"]) for one in findings if one["type"] == "missing"]
-    finding = min(findings, key=lambda one: _rank(one, missing))
+    missing = [_param(finding["loc"]) for finding in findings if finding["type"] == "missing"]
+    finding = min(findings, key=lambda finding: _rank(finding, missing))
     param = _param(finding["loc"])
     field = param.rpartition(".")[2]
     if finding["type"] == "missing":
@@ -219,7 +249,7 @@ def _rank(finding: ErrorDetails, missing: Sequence[str]) -> int:
     kind = finding["type"]
     if kind.endswith("_type") or (kind == "literal_error" and isinstance(finding["input"], dict)):
         place = _param(finding["loc"])
-        return 4 if any(one.startswith((f"{place}.", f"{place}[")) for one in missing) else 2
+        return 4 if any(path.startswith((f"{place}.", f"{place}[")) for path in missing) else 2
     return {"extra_forbidden": 1, "missing": 3}.get(kind, 0)
 
 

@@ -1,7 +1,8 @@
 """The engine process as the routes see it: whether it is ready, its load, and a token stream for
 each choice.
 
-One task reads the link and hands each delta to its stream. Knows no HTTP, no text and no socket.
+One task reads the link and hands each delta to its stream. Errors here become HTTP responses in
+`failures`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SILENCE_SECONDS: Final = 10.0
 of them each second, also while a long step computes (`engine.heartbeat`)."""
 _LOOK_SECONDS: Final = 1.0
 LOADING_SECONDS: Final = 600.0
-"""The same of one that loads its model, of which it tells how much is read."""
+"""The same for an engine that loads its model; it reports how much it has read."""
 CREDIT_TOKENS: Final = 1024
 """Tokens of one request that may be sent before the reader has taken earlier ones."""
 
@@ -69,7 +70,7 @@ ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")
 ENGINE_HUNG: Final = EngineFailed(
     "EngineHung", f"the engine process has been silent for {SILENCE_SECONDS:g} s"
 )
-"""The failure of one that still runs, as far as is known."""
+"""The failure of an engine process that was not seen to end."""
 
 
 class Link(Protocol):
@@ -178,7 +179,7 @@ class EngineClient:
         self.became_ready = asyncio.Event()
         self.failure: EngineFailed | None = None
         self.loading: Loading | None = None
-        """How far the model was read, as last told."""
+        """How far the model was read, as last reported."""
         self.load: Load | None = None
         self._drawn = asyncio.Event()
         """Set, and replaced, when a step has drawn a token."""
@@ -235,10 +236,10 @@ class EngineClient:
             InvalidRequestError: the engine never holds so many at once.
             OverloadedError: so many cannot be taken now.
         """
-        self.check_room(len(choices), choices[0].tenant)
+        self.check_capacity(len(choices), choices[0].tenant)
         return [self._open(choice, names, observed=observed) for choice in choices]
 
-    def check_room(self, choices: int, tenant: str) -> None:
+    def check_capacity(self, choices: int, tenant: str) -> None:
         """Refuses what the engine would accept only in part, what never fits, and what would join a
         queue that is already full, or what its tenant may have of it. Raises as `open_all`."""
         ready = self.ready
@@ -251,12 +252,12 @@ class EngineClient:
                 f"prompt and n: {choices} answers are not allowed; allowed: at most "
                 f"{most} (of {running} maxRunningRequests and {queued} maxQueuedRequests)"
             )
-        held = self._unfinished_of[tenant]
-        if tenant and held + choices > most:
+        unfinished = self._unfinished_of[tenant]
+        if tenant and unfinished + choices > most:
             raise OverloadedError(
-                f"the queue is full for one tenant: {held} of its requests run or wait, {choices} "
-                f"more come; allowed: {most} (of {running} maxRunningRequests and {queued} "
-                "maxQueuedRequests)"
+                f"the queue is full for one tenant: {unfinished} of its requests run or wait, "
+                f"{choices} more come; allowed: {most} (of {running} maxRunningRequests "
+                f"and {queued} maxQueuedRequests)"
             )
         waiting = self.load.queued_requests if self.load else 0
         if waiting >= queued:
@@ -296,11 +297,11 @@ class EngineClient:
 
     def abort(self, name: str) -> int:
         """Ends all streams that go by a name; returns how many."""
-        found = [stream for stream in self._streams.values() if name in stream.names]
-        for stream in found:
+        streams = [stream for stream in self._streams.values() if name in stream.names]
+        for stream in streams:
             self.close(stream)
             stream.put(AbortedError("the request was aborted"))
-        return len(found)
+        return len(streams)
 
     def drain(self) -> None:
         """Tells the engine that no more requests will come."""

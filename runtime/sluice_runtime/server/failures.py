@@ -1,7 +1,4 @@
-"""Every error as OpenAI's error JSON, with its status and headers.
-
-Knows the exception tree; knows no route.
-"""
+"""Every error as OpenAI's error JSON, with its status and headers."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def _end(plan: ChoicePlan, ids: Sequence[int]) -> FinishReason | None:
 
 
 def _with_reasoning(piece: Piece, parser: ReasoningParser) -> Piece:
-    """The piece with its reasoning parted from its text."""
+    """The piece with its reasoning separated from its text."""
     parts = [parser.push(piece.text)]
     if piece.finish_reason is not None:
         parts.append(parser.finish())

@@ -1,7 +1,7 @@
-"""How every route that generates answers: `Answerer.answer` reads the request, plans it, starts it
-on the engine and answers.
+"""Handles the requests of all routes that generate.
 
-Knows no path.
+`RequestHandler.handle` reads a request, plans it, starts it on the engine, and responds with its
+pieces, streamed or whole. The routes' paths are in `app`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from sluice_contract.http_errors import (
     IGNORED_FIELDS_HEADER,
     is_acceptable_request_id,
 )
-from sluice_contract.wire.handover import PREFILL_HEADER
-from sluice_contract.wire.private_calls import PRIVATE_HEADER, AnswerStart, Resume, verified_call
+from sluice_contract.wire.private_calls import AnswerStart, Resume
 from sluice_contract.wire.spans import trace_id
-from sluice_contract.wire.tenants import TENANT_HEADER, TenantClaims, verified_tenant
+from sluice_contract.wire.tenants import TenantClaims
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -55,15 +54,19 @@ from sluice_runtime.server.response_writers import Envelope, NamedEvents, Usage,
 from sluice_runtime.server.resumption import (
     MAX_HEAD_BYTES,
     begun_choices,
-    opened_call,
     prompt_hash,
-    streamed,
-    whole_at_end,
+    split_call,
+    streamed_events,
+    whole_event,
 )
 from sluice_runtime.server.service import Service
-from sluice_runtime.server.signed_headers import of_tenant, refuse_body
+from sluice_runtime.server.signed_headers import (
+    SignedHeaders,
+    apply_tenant,
+    read_signed_headers,
+    refuse_body,
+)
 from sluice_runtime.server.streaming import Event, EventStream, WholeAnswer, until_client_leaves
-from sluice_runtime.wire.messages import PrefillEngine
 
 _log = logging.getLogger(__name__)
 
@@ -87,22 +90,10 @@ class Route(Generic[RequestT]):
     id_prefix: str
 
 
-class Signed(NamedTuple):
-    """What the service's router has signed for one request."""
-
-    prefill: PrefillEngine | None
-    """The engine that computes its prompt."""
-    private: bool
-    """Whether it is a private call."""
-    tenant: TenantClaims | None
-    digests: dict[str, str]
-    """What its body must have: SHA-256, by the header that says so."""
-
-
-class Planned(NamedTuple):
+class PlannedRequest(NamedTuple):
     """A request that was parsed and planned."""
 
-    asked: AnsweredRequest
+    request: AnsweredRequest
     choices: list[BegunChoice]
     envelope: Envelope
     ignored: list[str]
@@ -118,120 +109,98 @@ class Planned(NamedTuple):
     @property
     def usage(self) -> Usage:
         plans = [choice.reader.plan for choice in self.choices]
-        count = self.asked.choices
+        count = self.request.choices
         return Usage([len(plan.prompt_ids) for plan in plans[::count]], count)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the answer."""
+        """Headers of the response."""
         headers = {IGNORED_FIELDS_HEADER: ", ".join(self.ignored)} if self.ignored else {}
-        if self.asked.request_id and is_acceptable_request_id(self.asked.request_id):
-            headers[CLIENT_REQUEST_ID_HEADER] = self.asked.request_id
+        if self.request.request_id and is_acceptable_request_id(self.request.request_id):
+            headers[CLIENT_REQUEST_ID_HEADER] = self.request.request_id
         return headers
 
+    def names(self, header_id: str) -> tuple[str, ...]:
+        """Names by which the request may be aborted; `header_id`: its `x-request-id`."""
+        own = self.request.request_id
+        return (self.envelope.response_id, header_id, *(() if own is None else (own,)))
 
-class Answerer:
-    """Answers the requests of all routes that generate."""
+
+class RequestHandler:
+    """Handles the requests of all routes that generate."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def answer(self, route: Route[Any], request: Request) -> Response:
+    async def handle(self, route: Route[Any], request: Request) -> Response:
         """The response to one request, streamed or whole."""
         arrival_seconds = self._service.clocks.monotonic()
         try:
-            signed = self._signed(request)
-            tenant = "" if signed.tenant is None else signed.tenant.salt
-            routing_key = routing_key_of(request) or tenant
-            head_bytes = MAX_HEAD_BYTES if signed.private else 0
-            max_bytes = self._service.identity.max_body_bytes + head_bytes
+            signed = read_signed_headers(request, self._service.role_check)
+            routing_key = routing_key_of(request) or signed.tenant_salt
             planner, generator = self._service.planner(), self._service.generator()
-            # Before any work for it; `open_all` looks again, with all of its choices.
-            self._service.client.check_room(1, tenant)
-            body = await read_body(request, max_bytes)
+            # Before any work for it; `open_all` checks again, with all of its choices.
+            self._service.client.check_capacity(1, signed.tenant_salt)
+            body = await read_body(request, self._max_body_bytes(signed))
             planned = await asyncio.to_thread(self._plan, route, planner, generator, body, signed)
         except ClientDisconnect:
-            return self._gone()
+            return _client_gone()
         except RequestError:
             self._service.metrics.ended("refused")
             raise
         self._service.log_ignored(planned.ignored)
-        response_id = planned.envelope.response_id
-        names = (response_id, request.state.request_id, planned.asked.request_id)
-        given = tuple(name for name in names if name is not None)
-        trace = traceparent_of(request)
-        span = self._span(trace, arrival_seconds)
-        trace = span.traceparent if span else trace
-        caller = Caller(arrival_seconds, tenant, routing_key, given, signed.prefill, trace)
-        running = planned.running
-        pieces = self._counted(generator.pieces(planned.choices, caller), running, caller, span)
-        writer = route.writer(planned.asked, planned.envelope, planned.usage)
+        trace, span = self._traced(request, arrival_seconds)
+        names = planned.names(request.state.request_id)
+        caller = Caller(
+            arrival_seconds, signed.tenant_salt, routing_key, names, signed.prefill, trace
+        )
+        pieces = generator.pieces(planned.choices, caller)
+        counted = self._counted(pieces, planned.running, caller, span)
+        writer = route.writer(planned.request, planned.envelope, planned.usage)
         try:
-            response = await self._respond(writer, request, planned, pieces)
+            response = await self._respond(writer, request, planned, counted)
         except (UnavailableError, PrefillUnavailableError):
             # Raises where it is the adapter that is not there any more.
-            self._service.adapter_key(planned.asked.requested_model)
+            self._service.adapter_key(planned.request.requested_model)
             raise
         response.headers.update(planned.headers)
         return response
 
-    def _signed(self, request: Request) -> Signed:
-        signatures = self._service.signatures
-        signatures.refuse_unsigned(request)
-        prefill = self._service.role_check.prefill_of(request)
-        private = signatures.read(request, PRIVATE_HEADER, verified_call)
-        tenant = signatures.read(request, TENANT_HEADER, verified_tenant)
-        headers = {PREFILL_HEADER: prefill, PRIVATE_HEADER: private, TENANT_HEADER: tenant}
-        return Signed(
-            prefill.content if prefill else None,
-            private is not None,
-            tenant.content if tenant else None,
-            {
-                header: signed.body_sha256
-                for header, signed in headers.items()
-                if signed is not None and signed.body_sha256 is not None
-            },
-        )
+    def _max_body_bytes(self, signed: SignedHeaders) -> int:
+        head_bytes = MAX_HEAD_BYTES if signed.private else 0
+        return self._service.identity.max_body_bytes + head_bytes
 
     def _plan(
         self,
-        route: Route[RequestT],
+        route: Route[Any],
         planner: Planner,
         generator: Generator,
         body: bytes,
-        signed: Signed,
-    ) -> Planned:
+        signed: SignedHeaders,
+    ) -> PlannedRequest:
         """Runs in a thread: a long body is slow to hash, to parse and to tokenise."""
         refuse_body(signed.digests, body)
-        if not signed.private:
-            envelope = self._envelope(route, None)
-            planner = replace(planner, unix_seconds=envelope.created_unix)
-            asked, ignored = self._parsed(route, planner, body, signed.tenant)
-            planner = self._adapted(planner, asked)
-            choices = [
-                BegunChoice(generator.reader(plan, envelope.response_id))
-                for plan in route.plan(planner, asked)
-            ]
-            return Planned(asked, choices, envelope.named(asked.requested_model), ignored, None)
-        head, body = opened_call(body, self._service.identity.max_body_bytes)
-        envelope = self._envelope(route, head.resume)
-        begun_unix = envelope.created_unix
-        planner = replace(planner, draw_seed=lambda: head.seed, unix_seconds=begun_unix)
-        asked, ignored = self._parsed(route, planner, body, signed.tenant)
-        planner = self._adapted(planner, asked)
-        plans = route.plan(planner, asked)
-        prompts = [plan.prompt_ids for plan in plans[:: asked.choices]]
-        start = AnswerStart(
-            envelope.response_id,
-            envelope.created_unix,
-            prompt_hash(prompts, planner.adapter),
-            [plan.max_tokens for plan in plans],
-            sum(map(len, prompts)),
-            self._service.answer_identity(),
-        )
+        resume: Resume | None = None
+        if signed.private:
+            head, body = split_call(body, self._service.identity.max_body_bytes)
+            seed, resume = head.seed, head.resume
+            planner = replace(planner, draw_seed=lambda: seed)
+        envelope = self._envelope(route, resume)
+        planner = replace(planner, unix_seconds=envelope.created_unix)
+        parsed, ignored = self._parsed(route, planner, body, signed.tenant)
+        adapter = self._service.adapter_key(parsed.requested_model)
+        planner = replace(planner, adapter=adapter)
+        plans = route.plan(planner, parsed)
         read = partial(generator.reader, response_id=envelope.response_id)
-        choices = begun_choices(plans, start, head.resume, planner.vocabulary_size, read)
-        return Planned(asked, choices, envelope.named(asked.requested_model), ignored, start)
+        start = None
+        if signed.private:
+            start = self._start(envelope, plans, parsed.choices, adapter)
+            choices = begun_choices(plans, start, resume, planner.vocabulary_size, read)
+        else:
+            choices = [BegunChoice(read(plan)) for plan in plans]
+        return PlannedRequest(
+            parsed, choices, envelope.named(parsed.requested_model), ignored, start
+        )
 
     def _parsed(
         self,
@@ -241,52 +210,66 @@ class Answerer:
         tenant: TenantClaims | None,
     ) -> tuple[RequestT, list[str]]:
         """The request and its unknown fields."""
-        identity = self._service.identity
+        strict = self._service.identity.strict_requests
         refuse_heavy(route.kind, body, planner.limits.request_tokens)
-        asked, ignored = parse_request(route.kind, body, strict=identity.strict_requests)
-        unread = planner.unread_options(asked, strict=identity.strict_requests)
-        named = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored + unread]
-        return of_tenant(asked, tenant), named
+        request, ignored = parse_request(route.kind, body, strict=strict)
+        unread = planner.unread_options(request, strict=strict)
+        quoted = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored + unread]
+        return request if tenant is None else apply_tenant(request, tenant), quoted
 
-    def _adapted(self, planner: Planner, asked: AnsweredRequest) -> Planner:
-        """For what the request names as its model, which may be an adapter."""
-        return replace(planner, adapter=self._service.adapter_key(asked.requested_model))
+    def _start(
+        self, envelope: Envelope, plans: Sequence[ChoicePlan], choices: int, adapter: str
+    ) -> AnswerStart:
+        """What another engine would need to go on; `choices`: for each prompt."""
+        prompts = [plan.prompt_ids for plan in plans[::choices]]
+        return AnswerStart(
+            envelope.response_id,
+            envelope.created_unix,
+            prompt_hash(prompts, adapter),
+            [plan.max_tokens for plan in plans],
+            sum(map(len, prompts)),
+            self._service.answer_identity(),
+        )
+
+    def _envelope(self, route: Route[Any], resume: Resume | None) -> Envelope:
+        """A new response, or the one that goes on."""
+        model = self._service.identity.model
+        if resume is not None:
+            return Envelope(resume.start.id, resume.start.created, model)
+        created = int(self._service.clocks.unix())
+        return Envelope(route.id_prefix + secrets.token_hex(12), created, model)
 
     async def _respond(
         self,
         writer: Writer,
         request: Request,
-        planned: Planned,
+        planned: PlannedRequest,
         pieces: AsyncGenerator[Piece, None],
     ) -> Response:
-        streams, written = planned.asked.stream, partial(_written, writer)
+        streams, encode = planned.request.stream, partial(_encoded_response, writer)
         if planned.start is not None:
             if streams:
-                told = streamed(writer, planned.choices, pieces, planned.start)
+                events = streamed_events(writer, planned.choices, pieces, planned.start)
             else:
-                told = whole_at_end(written, planned.choices, pieces, planned.start)
-            return await self._streamed(request, told)
+                events = whole_event(encode, planned.choices, pieces, planned.start)
+            return await _event_stream(request, events)
         if streams:
-            return await self._streamed(request, _events(writer, pieces))
+            return await _event_stream(request, _events(writer, pieces))
         collected = await until_client_leaves(request.receive, _collected(pieces))
         if collected is None:
-            return self._gone()
+            return _client_gone()
         if is_light(collected):
-            return WholeAnswer(written(collected))
-        return WholeAnswer(await asyncio.to_thread(written, collected))
+            return WholeAnswer(encode(collected))
+        return WholeAnswer(await asyncio.to_thread(encode, collected))
 
-    async def _streamed(self, request: Request, events: AsyncGenerator[EventT, None]) -> Response:
-        """Waits for the first event, so that an early failure has its own status code."""
-        first = await until_client_leaves(request.receive, anext(events))
-        if first is None:
-            await events.aclose()
-            return self._gone()
-        return EventStream(_with_first(first, events))
-
-    def _span(self, trace: str, arrival_seconds: float) -> RequestSpan | None:
-        service = self._service
+    def _traced(self, request: Request, arrival_seconds: float) -> tuple[str, RequestSpan | None]:
+        """The trace that the engine process sees, and the span of this request, if recorded."""
+        service, trace = self._service, traceparent_of(request)
+        if service.record is None:
+            return trace, None
         clock, role = service.clocks.monotonic, service.identity.role
-        return request_span(service.record, trace, arrival_seconds, clock, role)
+        span = request_span(service.record, trace, arrival_seconds, clock, role)
+        return (span.traceparent if span else trace), span
 
     async def _counted(
         self,
@@ -314,27 +297,23 @@ class Answerer:
             raise
         except Exception as error:
             outcome, failure = "error", str(error)
-            names = [name for name in caller.names if is_acceptable_request_id(name)]
-            if trace := trace_id(caller.traceparent):
-                names.append(f"trace={trace}")
-            _log.warning("request %s failed: %s", " ".join(names), error)
+            _log_failure(caller, error)
             raise
         finally:
             self._service.metrics.ended(outcome)
             if span is not None:
                 span.end(outcome, failure)
 
-    def _envelope(self, route: Route[Any], resume: Resume | None) -> Envelope:
-        """A new response, or the one that goes on."""
-        if resume is not None:
-            started = resume.start
-            return Envelope(started.id, started.created, self._service.identity.model)
-        created = int(self._service.clocks.unix())
-        response_id = route.id_prefix + secrets.token_hex(12)
-        return Envelope(response_id, created, self._service.identity.model)
 
-    def _gone(self) -> Response:
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+def _log_failure(caller: Caller, error: Exception) -> None:
+    names = [name for name in caller.names if is_acceptable_request_id(name)]
+    if trace := trace_id(caller.traceparent):
+        names.append(f"trace={trace}")
+    _log.warning("request %s failed: %s", " ".join(names), error)
+
+
+def _client_gone() -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 async def _collected(pieces: AsyncGenerator[Piece, None]) -> Sequence[Piece]:
@@ -342,31 +321,44 @@ async def _collected(pieces: AsyncGenerator[Piece, None]) -> Sequence[Piece]:
         return [piece async for piece in pieces]
 
 
-def _written(writer: Writer, collected: Sequence[Piece]) -> bytes:
-    return msgspec.json.encode(writer.whole(collected))
+def _encoded_response(writer: Writer, collected: Sequence[Piece]) -> bytes:
+    return msgspec.json.encode(writer.whole_response(collected))
+
+
+async def _event_stream(request: Request, events: AsyncGenerator[EventT, None]) -> Response:
+    """Waits for the first event, so that an early failure has its own status code."""
+    first = await until_client_leaves(request.receive, anext(events))
+    if first is None:
+        await events.aclose()
+        return _client_gone()
+    return EventStream(_with_first(first, events))
 
 
 async def _events(
     writer: Writer, pieces: AsyncGenerator[Piece, None]
 ) -> AsyncGenerator[dict[str, Any] | NamedEvents, None]:
+    """The events of a response; a stream that has begun ends with the writer's own error events,
+    where it has some."""
     begun = False
     try:
         async with aclosing(pieces):
             async for piece in pieces:
                 light = is_light([piece])
-                chunk = writer.of(piece) if light else await asyncio.to_thread(writer.of, piece)
+                chunk = (
+                    writer.chunk(piece) if light else await asyncio.to_thread(writer.chunk, piece)
+                )
                 if chunk:
                     begun = True
                     yield chunk
     except Exception as error:
-        ended = writer.failed(error_body(error)["error"]["message"]) if begun else None
-        if ended is None:
+        failure = writer.failure_chunk(error_body(error)["error"]["message"]) if begun else None
+        if failure is None:
             raise
         log_unforeseen(error)
-        yield ended
+        yield failure
         return
-    if last := writer.last():
-        yield last
+    if final := writer.final_chunk():
+        yield final
 
 
 async def _with_first(

@@ -1,4 +1,7 @@
-"""The question whether the engine draws tokens, asked of the engine itself. Knows no HTTP."""
+"""Checks that the engine draws tokens, for `GET /health_generate`.
+
+A file of its own: `engine_client` is long enough, and no request of a client needs it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def _probe(now: float) -> Generate:
 
 async def _first(*awaited: Coroutine[Any, Any, object]) -> None:
     """Returns with the first that ends, and raises what it raised."""
-    tasks = [asyncio.ensure_future(each) for each in awaited]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in awaited]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

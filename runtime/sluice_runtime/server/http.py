@@ -237,5 +237,5 @@ def _head_refusal(scope: Scope) -> Response | None:
 
 def _request_id(headers: Headers) -> str:
     """The client's id if it is safe in headers and logs, else a new one."""
-    given = headers.get(REQUEST_ID_HEADER, "")
-    return given if is_acceptable_request_id(given) else secrets.token_hex(16)
+    request_id = headers.get(REQUEST_ID_HEADER, "")
+    return request_id if is_acceptable_request_id(request_id) else secrets.token_hex(16)

@@ -1,7 +1,7 @@
 """Prometheus collectors of the engine, made from `sluice_contract.cluster.metrics`.
 
 Times are the engine's clock: a delta counts from the request's arrival to the end of the step that
-made it. Knows no HTTP.
+made it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The API process from its first to its last moment: listen, load, serve, drain, leave.
-
-Knows no route; `serve` reads as the life of the process.
-"""
+"""The life of the API process: `serve` listens, waits for the model, serves, drains, and ends."""
 
 from __future__ import annotations
 
@@ -41,9 +38,9 @@ from sluice_runtime.wire.messages import EngineFailed
 from sluice_runtime.wire.transport import ApiLink
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Who listens here has a person before it, who is shown how to ask."""
+"""A server on these addresses is used by a person, so the log shows how to send a request."""
 TRY_PROMPT: Final = "copy: abcdefgh\n"
-"""A task that the small model has learnt; for any other as good as any."""
+"""A task that the small example model has learnt; other models continue it somehow."""
 TEXT_THREADS: Final = 2
 """Threads that parse, tokenise and write what is too long for the event loop. The tokenizer keeps a
 cache for each, and Python runs one at a time anyway."""
@@ -93,29 +90,29 @@ async def serve(
 async def _live(
     service: Service, config: EngineConfig, url: str, signals: asyncio.Queue[signal.Signals]
 ) -> int:
-    """From the start of loading to the last answer."""
+    """From the start of loading to the last response."""
     engine = asyncio.create_task(service.client.run())
     loading = asyncio.create_task(_become_ready(service, config, url))
-    asked = asyncio.create_task(signals.get())
+    stop_signal = asyncio.create_task(signals.get())
     try:
-        await _first(engine, asked, loading)
+        await _first(engine, stop_signal, loading)
         if loading.done():
             loading.result()
-            await _first(engine, asked)
+            await _first(engine, stop_signal)
         if not engine.done():
             await _drain(service, config.server.drain_seconds, engine, signals)
         return await _leave(service, engine)
     finally:
-        for task in (engine, loading, asked):
+        for task in (engine, loading, stop_signal):
             task.cancel()
-        await asyncio.gather(engine, loading, asked, return_exceptions=True)
+        await asyncio.gather(engine, loading, stop_signal, return_exceptions=True)
 
 
 async def _become_ready(service: Service, config: EngineConfig, url: str) -> None:
     """Reads what the model's files say about text while the engine reads the weights."""
     service.text = await asyncio.to_thread(_model_text, config)
     await service.client.became_ready.wait()
-    # All of it lives as long as the process: no pass of the collector need hold up streams for it.
+    # These objects live as long as the process: the garbage collector need not pass over them.
     gc.collect()
     gc.freeze()
     _return_free_memory()
@@ -151,13 +148,13 @@ def _model_text(config: EngineConfig) -> ModelText:
         template,
         defaults,
         form,
-        _formless(files),
+        _structured_output_unavailable(files),
         tokenizer_digest(files),
         reasoning,
     )
 
 
-def _formless(files: ModelFiles) -> str | None:
+def _structured_output_unavailable(files: ModelFiles) -> str | None:
     reason = unusable(files)
     if reason is None:
         return None
@@ -171,7 +168,7 @@ async def _drain(
     engine: asyncio.Task[EngineFailed],
     signals: asyncio.Queue[signal.Signals],
 ) -> None:
-    """No new work; what runs may finish, until the time is up or a second signal hurries."""
+    """Refuses new work; running requests may finish, until the time is up or a second signal."""
     _log.info(
         "draining: new requests are refused, %d in flight may take %g s; "
         "a second signal (Ctrl-C) ends them at once",
@@ -198,7 +195,7 @@ async def _emptied(service: Service) -> None:
 
 
 async def _leave(service: Service, engine: asyncio.Task[EngineFailed]) -> int:
-    """Every stream that is still open hears why it ends."""
+    """Ends every open stream with an error event; returns the exit code."""
     drained = service.gate.closed and not engine.done()
     service.gate.close()
     service.client.end_streams(UnavailableError("the server has shut down"))
@@ -212,7 +209,7 @@ async def _leave(service: Service, engine: asyncio.Task[EngineFailed]) -> int:
 
 
 def _after_failure(failure: EngineFailed) -> int:
-    """Says what the engine said; of its mere death the supervisor knows more."""
+    """Repeats the engine's own message; if the process just died, the supervisor says why."""
     if failure is ENGINE_DIED:
         return exits.ENGINE_LOST
     final = failure.reason in STARTUP_REASONS

@@ -34,7 +34,7 @@ from sluice_runtime.server.sampling_plan import (
     sampling_of,
     scored_answer_tokens,
 )
-from sluice_runtime.server.structured import grammar_of
+from sluice_runtime.server.structured import StructuredFields, grammar_of
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import ToolFormat
 from sluice_runtime.server.tools.plan import CallReading, ToolPlan, plan_tools
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from sluice_runtime.model.tokenizer import ChatTemplate
 
 
+_STRUCTURED_FIELDS: Final = tuple(StructuredFields.model_fields)
 _CHARACTERS_A_TOKEN: Final = 8
 """Texts with fewer characters a token are tokenised at once."""
 _SLICE_CHARACTERS: Final = 16_384
@@ -72,7 +73,7 @@ class ChoicePlan:
     reading: CallReading | None = None
     """How tool calls are parsed; None: there are none."""
     reasoning: AnswerReasoning | None = None
-    """How reasoning is parted from the answer; None: there is none."""
+    """How reasoning is separated from the answer; None: there is none."""
     cache_salt: str = ""
     adapter: str = ""
     """Key of the adapter that it is generated with, if any."""
@@ -95,7 +96,7 @@ class ChoicePlan:
 
     @property
     def engine_prompt_logprobs(self) -> int:
-        """What the engine is asked for: an echoed prompt has logprobs like the answer."""
+        """What the engine has to compute: an echoed prompt has logprobs like the answer."""
         echoed = self.logprobs if self.echo is not None else -1
         return max(self.prompt_logprobs, echoed)
 
@@ -118,10 +119,10 @@ class ModelText:
     defaults: Defaults
     tool_format: ToolFormat | None = None
     """The model's format of tool calls, if known."""
-    formless: str | None = None
-    """Why structured output is not available; None: it is."""
+    structured_output_unavailable: str | None = None
+    """Why the model cannot have structured output; None: it can."""
     tokenizer_digest: str = ""
-    """Tells its tokenizer apart from others."""
+    """Equal for equal tokenizers."""
     reasoning_form: ReasoningForm | None = None
     """How the model writes its reasoning, if known."""
 
@@ -180,7 +181,9 @@ class Planner:
                 "messages: this model has no chat template; allowed: /v1/completions", "messages"
             )
         self._refuse_many_choices(1, request.choices)
-        tools = plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
+        tools = None
+        if request.tools or request.tool_choice is not None:
+            tools = plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
         messages = [message.for_template() for message in request.messages]
         shown = tools.shown if tools else None
         prompt = self.text.template.render(
@@ -198,7 +201,7 @@ class Planner:
     def _reasoning(
         self, prompt: str, grammar: Grammar | None, tools: ToolPlan | None
     ) -> AnswerReasoning | None:
-        """None with a form, to which an answer is held from its first token."""
+        """None if a grammar constrains the answer from its first token."""
         form, calls = self.text.reasoning_form, tools.reading if tools else None
         free = calls is not None and not (calls.calls_only or calls.calls_or_format)
         if form is None or not (grammar is None or free):
@@ -226,8 +229,8 @@ class Planner:
         return [f"chat_template_kwargs.{name}" for name in unread[:MAX_IGNORED_FIELDS]]
 
     def _prompts(self, request: CompletionRequest) -> list[Prompt]:
-        given = request.prompt
-        entries = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        prompt = request.prompt
+        entries = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
         self._refuse_many_choices(len(entries), request.choices)
         return [self._prompt(request, entry) for entry in entries]
 
@@ -249,11 +252,11 @@ class Planner:
         return Prompt(entry, self.text.tokenizer.decode(entry) if request.echoes else None)
 
     def _encoded(self, request: GenerationRequest, text: str, param: str) -> list[int]:
-        tokenizer, most = self.text.tokenizer, self.limits.request_tokens
+        tokenizer, max_tokens = self.text.tokenizer, self.limits.request_tokens
         if (kept := self._kept_tokens(request)) is not None:
             text = end_of(tokenizer, text, kept)
-        elif surely_exceeds(tokenizer, text, most):
-            raise self._too_long(f"more than {most}", param)
+        elif surely_exceeds(tokenizer, text, max_tokens):
+            raise self._too_long(f"more than {max_tokens}", param)
         special = request.add_special_tokens
         if special is None:
             special = not isinstance(request, ChatRequest)
@@ -270,17 +273,17 @@ class Planner:
     def _kept_tokens(self, request: GenerationRequest) -> int | None:
         """How many tokens of a prompt to keep; None: all."""
         if request.truncate_prompt_tokens != -1:
-            given = request.truncate_prompt_tokens
-            return None if given is None else min(given, self.limits.request_tokens)
+            tokens = request.truncate_prompt_tokens
+            return None if tokens is None else min(tokens, self.limits.request_tokens)
         answer = request.token_limit[1] or request.default_max_tokens or 1
         return max(1, self.limits.request_tokens - answer)
 
     def _too_long(self, tokens: str, param: str) -> ContextLengthError:
-        most = self.limits.request_tokens - 1
+        max_tokens = self.limits.request_tokens - 1
         return ContextLengthError(
-            f"{param}: {tokens} tokens are not allowed; allowed: 1 to {most} in a prompt, with 1 "
-            f"token of answer (context length of {self.limits.context_length_tokens} tokens, KV "
-            f"pool of {self.limits.kv_pool_tokens})",
+            f"{param}: {tokens} tokens are not allowed; allowed: 1 to {max_tokens} in a prompt, "
+            f"with 1 token of answer (context length of {self.limits.context_length_tokens} "
+            f"tokens, KV pool of {self.limits.kv_pool_tokens})",
             param,
         )
 
@@ -315,7 +318,7 @@ class Planner:
         ignore_eos, eos = bool(request.ignore_eos), self._eos_token_ids()
         grammar = self._grammar(request, tools, eos)
         sampling = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
-        if grammar is not None:  # which knows where an answer may go on
+        if grammar is not None:  # the grammar itself applies `min_tokens`
             sampling = msgspec.structs.replace(sampling, min_tokens=0)
         ends = () if ignore_eos and grammar is None else eos
         return ChoicePlan(
@@ -352,11 +355,15 @@ class Planner:
         self, request: GenerationRequest, tools: ToolPlan | None, eos: Sequence[int]
     ) -> Grammar | None:
         """The grammar for the answer; None: any text."""
+        if tools is None and all(getattr(request, name) is None for name in _STRUCTURED_FIELDS):
+            return None
         spec, min_tokens = tools.spec if tools else None, request.min_tokens or 0
         ends_late = bool(request.ignore_eos)
         grammar = grammar_of(request, eos, spec, min_tokens, ends_late=ends_late)
-        if grammar is not None and self.text.formless is not None:
-            raise UnsupportedFieldError(f"{grammar.field}: {self.text.formless}", grammar.field)
+        if grammar is not None and self.text.structured_output_unavailable is not None:
+            raise UnsupportedFieldError(
+                f"{grammar.field}: {self.text.structured_output_unavailable}", grammar.field
+            )
         return grammar
 
     def _eos_token_ids(self) -> tuple[int, ...]:
@@ -365,33 +372,36 @@ class Planner:
         return tuple([token for token in eos if token < self.vocabulary_size])
 
     def _own_stop_token_ids(self, request: GenerationRequest) -> Sequence[int]:
-        given = request.stop_token_ids or ()
-        refuse_unknown_tokens("stop_token_ids", given, self.vocabulary_size)
-        return given
+        token_ids = request.stop_token_ids or ()
+        refuse_unknown_tokens("stop_token_ids", token_ids, self.vocabulary_size)
+        return token_ids
 
     def _max_tokens(
         self, request: GenerationRequest, prompt_tokens: int, scored: int | None
     ) -> int:
         """`scored`: most tokens for the answer's logprobs."""
-        room = max_new_tokens(self.limits, prompt_tokens)
-        field, wanted = request.token_limit
-        if wanted is not None and wanted > room:
+        available = max_new_tokens(self.limits, prompt_tokens)
+        field, requested = request.token_limit
+        if requested is not None and requested > available:
             raise InvalidRequestError(
-                f"{field}: {shown_json(wanted)} is not allowed; allowed: at most {room} after a "
-                f"prompt of {prompt_tokens} tokens (context {self.limits.context_length_tokens}, "
-                f"KV pool {self.limits.kv_pool_tokens} tokens)",
+                f"{field}: {shown_json(requested)} is not allowed; allowed: at most {available} "
+                f"after a prompt of {prompt_tokens} tokens (context "
+                f"{self.limits.context_length_tokens}, KV pool "
+                f"{self.limits.kv_pool_tokens} tokens)",
                 field,
             )
-        bounds = (room, request.default_max_tokens, scored)
-        most = min(bound for bound in bounds if bound is not None) if wanted is None else wanted
-        least = request.min_tokens or 0
-        if least > most:
+        bounds = (available, request.default_max_tokens, scored)
+        limit = (
+            min(bound for bound in bounds if bound is not None) if requested is None else requested
+        )
+        min_tokens = request.min_tokens or 0
+        if min_tokens > limit:
             raise InvalidRequestError(
-                f"min_tokens: {shown_json(least)} is not allowed; allowed: at most {most} "
+                f"min_tokens: {shown_json(min_tokens)} is not allowed; allowed: at most {limit} "
                 f"({field})",
                 "min_tokens",
             )
-        return most
+        return limit
 
 
 def _template_options(request: ChatRequest) -> Mapping[str, Any]:

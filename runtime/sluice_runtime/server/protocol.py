@@ -194,8 +194,8 @@ class ChatMessage(NotImplementedMessageFields):
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: content as one string, arguments as objects."""
-        given = self.content or ""
-        text = given if isinstance(given, str) else "".join(part.text for part in given)
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
         message: dict[str, Any] = {"role": self.role, "content": text}
         if self.name is not None:
             message["name"] = self.name

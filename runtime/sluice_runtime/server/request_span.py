@@ -1,6 +1,6 @@
-"""The span of one request in the engine that answers it, with its prompt and its answer as parts.
+"""The span of one request in this engine, with a part for its prompt and one for its answer.
 
-Knows no route and no collector.
+A file of its own: only requests whose trace is recorded use it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RequestSpan:
     first_seconds: float | None = None
 
     def token(self) -> None:
-        """A piece of the answer is there."""
+        """A piece of the answer has come."""
         if self.first_seconds is None:
             self.first_seconds = self.clock()
 
@@ -41,9 +41,9 @@ class RequestSpan:
                     self.record, own, PREFILL, (self.arrival_seconds, self.first_seconds), {}
                 )
             record_part(self.record, own, DECODE, (self.first_seconds, now), {})
-        told = {"sluice.role": self.role.value, "sluice.outcome": outcome}
+        attributes = {"sluice.role": self.role.value, "sluice.outcome": outcome}
         self.record(
-            Span(ENGINE, own, self.parent, self.arrival_seconds, now, "server", told, error)
+            Span(ENGINE, own, self.parent, self.arrival_seconds, now, "server", attributes, error)
         )
 
 
@@ -54,7 +54,7 @@ def request_span(
     clock: Callable[[], float],
     role: Role,
 ) -> RequestSpan | None:
-    """None where there is nobody to record it, or the request is not sampled."""
+    """None if spans are not recorded, or the request is not sampled."""
     if record is None or not is_sampled(parent):
         return None
     return RequestSpan(record, child_of(parent), parent, arrival_seconds, clock, role)

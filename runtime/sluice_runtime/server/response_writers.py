@@ -1,8 +1,8 @@
-"""Pieces of text as response objects of the routes that generate, whole and streamed. Plain dicts.
+"""Writes pieces of text as response objects of the routes that generate, whole and streamed.
 
-Scored tokens are encoded to JSON one by one: Python objects for all tokens of a long prompt would
-take gigabytes, and encoding them at once would block every stream. Knows no HTTP: `streaming` turns
-the chunks into events.
+Responses and chunks are plain dicts; `streaming` turns the chunks into events. Scored tokens are
+encoded to JSON one by one: Python objects for all tokens of a long prompt would take gigabytes, and
+encoding them at once would block every stream.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Usage:
 
     def to_json(self) -> dict[str, Any]:
         prompt_tokens = sum(self.prompt_lengths)
-        told: dict[str, Any] = {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
         }
         if self.reasoning_tokens:
-            told["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
-        return told
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage
 
     def _cached_tokens(self) -> int:
         """The smallest count of a prompt's choices: the later ones find what the first one
@@ -198,29 +198,29 @@ class NamedEvents(NamedTuple):
 
 
 class Writer(Protocol):
-    """Writes one answer, streamed or whole; is told of its pieces in order."""
+    """Writes one response, streamed or whole; its pieces are passed in order."""
 
     usage: Usage
 
-    def of(self, piece: Piece) -> dict[str, Any] | NamedEvents | None:
+    def chunk(self, piece: Piece) -> dict[str, Any] | NamedEvents | None:
         """What is sent of a piece; None when there is nothing to send."""
 
-    def passed(self, choice: BegunChoice) -> None:
-        """Takes in what another engine sent of a choice."""
+    def skip_sent(self, choice: BegunChoice) -> None:
+        """Counts what another engine has sent of a choice, and writes none of it."""
 
-    def last(self) -> dict[str, Any] | NamedEvents | None:
-        """What is sent behind all pieces."""
+    def final_chunk(self) -> dict[str, Any] | NamedEvents | None:
+        """What is sent after all pieces; None when there is nothing to send."""
 
-    def failed(self, message: str) -> NamedEvents | None:
-        """What ends a stream that has begun and cannot go on; None: an error event."""
+    def failure_chunk(self, message: str) -> NamedEvents | None:
+        """What ends a stream that has begun and failed; None: an error event does."""
 
-    def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The answer that is not streamed, of pieces that this has not been told of."""
+    def whole_response(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """The response that is not streamed; its pieces were not passed to `chunk`."""
 
 
 @dataclass
-class Chunks:
-    """OpenAI's older form, of chunks that all look alike; remembers which choices have begun."""
+class ChunkWriter:
+    """Writes chunks that all have the same fields; remembers which choices have begun."""
 
     shape: Shape
     envelope: Envelope
@@ -228,13 +228,13 @@ class Chunks:
     options: StreamOptions | None
     _begun: set[int] = field(default_factory=set)
 
-    def of(self, piece: Piece) -> dict[str, Any] | None:
+    def chunk(self, piece: Piece) -> dict[str, Any] | None:
         """The chunk for a piece; None when there is nothing to send."""
         self.usage.add(piece)
         first = piece.index not in self._begun
         content = piece.text or piece.reasoning or piece.calls
-        told = piece.scores or piece.prompt_scores or piece.returned_ids
-        if not (content or told or piece.finish_reason):
+        extras = piece.scores or piece.prompt_scores or piece.returned_ids
+        if not (content or extras or piece.finish_reason):
             return None
         choices = [self.shape.chunk_choice(piece, first=first)]
         more = {} if self._begun or not self.shape.one_prompt else _prompt_ids(piece)
@@ -245,24 +245,24 @@ class Chunks:
             more["usage"] = None
         return self.envelope.around(self.shape.chunk_object, choices, **more)
 
-    def passed(self, choice: BegunChoice) -> None:
-        """Takes in what another engine sent of a choice."""
+    def skip_sent(self, choice: BegunChoice) -> None:
+        """Counts what another engine has sent of a choice, and writes none of it."""
         for piece in choice.sent:
-            self.of(piece)
+            self.chunk(piece)
         if choice.sent and choice.reader.plan.prompt_logprobs >= 0:
             self._begun.add(choice.reader.plan.index)  # its first chunk had those, if nothing else
 
-    def last(self) -> dict[str, Any] | None:
+    def final_chunk(self) -> dict[str, Any] | None:
         """The final usage chunk, which has no choices; None unless requested."""
         if not (self.options and self.options.include_usage):
             return None
         return self.envelope.around(self.shape.chunk_object, [], usage=self.usage.to_json())
 
-    def failed(self, message: str) -> None:
-        """An error event says it."""
+    def failure_chunk(self, message: str) -> None:
+        """None: an error event ends the stream."""
 
-    def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
-        """The response object of an answer that is not streamed."""
+    def whole_response(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        """The response object, when it is not streamed."""
         answers: dict[int, list[Piece]] = {}
         for piece in pieces:
             self.usage.add(piece)
@@ -273,9 +273,11 @@ class Chunks:
         return self.envelope.around(self.shape.whole_object, choices, usage=usage, **more)
 
 
-def chunks_of(shape: Shape) -> Callable[[GenerationRequest, Envelope, Usage], Chunks]:
+def chunk_writer(shape: Shape) -> Callable[[GenerationRequest, Envelope, Usage], ChunkWriter]:
     """Makes the writer of a route with this shape."""
-    return lambda asked, envelope, usage: Chunks(shape, envelope, usage, asked.stream_options)
+    return lambda request, envelope, usage: ChunkWriter(
+        shape, envelope, usage, request.stream_options
+    )
 
 
 def is_light(pieces: Sequence[Piece]) -> bool:

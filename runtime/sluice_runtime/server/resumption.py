@@ -42,12 +42,12 @@ MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
 """Besides the client's body; with logprobs a token takes up to 700."""
 
 
-_HELD_TOKENS: Final = 16
+_MAX_WAITING_TOKENS: Final = 16
 """Tokens that may wait for an event to travel with; those are drawn again after a failure."""
 Pieces = AsyncGenerator[Piece, None]
 
 
-def opened_call(body: bytes, max_client_bytes: int) -> tuple[CallHead, bytes]:
+def split_call(body: bytes, max_client_bytes: int) -> tuple[CallHead, bytes]:
     """Head and client's body of a private call.
 
     Raises:
@@ -85,34 +85,39 @@ def begun_choices(
     """
     if resume is None:
         return [BegunChoice(read(plan)) for plan in plans]
-    _check(plans, own, resume, vocabulary_size)
+    _refuse_mismatch(plans, own, resume, vocabulary_size)
     most = resume.start.max_tokens
     limited = [
         replace(plan, max_tokens=min(plan.max_tokens, most[place]))
         for place, plan in enumerate(plans)
     ]
-    return [_begun(place, read(plan), resume.choices[place]) for place, plan in enumerate(limited)]
+    return [
+        _replayed_choice(place, read(plan), resume.choices[place])
+        for place, plan in enumerate(limited)
+    ]
 
 
-def _check(
+def _refuse_mismatch(
     plans: Sequence[ChoicePlan], own: AnswerStart, resume: Resume, vocabulary_size: int
 ) -> None:
     start = resume.start
-    for key, theirs, ours, of in (
+    for key, theirs, ours, meaning in (
         ("answerIdentity", start.answer_identity, own.answer_identity, "the model as served here"),
         ("promptHash", start.prompt_hash, own.prompt_hash, "the prompts as this engine reads"),
     ):
         if theirs != ours:
-            raise _mismatch(f"start.{key}", theirs or "an empty one", f"{ours}, of {of}")
-    for key, given in (("start.maxTokens", start.max_tokens), ("choices", resume.choices)):
-        if len(given) != len(plans):
-            raise _mismatch(key, f"{len(given)} entries", f"{len(plans)}, one for each choice")
+            raise _mismatch(f"start.{key}", theirs or "an empty one", f"{ours}, of {meaning}")
+    for key, entries in (("start.maxTokens", start.max_tokens), ("choices", resume.choices)):
+        if len(entries) != len(plans):
+            raise _mismatch(key, f"{len(entries)} entries", f"{len(plans)}, one for each choice")
     for number, (plan, choice) in enumerate(zip(plans, resume.choices, strict=True)):
-        _check_choice(f"choices[{number}]", plan, choice, vocabulary_size)
+        _refuse_choice_mismatch(f"choices[{number}]", plan, choice, vocabulary_size)
 
 
-def _check_choice(place: str, plan: ChoicePlan, choice: ChoiceSoFar, vocabulary_size: int) -> None:
-    wrong = next((one for one in choice.ids if not 0 <= one < vocabulary_size), None)
+def _refuse_choice_mismatch(
+    place: str, plan: ChoicePlan, choice: ChoiceSoFar, vocabulary_size: int
+) -> None:
+    wrong = next((token for token in choice.ids if not 0 <= token < vocabulary_size), None)
     if wrong is not None:
         raise _mismatch(f"{place}.ids", f"token id {wrong}", f"0 to {vocabulary_size - 1}")
     scores = len(choice.ids) if plan.logprobs >= 0 else 0
@@ -121,7 +126,7 @@ def _check_choice(place: str, plan: ChoicePlan, choice: ChoiceSoFar, vocabulary_
         raise _mismatch(f"{place}.scores", f"{len(choice.scores)} entries", allowed)
 
 
-def _begun(place: int, reader: ChoiceReader, choice: ChoiceSoFar) -> BegunChoice:
+def _replayed_choice(place: int, reader: ChoiceReader, choice: ChoiceSoFar) -> BegunChoice:
     scores = [
         TokenLogprob(token, score.logprob, score.rank, score.top)
         for token, score in zip(choice.ids, choice.scores, strict=False)
@@ -130,17 +135,17 @@ def _begun(place: int, reader: ChoiceReader, choice: ChoiceSoFar) -> BegunChoice
     begun = replay(reader, drawn)
     if begun is None or (choice.finished and choice.ids and not begun.complete):
         ends = "behind" if begun is None else "before"
-        given = f"{len(choice.ids)} that end {ends} the answer's end"
-        raise _mismatch(f"choices[{place}].ids", given, "those that were told")
+        counted = f"{len(choice.ids)} that end {ends} the answer's end"
+        raise _mismatch(f"choices[{place}].ids", counted, "those that were told")
     return begun
 
 
-def _mismatch(key: str, given: str, allowed: str) -> MistakenError:
-    message = f"resume.{key}: {given} is not allowed; allowed: {allowed}"
+def _mismatch(key: str, value: str, allowed: str) -> MistakenError:
+    message = f"resume.{key}: {value} is not allowed; allowed: {allowed}"
     return MistakenError(Mistake(409, RESUME_MISMATCH, message))
 
 
-class Notes:
+class CommentNotes:
     """What the next comment says."""
 
     def __init__(self, start: AnswerStart) -> None:
@@ -154,7 +159,7 @@ class Notes:
     @property
     def due(self) -> bool:
         """Whether they should not wait for the next event."""
-        return self._start is not None or self._tokens >= _HELD_TOKENS
+        return self._start is not None or self._tokens >= _MAX_WAITING_TOKENS
 
     def finished(self, piece: Piece) -> None:
         """Notes a piece that may be the last one that is sent of its choice."""
@@ -172,7 +177,7 @@ class Notes:
         if piece.cached_tokens:
             self._cached.append((piece.index, piece.cached_tokens))
 
-    def taken(self, *, last: bool = False) -> EventComment:
+    def take(self, *, last: bool = False) -> EventComment:
         """Returns and forgets them."""
         comment = EventComment(
             self._start,
@@ -191,33 +196,33 @@ def _score(score: TokenLogprob) -> Score:
     return Score(score.logprob, score.rank, score.top)
 
 
-async def streamed(
+async def streamed_events(
     writer: Writer, choices: Sequence[BegunChoice], pieces: Pieces, start: AnswerStart
 ) -> AsyncGenerator[CommentedEvent, None]:
     """The events of an answer that is streamed, from where another engine left it."""
-    notes = Notes(start)
+    notes = CommentNotes(start)
     for choice in choices:
-        writer.passed(choice)
+        writer.skip_sent(choice)
     async with aclosing(_with_begun([p for c in choices for p in c.unsent], pieces)) as all_pieces:
         async for piece in all_pieces:
             notes.add(piece)
             notes.finished(piece)
             light = is_light([piece])
-            chunk = writer.of(piece) if light else await asyncio.to_thread(writer.of, piece)
+            chunk = writer.chunk(piece) if light else await asyncio.to_thread(writer.chunk, piece)
             if chunk or notes.due:
-                yield CommentedEvent(notes.taken(), chunk)
-    yield CommentedEvent(notes.taken(last=True), writer.last())
+                yield CommentedEvent(notes.take(), chunk)
+    yield CommentedEvent(notes.take(last=True), writer.final_chunk())
 
 
-async def whole_at_end(
-    written: Callable[[Sequence[Piece]], bytes],
+async def whole_event(
+    encode: Callable[[Sequence[Piece]], bytes],
     choices: Sequence[BegunChoice],
     pieces: Pieces,
     start: AnswerStart,
 ) -> AsyncGenerator[CommentedEvent, None]:
     """The one event of an answer that is not streamed; comments before it tell how far it is. With
     a scored prompt they tell no ids: the next engine begins anew, since it has to score it."""
-    notes = Notes(start)
+    notes = CommentNotes(start)
     again = any(choice.reader.plan.engine_prompt_logprobs >= 0 for choice in choices)
     collected = [piece for choice in choices for piece in choice.pieces]
     async with aclosing(pieces):
@@ -226,9 +231,9 @@ async def whole_at_end(
             if not again:
                 notes.add(piece)
             if notes.due:
-                yield CommentedEvent(notes.taken(), None)
-    body = await asyncio.to_thread(written, collected)
-    yield CommentedEvent(notes.taken(last=True), msgspec.Raw(body))
+                yield CommentedEvent(notes.take(), None)
+    body = await asyncio.to_thread(encode, collected)
+    yield CommentedEvent(notes.take(last=True), msgspec.Raw(body))
 
 
 async def _with_begun(unsent: Sequence[Piece], pieces: Pieces) -> Pieces:

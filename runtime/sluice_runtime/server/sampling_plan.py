@@ -1,7 +1,5 @@
 """How a request's tokens are sampled: the client's fields, else the model's defaults, else the
 API's; and how many logprobs it may ask for.
-
-Knows neither prompts nor the engine.
 """
 
 from __future__ import annotations
@@ -137,11 +135,11 @@ def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]
     Raises:
         InvalidRequestError: more values of prompts would be told; `param` is the field that asks.
     """
-    asked = {
+    requested = {
         "prompt_logprobs": request.prompt_logprobs,
         "logprobs": request.output_logprobs if request.echoes else None,
     }
-    tops = {field: top for field, top in asked.items() if top is not None and top >= 0}
+    tops = {field: top for field, top in requested.items() if top is not None and top >= 0}
     tokens = sum(prompt_lengths) * request.choices
     values = tokens * sum(top + 1 for top in tops.values())
     if values <= MAX_SCORED_VALUES:

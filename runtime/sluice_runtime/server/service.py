@@ -124,7 +124,7 @@ class Service:
     def adapters(self) -> dict[str, str]:
         """Keys of the adapters that requests may name, by name."""
         ready = self.client.ready
-        return {each.name: each.key for each in ready.adapters.loaded} if ready else {}
+        return {adapter.name: adapter.key for adapter in ready.adapters.loaded} if ready else {}
 
     def adapter_key(self, model: str | None) -> str:
         """What a request that names this model is generated with; empty: the model alone.
@@ -252,7 +252,7 @@ def answer_identity(fingerprint: KvFingerprint, served_name: str, text: ModelTex
         text.tokenizer_digest,
         astuple(text.defaults),
         text.tool_format.name if text.tool_format is not None else None,
-        text.formless is None,
+        text.structured_output_unavailable is None,
         text.reasoning_form.name if text.reasoning_form is not None else None,
     )
     return hashlib.blake2b(msgspec.json.encode(facts), digest_size=16).hexdigest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from fastapi import Request
 from sluice_contract.cluster.labels import Role
@@ -23,7 +23,7 @@ from sluice_contract.wire.handover import (
     refuse_other_body,
     verified_header,
 )
-from sluice_contract.wire.private_calls import PRIVATE_HEADER
+from sluice_contract.wire.private_calls import PRIVATE_HEADER, verified_call
 from sluice_contract.wire.tenants import TENANT_HEADER, TenantClaims, verified_tenant
 
 from sluice_runtime.errors import InvalidRequestError
@@ -32,27 +32,42 @@ from sluice_runtime.server.fields import AnsweredRequest
 from sluice_runtime.wire.messages import PrefillEngine
 
 INVALID_SIGNATURE: Final = "invalid_signature"
+WRONG_ROLE: Final = "wrong_role"
 ROUTER_HEADERS: Final = (TENANT_HEADER, PRIVATE_HEADER, PREFILL_HEADER)
 _MISSING: Final = (
     f"{TENANT_HEADER}: missing; allowed: as the service's router signs it, to which requests go"
 )
+_ONLY: Final = {
+    Role.PREFILL: "this engine only computes prompts",
+    Role.DECODE: "this engine only decodes",
+}
 SignedT = TypeVar("SignedT")
+RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 Verify = Callable[[Sequence[bytes], str, str, str, float], Verified[SignedT]]
 """What is signed: of keys, header, id and path of the request, and Unix time; or
 InvalidSignatureError."""
 
 
-WRONG_ROLE: Final = "wrong_role"
-_ONLY: Final = {
-    Role.PREFILL: "this engine only computes prompts",
-    Role.DECODE: "this engine only decodes",
-}
-RequestT = TypeVar("RequestT", bound=AnsweredRequest)
+class SignedHeaders(NamedTuple):
+    """What the service's router has signed for one request."""
+
+    prefill: PrefillEngine | None
+    """The engine that computes its prompt."""
+    private: bool
+    """Whether it is a private call."""
+    tenant: TenantClaims | None
+    digests: dict[str, str]
+    """SHA-256 that the body must have, by the header that names it."""
+
+    @property
+    def tenant_salt(self) -> str:
+        """Tells tenants apart; empty where none is named."""
+        return "" if self.tenant is None else self.tenant.salt
 
 
 @dataclass(frozen=True)
 class SignatureCheck:
-    """Knows the router by its signature. `keys`: None, and nobody may sign. `required`: whether
+    """Verifies the router's signature. `keys`: None, and nobody may sign. `required`: whether
     nobody but the router is served."""
 
     unix_clock: Callable[[], float]
@@ -79,8 +94,8 @@ class SignatureCheck:
             raise _refused(str(error)) from None
 
     def refuse_unsigned(self, request: Request) -> None:
-        """Where the router's signature is required: a request that has none of its headers. Those
-        that it has are still to be read.
+        """Where the router's signature is required: refuses a request that has none of its headers.
+        Does not verify those that the request has.
 
         Raises:
             MistakenError: 403, it has none.
@@ -89,7 +104,7 @@ class SignatureCheck:
             raise _refused(_MISSING)
 
     def check_sender(self, request: Request, body: bytes) -> None:
-        """For a route that the router has no use for: where its signature is required, a request
+        """For a route that the router does not use: where its signature is required, a request
         needs that of a tenant.
 
         Raises:
@@ -102,19 +117,6 @@ class SignatureCheck:
             raise _refused(_MISSING)
 
 
-def refuse_body(digests: Mapping[str, str], body: bytes) -> None:
-    """Raises MistakenError (403) for a body that was not signed; `digests`: its SHA-256 by each
-    header that says one."""
-    try:
-        refuse_other_body(digests, body)
-    except InvalidSignatureError as error:
-        raise _refused(str(error)) from None
-
-
-def _refused(message: str) -> MistakenError:
-    return MistakenError(Mistake(403, INVALID_SIGNATURE, message))
-
-
 @dataclass(frozen=True)
 class RoleCheck:
     """Says for each request which engine computes its prompt."""
@@ -122,7 +124,7 @@ class RoleCheck:
     role: Role
     signatures: SignatureCheck
 
-    def prefill_of(self, request: Request) -> Verified[PrefillEngine] | None:
+    def prefill_engine(self, request: Request) -> Verified[PrefillEngine] | None:
         """The engine that computes the prompt of this request; None: this one does.
 
         Raises:
@@ -141,28 +143,65 @@ class RoleCheck:
         signed = self.signatures.read(request, PREFILL_HEADER, verified_header)
         if signed is None:
             return None
-        named = signed.content
-        prefill = PrefillEngine(named.host, named.port, named.epoch, named.name)
+        address = signed.content
+        prefill = PrefillEngine(address.host, address.port, address.epoch, address.name)
         return Verified(prefill, signed.body_sha256)
 
 
-def of_tenant(asked: RequestT, tenant: TenantClaims | None) -> RequestT:
-    """The request with its tenant's priority, and cached prefixes that only this tenant shares; a
-    salt of the client's own parts them further.
+def read_signed_headers(request: Request, role: RoleCheck) -> SignedHeaders:
+    """What the router says of a request for a route that generates.
+
+    Raises:
+        MistakenError: 400 or 403, this engine does not serve it; as `RoleCheck`, `SignatureCheck`.
+    """
+    signatures = role.signatures
+    signatures.refuse_unsigned(request)
+    prefill = role.prefill_engine(request)
+    private = signatures.read(request, PRIVATE_HEADER, verified_call)
+    tenant = signatures.read(request, TENANT_HEADER, verified_tenant)
+    headers = {PREFILL_HEADER: prefill, PRIVATE_HEADER: private, TENANT_HEADER: tenant}
+    return SignedHeaders(
+        prefill.content if prefill else None,
+        private is not None,
+        tenant.content if tenant else None,
+        {
+            header: signed.body_sha256
+            for header, signed in headers.items()
+            if signed is not None and signed.body_sha256 is not None
+        },
+    )
+
+
+def refuse_body(digests: Mapping[str, str], body: bytes) -> None:
+    """Raises MistakenError (403) for a body that was not signed; `digests`: its SHA-256 by each
+    header that names one."""
+    if not digests:
+        return
+    try:
+        refuse_other_body(digests, body)
+    except InvalidSignatureError as error:
+        raise _refused(str(error)) from None
+
+
+def apply_tenant(request: RequestT, tenant: TenantClaims) -> RequestT:
+    """The request with its tenant's priority, and cached prefixes that only this tenant shares. A
+    salt of the client's own separates them further.
 
     Raises:
         InvalidRequestError: it asks for a higher priority than its tenant may.
     """
-    if tenant is None:
-        return asked
-    priority, most = asked.priority, tenant.max_priority
-    if priority is not None and priority > most:
+    priority, highest = request.priority, tenant.max_priority
+    if priority is not None and priority > highest:
         raise InvalidRequestError(
-            f"priority: {priority} is not allowed; allowed: at most {most} with this API key",
+            f"priority: {priority} is not allowed; allowed: at most {highest} with this API key",
             "priority",
         )
     update = {
         "priority": tenant.default_priority if priority is None else priority,
-        "cache_salt": tenant.salt + (asked.cache_salt or ""),
+        "cache_salt": tenant.salt + (request.cache_salt or ""),
     }
-    return asked.model_copy(update=update)
+    return request.model_copy(update=update)
+
+
+def _refused(message: str) -> MistakenError:
+    return MistakenError(Mistake(403, INVALID_SIGNATURE, message))

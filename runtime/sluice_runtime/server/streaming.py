@@ -2,7 +2,7 @@
 responses.
 
 Detects clients that disconnect or stop reading. Long bodies are sent in parts, so that backpressure
-works and no second copy is made. Knows no route and no engine.
+works and no second copy is made.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A token may be part of a character: its bytes joined with its neighbours' are the text. A scored
 prompt has up to a million values; they are hidden from the garbage collector, each pass of which
-would otherwise block every stream. Knows neither requests nor JSON.
+would otherwise block every stream.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._known: dict[int, TokenText] = {}
 
-    def of(self, token_id: int) -> TokenText:
+    def text_of(self, token_id: int) -> TokenText:
         """The token with this id."""
         if (known := self._known.get(token_id)) is None:
             known = self._known[token_id] = self._read(token_id)
@@ -58,10 +58,10 @@ class TokenTexts:
 
     def scored(self, token_id: int, offset: int, score: TokenLogprob | None) -> ScoredToken:
         """A token with its logprobs; None: it is not predicted."""
-        token = self.of(token_id)
+        token = self.text_of(token_id)
         if score is None:
             return ScoredToken(token, offset, None, None, ())
-        top = tuple([(self.of(other), logprob) for other, logprob in score.top])
+        top = tuple([(self.text_of(other), logprob) for other, logprob in score.top])
         return ScoredToken(token, offset, score.logprob, score.rank, top)
 
     def _read(self, token_id: int) -> TokenText:

@@ -22,7 +22,7 @@ from sluice_runtime.server.sampling_plan import Defaults, defaults_from
 from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
-from tests.runtime.server.test_detokenizer import TOKENIZERS
+from tests.runtime.server.test_answer_text import TOKENIZERS
 
 PLANNER = Planner(
     ModelText(ByteTokenizer(), None, Defaults((258,), 0.7, 0.8, 20)),

@@ -386,8 +386,10 @@ async def test_a_model_without_structured_output_refuses_it_and_serves_the_rest(
     server: Server, fields: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert server.service.text is not None
-    formless = dataclasses.replace(server.service.text, formless="its decoder is WordPiece")
-    monkeypatch.setattr(server.service, "text", formless)
+    unavailable = dataclasses.replace(
+        server.service.text, structured_output_unavailable="its decoder is WordPiece"
+    )
+    monkeypatch.setattr(server.service, "text", unavailable)
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
     response = await server.http.post("/v1/chat/completions", json=chat | fields)
     error = response.json()["error"]
@@ -406,11 +408,11 @@ async def test_a_tokenizer_without_structured_output_is_logged_once_at_the_start
     (tmp_path / "config.json").write_text('{"vocab_size": 2}')
     config = EngineConfig.model_validate({"model": {"uri": str(tmp_path)}})
     text = _model_text(config)
-    assert "its decoder is WordPiece" in (text.formless or "")
+    assert "its decoder is WordPiece" in (text.structured_output_unavailable or "")
     (line,) = caplog.messages
     assert line.startswith("structured output is not served: tokenizer.json: its decoder")
     dummy = EngineConfig.model_validate({"model": {"uri": "dummy://qwen3-tiny"}})
-    assert _model_text(dummy).formless is None
+    assert _model_text(dummy).structured_output_unavailable is None
 
 
 async def test_every_choice_has_the_grammar(server: Server) -> None:

@@ -45,7 +45,7 @@ class ReasoningForm:
 
 @dataclass(frozen=True)
 class AnswerReasoning:
-    """How the reasoning of an answer is parted from the rest."""
+    """How the reasoning of an answer is separated from the rest."""
 
     form: ReasoningForm
     begun: bool

@@ -1,7 +1,6 @@
-"""Parts growing text into reasoning and what follows it.
+"""Separates growing text into reasoning and the text after it.
 
-Pure; of tokens it knows where their text begins. White space around the reasoning belongs to
-neither.
+White space around the reasoning belongs to neither.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Parted(NamedTuple):
 
 
 class ReasoningParser:
-    """Parts one answer. `begun`: the reasoning has begun before the answer, or needs no marker."""
+    """Separates one answer. `begun`: the reasoning began before the answer, or needs no marker."""
 
     def __init__(self, begin: str, end: str, *, begun: bool) -> None:
         self._source = Source()

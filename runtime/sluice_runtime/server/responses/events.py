@@ -1,7 +1,6 @@
 """A chat's answer as a response: the events of its stream, and the whole object.
 
-The n-th item has the same id on every engine, so another one can go on with an answer. Pure; knows
-no HTTP.
+The n-th item has the same id on every engine, so that another engine can go on with an answer.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ an item is counted apart."""
 
 
 class ResponseWriter:
-    """Writes one response; is told of its pieces in order."""
+    """Writes one response; its pieces are passed in order."""
 
-    def __init__(self, asked: ResponsesRequest, envelope: Envelope, usage: Usage) -> None:
-        self._asked = asked
+    def __init__(self, request: ResponsesRequest, envelope: Envelope, usage: Usage) -> None:
+        self._request = request
         self._envelope = envelope
         self.usage = usage
         self._items: list[OutputItem] = []
@@ -45,7 +44,7 @@ class ResponseWriter:
         """Whether the answer ended with `max_output_tokens`."""
         self._sequence = 0
 
-    def of(self, piece: Piece) -> NamedEvents | None:
+    def chunk(self, piece: Piece) -> NamedEvents | None:
         """The events for a piece; None when there is nothing to send."""
         self.usage.add(piece)
         events = [] if self._begun else self._beginning()
@@ -60,14 +59,14 @@ class ResponseWriter:
         self._cut_off = self._cut_off or piece.finish_reason == "length"
         return NamedEvents(tuple(events)) if events else None
 
-    def passed(self, choice: BegunChoice) -> None:
-        """Takes in what another engine sent. Pieces are larger here, so events are fewer: numbers
-        go on from the most that there may have been."""
+    def skip_sent(self, choice: BegunChoice) -> None:
+        """Counts what another engine has sent. It sent smaller pieces in more events, so numbers go
+        on from the most that there may have been."""
         for piece in choice.sent:
-            self.of(piece)
+            self.chunk(piece)
             self._sequence += _EVENTS_A_TOKEN * piece.tokens
 
-    def last(self) -> NamedEvents:
+    def final_chunk(self) -> NamedEvents:
         """The events that end the response."""
         events = [] if self._begun else self._beginning()
         if not self._items:
@@ -77,18 +76,18 @@ class ResponseWriter:
         events.append(self._event(f"response.{ended['status']}", response=ended))
         return NamedEvents(tuple(events))
 
-    def failed(self, message: str) -> NamedEvents:
+    def failure_chunk(self, message: str) -> NamedEvents:
         """The events that end a response which cannot go on."""
         events = self._close("incomplete")
         error = {"code": "server_error", "message": message}
         response = {**self._object("failed"), "error": error}
         return NamedEvents((*events, self._event("response.failed", response=response)))
 
-    def whole(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+    def whole_response(self, pieces: Iterable[Piece]) -> dict[str, Any]:
         """The response that is not streamed."""
         for piece in pieces:
-            self.of(piece)
-        ended: dict[str, Any] = self.last().events[-1]["response"]
+            self.chunk(piece)
+        ended: dict[str, Any] = self.final_chunk().events[-1]["response"]
         return ended
 
     def _beginning(self) -> list[Event]:
@@ -139,8 +138,10 @@ class ResponseWriter:
     @property
     def _current(self) -> OutputItem | None:
         """The item that is not complete."""
-        last = self._items[-1] if self._items else None
-        return last if last is not None and last.status == "in_progress" else None
+        final_chunk = self._items[-1] if self._items else None
+        return (
+            final_chunk if final_chunk is not None and final_chunk.status == "in_progress" else None
+        )
 
     def _open(self, item: OutputItem) -> list[Event]:
         self._items.append(item)
@@ -189,7 +190,7 @@ class ResponseWriter:
 
     def _object(self, status: str) -> dict[str, Any]:
         return response_object(
-            self._asked,
+            self._request,
             self._envelope,
             status,
             [item.to_json() for item in self._items],
@@ -198,13 +199,13 @@ class ResponseWriter:
 
 
 def response_object(
-    asked: ResponsesRequest,
+    request: ResponsesRequest,
     envelope: Envelope,
     status: str,
     output: list[dict[str, Any]],
     usage: Usage | None,
 ) -> dict[str, Any]:
-    """The response as it is now, with the settings that were asked for."""
+    """The response as it is now, with the settings of its request."""
     return {
         "id": envelope.response_id,
         "object": "response",
@@ -219,16 +220,16 @@ def response_object(
         "store": False,
         "truncation": "disabled",
         "usage": None if usage is None else _usage(usage),
-        **_settings(asked),
+        **_settings(request),
     }
 
 
-def _settings(asked: ResponsesRequest) -> dict[str, Any]:
+def _settings(request: ResponsesRequest) -> dict[str, Any]:
     """The fields of the request that its response repeats."""
-    given = asked.model_dump(by_alias=True, exclude_none=True, include=_REPEATED)
-    if asked.tools:
-        given["tools"] = [tool.model_dump() for tool in asked.tools]
-    settings = _UNSET | given
+    repeated = request.model_dump(by_alias=True, exclude_none=True, include=_REPEATED)
+    if request.tools:
+        repeated["tools"] = [tool.model_dump() for tool in request.tools]
+    settings = _UNSET | repeated
     settings["text"] = _UNSET["text"] | settings["text"]
     return settings
 
@@ -251,11 +252,11 @@ _REPEATED: Final = set(_UNSET)
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    told = usage.to_json()
+    counts = usage.to_json()
     return {
-        "input_tokens": told["prompt_tokens"],
-        "input_tokens_details": told["prompt_tokens_details"],
-        "output_tokens": told["completion_tokens"],
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": counts["prompt_tokens_details"],
+        "output_tokens": counts["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": told["total_tokens"],
+        "total_tokens": counts["total_tokens"],
     }

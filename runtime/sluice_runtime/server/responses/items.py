@@ -1,7 +1,4 @@
-"""The items of a response's output, from pieces of the chat's answer: plain dicts.
-
-Knows neither events nor the response around them.
-"""
+"""The items of a response's output, as plain dicts: messages, reasoning and calls."""
 
 from __future__ import annotations
 
@@ -84,8 +81,8 @@ OutputItem = ReasoningItem | MessageItem | CallItem
 
 
 def logprobs_of(scores: Sequence[ScoredToken]) -> list[Any]:
-    """One object a token, as in a chat; none where they were not asked for."""
-    told = chat_logprobs(scores)
-    assert told is not None
-    content: list[Any] = told["content"]
+    """One object a token, as in a chat; empty if logprobs were not requested."""
+    logprobs = chat_logprobs(scores)
+    assert logprobs is not None
+    content: list[Any] = logprobs["content"]
     return content

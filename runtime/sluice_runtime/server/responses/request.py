@@ -1,6 +1,6 @@
 """The body of `POST /v1/responses`, as types. What needs a store of answers is refused by name.
 
-Knows nothing of chats (see `translation`) and of tokens.
+`translation` makes a chat request of it.
 """
 
 from __future__ import annotations
@@ -233,13 +233,16 @@ class ResponsesRequest(AnsweredRequest, SamplingFields, UnusedResponseFields, St
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def contradiction(self) -> tuple[str, str] | None:
-        form = None if self.text is None else self.text.format
-        if form is None:
+        text_format = None if self.text is None else self.text.format
+        if text_format is None:
             return None
-        given = form.schema_ is not None
-        if given != (form.type == "json_schema"):
-            is_given = f"{'given' if given else 'required'} with type {shown_json(form.type)}"
-            return "text.format.schema", f'{is_given}; allowed: with type "json_schema" only'
-        if form.type == "json_schema" and form.name is None:
+        has_schema = text_format.schema_ is not None
+        if has_schema != (text_format.type == "json_schema"):
+            problem = "given" if has_schema else "required"
+            return "text.format.schema", (
+                f"{problem} with type {shown_json(text_format.type)}; "
+                'allowed: with type "json_schema" only'
+            )
+        if text_format.type == "json_schema" and text_format.name is None:
             return "text.format.name", 'is required with type "json_schema"'
         return None

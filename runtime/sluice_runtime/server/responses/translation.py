@@ -1,4 +1,4 @@
-"""A request for a response as a request for a chat. Pure."""
+"""Turns a request for `POST /v1/responses` into a chat request with the same answer."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _NAMES: Final = (
 """Of a chat's fields, and of those that a client of this route has given."""
 
 
-def plan_response(planner: Planner, asked: ResponsesRequest) -> list[ChoicePlan]:
+def plan_response(planner: Planner, request: ResponsesRequest) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
     try:
-        (plan,) = planner.plan_chat(chat_request(asked))
+        (plan,) = planner.plan_chat(chat_request(request))
     except InvalidRequestError as error:
         param = None if error.param is None else _renamed(error.param)
         raise type(error)(_renamed(str(error)), param) from None
@@ -52,47 +52,47 @@ def plan_response(planner: Planner, asked: ResponsesRequest) -> list[ChoicePlan]
     return [replace(plan, grammar=named)]
 
 
-def chat_request(asked: ResponsesRequest) -> ChatRequest:
+def chat_request(request: ResponsesRequest) -> ChatRequest:
     """The chat with the same answer."""
-    chat: dict[str, Any] = {name: getattr(asked, name) for name in _SAME}
+    chat: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
     chat |= {
-        "messages": list(_messages(asked)),
-        "max_completion_tokens": asked.max_output_tokens,
-        "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
+        "messages": list(_messages(request)),
+        "max_completion_tokens": request.max_output_tokens,
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
     }
-    if asked.wants_logprobs:
-        chat |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
-    if asked.tools:
+    if request.wants_logprobs:
+        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    if request.tools:
         chat["tools"] = [
             {"type": "function", "function": tool.model_dump(exclude={"type"})}
-            for tool in asked.tools
+            for tool in request.tools
         ]
-    chat["tool_choice"] = asked.tool_choice
-    if isinstance(asked.tool_choice, ChosenFunction):
-        named = {"name": asked.tool_choice.name}
+    chat["tool_choice"] = request.tool_choice
+    if isinstance(request.tool_choice, ChosenFunction):
+        named = {"name": request.tool_choice.name}
         chat["tool_choice"] = {"type": "function", "function": named}
-    if asked.text is not None and asked.text.format is not None:
-        chat["response_format"] = _format(asked.text.format)
+    if request.text is not None and request.text.format is not None:
+        chat["response_format"] = _format(request.text.format)
     return ChatRequest.model_validate(chat)
 
 
-def _format(asked: TextFormat) -> dict[str, Any]:
-    if asked.type != "json_schema":
-        return {"type": asked.type}
-    schema = asked.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
+def _format(text_format: TextFormat) -> dict[str, Any]:
+    if text_format.type != "json_schema":
+        return {"type": text_format.type}
+    schema = text_format.model_dump(by_alias=True, exclude={"type"}, exclude_none=True)
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _messages(asked: ResponsesRequest) -> Iterator[dict[str, Any]]:
+def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
     """Calls belong to the assistant's message before them, and reasoning to what is behind it, as
     in one turn of a chat."""
-    if asked.instructions is not None:
-        yield {"role": "system", "content": asked.instructions}
-    if isinstance(asked.input, str):
-        yield {"role": "user", "content": asked.input}
+    if request.instructions is not None:
+        yield {"role": "system", "content": request.instructions}
+    if isinstance(request.input, str):
+        yield {"role": "user", "content": request.input}
         return
     turn: dict[str, Any] | None = None
-    for item in asked.input:
+    for item in request.input:
         if isinstance(item, MadeFunctionCall):
             turn = turn or {"role": "assistant", "content": ""}
             turn.setdefault("tool_calls", []).append(_call(item))

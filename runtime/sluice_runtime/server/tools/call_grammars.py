@@ -1,6 +1,6 @@
 """Grammars for tool calls: each model family's format, as structural tags of the grammar library.
 
-Pure. Special tokens have no text, so a grammar refers to them by id: `tokens`, by name.
+Special tokens have no text, so a grammar refers to them by id. `tokens`: these ids, by name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MAX_WHITESPACE: Final = 32
 
 
 class CallGrammar(Protocol):
-    """`one`: at most one call."""
+    """Grammars of one format. `at_most_one`: the answer may have at most one call."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
         """At least one call, and nothing else."""
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
         """Any text, with calls in it."""
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
@@ -42,11 +42,11 @@ class JsonTag:
     trigger: str
     """The start of `begin`, which marks a call inside text."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
-        return separated(self._tags(schemas), self.separator, one=one)
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+        return separated(self._tags(schemas), self.separator, at_most_one=at_most_one)
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
-        return triggered(self._tags(schemas), self.trigger, one=one)
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+        return triggered(self._tags(schemas), self.trigger, at_most_one=at_most_one)
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return [self.begin % name for name in schemas]
@@ -61,11 +61,11 @@ class JsonTag:
 class XmlTag:
     """A tag for the function, with a tag for each argument inside."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
-        return separated(self._tags(schemas), "\n", one=one)
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+        return separated(self._tags(schemas), "\n", at_most_one=at_most_one)
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
-        return triggered(self._tags(schemas), "<tool_call>", one=one)
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+        return triggered(self._tags(schemas), "<tool_call>", at_most_one=at_most_one)
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return ["<tool_call>"]
@@ -85,21 +85,23 @@ class XmlTag:
 class JsonList:
     """One marker and a list of all calls."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
-        return self._list(schemas, tokens, one=one)
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+        return self._list(schemas, tokens, at_most_one=at_most_one)
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
-        return marked([self._list(schemas, tokens, one=one)], tokens, one=True)
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+        return marked(
+            [self._list(schemas, tokens, at_most_one=at_most_one)], tokens, at_most_one=True
+        )
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return [_MARKER]
 
-    def _list(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
+    def _list(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
         objects = [
             tag(f'{{"name": "{name}", "arguments": ', arguments(schema), "}")
             for name, schema in schemas.items()
         ]
-        parts = [constant("["), separated(objects, ", ", one=one)]
+        parts = [constant("["), separated(objects, ", ", at_most_one=at_most_one)]
         return tag(token(_MARKER, tokens), {"type": "sequence", "elements": parts}, "]")
 
 
@@ -107,11 +109,11 @@ class JsonList:
 class NamedTag:
     """For each call: a marker, the name, another marker, the arguments."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
-        return separated(self._tags(schemas, tokens), "", one=one)
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+        return separated(self._tags(schemas, tokens), "", at_most_one=at_most_one)
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, one: bool) -> Form:
-        return marked(self._tags(schemas, tokens), tokens, one=one)
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+        return marked(self._tags(schemas, tokens), tokens, at_most_one=at_most_one)
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return [_MARKER]
@@ -151,34 +153,34 @@ def either(schema: Any, calls: Form) -> Form:
     return {"type": "or", "elements": [arguments(schema), calls]}
 
 
-def separated(tags: list[Form], separator: str, *, one: bool) -> Form:
+def separated(tags: list[Form], separator: str, *, at_most_one: bool) -> Form:
     return {
         "type": "tags_with_separator",
         "tags": tags,
         "separator": separator,
         "at_least_one": True,
-        "stop_after_first": one,
+        "stop_after_first": at_most_one,
     }
 
 
-def triggered(tags: list[Form], trigger: str, *, one: bool) -> Form:
+def triggered(tags: list[Form], trigger: str, *, at_most_one: bool) -> Form:
     return {
         "type": "triggered_tags",
         "triggers": [trigger],
         "tags": tags,
         "at_least_one": False,
-        "stop_after_first": one,
+        "stop_after_first": at_most_one,
     }
 
 
-def marked(tags: list[Form], tokens: Tokens, *, one: bool) -> Form:
+def marked(tags: list[Form], tokens: Tokens, *, at_most_one: bool) -> Form:
     """Text with tags that begin with the marker."""
     if _MARKER not in tokens:
-        return triggered(tags, _MARKER, one=one)
+        return triggered(tags, _MARKER, at_most_one=at_most_one)
     return {
         "type": "token_triggered_tags",
         "trigger_tokens": [tokens[_MARKER]],
         "tags": tags,
         "at_least_one": False,
-        "stop_after_first": one,
+        "stop_after_first": at_most_one,
     }

@@ -1,7 +1,7 @@
 """Parses tool calls from growing text; everything else stays text.
 
-Pure; knows no tokens. A call's name is passed on when complete, its arguments as they come. White
-space around calls is dropped.
+A call's name is passed on when it is complete, its arguments as they come. White space around calls
+is dropped.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ class CallParser:
         calls_only: bool = False,
     ) -> None:
         self._source = Source()
-        self._found = Calls(schemas, draw_id)
-        self._reading = read(self._source, self._found)
+        self._collected = Calls(schemas, draw_id)
+        self._reading = read(self._source, self._collected)
         self._calls_only = calls_only
 
     @property
     def calls(self) -> int:
         """How many calls have begun."""
-        return self._found.begun
+        return self._collected.begun
 
     def push(self, text: str) -> Parsed:
         """What more text yields: text that is surely outside calls, and parts of calls."""
@@ -120,5 +120,5 @@ class CallParser:
 
     def _read_on(self) -> Parsed:
         next(self._reading, None)
-        parsed = self._found.taken()
+        parsed = self._collected.taken()
         return parsed._replace(text="") if self._calls_only else parsed

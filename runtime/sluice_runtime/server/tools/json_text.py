@@ -1,6 +1,6 @@
 """Reads JSON from growing text, and calls written as JSON objects.
 
-Finds where values end; does not validate them. Knows no format of calls.
+Finds where values end; does not validate them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ def read_call(source: Source, calls: Calls, names: Collection[str] | None = None
     a call. `names`: the allowed names; None: any."""
     if not (yield from source.take("{")):
         return False
-    name, early, told = "", "", False
+    name, early, reported = "", "", False
     while (key := (yield from _key(source))) is not None:
         if key == "name":
             name = (yield from _string(source)) or ""
             if not name or (names is not None and name not in names):
-                return told
-        elif key in _ARGUMENTS and not (told or early):
+                return reported
+        elif key in _ARGUMENTS and not (reported or early):
             if (yield from source.peek()) != "{":
                 return False
-            told = bool(name) and _tell(calls, name)
+            reported = bool(name) and _report(calls, name)
             parts: list[str] = []
-            if not (yield from read_object(source, calls.arguments if told else parts.append)):
-                return told
+            if not (yield from read_object(source, calls.arguments if reported else parts.append)):
+                return reported
             early = "".join(parts)
         else:
             yield from _value(source)
@@ -41,7 +41,7 @@ def read_call(source: Source, calls: Calls, names: Collection[str] | None = None
         if not (yield from source.take(",")):
             break
     closed = yield from source.take("}")
-    return told or (closed and bool(name) and _tell(calls, name, early or "{}"))
+    return reported or (closed and bool(name) and _report(calls, name, early or "{}"))
 
 
 def read_object(source: Source, sink: Callable[[str], None]) -> Reading[bool]:
@@ -68,7 +68,7 @@ def read_object(source: Source, sink: Callable[[str], None]) -> Reading[bool]:
     return False
 
 
-def _tell(calls: Calls, name: str, arguments: str = "") -> bool:
+def _report(calls: Calls, name: str, arguments: str = "") -> bool:
     calls.begin(name)
     calls.arguments(arguments)
     return True
@@ -114,4 +114,4 @@ def _value(source: Source) -> Reading[None]:
     elif character and character in "{[":
         yield from read_object(source, lambda part: None)
     else:
-        yield from source.take_while(lambda one: one not in _CLOSING)
+        yield from source.take_while(lambda character: character not in _CLOSING)

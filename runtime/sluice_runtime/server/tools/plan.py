@@ -89,7 +89,7 @@ def plan_tools(
             "tool_choice",
         )
     form = known or WRAPPING
-    tokens = {one: token for one in form.markers if (token := special_id(one)) is not None}
+    tokens = {marker: token for marker in form.markers if (token := special_id(marker)) is not None}
     reading = CallReading(
         form,
         schemas,
@@ -105,9 +105,9 @@ def plan_tools(
 def _refuse_choice_without_tools(request: ChatRequest) -> None:
     choice = request.tool_choice
     if choice not in (None, "none", "auto"):
-        given = choice if isinstance(choice, str) else choice.model_dump()
+        value = choice if isinstance(choice, str) else choice.model_dump()
         raise InvalidRequestError(
-            f'tool_choice: {shown_json(given)} is not allowed without tools; allowed: "none" or '
+            f'tool_choice: {shown_json(value)} is not allowed without tools; allowed: "none" or '
             '"auto"',
             "tool_choice",
         )
@@ -139,7 +139,7 @@ def _call_spec(
 ) -> StructuredOutputSpec | None:
     """A grammar of calls: of one function, of any, of any or the requested format, or of text with
     calls."""
-    choice, one = request.tool_choice, request.parallel_tool_calls is False
+    choice, at_most_one = request.tool_choice, request.parallel_tool_calls is False
     form, schemas = reading.form, reading.schemas
     if isinstance(choice, NamedTool):
         name = choice.function.name
@@ -150,37 +150,41 @@ def _call_spec(
                 "tool_choice.function.name",
             )
         return _calls_only(
-            request, form.grammar.calls(_checked({name: schemas[name]}), tokens, one=True)
+            request, form.grammar.calls(_checked({name: schemas[name]}), tokens, at_most_one=True)
         )
     if choice == "required":
-        return _calls_only(request, form.grammar.calls(_checked(schemas), tokens, one=one))
+        return _calls_only(
+            request, form.grammar.calls(_checked(schemas), tokens, at_most_one=at_most_one)
+        )
     if len(forms := format_specs(request)) == 1:  # several are refused where grammars are made
-        asked = _schema_beside_calls(forms[0])
-        calls = form.grammar.calls(_checked(schemas), tokens, one=one)
-        spec = _structural_tag(either(asked, calls))
+        schema = _schema_beside_calls(forms[0])
+        calls = form.grammar.calls(_checked(schemas), tokens, at_most_one=at_most_one)
+        spec = _structural_tag(either(schema, calls))
         return spec._replace(field=f"tools, {forms[0].field}", settles_format=True)
-    if one or any(function.strict for function in functions):
-        return _structural_tag(form.grammar.text_with_calls(_checked(schemas), tokens, one=one))
+    if at_most_one or any(function.strict for function in functions):
+        return _structural_tag(
+            form.grammar.text_with_calls(_checked(schemas), tokens, at_most_one=at_most_one)
+        )
     return None
 
 
 def _calls_only(request: ChatRequest, form: dict[str, Any]) -> StructuredOutputSpec:
     """`response_format` is about text, of which an answer that must be a call has none; clients
     give it beside a function with the same schema."""
-    fields = [one.field.partition(".")[0] for one in format_specs(request)]
+    fields = [spec.field.partition(".")[0] for spec in format_specs(request)]
     return _structural_tag(form)._replace(settles_format=fields == ["response_format"])
 
 
-def _schema_beside_calls(asked: StructuredOutputSpec) -> Any:
+def _schema_beside_calls(spec: StructuredOutputSpec) -> Any:
     """The schema for answers without calls."""
-    if asked.kind != "json_schema":
-        how = " whose strict is false" if asked.kind == "open_json_schema" else ""
+    if spec.kind != "json_schema":
+        how = " whose strict is false" if spec.kind == "open_json_schema" else ""
         raise InvalidRequestError(
-            f"tools: given beside {asked.field}{how}; allowed: beside a JSON schema whose strict "
+            f"tools: given beside {spec.field}{how}; allowed: beside a JSON schema whose strict "
             'is not false, or with tool_choice "none"',
             "tools",
         )
-    return json.loads(asked.text)
+    return json.loads(spec.text)
 
 
 def _checked(schemas: Mapping[str, Any]) -> dict[str, Any]:

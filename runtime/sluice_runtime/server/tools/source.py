@@ -1,7 +1,6 @@
 """Growing text, for parsers written as generators: they yield when they need more.
 
-Text read since the last `mark` is kept, because it may turn out to be ordinary text. Knows no
-format.
+Text read since the last `mark` is kept, because it may turn out to be ordinary text.
 """
 
 from __future__ import annotations
@@ -95,17 +94,18 @@ class Source:
         end of the text."""
         while True:
             rest = self.rest()
-            found = min(
-                [(at, one) for one in literals if (at := rest.find(one)) >= 0], default=None
+            first = min(
+                [(at, literal) for literal in literals if (at := rest.find(literal)) >= 0],
+                default=None,
             )
-            if found is not None:
-                sink(strip(rest[: found[0]]))
-                self._at += found[0]
+            if first is not None:
+                sink(strip(rest[: first[0]]))
+                self._at += first[0]
                 self.mark()
-                self._at = len(found[1])
-                return found[1]
-            held = possible_start(rest, literals)
-            certain = strip(rest[: len(rest) - held])
+                self._at = len(first[1])
+                return first[1]
+            held_characters = possible_start(rest, literals)
+            certain = strip(rest[: len(rest) - held_characters])
             sink(certain)
             self._at += len(certain)
             self.mark()

@@ -1,7 +1,4 @@
-"""Arguments written as plain text between tags, converted to JSON of the type in the schema.
-
-Knows no call.
-"""
+"""Arguments written as plain text between tags, converted to JSON of the type in the schema."""
 
 from __future__ import annotations
 

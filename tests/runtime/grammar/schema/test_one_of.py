@@ -90,7 +90,7 @@ def test_an_answer_may_fit_several_alternatives() -> None:
 )
 def test_calls_are_held_to_it(parameters: dict[str, Any]) -> None:
     schema = usable_schema(object_schema(parameters, "parameters"))
-    form = HERMES.grammar.calls({"f": schema}, {}, one=True)
+    form = HERMES.grammar.calls({"f": schema}, {}, at_most_one=True)
     compiled("tags", json.dumps({"type": "structural_tag", "format": form}))
 
 

@@ -17,7 +17,7 @@ from sluice_runtime.server.generation import BegunChoice, ChoiceReader, Drawn, r
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.protocol import StreamOptions
 from sluice_runtime.server.reasoning.formats import form_of
-from sluice_runtime.server.response_writers import ChatShape, Chunks, Envelope, Usage
+from sluice_runtime.server.response_writers import ChatShape, ChunkWriter, Envelope, Usage
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import (
     HERMES,
@@ -79,19 +79,19 @@ class Sent:
     def __init__(self, begun: BegunChoice | None = None) -> None:
         options = StreamOptions(include_usage=True)
         envelope = Envelope("chatcmpl-1", 1, "m")
-        self.chunks = Chunks(ChatShape(), envelope, Usage([2], 1), options)
+        self.chunks = ChunkWriter(ChatShape(), envelope, Usage([2], 1), options)
         self.text, self.reasoning, self.roles, self.reasons = "", "", 0, []  # type: ignore[var-annotated]
         self.calls: dict[int, dict[str, Any]] = {}
         self.scores: list[Any] = []
         self.ids: list[int] = []
         if begun is not None:
-            self.chunks.passed(begun)
+            self.chunks.skip_sent(begun)
             for piece in begun.unsent:
                 self.take(piece)
 
     def take(self, piece: Any) -> None:
         self.ids += piece.drawn_ids
-        if chunk := self.chunks.of(piece):
+        if chunk := self.chunks.chunk(piece):
             (choice,) = msgspec.json.decode(msgspec.json.encode(chunk))["choices"]
             self._join(choice)
 
@@ -112,7 +112,7 @@ class Sent:
             self.reasons.append(choice["finish_reason"])
 
     def usage(self) -> Any:
-        last = self.chunks.last()
+        last = self.chunks.final_chunk()
         assert last is not None
         return last["usage"]
 

@@ -48,7 +48,7 @@ def test_another_model_is_another(changed: dict[str, Any]) -> None:
         {"tokenizer_digest": "u"},
         {"tool_format": format_of("", "hermes")},
         {"reasoning_form": form_of("", "qwen3")},
-        {"formless": "bytes"},
+        {"structured_output_unavailable": "bytes"},
     ],
 )
 def test_other_text_is_another(changed: dict[str, Any]) -> None:
