@@ -227,10 +227,7 @@ class StopStrings:
 
     def push(self, text: str, *, honoured: bool = True) -> str:
         """The text that surely belongs to the answer; "" once a stop string was found. With
-        `honoured` false, stop strings are ordinary text.
-
-        One that ends in text which is not `honoured` is text like any other.
-        """
+        `honoured` false, a stop string that ends in this text is ordinary text."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         pending = self._held + text

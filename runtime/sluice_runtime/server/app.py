@@ -73,7 +73,7 @@ _LOADING: Final = {
 
 def make_app(service: Service, *, with_metrics: bool = True) -> ASGIApp:
     """The whole application; the gate is outside, so that every response has its request id.
-    `with_metrics`: no other port answers /metrics."""
+    `with_metrics`: whether /metrics is served here, since no other port does."""
     app = GateMiddleware(routes_of(service, with_metrics=with_metrics), service.gate)
     cors = service.identity.cors
     if cors is None:

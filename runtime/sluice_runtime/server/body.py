@@ -104,7 +104,7 @@ def refuse_heavy(kind: type[RequestModel], body: bytes, prompt_tokens: int) -> N
 
     Raises:
         InvalidRequestError: the body holds too many values; `param` is the field that does.
-        MistakenError: besides, it is no JSON object.
+        MistakenError: it is no JSON object.
     """
     if len(body) <= LIGHT_BYTES:
         return
@@ -171,7 +171,7 @@ def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
 
 
 def _validated(kind: type[ModelT], fields: Mapping[str, Any], *, strict: bool) -> ModelT:
-    if strict and len(fields) > len(kind.model_fields):  # a finding for each takes long
+    if strict and len(fields) > len(kind.model_fields):  # one error for each would take long
         known = known_keys(kind, ())
         raise _unknown_field(kind, [next(key for key in fields if key not in known)])
     try:
@@ -182,7 +182,7 @@ def _validated(kind: type[ModelT], fields: Mapping[str, Any], *, strict: bool) -
 
 def _json_object(body: bytes) -> dict[str, Any]:
     value = None
-    # Whatever begins otherwise is refused unparsed: a list of a million lists costs a second.
+    # Anything but an object is refused unparsed: parsing a list of a million lists takes a second.
     if body.lstrip()[:1] == b"{":
         with suppress(ValueError):
             value = pydantic_core.from_json(body, allow_inf_nan=False)

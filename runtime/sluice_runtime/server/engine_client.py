@@ -182,9 +182,9 @@ class EngineClient:
         """How far the model was read, as last reported."""
         self.load: Load | None = None
         self._drawn = asyncio.Event()
-        """Set, and replaced, when a step has drawn a token."""
+        """Set, and replaced by a new one, when a step has sampled a token."""
         self._reported = asyncio.Event()
-        """The same, when a load has come."""
+        """Set, and replaced by a new one, when a load has come."""
 
     async def run(self) -> EngineFailed:
         """Reads until the engine has failed, ended or hung; by then every stream has received its
@@ -216,8 +216,8 @@ class EngineClient:
         return ENGINE_DIED
 
     async def _until_silent(self) -> None:
-        """Returns when an engine that was ready hangs. Looks are counted, not only seconds: after
-        this process itself stood still, what the engine sent meanwhile is still to be read."""
+        """Returns when an engine that was ready hangs. Counts looks, not only seconds: after this
+        process itself was suspended, it has yet to read what the engine sent meanwhile."""
         await self.became_ready.wait()
         last_message, silent_looks = self._last_message_seconds, 0
         while silent_looks * _LOOK_SECONDS < SILENCE_SECONDS:
@@ -234,14 +234,14 @@ class EngineClient:
         Raises:
             UnavailableError: there is no engine that could run them.
             InvalidRequestError: the engine never holds so many at once.
-            OverloadedError: so many cannot be taken now.
+            OverloadedError: the queue has no place for so many now.
         """
         self.check_capacity(len(choices), choices[0].tenant)
         return [self._open(choice, names, observed=observed) for choice in choices]
 
     def check_capacity(self, choices: int, tenant: str) -> None:
-        """Refuses what the engine would accept only in part, what never fits, and what would join a
-        queue that is already full, or what its tenant may have of it. Raises as `open_all`."""
+        """Refuses choices that never fit all at once, or for which the queue or the tenant's part
+        of it has no place now. Raises as `open_all`."""
         ready = self.ready
         if ready is None or self.failure is not None:
             raise UnavailableError("the model is not loaded")

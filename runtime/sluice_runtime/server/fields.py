@@ -66,7 +66,7 @@ def _by_token_id(biases: dict[str, float]) -> dict[str, float]:
 
 
 def _few(biases: object) -> object:
-    """Checked before the values, which would each produce a finding."""
+    """Checked before the values, each of which could produce an error."""
     if isinstance(biases, dict) and len(biases) > MAX_BIASED_TOKENS:
         raise ValueError(f"an object of at most {MAX_BIASED_TOKENS} items")
     return biases

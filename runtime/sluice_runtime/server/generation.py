@@ -43,7 +43,7 @@ class Caller:
     names: tuple[str, ...] = ()
     """Names by which the request may be aborted."""
     prefill: PrefillEngine | None = None
-    """Who computes the prompts, if that is another engine."""
+    """The engine that computes the prompts, if it is another one."""
     traceparent: str = ""
     """As it came; empty if it is none."""
 
@@ -63,7 +63,7 @@ class Generator:
         return ChoiceReader(plan, self.tokenizer, self.texts, f"{response_id}/{plan.index}")
 
     async def pieces(
-        self, choices: Sequence[BegunChoice], caller: Caller
+        self, choices: Sequence[ResumableChoice], caller: Caller
     ) -> AsyncGenerator[Piece, None]:
         """The pieces that the engine generates for all choices, in the order in which they come.
 
@@ -101,7 +101,7 @@ class Generator:
             if piece.finish_reason is not None:
                 return
 
-    def _message(self, choice: BegunChoice, caller: Caller) -> Generate:
+    def _message(self, choice: ResumableChoice, caller: Caller) -> Generate:
         plan = choice.reader.plan
         return Generate(
             request_id=self.draw_id(),
@@ -175,13 +175,13 @@ class ChoiceReader:
 
 
 @dataclass(frozen=True)
-class BegunChoice:
-    """A choice and what another engine generated of it."""
+class ResumableChoice:
+    """A choice, new or with what another engine generated of it."""
 
     reader: ChoiceReader
     ids: Sequence[int] = ()
     pieces: tuple[Piece, ...] = ()
-    """All that the ids say, in two pieces at most: the last token may end the answer."""
+    """The text of the ids, in at most two pieces: the last token may end the answer."""
     finished: bool = False
     """Whether its end was sent, too."""
 
@@ -207,8 +207,8 @@ class BegunChoice:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Tokens of one choice that another engine drew."""
+class EarlierTokens:
+    """Tokens of one choice that another engine generated."""
 
     ids: Sequence[int]
     scores: Sequence[TokenLogprob] = ()
@@ -217,12 +217,12 @@ class Drawn:
     finished: bool = field(default=False, kw_only=True)
 
 
-def replay(reader: ChoiceReader, drawn: Drawn) -> BegunChoice | None:
-    """The choice where the other engine left it; None if the ids go on behind its end."""
+def replay(reader: ChoiceReader, drawn: EarlierTokens) -> ResumableChoice | None:
+    """The choice where the other engine left it; None if the ids continue after its end."""
     ids, plan = drawn.ids, reader.plan
     pieces: list[Piece] = []
     if not ids:
-        return BegunChoice(reader, finished=drawn.finished)
+        return ResumableChoice(reader, finished=drawn.finished)
     last = len(ids) - 1
     steps: list[tuple[int, int, FinishReason | None]] = [(last, len(ids), _end(plan, ids))]
     for start, end, reason in [(0, last, None), *steps] if last else steps:
@@ -238,7 +238,7 @@ def replay(reader: ChoiceReader, drawn: Drawn) -> BegunChoice | None:
         pieces.append(replace(reader.push(delta), drawn_ids=(), drawn_scores=()))
     if len(ids) > plan.max_tokens or not set(plan.stop_token_ids).isdisjoint(ids[:-1]):
         return None
-    return BegunChoice(reader, ids, tuple(pieces), drawn.finished)
+    return ResumableChoice(reader, ids, tuple(pieces), drawn.finished)
 
 
 def _end(plan: ChoicePlan, ids: Sequence[int]) -> FinishReason | None:

@@ -47,14 +47,14 @@ from sluice_runtime.server.body import (
 )
 from sluice_runtime.server.failures import error_body, log_unforeseen
 from sluice_runtime.server.fields import AnsweredRequest
-from sluice_runtime.server.generation import BegunChoice, Caller, Generator
+from sluice_runtime.server.generation import Caller, Generator, ResumableChoice
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.request_span import RequestSpan, request_span
 from sluice_runtime.server.response_writers import Envelope, NamedEvents, Usage, Writer, is_light
 from sluice_runtime.server.resumption import (
     MAX_HEAD_BYTES,
-    begun_choices,
     prompt_hash,
+    resumable_choices,
     split_call,
     streamed_events,
     whole_event,
@@ -94,7 +94,7 @@ class PlannedRequest(NamedTuple):
     """A request that was parsed and planned."""
 
     request: AnsweredRequest
-    choices: list[BegunChoice]
+    choices: list[ResumableChoice]
     envelope: Envelope
     ignored: list[str]
     """Names of unknown fields, quoted for a header and a log."""
@@ -195,9 +195,9 @@ class RequestHandler:
         start = None
         if signed.private:
             start = self._start(envelope, plans, parsed.choices, adapter)
-            choices = begun_choices(plans, start, resume, planner.vocabulary_size, read)
+            choices = resumable_choices(plans, start, resume, planner.vocabulary_size, read)
         else:
-            choices = [BegunChoice(read(plan)) for plan in plans]
+            choices = [ResumableChoice(read(plan)) for plan in plans]
         return PlannedRequest(
             parsed, choices, envelope.named(parsed.requested_model), ignored, start
         )
@@ -285,7 +285,7 @@ class RequestHandler:
             async with aclosing(pieces):
                 async for piece in pieces:
                     if span is not None:
-                        span.token()
+                        span.token_arrived()
                     yield piece
                     if piece.finish_reason is not None:
                         running -= 1

@@ -34,7 +34,7 @@ async def draw_token(client: EngineClient, now: float, seconds: float = TOKEN_SE
         probe = client.open(_probe(now), observed=False)
     try:
         async with asyncio.timeout(seconds):
-            await _first(client.token_drawn(), *([probe.next()] if probe else []))
+            await _first_done(client.token_drawn(), *([probe.next()] if probe else []))
     except TimeoutError:
         raise UnavailableError(f"the engine drew no token within {seconds:g} s") from None
     finally:
@@ -53,8 +53,8 @@ def _probe(now: float) -> Generate:
     )
 
 
-async def _first(*awaited: Coroutine[Any, Any, object]) -> None:
-    """Returns with the first that ends, and raises what it raised."""
+async def _first_done(*awaited: Coroutine[Any, Any, object]) -> None:
+    """Returns when the first one ends; raises its error."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in awaited]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

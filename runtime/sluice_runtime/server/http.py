@@ -47,7 +47,7 @@ def listen(host: str, port: int, key: str = "server.port") -> socket.socket:
     """A bound, listening socket; `key`: what says the port.
 
     Raises:
-        InvalidConfigError: the address cannot be had.
+        InvalidConfigError: it cannot listen on this address.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -70,8 +70,8 @@ def url_of(listener: socket.socket) -> str:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, but it answers bytes that are no HTTP request with OpenAI's error JSON,
-    and closes a connection whose request head is not complete in time."""
+    """uvicorn's protocol, with OpenAI's error JSON for bytes that are no HTTP request; closes a
+    connection whose request head is not complete in time."""
 
     head_seconds: ClassVar[float] = HEAD_SECONDS
     _head_timer: asyncio.TimerHandle | None = None
@@ -156,7 +156,7 @@ class Gate:
 
     def __init__(self) -> None:
         self.closed = False
-        self.inside = 0
+        self.in_progress = 0
         """Requests in progress."""
         self._changed = asyncio.Condition()
 
@@ -167,7 +167,7 @@ class Gate:
     async def emptied(self) -> None:
         """Returns when no request is in progress."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self.inside == 0)
+            await self._changed.wait_for(lambda: self.in_progress == 0)
 
     async def enter(self) -> None:
         """Counts one more request.
@@ -177,12 +177,12 @@ class Gate:
         """
         if self.closed:
             raise UnavailableError("the server drains; ask another replica")
-        self.inside += 1
+        self.in_progress += 1
 
     async def leave(self) -> None:
         """Counts one request less."""
         async with self._changed:
-            self.inside -= 1
+            self.in_progress -= 1
             self._changed.notify_all()
 
 

@@ -30,10 +30,10 @@ from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
 from sluice_runtime.server.http import Gate, HttpServer, listen, url_of
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText
-from sluice_runtime.server.reasoning.formats import form_of
+from sluice_runtime.server.reasoning.formats import reasoning_format_of
 from sluice_runtime.server.sampling_plan import defaults_from
 from sluice_runtime.server.service import Clocks, Identity, Service
-from sluice_runtime.server.tools.formats import format_of
+from sluice_runtime.server.tools.formats import tool_format_of
 from sluice_runtime.wire.messages import EngineFailed
 from sluice_runtime.wire.transport import ApiLink
 
@@ -45,7 +45,7 @@ TEXT_THREADS: Final = 2
 """Threads that parse, tokenise and write what is too long for the event loop. The tokenizer keeps a
 cache for each, and Python runs one at a time anyway."""
 _LAST_WORDS_SECONDS: Final = 2.0
-"""How long the last error events may take to reach their clients."""
+"""Time for the last error events to reach their clients."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,10 +95,10 @@ async def _live(
     loading = asyncio.create_task(_become_ready(service, config, url))
     stop_signal = asyncio.create_task(signals.get())
     try:
-        await _first(engine, stop_signal, loading)
+        await _first_done(engine, stop_signal, loading)
         if loading.done():
             loading.result()
-            await _first(engine, stop_signal)
+            await _first_done(engine, stop_signal)
         if not engine.done():
             await _drain(service, config.server.drain_seconds, engine, signals)
         return await _leave(service, engine)
@@ -137,12 +137,12 @@ def _model_text(config: EngineConfig) -> ModelText:
     if left_out:
         _log.warning("generation_config.json: not implemented, left out: %s", ", ".join(left_out))
     template = load_chat_template(files)
-    form = format_of(template.source if template else "", config.tool_call_format)
+    form = tool_format_of(template.source if template else "", config.tool_call_format)
     if form is not None and template is not None and not template.shows_tools:
         _log.warning(
             "the model's chat template shows no tools: a request's tools are not shown to it"
         )
-    reasoning = form_of(template.source if template else "", config.reasoning_format)
+    reasoning = reasoning_format_of(template.source if template else "", config.reasoning_format)
     return ModelText(
         load_tokenizer(files),
         template,
@@ -172,7 +172,7 @@ async def _drain(
     _log.info(
         "draining: new requests are refused, %d in flight may take %g s; "
         "a second signal (Ctrl-C) ends them at once",
-        service.gate.inside,
+        service.gate.in_progress,
         drain_seconds,
     )
     service.gate.close()
@@ -181,7 +181,7 @@ async def _drain(
     hurried = asyncio.create_task(signals.get())
     emptied = asyncio.create_task(_emptied(service))
     try:
-        await _first(engine, hurried, emptied, seconds=drain_seconds)
+        await _first_done(engine, hurried, emptied, seconds=drain_seconds)
     finally:
         hurried.cancel()
         emptied.cancel()
@@ -259,5 +259,5 @@ def _signals() -> asyncio.Queue[signal.Signals]:
     return received
 
 
-async def _first(*tasks: asyncio.Task[Any], seconds: float | None = None) -> None:
+async def _first_done(*tasks: asyncio.Task[Any], seconds: float | None = None) -> None:
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

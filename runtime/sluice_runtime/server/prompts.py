@@ -149,7 +149,7 @@ class Planner:
     unix_seconds: float
     """When the answer began: a chat template may write the date."""
     adapter: str = ""
-    """As in `ChoicePlan`."""
+    """Key of the adapter that the answer is generated with, if any."""
     max_choices: int = DEFAULT_MAX_CHOICES_PER_REQUEST
     """Most answers that one request may ask for."""
 
@@ -206,7 +206,7 @@ class Planner:
         free = calls is not None and not (calls.calls_only or calls.calls_or_format)
         if form is None or not (grammar is None or free):
             return None
-        return form.of_answer(prompt, self.text.tokenizer.special_id)
+        return form.for_prompt(prompt, self.text.tokenizer.special_id)
 
     def unread_options(self, request: AnsweredRequest, *, strict: bool) -> list[str]:
         """Names in `chat_template_kwargs` that the model's chat template does not read.

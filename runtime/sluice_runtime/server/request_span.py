@@ -27,7 +27,7 @@ class RequestSpan:
     role: Role
     first_seconds: float | None = None
 
-    def token(self) -> None:
+    def token_arrived(self) -> None:
         """A piece of the answer has come."""
         if self.first_seconds is None:
             self.first_seconds = self.clock()

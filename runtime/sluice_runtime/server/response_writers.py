@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from sluice_runtime.server.answer_text import Piece, joined
-from sluice_runtime.server.generation import BegunChoice
+from sluice_runtime.server.generation import ResumableChoice
 from sluice_runtime.server.protocol import GenerationRequest, StreamOptions
 from sluice_runtime.server.token_text import ScoredToken, TokenText
 from sluice_runtime.server.tools.calls import CallPart
@@ -205,7 +205,7 @@ class Writer(Protocol):
     def chunk(self, piece: Piece) -> dict[str, Any] | NamedEvents | None:
         """What is sent of a piece; None when there is nothing to send."""
 
-    def skip_sent(self, choice: BegunChoice) -> None:
+    def skip_sent(self, choice: ResumableChoice) -> None:
         """Counts what another engine has sent of a choice, and writes none of it."""
 
     def final_chunk(self) -> dict[str, Any] | NamedEvents | None:
@@ -245,7 +245,7 @@ class ChunkWriter:
             more["usage"] = None
         return self.envelope.around(self.shape.chunk_object, choices, **more)
 
-    def skip_sent(self, choice: BegunChoice) -> None:
+    def skip_sent(self, choice: ResumableChoice) -> None:
         """Counts what another engine has sent of a choice, and writes none of it."""
         for piece in choice.sent:
             self.chunk(piece)

@@ -32,18 +32,18 @@ from sluice_contract.wire.private_calls import (
 
 from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.failures import MistakenError
-from sluice_runtime.server.generation import BegunChoice, ChoiceReader, Drawn, replay
+from sluice_runtime.server.generation import ChoiceReader, EarlierTokens, ResumableChoice, replay
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.response_writers import Writer, is_light
 from sluice_runtime.server.streaming import CommentedEvent
 from sluice_runtime.wire.messages import TokenLogprob
 
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
-"""Besides the client's body; with logprobs a token takes up to 700."""
+"""Bytes of a private call besides the client's body; a token with logprobs takes up to 700."""
 
 
 _MAX_WAITING_TOKENS: Final = 16
-"""Tokens that may wait for an event to travel with; those are drawn again after a failure."""
+"""Tokens that may wait for the next event; after a failure they are generated again."""
 Pieces = AsyncGenerator[Piece, None]
 
 
@@ -64,27 +64,27 @@ def split_call(body: bytes, max_client_bytes: int) -> tuple[CallHead, bytes]:
 
 
 def prompt_hash(prompts: Sequence[Sequence[int]], adapter: str = "") -> str:
-    """Of token ids, and of the adapter that goes on with them."""
+    """A hash of the prompts' token ids and of the adapter that goes on with them."""
     digest = hashlib.sha256(adapter.encode())
     for prompt in prompts:
         digest.update(array("Q", [len(prompt), *prompt]).tobytes())
     return digest.hexdigest()
 
 
-def begun_choices(
+def resumable_choices(
     plans: Sequence[ChoicePlan],
     own: AnswerStart,
     resume: Resume | None,
     vocabulary_size: int,
     read: Callable[[ChoicePlan], ChoiceReader],
-) -> list[BegunChoice]:
-    """The choices where another engine left them, or new ones. `own`: what this engine would tell.
+) -> list[ResumableChoice]:
+    """The choices where another engine left them, or new ones. `own`: this engine's own start.
 
     Raises:
         MistakenError: 409, this engine would go on from something else; names what differs.
     """
     if resume is None:
-        return [BegunChoice(read(plan)) for plan in plans]
+        return [ResumableChoice(read(plan)) for plan in plans]
     _refuse_mismatch(plans, own, resume, vocabulary_size)
     most = resume.start.max_tokens
     limited = [
@@ -126,12 +126,12 @@ def _refuse_choice_mismatch(
         raise _mismatch(f"{place}.scores", f"{len(choice.scores)} entries", allowed)
 
 
-def _replayed_choice(place: int, reader: ChoiceReader, choice: ChoiceSoFar) -> BegunChoice:
+def _replayed_choice(place: int, reader: ChoiceReader, choice: ChoiceSoFar) -> ResumableChoice:
     scores = [
         TokenLogprob(token, score.logprob, score.rank, score.top)
         for token, score in zip(choice.ids, choice.scores, strict=False)
     ]
-    drawn = Drawn(choice.ids, scores, choice.cached, finished=choice.finished)
+    drawn = EarlierTokens(choice.ids, scores, choice.cached, finished=choice.finished)
     begun = replay(reader, drawn)
     if begun is None or (choice.finished and choice.ids and not begun.complete):
         ends = "behind" if begun is None else "before"
@@ -146,7 +146,7 @@ def _mismatch(key: str, value: str, allowed: str) -> MistakenError:
 
 
 class CommentNotes:
-    """What the next comment says."""
+    """Collects what the next event's comment says."""
 
     def __init__(self, start: AnswerStart) -> None:
         self._start: AnswerStart | None = start
@@ -158,16 +158,16 @@ class CommentNotes:
 
     @property
     def due(self) -> bool:
-        """Whether they should not wait for the next event."""
+        """Whether the comment is to be sent now, even without an event."""
         return self._start is not None or self._tokens >= _MAX_WAITING_TOKENS
 
     def finished(self, piece: Piece) -> None:
-        """Notes a piece that may be the last one that is sent of its choice."""
+        """Notes the end of a choice, if this piece is its last one."""
         if piece.finish_reason is not None:
             self._finished.append(piece.index)
 
     def add(self, piece: Piece) -> None:
-        """Notes what a piece is made of."""
+        """Notes the tokens of a piece."""
         if not piece.drawn_ids:
             return
         self._tokens += len(piece.drawn_ids)
@@ -178,7 +178,7 @@ class CommentNotes:
             self._cached.append((piece.index, piece.cached_tokens))
 
     def take(self, *, last: bool = False) -> EventComment:
-        """Returns and forgets them."""
+        """The comment; what it says is forgotten here."""
         comment = EventComment(
             self._start,
             list(self._ids.items()),
@@ -197,13 +197,13 @@ def _score(score: TokenLogprob) -> Score:
 
 
 async def streamed_events(
-    writer: Writer, choices: Sequence[BegunChoice], pieces: Pieces, start: AnswerStart
+    writer: Writer, choices: Sequence[ResumableChoice], pieces: Pieces, start: AnswerStart
 ) -> AsyncGenerator[CommentedEvent, None]:
     """The events of an answer that is streamed, from where another engine left it."""
     notes = CommentNotes(start)
     for choice in choices:
         writer.skip_sent(choice)
-    async with aclosing(_with_begun([p for c in choices for p in c.unsent], pieces)) as all_pieces:
+    async with aclosing(_with_unsent([p for c in choices for p in c.unsent], pieces)) as all_pieces:
         async for piece in all_pieces:
             notes.add(piece)
             notes.finished(piece)
@@ -216,12 +216,12 @@ async def streamed_events(
 
 async def whole_event(
     encode: Callable[[Sequence[Piece]], bytes],
-    choices: Sequence[BegunChoice],
+    choices: Sequence[ResumableChoice],
     pieces: Pieces,
     start: AnswerStart,
 ) -> AsyncGenerator[CommentedEvent, None]:
-    """The one event of an answer that is not streamed; comments before it tell how far it is. With
-    a scored prompt they tell no ids: the next engine begins anew, since it has to score it."""
+    """The one event of an answer that is not streamed; comments before it say how far it is. With
+    a scored prompt they name no ids: the next engine has to score it, and so starts again."""
     notes = CommentNotes(start)
     again = any(choice.reader.plan.engine_prompt_logprobs >= 0 for choice in choices)
     collected = [piece for choice in choices for piece in choice.pieces]
@@ -236,7 +236,7 @@ async def whole_event(
     yield CommentedEvent(notes.take(last=True), msgspec.Raw(body))
 
 
-async def _with_begun(unsent: Sequence[Piece], pieces: Pieces) -> Pieces:
+async def _with_unsent(unsent: Sequence[Piece], pieces: Pieces) -> Pieces:
     async with aclosing(pieces):
         for piece in unsent:
             yield piece

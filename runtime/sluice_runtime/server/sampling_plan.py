@@ -54,7 +54,7 @@ def defaults_from(
 
 _NOT_HONOURED: Final = {"no_repeat_ngram_size": 0, "do_sample": True}
 """Keys of generation_config.json that would change tokens, with the value that does not. vLLM and
-SGLang sample in spite of `do_sample: false`, too: greedy is a request's temperature 0."""
+SGLang also sample with `do_sample: false`: a request gets greedy decoding with temperature 0."""
 
 
 def sampling_of(
@@ -125,15 +125,15 @@ MAX_SCORED_VALUES: Final = 1_000_000
 """In all choices; each takes 60 to 100 bytes of the response, which is built in memory."""
 
 MAX_ANSWER_SCORES: Final = 3_000_000
-"""In all answers, which take so long to compute that these come bit by bit: one of 131,072 tokens
-may have 20 logprobs beside each."""
+"""In all answers: one of 131,072 tokens may have 20 logprobs besides each token's own. Answers take
+long to compute, so these values do not come all at once."""
 
 
 def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]) -> None:
     """`prompt_lengths`: tokens of each prompt.
 
     Raises:
-        InvalidRequestError: more values of prompts would be told; `param` is the field that asks.
+        InvalidRequestError: the prompts would have more values; `param` requests them.
     """
     requested = {
         "prompt_logprobs": request.prompt_logprobs,
@@ -154,10 +154,10 @@ def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]
 
 
 def scored_answer_tokens(request: GenerationRequest, answers: int) -> int | None:
-    """How many tokens each of so many answers may have for its logprobs; None: none are told.
+    """How many tokens each of so many answers may have for its logprobs; None: it has none.
 
     Raises:
-        InvalidRequestError: the request asks for more; `param` is the field that limits them.
+        InvalidRequestError: the request allows more; `param` is the field that limits them.
     """
     top = request.output_logprobs
     if top < 0:

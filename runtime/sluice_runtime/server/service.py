@@ -68,9 +68,9 @@ class Identity:
     pool_revision: str | None = None
     """Of the pool that the pod belongs to; None outside a cluster."""
     handover_keys: Keys | None = field(default=None, repr=False)
-    """What the router signs with; a decode engine has some."""
+    """Keys of the router's signatures; a decode engine needs them."""
     requires_signature: bool = False
-    """Whether nobody but the service's router is served."""
+    """Whether only requests that the service's router has signed are served."""
     accelerator: Accelerator = field(default_factory=Accelerator)
     """What the engine computes on."""
     aliases: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Identity:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the model may be called in requests."""
+        """The names by which requests may call the model."""
         return (self.model, *self.aliases)
 
 
@@ -240,9 +240,12 @@ def _queues(handover: HandoverLoad | None) -> DisaggregationQueues:
 
 
 def answer_identity(fingerprint: KvFingerprint, served_name: str, text: ModelText) -> str:
-    """Opaque, of all that the next tokens and their text depend on besides the request: the model
-    and its type, its tokenizer, its sampling defaults, how it writes tool calls and reasoning,
-    and its name in answers. Not of the shape of KV pages."""
+    """Equal on all engines that may go on with each other's answers; opaque.
+
+    A hash of what the next tokens and their text depend on besides the request: the model and its
+    type, its tokenizer, its sampling defaults, its formats of tool calls and reasoning, and its
+    name in answers. The shape of KV pages has no part in it. Nor has the chat template: it makes
+    the prompt, whose hash is compared with each resume."""
     facts = (
         served_name,
         fingerprint.model,

@@ -67,8 +67,8 @@ class SignedHeaders(NamedTuple):
 
 @dataclass(frozen=True)
 class SignatureCheck:
-    """Verifies the router's signature. `keys`: None, and nobody may sign. `required`: whether
-    nobody but the router is served."""
+    """Verifies the router's signature. `keys`: None if there are none, and then no header is
+    accepted. `required`: whether only signed requests are served."""
 
     unix_clock: Callable[[], float]
     keys: Keys | None = None

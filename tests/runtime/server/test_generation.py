@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.model.tokenizer import ByteTokenizer
-from sluice_runtime.server.generation import BegunChoice, ChoiceReader, Drawn, replay
+from sluice_runtime.server.generation import ChoiceReader, EarlierTokens, ResumableChoice, replay
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.protocol import StreamOptions
-from sluice_runtime.server.reasoning.formats import form_of
+from sluice_runtime.server.reasoning.formats import reasoning_format_of
 from sluice_runtime.server.response_writers import ChatShape, ChunkWriter, Envelope, Usage
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import (
@@ -49,12 +49,12 @@ PARTS = [
     "<think>",
     "</think>",
 ]
-THINKING = form_of("", "qwen3")
+THINKING = reasoning_format_of("", "qwen3")
 assert THINKING is not None
 NO_IDS: dict[str, int] = {}
 REASONING = [
     None,
-    *(THINKING.of_answer(prompt, NO_IDS.get) for prompt in ("", "<think>")),
+    *(THINKING.for_prompt(prompt, NO_IDS.get) for prompt in ("", "<think>")),
 ]
 FORMATS = [None, HERMES, QWEN3_CODER, MISTRAL, MISTRAL_NAMED, LLAMA3]
 
@@ -76,7 +76,7 @@ def scores_of(ids: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
 class Sent:
     """A stream as the client has it, joined."""
 
-    def __init__(self, begun: BegunChoice | None = None) -> None:
+    def __init__(self, begun: ResumableChoice | None = None) -> None:
         options = StreamOptions(include_usage=True)
         envelope = Envelope("chatcmpl-1", 1, "m")
         self.chunks = ChunkWriter(ChatShape(), envelope, Usage([2], 1), options)
@@ -154,7 +154,7 @@ def test_before_and_after_are_the_whole(form: ToolFormat | None, data: st.DataOb
         before = Sent()
         finished = stream(before, reader_of(form, fields, len(tokens)), steps[:cut], 1)
         ids = tuple(before.ids)
-        drawn = Drawn(ids, scores_of(ids), 1, finished=finished)
+        drawn = EarlierTokens(ids, scores_of(ids), 1, finished=finished)
         begun = replay(reader_of(form, fields, len(tokens)), drawn)
         assert begun is not None
         after = Sent(begun)

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.server.reasoning.formats import FORMS, ReasoningForm, form_of
-from sluice_runtime.server.reasoning.parser import Parted
+from sluice_runtime.server.reasoning.formats import FORMS, ReasoningForm, reasoning_format_of
+from sluice_runtime.server.reasoning.parser import SeparatedText
 
 DEEPSEEK, QWEN3, MISTRAL = FORMS
 NOT_STARTED = "<|im_start|>assistant\n"
@@ -24,30 +24,30 @@ NOT_STARTED = "<|im_start|>assistant\n"
     ],
 )
 def test_families_are_known_by_their_template(template: str, form: ReasoningForm | None) -> None:
-    assert form_of(template) is form
+    assert reasoning_format_of(template) is form
 
 
 def test_a_format_may_be_named_or_turned_off() -> None:
-    assert form_of("</think>", "deepseek-r1") is DEEPSEEK
-    assert form_of("", "mistral") is MISTRAL
-    assert form_of("</think>", "none") is None
+    assert reasoning_format_of("</think>", "deepseek-r1") is DEEPSEEK
+    assert reasoning_format_of("", "mistral") is MISTRAL
+    assert reasoning_format_of("</think>", "none") is None
 
 
 NO_IDS: dict[str, int] = {}
 """Of tokens: the vocabulary has no markers."""
 
 
-def parted(form: ReasoningForm, prompt: str, pieces: list[str]) -> Parted:
-    found = form.of_answer(prompt, NO_IDS.get)
+def parted(form: ReasoningForm, prompt: str, pieces: list[str]) -> SeparatedText:
+    found = form.for_prompt(prompt, NO_IDS.get)
     assert found is not None
     parser = found.parser()
     parts = [*map(parser.push, pieces), parser.finish()]
-    return Parted("".join(p.reasoning for p in parts), "".join(p.text for p in parts))
+    return SeparatedText("".join(p.reasoning for p in parts), "".join(p.text for p in parts))
 
 
 def counted(form: ReasoningForm, prompt: str, pieces: list[str]) -> int:
     """Tokens of reasoning, where each character is one."""
-    found = form.of_answer(prompt, NO_IDS.get)
+    found = form.for_prompt(prompt, NO_IDS.get)
     assert found is not None
     parser, tokens, begin = found.parser(), 0, 0
     for piece in pieces:
@@ -82,11 +82,11 @@ def test_what_is_reasoning(
 
 def test_a_prompt_that_ends_the_reasoning_leaves_none() -> None:
     for form in FORMS:
-        assert form.of_answer(f"{NOT_STARTED}{form.begin}\n\n{form.end}\n\n", NO_IDS.get) is None
+        assert form.for_prompt(f"{NOT_STARTED}{form.begin}\n\n{form.end}\n\n", NO_IDS.get) is None
 
 
 def test_markers_that_are_special_tokens_are_decoded() -> None:
-    found = MISTRAL.of_answer("[/INST]", {"[THINK]": 0, "[/THINK]": 35}.get)
+    found = MISTRAL.for_prompt("[/INST]", {"[THINK]": 0, "[/THINK]": 35}.get)
     assert found is not None
     assert found.shown_tokens == {0: "[THINK]", 35: "[/THINK]"}
 

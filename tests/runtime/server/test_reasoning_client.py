@@ -11,7 +11,7 @@ import jinja2
 import jsonschema
 import pytest
 from sluice_runtime.model.tokenizer import ChatTemplate
-from sluice_runtime.server.reasoning.formats import form_of
+from sluice_runtime.server.reasoning.formats import reasoning_format_of
 from sluice_runtime.server.tools.formats import HERMES
 
 from tests.runtime.server.conftest import MODEL, Server
@@ -36,7 +36,7 @@ def thinking(server: Server) -> Iterator[Server]:
     options = frozenset({"enable_thinking"})
     template = ChatTemplate(jinja2.Template(SOURCE), {}, SOURCE, options=options)
     server.service.text = replace(
-        text, template=template, tool_format=HERMES, reasoning_form=form_of(SOURCE)
+        text, template=template, tool_format=HERMES, reasoning_form=reasoning_format_of(SOURCE)
     )
     yield server
     server.service.text = text

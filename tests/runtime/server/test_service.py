@@ -11,10 +11,10 @@ from sluice_contract.config.kv_transfer import KvFingerprint
 from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.tokenizer import ByteTokenizer, tokenizer_digest
 from sluice_runtime.server.prompts import ModelText
-from sluice_runtime.server.reasoning.formats import form_of
+from sluice_runtime.server.reasoning.formats import reasoning_format_of
 from sluice_runtime.server.sampling_plan import Defaults
 from sluice_runtime.server.service import answer_identity
-from sluice_runtime.server.tools.formats import format_of
+from sluice_runtime.server.tools.formats import tool_format_of
 
 TEXT = ModelText(ByteTokenizer(), None, Defaults((258,), 0.7), tokenizer_digest="t")
 FINGERPRINT = KvFingerprint(
@@ -46,8 +46,8 @@ def test_another_model_is_another(changed: dict[str, Any]) -> None:
         {"defaults": Defaults((258,), 0.6)},
         {"defaults": Defaults((257,), 0.7)},
         {"tokenizer_digest": "u"},
-        {"tool_format": format_of("", "hermes")},
-        {"reasoning_form": form_of("", "qwen3")},
+        {"tool_format": tool_format_of("", "hermes")},
+        {"reasoning_form": reasoning_format_of("", "qwen3")},
         {"structured_output_unavailable": "bytes"},
     ],
 )

@@ -18,7 +18,7 @@ from sluice_runtime.server.tools.formats import (
     MISTRAL_NAMED,
     QWEN3_CODER,
     ToolFormat,
-    format_of,
+    tool_format_of,
 )
 from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 from sluice_runtime.wire.messages import Grammar
@@ -37,13 +37,13 @@ from sluice_runtime.wire.messages import Grammar
     ],
 )
 def test_families_are_known_by_their_template(template: str, form: ToolFormat | None) -> None:
-    assert format_of(template) is form
+    assert tool_format_of(template) is form
 
 
 def test_a_format_may_be_named() -> None:
-    assert format_of("<tool_call>", "llama3-json") is LLAMA3
-    assert format_of("", "mistral") is MISTRAL
-    assert format_of("[TOOL_CALLS]{{ name }}[ARGS]", "mistral") is MISTRAL_NAMED
+    assert tool_format_of("<tool_call>", "llama3-json") is LLAMA3
+    assert tool_format_of("", "mistral") is MISTRAL
+    assert tool_format_of("[TOOL_CALLS]{{ name }}[ARGS]", "mistral") is MISTRAL_NAMED
 
 
 def tool(name: str, **function: Any) -> dict[str, Any]:

@@ -27,11 +27,11 @@ class ReasoningForm:
     always: bool = False
     """Whether an answer is reasoning from its beginning, even where no marker begins it."""
 
-    def of_answer(
+    def for_prompt(
         self, prompt: str, special_id: Callable[[str], int | None]
     ) -> AnswerReasoning | None:
-        """Of an answer to `prompt`; None where that has ended the reasoning, as templates do it
-        that are told `enable_thinking: false`. `special_id`: a special token's id by name."""
+        """How the answer to `prompt` has its reasoning; None if the prompt has ended it, as
+        templates do with `enable_thinking: false`. `special_id`: a special token's id by name."""
         written = prompt.rstrip()
         if written.endswith(self.end):
             return None
@@ -84,7 +84,9 @@ FORMS: Final = (
 )
 
 
-def form_of(template: str, named: ReasoningFormat | None = None) -> ReasoningForm | None:
+def reasoning_format_of(
+    template: str, named: ReasoningFormat | None = None
+) -> ReasoningForm | None:
     """The format that a chat template uses, if known, or the one that is `named`; "none": none."""
     if named is not None:
         return next((form for form in FORMS if form.name == named), None)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sluice_runtime.server.tools.source import Reading, Source
 
 
-class Parted(NamedTuple):
+class SeparatedText(NamedTuple):
     """What a piece of text is."""
 
     reasoning: str
@@ -33,13 +33,13 @@ class ReasoningParser:
         self._text: list[str] = []
         self._reading = self._read(begin, end, begun)
 
-    def push(self, text: str) -> Parted:
+    def push(self, text: str) -> SeparatedText:
         """What more text surely is."""
         self._source.add(text)
         self._pushed += len(text)
         return self._read_on()
 
-    def finish(self) -> Parted:
+    def finish(self) -> SeparatedText:
         """What was held back until the end."""
         self._source.ended = True
         return self._read_on()
@@ -54,9 +54,9 @@ class ReasoningParser:
         self._uncounted.clear()
         return counted
 
-    def _read_on(self) -> Parted:
+    def _read_on(self) -> SeparatedText:
         next(self._reading, None)
-        parted = Parted("".join(self._reasoning), "".join(self._text))
+        parted = SeparatedText("".join(self._reasoning), "".join(self._text))
         self._reasoning.clear()
         self._text.clear()
         return parted

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from sluice_runtime.server.answer_text import Piece
-from sluice_runtime.server.generation import BegunChoice
+from sluice_runtime.server.generation import ResumableChoice
 from sluice_runtime.server.response_writers import Envelope, NamedEvents, Usage
 from sluice_runtime.server.responses.items import (
     CallItem,
@@ -59,7 +59,7 @@ class ResponseWriter:
         self._cut_off = self._cut_off or piece.finish_reason == "length"
         return NamedEvents(tuple(events)) if events else None
 
-    def skip_sent(self, choice: BegunChoice) -> None:
+    def skip_sent(self, choice: ResumableChoice) -> None:
         """Counts what another engine has sent. It sent smaller pieces in more events, so numbers go
         on from the most that there may have been."""
         for piece in choice.sent:

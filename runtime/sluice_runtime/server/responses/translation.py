@@ -36,7 +36,7 @@ _NAMES: Final = (
     (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
     (re.compile(r"^messages\b"), "input"),
 )
-"""Of a chat's fields, and of those that a client of this route has given."""
+"""A chat's field names, and those that a client of this route knows."""
 
 
 def plan_response(planner: Planner, request: ResponsesRequest) -> list[ChoicePlan]:
@@ -84,8 +84,8 @@ def _format(text_format: TextFormat) -> dict[str, Any]:
 
 
 def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
-    """Calls belong to the assistant's message before them, and reasoning to what is behind it, as
-    in one turn of a chat."""
+    """Joins calls with the assistant's message before them, and reasoning with the message after
+    it, as in one turn of a chat."""
     if request.instructions is not None:
         yield {"role": "system", "content": request.instructions}
     if isinstance(request.input, str):

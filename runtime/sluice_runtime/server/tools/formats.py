@@ -118,7 +118,7 @@ WRAPPING: Final = HERMES
 """The format for models of an unknown family, when a call is required."""
 
 
-def format_of(template: str, named: ToolCallFormat | None = None) -> ToolFormat | None:
+def tool_format_of(template: str, named: ToolCallFormat | None = None) -> ToolFormat | None:
     """The format that a chat template uses, if known; if `named` is given, the best fit among those
     of that name."""
     of_name = [form for form in FORMATS if named in (None, form.name)]

@@ -1,4 +1,4 @@
-"""What a request's tools mean for its prompt, its grammar and the parsing of its answer; pure."""
+"""What a request's tools mean for its prompt, its grammar and the parsing of its answer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def plan_tools(
 
     Raises:
         InvalidRequestError: the choice does not fit the tools, or needs a format not known; or
-            a form is asked for that does not go with them.
+            the requested format cannot be combined with them.
     """
     choice = request.tool_choice
     if not request.tools:
@@ -169,8 +169,8 @@ def _call_spec(
 
 
 def _calls_only(request: ChatRequest, form: dict[str, Any]) -> StructuredOutputSpec:
-    """`response_format` is about text, of which an answer that must be a call has none; clients
-    give it beside a function with the same schema."""
+    """A grammar of calls and nothing else. `response_format` then has no effect, since it is about
+    text; clients send it together with a function of the same schema."""
     fields = [spec.field.partition(".")[0] for spec in format_specs(request)]
     return _structural_tag(form)._replace(settles_format=fields == ["response_format"])
 
