@@ -23,7 +23,7 @@ from sluice_runtime.server.body import parse_body, read_body, refuse_heavy
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.handler import RequestHandler, Route
-from sluice_runtime.server.health import draw_token
+from sluice_runtime.server.health import TokenCheck
 from sluice_runtime.server.http import GateMiddleware
 from sluice_runtime.server.metrics import CONTENT_TYPE
 from sluice_runtime.server.openapi import (
@@ -187,6 +187,7 @@ def _models(service: Service) -> APIRouter:
 def _engine(service: Service) -> APIRouter:
     """Sluice's own routes that talk to the engine."""
     router = APIRouter()
+    check_token = TokenCheck(service.client, service.clocks.monotonic)
 
     @router.post(
         "/abort_request",
@@ -210,7 +211,7 @@ def _engine(service: Service) -> APIRouter:
         """The engine draws a token now, for this request or for any other."""
         if service.gate.closed:
             raise UnavailableError("the server drains")
-        await draw_token(service.client, service.clocks.monotonic())
+        await check_token()
         return JSONResponse({"status": "ok"})
 
     @router.post(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,6 +19,22 @@ from sluice_runtime.wire.messages import Generate, Sampling
 
 TOKEN_SECONDS: Final = 20.0
 """How long one token may take."""
+
+
+class TokenCheck:
+    """One check at a time, whose result all who ask meanwhile share: the route asks for no key."""
+
+    def __init__(self, client: EngineClient, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._clock = clock
+        self._check: asyncio.Task[None] | None = None
+
+    async def __call__(self) -> None:
+        """See `draw_token`."""
+        if self._check is None or self._check.done():
+            self._check = asyncio.ensure_future(draw_token(self._client, self._clock()))
+            self._check.add_done_callback(_retrieve)  # all who asked may have left
+        await asyncio.shield(self._check)
 
 
 async def draw_token(client: EngineClient, now: float, seconds: float = TOKEN_SECONDS) -> None:
@@ -40,6 +56,11 @@ async def draw_token(client: EngineClient, now: float, seconds: float = TOKEN_SE
     finally:
         if probe:
             client.close(probe)
+
+
+def _retrieve(check: asyncio.Task[None]) -> None:
+    if not check.cancelled():
+        check.exception()
 
 
 def _probe(now: float) -> Generate:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sluice_contract.config.router import MAX_PRIORITY
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.server.health import draw_token
+from sluice_runtime.server.health import TokenCheck, draw_token
 from sluice_runtime.wire.messages import Abort, Generate
 
 from tests.runtime.server.conftest import MODEL, Server, until
@@ -154,6 +154,17 @@ async def test_health_generate_draws_a_token(server: Server) -> None:
     (asked,) = server.engine.of(Generate)
     assert isinstance(asked, Generate)
     assert asked.max_tokens == 1
+
+
+async def test_whoever_asks_while_a_token_is_awaited_shares_that_check(server: Server) -> None:
+    server.engine.paused.set()
+    check = TokenCheck(server.service.client, server.service.clocks.monotonic)
+    asked = [asyncio.ensure_future(check()) for _ in range(20)]
+    await until(lambda: bool(server.engine.of(Generate)))
+    asked[0].cancel()
+    server.engine.paused.clear()
+    await asyncio.gather(*asked[1:])
+    assert len(server.engine.of(Generate)) == 1
 
 
 async def test_health_generate_is_less_urgent_than_any_request_and_in_no_metric(

@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
 from pydantic import BaseModel
 from sluice_runtime.errors import UnavailableError
+from sluice_runtime.server.responses.request import ResponsesRequest
 from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.server.conftest import MODEL, Server, running_server
@@ -259,3 +260,13 @@ async def test_unknown_fields_are_named(server: Server) -> None:
     assert answer.status_code == 200
     ignored = set(answer.headers["x-sluice-ignored-fields"].split(", "))
     assert ignored == {"input[].content[].x", "input[].y", "z", "text.w"}
+
+
+async def test_tools_that_a_stream_would_repeat_are_bounded() -> None:
+    request = ResponsesRequest.model_validate(
+        {"model": MODEL, "input": "x", "tools": [WEATHER | {"description": "x" * (1 << 20)}]}
+    )
+    contradiction = request.contradiction()
+    assert contradiction is not None
+    assert contradiction[0] == "tools"
+    assert request.model_copy(update={"tools": []}).contradiction() is None

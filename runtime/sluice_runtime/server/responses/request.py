@@ -138,6 +138,10 @@ Item = Annotated[
 ]
 
 
+MAX_TOOLS_CHARACTERS: Final = 1 << 20
+"""Of all tools, as JSON. A stream repeats them in two events, which are passed on together."""
+
+
 class FunctionTool(Function):
     """One entry of `tools`."""
 
@@ -233,6 +237,12 @@ class ResponsesRequest(AnsweredRequest, SamplingFields, UnusedResponseFields, St
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def contradiction(self) -> tuple[str, str] | None:
+        size = sum(len(tool.model_dump_json()) for tool in self.tools or ())
+        if size > MAX_TOOLS_CHARACTERS:
+            return "tools", (
+                f"{size} characters of JSON; allowed: at most {MAX_TOOLS_CHARACTERS}, since a "
+                "response repeats them"
+            )
         text_format = None if self.text is None else self.text.format
         if text_format is None:
             return None
