@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from sluice_contract.config.engine import EngineConfig
+from sluice_runtime.scheduler.batch import StepShape
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings
-from sluice_runtime.scheduler.step_shape import StepShape
 from sluice_simulator import text
 from sluice_simulator.costs import Cost, cost_named
 from sluice_simulator.device import Device, SimulatedDevice

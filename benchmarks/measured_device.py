@@ -12,8 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.engine.build import Engine
-from sluice_runtime.scheduler.batch import Batch, SampledTokens
-from sluice_runtime.scheduler.step_shape import StepShape, shape_of
+from sluice_runtime.scheduler.batch import Batch, SampledTokens, StepShape, shape_of
 from sluice_simulator.costs import Coefficients, Cost
 from sluice_simulator.rows import SimulatedRows
 from sluice_simulator.traces.request import TraceRequest

@@ -34,9 +34,8 @@ from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.role import Role
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.model.files import resolve
-from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.batch import Batch, FinishedChunk
 from sluice_runtime.scheduler.scheduler import Scheduler
-from sluice_runtime.scheduler.step_outcome import FinishedChunk
 from sluice_runtime.wire.messages import (
     EngineReady,
     Generate,

@@ -17,7 +17,7 @@ from typing import Final
 from pydantic import Field, ValidationError
 from sluice_contract.base import ContractModel, config_error_from
 from sluice_contract.config.accelerators import Accelerator
-from sluice_runtime.scheduler.step_shape import StepShape
+from sluice_runtime.scheduler.batch import StepShape
 
 from sluice_simulator.errors import CostError, UnusableFileError
 

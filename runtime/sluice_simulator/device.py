@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice_runtime.scheduler.batch import Batch, SampledTokens
-from sluice_runtime.scheduler.step_shape import StepShape, shape_of
+from sluice_runtime.scheduler.batch import Batch, SampledTokens, StepShape, shape_of
 
 from sluice_simulator.costs import Cost
 from sluice_simulator.rows import Row, SimulatedRows

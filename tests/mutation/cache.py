@@ -8,7 +8,7 @@ from typing import Final
 from tests.mutation.mutation import CACHE, FAILURES, PROPERTIES, Mutation
 
 TREE: Final = ("test_prefix_cache", "test_prefix_cache_properties")
-EVICTION: Final = ("test_eviction",)
+EVICTION: Final = ("test_prefix_cache",)
 
 CACHE_MUTATIONS: Final = (
     Mutation(
@@ -48,7 +48,7 @@ CACHE_MUTATIONS: Final = (
     ),
     Mutation(
         "tree: the newest goes first",
-        "eviction",
+        "prefix_cache",
         "return node.used",
         "return -node.used",
         TREE,
@@ -69,7 +69,7 @@ CACHE_MUTATIONS: Final = (
     ),
     Mutation(
         "eviction: the first use counts as a second",
-        "eviction",
+        "prefix_cache",
         "return (node.uses > 1) * TICKS + node.used",
         "return (node.uses > 0) * TICKS + node.used",
         EVICTION,
@@ -142,14 +142,14 @@ CACHE_MUTATIONS: Final = (
         "kv_allocator",
         "if owner.transfers:",
         "if False:",
-        ("test_page_leases",),
+        ("test_pages",),
     ),
     Mutation(
         "kv: a lease ends with the first of its fences",
-        "page_leases",
+        "pages",
         "if not lease.fences:",
         "if True:",
-        ("test_page_leases",),
+        ("test_pages",),
     ),
     Mutation(
         "kv: the runner does not hear of a row that came free",

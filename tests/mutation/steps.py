@@ -376,10 +376,10 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "cost: a few slow steps are forgotten",
-        "residuals",
+        "cost_model",
         "return self._sorted[-over]",
         "return self._normal_bound(share)",
-        ("test_residuals", "test_cost_model"),
+        ("test_cost_model",),
     ),
     Mutation(
         "cost: a machine that became slow is reckoned slow twice",

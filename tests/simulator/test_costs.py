@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_runtime.scheduler.step_shape import StepShape
+from sluice_runtime.scheduler.batch import StepShape
 from sluice_simulator.costs import Coefficients, Cost, cost_named, preset_names
 from sluice_simulator.errors import CostError, UnusableFileError
 

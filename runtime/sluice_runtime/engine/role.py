@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from sluice_runtime.scheduler.batch import FinishedChunk
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.status import Status
-from sluice_runtime.scheduler.step_outcome import FinishedChunk
 from sluice_runtime.wire.messages import Generate, HandoverLoad, TokenDelta
 
 

@@ -37,11 +37,11 @@ from sluice_runtime.handover.ports import (
 from sluice_runtime.handover.probe import is_probe
 from sluice_runtime.handover.prompt_hash import PromptHash, prompt_hash
 from sluice_runtime.process.spans import PREFILL
+from sluice_runtime.scheduler.batch import FinishedChunk
 from sluice_runtime.scheduler.limits import queue_full, refusal
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
-from sluice_runtime.scheduler.step_outcome import FinishedChunk
 from sluice_runtime.wire.messages import Generate, HandoverLoad, Refusal, TokenDelta
 
 _log = logging.getLogger("sluice.handover")

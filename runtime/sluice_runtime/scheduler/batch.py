@@ -6,17 +6,20 @@ tensor parallel group can receive it and CUDA graphs can pad it. It knows no ten
 
 A decode row carries no token: its input is the last token sampled for that row, which the runner
 keeps. So a batch can be made before the results of the one before it have been read.
+
+A batch's `StepShape` is what its duration depends on. The runner answers with `SampledTokens`; the
+scheduler makes a `StepOutcome` of it: tokens for clients, and what a hand-over needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from sluice_runtime.wire.messages import Sampling, TokenLogprob
+from sluice_runtime.wire.messages import Sampling, TokenDelta, TokenLogprob
 
 NO_TOKEN: Final = -1
 """In place of a token id: the row's logits are not finite, so nothing could be drawn."""
@@ -118,6 +121,41 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(len(extend.token_ids) for extend in self.extend_rows)
 
 
+def forward_mode(extends: bool, decodes: bool) -> ForwardMode:
+    """The mode of a batch with or without extend rows and decode rows."""
+    if extends:
+        return ForwardMode.MIXED if decodes else ForwardMode.EXTEND
+    return ForwardMode.DECODE if decodes else ForwardMode.IDLE
+
+
+class StepShape(NamedTuple):
+    """What one forward pass computes."""
+
+    extend_tokens: int = 0
+    """Prompt tokens."""
+    extend_context_products: int = 0
+    """Pairs of a prompt token and a token that it attends to, itself included."""
+    decode_rows: int = 0
+    decode_context_tokens: int = 0
+    """Tokens that the decode rows attend to, their own included."""
+
+
+def shape_of(batch: Batch) -> StepShape:
+    """The shape of a batch."""
+    extends = [(row.start, len(row.token_ids)) for row in batch.extend_rows]
+    return StepShape(
+        extend_tokens=sum(tokens for _, tokens in extends),
+        extend_context_products=sum(context_products(*extend) for extend in extends),
+        decode_rows=len(batch.decode_rows),
+        decode_context_tokens=batch.decode_context_tokens,
+    )
+
+
+def context_products(start: int, tokens: int) -> int:
+    """Pairs of a token and one it attends to, for `tokens` tokens after the first `start`."""
+    return tokens * start + tokens * (tokens + 1) // 2
+
+
 SampledRow = tuple[int, TokenLogprob | None, list[TokenLogprob] | None]
 """What one row got from a step: a token, its logprob, and those of its prompt."""
 
@@ -141,8 +179,36 @@ class SampledTokens(msgspec.Struct, frozen=True):
         return zip(self.token_ids, logprobs, prompt_logprobs, strict=True)
 
 
-def forward_mode(extends: bool, decodes: bool) -> ForwardMode:
-    """The mode of a batch with or without extend rows and decode rows."""
-    if extends:
-        return ForwardMode.MIXED if decodes else ForwardMode.EXTEND
-    return ForwardMode.DECODE if decodes else ForwardMode.IDLE
+class FinishedChunk(NamedTuple):
+    """Tokens [start, end) of a prompt whose keys and values are complete now.
+
+    The first chunk of a request begins at 0, because what was cached is complete too; so it does
+    again after a retraction. The pages stay the request's until it ends or is retracted.
+    """
+
+    request_id: str
+    row: int
+    start: int
+    end: int
+    page_ids: tuple[int, ...]
+    """The pages of these tokens. All but the last chunk of a prompt end at the end of a page."""
+    token_ids: tuple[int, ...]
+    """As the runner computed them, behind those that were cached."""
+
+
+class Preallocated(NamedTuple):
+    """Where somebody else writes the keys and values of a prompt."""
+
+    request_id: str
+    page_ids: tuple[int, ...]
+    """Of the whole prompt, in order."""
+    cached_tokens: int
+    """Leading tokens that are there already, in whole pages: nobody may write into these."""
+
+
+class StepOutcome(NamedTuple):
+    """What became of requests since the last call."""
+
+    deltas: list[TokenDelta]
+    finished_chunks: tuple[FinishedChunk, ...] = ()
+    """Empty unless `SchedulerSettings.report_chunks`."""

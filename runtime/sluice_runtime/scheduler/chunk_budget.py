@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from sluice_runtime.scheduler.batch import StepShape
 from sluice_runtime.scheduler.cost_model import CostModel
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
-from sluice_runtime.scheduler.step_shape import StepShape
 
 LEARNING: Final = (1, 2, 4)
 """The first steps have these parts of the first budget in turn: from steps of one size nobody can

@@ -8,7 +8,9 @@ new step makes those of its kind before it count for a little less. Steps with a
 tokens are forgotten apart, so that an hour of decoding does not erase what prompts cost.
 
 A step far from its prediction counts as one at the edge of what is likely. When several in a row
-are far off on the same side, it is the machine that has changed: all coefficients are scaled.
+are far off on the same side, the machine has changed: all coefficients are scaled.
+
+`Residuals` remembers how far steps were from their prediction, for a promise about a share of them.
 
 Pure Python, some 15 microseconds a step. Knows no clock, no request and no device.
 """
@@ -16,53 +18,70 @@ Pure Python, some 15 microseconds a step. Knows no clock, no request and no devi
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
+from collections import deque
 from operator import add, itemgetter, mul
+from statistics import NormalDist
 from typing import Final, NamedTuple
 
-from sluice_runtime.scheduler.residuals import Residuals
-from sluice_runtime.scheduler.step_shape import StepShape
+from sluice_runtime.scheduler.batch import StepShape
 
 SIZE: Final = 5
+
+
 PAIRS: Final = [(i, j) for i in range(SIZE) for j in range(i, SIZE)]
 """Row and column of each entry of the upper triangle, which says all of a symmetric matrix."""
+
+
 ROWS: Final = [
     itemgetter(*(PAIRS.index((min(i, j), max(i, j))) for j in range(SIZE))) for i in range(SIZE)
 ]
 """Each takes a whole row from such a triangle."""
+
+
 FORGETTING: Final = 0.99
 """A step counts for a third after a hundred more of its kind."""
+
+
 SWEEPS: Final = 6
 """Passes of coordinate descent a step; each begins where the last step's ended."""
+
+
 FORGOTTEN: Final = 1e-200
 """Evidence so old that it would be lost in rounding: the coefficient stays as it is."""
+
+
 ENOUGH_EXTENDS: Final = 8
+
+
 SETTLED_EXTENDS: Final = 32
 """From when on an error is the step's and not that of a model which knows too little."""
+
+
 LIKELY_ERRORS: Final = 4.0
 """Times the mean error beyond which a step is an outlier."""
+
+
 LEAST_ERROR: Final = 0.05
+
+
 CHANGE_STEPS: Final = 6
 """Outliers in a row, on one side, that are a change of the machine."""
 
 
-class _Evidence:
-    """The normal equations of one kind of step: `gram` x coefficients = `answers`."""
+STEPS: Final = 400
+"""That are remembered."""
 
-    def __init__(self) -> None:
-        self.gram = [0.0] * len(PAIRS)
-        """The entries at PAIRS; the matrix is symmetric."""
-        self.answers = [0.0] * SIZE
 
-    def add(self, features: tuple[float, ...], seconds: float, scale: float) -> None:
-        """One step, weighted so that its relative error counts."""
-        weight = 1.0 / (scale * scale)
-        weighted = [weight * feature for feature in features]
-        products = [weighted[i] * features[j] for i, j in PAIRS]
-        self.gram = [old * FORGETTING + new for old, new in zip(self.gram, products, strict=True)]
-        self.answers = [
-            old * FORGETTING + new * seconds
-            for old, new in zip(self.answers, weighted, strict=True)
-        ]
+HICCUP: Final = 2.0
+"""From so many times the prediction on, the machine stood still: no smaller step would help."""
+
+
+PRIOR_STEPS: Final = 8
+
+
+PRIOR_SPREAD: Final = 0.05
+"""Before there is any data: as if so many steps had been about so far from their prediction."""
 
 
 class _Step(NamedTuple):
@@ -182,3 +201,71 @@ class CostModel:
             for i, row, own, answer in equations:
                 better = found[i] + (answer - sum(map(mul, row, found))) / own
                 found[i] = better if better > 0.0 else 0.0
+
+
+class _Evidence:
+    """The normal equations of one kind of step: `gram` x coefficients = `answers`."""
+
+    def __init__(self) -> None:
+        self.gram = [0.0] * len(PAIRS)
+        """The entries at PAIRS; the matrix is symmetric."""
+        self.answers = [0.0] * SIZE
+
+    def add(self, features: tuple[float, ...], seconds: float, scale: float) -> None:
+        """One step, weighted so that its relative error counts."""
+        weight = 1.0 / (scale * scale)
+        weighted = [weight * feature for feature in features]
+        products = [weighted[i] * features[j] for i, j in PAIRS]
+        self.gram = [old * FORGETTING + new for old, new in zip(self.gram, products, strict=True)]
+        self.answers = [
+            old * FORGETTING + new * seconds
+            for old, new in zip(self.answers, weighted, strict=True)
+        ]
+
+
+class Residuals:
+    """Observed over predicted seconds of the last steps.
+
+    What a share of the steps stays under is an order statistic. It is chosen so that the next step
+    is over it no more often than asked for, however step times are spread: machines have a few per
+    cent of slow steps, which no normal distribution has. While there are too few steps for that
+    share, the bound is the larger of the largest step and what mean and spread give.
+    """
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, ratio: float) -> None:
+        """One step more; a hiccup of the machine says nothing about the steps to come."""
+        if ratio >= HICCUP:
+            return
+        if len(self._ratios) == STEPS:
+            del self._sorted[bisect_left(self._sorted, self._ratios.popleft())]
+        self._ratios.append(ratio)
+        insort(self._sorted, ratio)
+
+    def rescale(self, factor: float) -> None:
+        """Steps are predicted to take so many times as long from now on: what those before took is
+        less by as much, beside what is predicted now."""
+        ratios = [ratio / factor for ratio in self._ratios]
+        self._ratios.clear()
+        self._sorted.clear()
+        for ratio in ratios:
+            self.add(ratio)
+
+    def bound(self, share: float) -> float:
+        """What the next step stays under with probability `share`."""
+        steps = len(self._sorted)
+        over = int((1 - share) * (steps + 1))
+        if over:
+            return self._sorted[-over]
+        return max([self._normal_bound(share), *self._sorted[-1:]])
+
+    def _normal_bound(self, share: float) -> float:
+        """From the mean and the spread, the prior's steps included."""
+        steps = PRIOR_STEPS + len(self._sorted)
+        mean = (PRIOR_STEPS + sum(self._sorted)) / steps
+        squares = PRIOR_STEPS * (PRIOR_SPREAD**2 + (1 - mean) ** 2)
+        squares += sum([(ratio - mean) ** 2 for ratio in self._sorted])
+        return mean + NormalDist().inv_cdf(share) * math.sqrt(squares / steps)

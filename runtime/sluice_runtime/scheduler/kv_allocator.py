@@ -1,22 +1,21 @@
 """What requests hold: rows, pages and locks on cached prefixes. Taken here, and given back here.
 
 One path gives back, whatever the reason. What a step in flight or a transfer may still touch is
-handed out again only when that is over. Knows neither budgets nor the queue.
+handed out again only when that is over. `check_integrity` says what must hold between any two
+steps; only a bug of ours can break it. Knows neither budgets nor the queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from sluice_runtime.scheduler.batch import PagesReplaced
-from sluice_runtime.scheduler.eviction import EVICTIONS
-from sluice_runtime.scheduler.integrity import check_integrity
-from sluice_runtime.scheduler.page_leases import Fence, PageLeases
-from sluice_runtime.scheduler.pages import PageAllocator, pages_for
-from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache
-from sluice_runtime.scheduler.request import Request, lock_of, row_of
+from sluice_runtime.scheduler.pages import Fence, PageAllocator, PageLeases, pages_for
+from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, Node, PrefixCache
+from sluice_runtime.scheduler.request import Phase, Request, lock_of, row_of
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 
@@ -240,3 +239,61 @@ class KvAllocator:
 def _fence_of(transfer: Fence) -> Fence:
     """Different from that of any step, which is a number."""
     return "transfer", transfer
+
+
+def check_integrity(
+    requests: Collection[Request],
+    deferred: Iterable[DeferredFree],
+    allocator: PageAllocator,
+    cache: PrefixCache,
+    free_rows: Sequence[int],
+) -> None:
+    """Pages and rows are free, cached, or held by exactly one; who waits holds nothing."""
+    holders: list[Request | DeferredFree] = [*requests, *deferred]
+    locks = [lock for holder in holders if (lock := holder.lock)]
+    nodes = _check_tree(cache, locks)
+    private = [page for entry in deferred for page in entry.page_ids]
+    for request in requests:
+        _check_request(request)
+        private += request.page_ids[request.lock.pages if request.lock else 0 :]
+    held = [*private, *(page for node in nodes for page in node.page_ids)]
+    assert len(set(held)) == len(held) == allocator.held_pages, "a page leaked or is shared"
+    available = allocator.free_pages + cache.evictable_pages
+    assert available + cache.protected_pages + len(private) == allocator.total_pages
+    rows = [holder.row for holder in holders if holder.row is not None]
+    assert not set(rows) & set(free_rows), "a row is held and free"
+    assert len(set(rows)) == len(rows), "a row is held twice"
+    assert sum(request.phase is Phase.PREFILLING for request in requests) <= 1
+
+
+def _check_tree(cache: PrefixCache, locks: Iterable[Lock]) -> Collection[Node]:
+    """Locks cover whole paths, and the counts are the nodes'; returns every node there is."""
+    locked = Counter(node for lock in locks for node in path_of(lock))
+    nodes = {*cache.nodes(), *locked}
+    assert all(node.locks == locked[node] for node in nodes), "a lock was lost or is left over"
+    pages = Counter[bool]()
+    for node in nodes:
+        pages[node.locks > 0] += len(node.page_ids)
+    assert (pages[True], pages[False]) == (cache.protected_pages, cache.evictable_pages)
+    return nodes
+
+
+def _check_request(request: Request) -> None:
+    waits = request.phase in (Phase.WAITING, Phase.AWAITING_PAGES)
+    assert request.phase is not Phase.ENDED, f"{request.request_id} ended and is kept"
+    assert waits == (request.row is None), f"{request.request_id} waits with a row"
+    assert waits == (request.lock is None), f"{request.request_id} waits with a lock"
+    assert waits <= (not request.page_ids), f"{request.request_id} waits with pages"
+    assert request.landed_tokens <= request.computed_tokens, f"{request.request_id} is ahead"
+    if request.lock is not None:
+        shared = [page for node in path_of(request.lock)[::-1] for page in node.page_ids]
+        assert request.page_ids[: request.lock.pages] == shared, f"{request.request_id} strayed"
+
+
+def path_of(lock: Lock) -> list[Node]:
+    """From the end of the locked path up to its namespace."""
+    path, node = [], lock.node
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path

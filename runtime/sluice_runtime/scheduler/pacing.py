@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.batch import Batch, StepShape, shape_of
 from sluice_runtime.scheduler.chunk_budget import ChunkBudget, StepView, chunk_choice
 from sluice_runtime.scheduler.cost_model import CostModel
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings
-from sluice_runtime.scheduler.step_shape import StepShape, shape_of
 
 
 class _PendingStep(NamedTuple):

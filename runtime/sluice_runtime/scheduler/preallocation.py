@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from sluice_runtime.scheduler.adapter_room import AdapterRoom
+from sluice_runtime.scheduler.batch import Preallocated
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.lock_costs import Locking
 from sluice_runtime.scheduler.pages import pages_for
@@ -17,7 +18,6 @@ from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
-from sluice_runtime.scheduler.step_outcome import Preallocated
 
 RESERVED_TOKENS: Final = 512
 """Of the answer of each active request, if it may become so long."""

@@ -5,22 +5,26 @@ are bytes, four an id, so that an edge is compared by one `memcmp`. Above the pr
 namespaces, which share nothing: a tenant's salt and an adapter make one.
 
 `match` only reads. A `Lock` keeps its path from being evicted; `extend` lets a locked path grow and
-says which of the pages given were in the tree already. Knows no request, and no free list: pages
-that leave the tree are returned to the caller.
+says which of the pages given were in the tree already. When pages are needed, a `Rank` from the
+registry `EVICTIONS` says which prefixes go first; in every order only what nobody uses goes, and a
+prefix after all that follows it. Knows no request, and no free list: pages that leave the tree are
+returned to the caller.
 """
 
 from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NamedTuple
 
-from sluice_runtime.scheduler.eviction import Rank, least_recently_used
-
 TOKEN_BYTES: Final = 4
+
+
+TICKS: Final = 1 << 48
+"""More than there ever are."""
 
 
 def key_of(token_ids: Sequence[int]) -> bytes:
@@ -82,6 +86,42 @@ class Lock:
     """Pages of the whole path."""
     epoch: int
     """Flushes before it was taken; a path from before a flush grows no more."""
+
+
+Rank = Callable[[Node], int]
+"""The lowest goes first. It must not fall while its node stays in the tree: the tree looks again
+only at what comes up."""
+
+
+def least_recently_used(node: Node) -> int:
+    """Good as a default: what was used longest ago goes first."""
+    return node.used
+
+
+def least_frequently_used(node: Node) -> int:
+    """Good where few prefixes are asked for again and again: what the fewest requests have used
+    goes first, of equal ones the least recently used."""
+    return node.uses * TICKS + node.used
+
+
+def first_in_first_out(node: Node) -> int:
+    """Good for comparing against: what came first goes first, however often it is used."""
+    return node.made
+
+
+def segmented_least_recently_used(node: Node) -> int:
+    """Good where most prompts come once: what no second request has used goes first, in each of
+    the two halves the least recently used."""
+    return (node.uses > 1) * TICKS + node.used
+
+
+EVICTIONS: Final[Mapping[str, Rank]] = {
+    "lru": least_recently_used,
+    "lfu": least_frequently_used,
+    "fifo": first_in_first_out,
+    "slru": segmented_least_recently_used,
+}
+"""By the name that `prefixEvictionPolicy` has for it."""
 
 
 class PrefixCache:

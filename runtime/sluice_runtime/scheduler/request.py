@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 
 from sluice_runtime.scheduler.batch import NO_TOKEN, RowAdded, SampledRow
-from sluice_runtime.scheduler.page_leases import Fence
+from sluice_runtime.scheduler.pages import Fence
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, key_of
 from sluice_runtime.wire.messages import FinishReason, Generate, Sampling, TokenDelta
 

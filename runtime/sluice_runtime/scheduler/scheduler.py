@@ -22,7 +22,16 @@ import msgspec
 
 from sluice_runtime.scheduler.adapter_room import adapter_refusal
 from sluice_runtime.scheduler.admission import PrefillItem, PrefillPlan
-from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledRow, SampledTokens
+from sluice_runtime.scheduler.batch import (
+    NO_TOKEN,
+    Batch,
+    FinishedChunk,
+    ForwardMode,
+    Preallocated,
+    SampledRow,
+    SampledTokens,
+    StepOutcome,
+)
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.limits import (
     Limits,
@@ -34,8 +43,7 @@ from sluice_runtime.scheduler.limits import (
 )
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pacing import Pacing
-from sluice_runtime.scheduler.page_leases import Fence
-from sluice_runtime.scheduler.pages import PageAllocator, pages_for
+from sluice_runtime.scheduler.pages import Fence, PageAllocator, pages_for
 from sluice_runtime.scheduler.preallocation import Preallocations
 from sluice_runtime.scheduler.prefill_planner import PrefillPlanner
 from sluice_runtime.scheduler.request import (
@@ -50,7 +58,6 @@ from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.retraction import RetractionPlan, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status, progress_of
-from sluice_runtime.scheduler.step_outcome import FinishedChunk, Preallocated, StepOutcome
 from sluice_runtime.scheduler.writing import BatchWriter
 from sluice_runtime.wire.messages import FinishReason, Generate, Refusal, TokenDelta
 

@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.batch import Batch, FinishedChunk
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
-from sluice_runtime.scheduler.step_outcome import FinishedChunk
 from sluice_runtime.wire.messages import Generate, Sampling, TokenDelta
 
 from tests.runtime.scheduler.fake_runner import FakeRunner

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.batch import Batch, StepShape, context_products, shape_of
 from sluice_runtime.scheduler.chunk_budget import FixedChunk, StepView, TargetChunk
 from sluice_runtime.scheduler.cost_model import CostModel
 from sluice_runtime.scheduler.running import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
-from sluice_runtime.scheduler.step_shape import StepShape, context_products, shape_of
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of

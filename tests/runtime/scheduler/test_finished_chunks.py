@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.scheduler.batch import NO_TOKEN, SampledTokens
+from sluice_runtime.scheduler.batch import NO_TOKEN, FinishedChunk, SampledTokens
 from sluice_runtime.scheduler.pages import pages_for
-from sluice_runtime.scheduler.step_outcome import FinishedChunk
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of

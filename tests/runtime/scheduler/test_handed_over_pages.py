@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.scheduler.step_outcome import Preallocated
+from sluice_runtime.scheduler.batch import Preallocated
 from sluice_runtime.wire.messages import Generate
 
 from tests.examples import examples

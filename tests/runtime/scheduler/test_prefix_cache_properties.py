@@ -8,10 +8,9 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sluice_runtime.scheduler.eviction import EVICTIONS
-from sluice_runtime.scheduler.integrity import path_of
+from sluice_runtime.scheduler.kv_allocator import path_of
 from sluice_runtime.scheduler.lock_costs import Locking, Unlocking
-from sluice_runtime.scheduler.prefix_cache import Lock, Match, PrefixCache, key_of
+from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, PrefixCache, key_of
 
 from tests.examples import examples
 

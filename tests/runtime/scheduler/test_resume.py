@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sluice_runtime.scheduler.batch import ForwardMode
+from sluice_runtime.scheduler.batch import ForwardMode, Preallocated
 from sluice_runtime.scheduler.request import TRANSITIONS, Phase
-from sluice_runtime.scheduler.step_outcome import Preallocated
 from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.scheduler.building import Bench, request, settings_of

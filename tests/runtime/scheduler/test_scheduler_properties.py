@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from sluice_runtime.scheduler.eviction import EVICTIONS
 from sluice_runtime.scheduler.policies import POLICIES
+from sluice_runtime.scheduler.prefix_cache import EVICTIONS
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of

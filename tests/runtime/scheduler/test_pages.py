@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.scheduler.page_leases import PageLeases
+from sluice_runtime.scheduler.pages import PageLeases
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
