@@ -161,13 +161,13 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "kv: what a broken row computed serves others",
         "kv_allocator",
-        "give = self._cache.unlock if freed.trusted else self._cache.forget",
-        "give = self._cache.unlock",
+        "release = self._cache.unlock if freed.trusted else self._cache.forget",
+        "release = self._cache.unlock",
         ("test_scheduler_prefix",),
     ),
     Mutation(
         "sharing: salts wait for each other",
-        "prefix_sharing",
+        "admission_bounds",
         "other.key.startswith(head) and other.namespace == request.namespace",
         "other.key.startswith(head)",
         ("test_scheduler_prefix",),
@@ -189,8 +189,8 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "step: a prefix is taken as it was before another one cut it",
         "kv_allocator",
-        "match = found if self._cache.has(found) else self.match(request)",
-        "match = found",
+        "match = planned if self._cache.has(planned) else self.match(request)",
+        "match = planned",
         CACHE,
     ),
     Mutation(

@@ -7,7 +7,7 @@ from typing import Final
 
 from tests.mutation.mutation import CACHE, FAILURES, Mutation
 
-RUNNING: Final = ("test_running",)
+RUNNING: Final = ("test_request_table",)
 
 STEP_MUTATIONS: Final = (
     Mutation(
@@ -47,30 +47,30 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "admission: others take all of a long prompt's steps but a page",
-        "prefill_share",
+        "admission_bounds",
         "half = -(-(budget - cut.lead_tokens) // 2)",
         "half = 0",
-        ("test_prefill_share",),
+        ("test_admission_bounds",),
     ),
     Mutation(
         "admission: what is kept for a long prompt is not given back",
         "admission",
         "self._spend(-self._share.kept_tokens, -self._share.kept_tokens)",
         "pass",
-        ("test_prefill_share",),
+        ("test_admission_bounds",),
     ),
     Mutation(
         "planner: what others had beside a long prompt is not counted",
         "prefill_planner",
         "2 * own - sum(item.end - item.start for item in items)",
         "own",
-        ("test_prefill_share",),
+        ("test_admission_bounds",),
     ),
     Mutation(
         "admission: decode rows take the whole chunk",
         "admission",
-        "None if chunk is None else max(chunk - room.decode_rows, share)",
-        "None if chunk is None else chunk - room.decode_rows",
+        "None if chunk is None else max(chunk - headroom.decode_rows, share)",
+        "None if chunk is None else chunk - headroom.decode_rows",
         ("test_admission", "test_peers_failures"),
     ),
     Mutation(
@@ -83,8 +83,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "retraction: one page short is good enough",
         "retraction",
-        "    if wanted <= available_pages:\n        return RetractionPlan()",
-        "    if wanted <= available_pages + 1:\n        return RetractionPlan()",
+        "    if needed_pages <= available_pages:\n        return RetractionPlan()",
+        "    if needed_pages <= available_pages + 1:\n        return RetractionPlan()",
         ("test_retraction", "test_scheduler_properties"),
     ),
     Mutation(
@@ -96,7 +96,7 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "step: a chunk that more follow samples a token",
-        "writing",
+        "batch_writer",
         "samples=not item.cut",
         "samples=True",
         FAILURES,
@@ -110,29 +110,30 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "step: a row whose last token is in flight runs again",
-        "running",
-        "return [request for request in self._courses if request not in self._spent]",
-        "return list(self._courses)",
+        "request_table",
+        "return [request for request in self._timelines if request not in"
+        " self._last_token_in_flight]",
+        "return list(self._timelines)",
         ("test_scheduler",),
     ),
     Mutation(
         "step: a long answer is reckoned with in full until its end",
-        "running",
-        "for request in self._clipped.pop(tick, ()):",
-        "for request in self._clipped.pop(-1, ()):",
+        "request_table",
+        "for request in self._above_reserve_clip.pop(tick, ()):",
+        "for request in self._above_reserve_clip.pop(-1, ()):",
         RUNNING,
     ),
     Mutation(
         "step: who left is reckoned with for ever",
-        "running",
+        "request_table",
         "self._expected[request.ignore_eos] -= left",
         "self._expected[request.ignore_eos] -= 0",
         RUNNING,
     ),
     Mutation(
         "step: who is spent goes on opening pages",
-        "running",
-        "return [request for request in turning if request not in self._spent]",
+        "request_table",
+        "return [request for request in needing if request not in self._last_token_in_flight]",
         "return turning",
         RUNNING,
     ),
@@ -159,7 +160,7 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "step: many at once pass over a long answer's last ones",
-        "running",
+        "request_table",
         "self._pass_to(last if steps == 1 else self._next_event(last))",
         "self._pass_to(last)",
         RUNNING,
@@ -188,15 +189,15 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "results: an aborted row goes on decoding",
         "scheduler",
-        "request.aborting, request.plain_below = True, 0",
+        "request.aborting, request.fast_path_until_tokens = True, 0",
         "request.aborting = True",
         FAILURES,
     ),
     Mutation(
         "results: the last token of an answer is one like the others",
         "scheduler",
-        "or len(tokens) >= request.plain_below:",
-        "or len(tokens) > request.plain_below:",
+        "or len(tokens) >= request.fast_path_until_tokens:",
+        "or len(tokens) > request.fast_path_until_tokens:",
         ("test_scheduler",),
     ),
     Mutation(
@@ -216,7 +217,7 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "results: the stop token is not looked for",
         "scheduler",
-        "if asked and token in request.stop_token_ids:",
+        "if below_max and token in request.stop_token_ids:",
         "if False:",
         ("test_scheduler",),
     ),
@@ -342,7 +343,7 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "preemption: for one that waits for a prefix as well",
         "prefill_planner",
-        "if self._computing(launched).covers(head, match):",
+        "if self._prefixes_in_flight(launched).covers(head, match):",
         "if False:",
         ("test_preemption",),
     ),
@@ -362,16 +363,16 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "share: a step's prompt tokens bound nobody",
-        "prefill_share",
+        "admission_bounds",
         "return light and tokens <= self.max_input_tokens",
         "return light",
-        ("test_prefill_share",),
+        ("test_admission_bounds",),
     ),
     Mutation(
         "sharing: a prefix that nobody will find is waited for",
         "prefill_planner",
-        "BeingComputed(self._settings, filter(self._kv.publishes, requests))",
-        "BeingComputed(self._settings, requests)",
+        "PrefixesInFlight(self._settings, filter(self._kv.publishes, requests))",
+        "PrefixesInFlight(self._settings, requests)",
         ("test_scheduler_prefix",),
     ),
     Mutation(
@@ -390,24 +391,24 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "chunk: steps that take longer than predicted are not reckoned with",
-        "chunk_budget",
+        "pacing",
         "left = self._target.seconds / self._cost.slack(self._share) - base",
         "left = self._target.seconds - base",
-        ("test_chunk_budget",),
+        ("test_pacing",),
     ),
     Mutation(
         "chunk: what the prompt's own tokens attend to is left out",
-        "chunk_budget",
+        "pacing",
         "linear = token + product * (view.computed_tokens + 0.5)",
         "linear = token",
-        ("test_chunk_budget",),
+        ("test_pacing",),
     ),
     Mutation(
         "chunk: a step may be as large as the prediction allows",
-        "chunk_budget",
+        "pacing",
         "if fits > (reach := self._within_seen()):",
         "if fits > (reach := self._most):",
-        ("test_chunk_budget",),
+        ("test_pacing",),
     ),
     Mutation(
         "cost: a change of the machine is taken for outliers",
@@ -419,8 +420,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "cost: coefficients may be negative",
         "cost_model",
-        "found[i] = better if better > 0.0 else 0.0",
-        "found[i] = better",
+        "coefficients[i] = better if better > 0.0 else 0.0",
+        "coefficients[i] = better",
         ("test_cost_model",),
     ),
     Mutation(
@@ -428,6 +429,6 @@ STEP_MUTATIONS: Final = (
         "pacing",
         "self._landed_seconds = None\n",
         "pass\n",
-        ("test_chunk_budget",),
+        ("test_pacing",),
     ),
 )

@@ -17,7 +17,7 @@ from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import Batch
-from sluice_runtime.scheduler.chunk_budget import FixedChunk
+from sluice_runtime.scheduler.pacing import FixedChunk
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.wire.messages import Generate, Sampling, TokenDelta
 

@@ -1,16 +1,16 @@
-"""Which waiting prompts, and how much of each, join the next batch.
+"""Decides which waiting prompts, and how much of each, join the next batch.
 
 `PrefillAdder` counts three budgets down and returns a complete `PrefillPlan`; it changes no request
-and allocates nothing. Nothing is remembered from step to step, so no flag can go stale; what a cut
-prompt shares with others is reckoned from its own lead over them.
+and allocates nothing. Nothing is remembered from step to step, so no flag can go stale. How a step
+is shared between a cut prompt and others follows from the cut prompt's lead over them.
 
 The budgets, in tokens (`mixed` decode rows share the step):
   rem_input  maxPrefillTokens - mixed; without chunking the first prompt of a batch may exceed it
   rem_chunk  chunkSize - mixed; the minimum prefill share is kept out of both
   rem_total  pages left once the decode rows have theirs, less what running requests are expected
              to need: sum of min(max_tokens - output, 4096) x new-token ratio (1 with ignore_eos)
-Pages left are those that are free and those that could be evicted; a cached prefix that a request
-is going to use cannot be, so it is taken off before the request is weighed.
+Pages left are those that are free and those that could be evicted. A cached prefix that a request
+is going to use cannot be evicted, so it is taken off before the request is weighed.
 """
 
 from __future__ import annotations
@@ -22,27 +22,30 @@ from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple
 
-from sluice_runtime.scheduler.adapter_room import AdapterRoom
-from sluice_runtime.scheduler.chunk_budget import ChunkBudget
-from sluice_runtime.scheduler.lock_costs import Locking
+from sluice_runtime.scheduler.admission_bounds import (
+    AdapterSlots,
+    Locking,
+    PrefixesInFlight,
+    Share,
+    share_with,
+)
 from sluice_runtime.scheduler.new_token_ratio import expected_tokens, reserved_tokens
+from sluice_runtime.scheduler.pacing import ChunkBudget
 from sluice_runtime.scheduler.pages import pages_for
-from sluice_runtime.scheduler.prefill_share import Share, share_with
 from sluice_runtime.scheduler.prefix_cache import Match
-from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
-from sluice_runtime.scheduler.running import Running
+from sluice_runtime.scheduler.request_table import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
-MAX_PASSED_OVER: Final = 32
-"""Waiting prompts that one step looks past, as too long to be computed beside one that is cut."""
+MAX_SKIPPED: Final = 32
+"""Waiting prompts that one step skips because they are too long to join a prompt that is cut."""
 MAX_LOOKED_AT: Final = 1024
 """Waiting prompts that one step looks at."""
 
 
 class AdmitResult(Enum):
-    """CONTINUE: ask for the next one. NO_TOKEN: the pool is spent. OTHER: the step is. TOO_LONG: it
-    does not fit beside the prompt that is cut, in no step; others may."""
+    """CONTINUE: the request was added. NO_TOKEN: the pool has no pages left. OTHER: the step has no
+    budget left. TOO_LONG: the request fits in no step beside the prompt that is cut; others may."""
 
     CONTINUE = "Continue"
     NO_TOKEN = "NoToken"  # noqa: S105
@@ -59,8 +62,8 @@ class PrefillItem(NamedTuple):
     end: int
     cut: bool
     match: Match | None = None
-    """What was cached of one that starts; None: it has started. Another prefix that is locked first
-    may cut it."""
+    """The cached prefix of a request that starts; None: it has started before. When another prefix
+    is locked first, this one may have to be matched anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,9 @@ class PrefillPlan:
 
     items: tuple[PrefillItem, ...] = ()
     reason: str = "Continue"
-    """An `AdmitResult`, or "DecodeTurn": the last steps were for prompts alone."""
+    """An `AdmitResult`, or "DecodeTurn": it is the turn of the decode rows alone."""
     budget: ChunkBudget | None = None
-    """What the step could compute; None if nothing was to be computed."""
+    """Token budget of the step; None if there was no prompt to plan."""
 
     @property
     def scores_prompts(self) -> bool:
@@ -80,22 +83,22 @@ class PrefillPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PrefillHeadroom:
     """What a step has left for prefill."""
 
     available_pages: int
     """Free and evictable pages, less those that the decode rows take in this step."""
     reserved_tokens: float
-    """Expected future need of what runs."""
+    """Tokens that running requests are expected to generate still."""
     decode_rows: int
     """Rows that share the step's budgets; 0 when batches are not mixed."""
     rows: int
     """Requests that may still join."""
     alone: bool
-    """Nothing else holds or needs a page."""
+    """No other request holds or needs a page."""
 
 
-def room_beside(
+def headroom_beside(
     running: Running,
     prefilling: Request | None,
     preallocated: Iterable[Request],
@@ -103,11 +106,11 @@ def room_beside(
     ratio: float,
     available_pages: int,
     free_rows: int,
-) -> Room:
-    """What a step has left for prefill beside what runs, and what has pages and will run; `ratio`
-    is the new-token ratio."""
+) -> PrefillHeadroom:
+    """What a step has left for prefill beside requests that run, and those that have pages and will
+    run; `ratio` is the new-token ratio."""
     coming = [*([prefilling] if prefilling else []), *preallocated]
-    return Room(
+    return PrefillHeadroom(
         available_pages=available_pages - len(running.rows_needing_page()),
         reserved_tokens=running.reserved_tokens(ratio) + reserved_tokens(coming, ratio),
         decode_rows=running.ready_rows if settings.mixed else 0,
@@ -117,13 +120,13 @@ def room_beside(
 
 
 class PrefillAdder:
-    """Counts one step's budgets down; made anew for each step. `budget` is the step's own, where it
-    is not chunkSize."""
+    """Counts one step's budgets down; made anew for each step. `budget`: of this step; without one
+    it is chunkSize."""
 
     def __init__(
         self,
         settings: SchedulerSettings,
-        room: Room,
+        headroom: PrefillHeadroom,
         ratio: float,
         budget: ChunkBudget | None = None,
     ) -> None:
@@ -131,25 +134,25 @@ class PrefillAdder:
         self._ratio = ratio
         self._budget = budget
         share = max(settings.min_prefill_tokens, settings.page_size)
-        self._rem_input = max(settings.max_prefill_tokens - room.decode_rows, share)
+        self._rem_input = max(settings.max_prefill_tokens - headroom.decode_rows, share)
         chunk = budget.tokens if budget else settings.chunk_size
-        self._rem_chunk = None if chunk is None else max(chunk - room.decode_rows, share)
-        self._available_pages = room.available_pages
-        self._rem_total = room.available_pages * settings.page_size - room.reserved_tokens
+        self._rem_chunk = None if chunk is None else max(chunk - headroom.decode_rows, share)
+        self._available_pages = headroom.available_pages
+        self._rem_total = headroom.available_pages * settings.page_size - headroom.reserved_tokens
         self._locking = Locking()
-        self._rem_rows = room.rows
-        self._alone = room.alone
+        self._rem_rows = headroom.rows
+        self._alone = headroom.alone
         self._items: list[PrefillItem] = []
         self._cut = False
         self._share: Share | None = None
         """While a part of the step is kept for the continuing prompt."""
         self._beginning_weight = budget.beginning_weight if budget else 1.0
-        self._given = 0
-        """Tokens that others got beside it."""
+        self._shared_tokens = 0
+        """Tokens that others got beside the continuing prompt."""
 
     @property
     def closed(self) -> AdmitResult | None:
-        """Why no waiting request whatever could join: their order need not be known then."""
+        """Why no waiting request could join, whichever comes first: then no order is needed."""
         if self._rem_rows <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0):
             return AdmitResult.OTHER
         fits = self._available_pages > 0 and (self._alone or self._rem_total > self._page_size)
@@ -157,7 +160,7 @@ class PrefillAdder:
 
     def make_way(self, continuing: Request | None) -> None:
         """Before the first `add`: sets aside what a prompt that was cut must have of the step,
-        whoever else waits. One that ends in this step is added: nobody gains by its waiting."""
+        whoever else waits. A prompt that ends in this step is added whole."""
         if continuing is None:
             return
         budget = self._step_tokens()
@@ -170,7 +173,7 @@ class PrefillAdder:
         self._cut = True
 
     def add_kept(self, continuing: Request | None) -> None:
-        """After the last `add`: the cut one has what was kept for it, and what others left."""
+        """After the last `add`: the cut prompt gets what was kept for it, and what others left."""
         if continuing is not None and self._share:
             self._spend(-self._share.kept_tokens, -self._share.kept_tokens)
             self._share = None
@@ -204,26 +207,26 @@ class PrefillAdder:
         return AdmitResult.CONTINUE
 
     def plan(self, result: AdmitResult) -> PrefillPlan:
-        """The complete plan; `result` is the last answer of `add`."""
+        """The complete plan; `result` is the last result of `add`."""
         return PrefillPlan(tuple(self._items), result.value, self._budget)
 
     def _add_continuing(self, request: Request) -> None:
-        """The next chunk of the request that was cut. Its pages are its own already, so it always
-        makes progress; its answer is part of what is reserved."""
+        """The next chunk of the request that was cut. It has its pages already, so it always makes
+        progress; its answer is part of the reserved tokens."""
         start = request.computed_tokens
         self._take(PrefillItem(request, start, *self._end(request, start)), first=True)
 
     def _end(self, request: Request, start: int) -> tuple[int, bool]:
-        """How far the step gets with a request, and whether it is cut there: at an absolute page
-        boundary."""
+        """Where the step ends in a request's tokens, and whether it is cut there. Cuts are at page
+        boundaries of the whole prompt."""
         whole, budget = len(request.token_ids), self._step_tokens(start)
         if budget is None or whole - start <= budget:
             return whole, False
         return (start + max(budget, 0)) // self._page_size * self._page_size, True
 
     def _fits(self, tokens: int, pages: int, locked_pages: int) -> bool:
-        """`tokens`: to compute, and expected after that; `pages`: for the first; `locked_pages`:
-        evictable ones that are locked."""
+        """`tokens`: to compute, and expected after that; `pages`: for those to compute;
+        `locked_pages`: evictable pages that the request locks."""
         if pages + locked_pages > self._available_pages:
             return False
         if self._alone and not self._items:
@@ -238,7 +241,7 @@ class PrefillAdder:
         if self._share is None:
             self._spend(tokens, tokens)
             return
-        self._given += tokens
+        self._shared_tokens += tokens
         self._spend(tokens, math.ceil(tokens * self._share.weight(item.start)))
 
     def _step_tokens(self, start: int = 0) -> int | None:
@@ -248,7 +251,7 @@ class PrefillAdder:
         if self._share is None:
             return min(self._rem_chunk, self._rem_input)
         fitting = int(self._rem_chunk / self._share.weight(start))
-        return min(fitting, self._rem_input, self._share.max_tokens - self._given)
+        return min(fitting, self._rem_input, self._share.max_tokens - self._shared_tokens)
 
     def _spend(self, tokens: int, chunk_tokens: int) -> None:
         self._rem_input -= tokens
@@ -261,16 +264,19 @@ def plan_prefill(
     continuing: Request | None,
     waiting: Iterable[Request],
     match: Callable[[Request], Match],
-    computing: BeingComputed,
-    adapters: AdapterRoom,
+    prefixes: PrefixesInFlight,
+    adapters: AdapterSlots,
 ) -> PrefillPlan:
-    """The waiting in order until one does not fit, and the request that was cut with what is kept
-    for it. Whoever is too long to be computed beside that is passed over: it waits for its end, and
-    nobody's going ahead delays that by more than its share. Those whose prefix is being computed
-    are passed over too: in a step or two they find it. And so are those whose adapter has no room.
+    """Admits waiting requests in order until one does not fit, and the request that was cut with
+    the share that is kept for it.
+
+    Three kinds of requests are skipped, and those behind them go on. A prompt too long to be
+    computed beside the cut one waits for the end of that; others delay it by no more than their
+    share. A request whose prefix is being computed finds it in a step or two. A request whose
+    adapter has no slot waits for one.
     """
     adder.make_way(continuing)
-    result = adder.closed or _admit_waiting(adder, waiting, match, computing, adapters)
+    result = adder.closed or _admit_waiting(adder, waiting, match, prefixes, adapters)
     adder.add_kept(continuing)
     return adder.plan(result)
 
@@ -279,23 +285,23 @@ def _admit_waiting(
     adder: PrefillAdder,
     waiting: Iterable[Request],
     match: Callable[[Request], Match],
-    computing: BeingComputed,
-    adapters: AdapterRoom,
+    prefixes: PrefixesInFlight,
+    adapters: AdapterSlots,
 ) -> AdmitResult:
-    """The last answer that was got."""
-    result, passed_over = AdmitResult.CONTINUE, 0
+    """Returns the last result of `add`."""
+    result, skipped = AdmitResult.CONTINUE, 0
     for request in islice(waiting, MAX_LOOKED_AT):
-        if computing.covers_alike(request) or not adapters.admits(request):
+        if prefixes.same_head_as_last(request) or not adapters.admits(request):
             continue
-        found = match(request)
-        if computing.covers(request, found):
+        cached = match(request)
+        if prefixes.covers(request, cached):
             continue
-        result = adder.add(request, found)
+        result = adder.add(request, cached)
         if result is AdmitResult.CONTINUE:
-            computing.add(request)
+            prefixes.add(request)
             adapters.add(request)
-        elif result is AdmitResult.TOO_LONG and passed_over < MAX_PASSED_OVER:
-            passed_over += 1
+        elif result is AdmitResult.TOO_LONG and skipped < MAX_SKIPPED:
+            skipped += 1
         else:
             break
     return result

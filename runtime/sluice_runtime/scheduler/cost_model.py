@@ -196,11 +196,11 @@ class CostModel:
             for i, (row, answer) in enumerate(zip(rows, answers, strict=True))
             if row[i] > FORGOTTEN
         ]
-        found = self._coefficients
+        coefficients = self._coefficients
         for _ in range(SWEEPS):
             for i, row, own, answer in equations:
-                better = found[i] + (answer - sum(map(mul, row, found))) / own
-                found[i] = better if better > 0.0 else 0.0
+                better = coefficients[i] + (answer - sum(map(mul, row, coefficients))) / own
+                coefficients[i] = better if better > 0.0 else 0.0
 
 
 class _Evidence:

@@ -20,7 +20,7 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 
 
 class DeferredFree(NamedTuple):
-    """No request's any more; free once nobody uses it."""
+    """What no request holds any more; free once no step and no transfer uses it."""
 
     page_ids: list[int]
     row: int | None = None
@@ -52,7 +52,7 @@ class KvAllocator:
 
     @property
     def has_leases(self) -> bool:
-        """Whether somebody still uses what was given back."""
+        """Whether a step or a transfer still uses what was given back."""
         return bool(self._leases)
 
     @property
@@ -61,7 +61,7 @@ class KvAllocator:
 
     @property
     def retired_pages(self) -> int:
-        """Those that nobody gets again, whether they were given back or not."""
+        """Pages that nobody gets again, whether they were given back or not."""
         return len(self._allocator.retired)
 
     @property
@@ -70,7 +70,7 @@ class KvAllocator:
 
     @property
     def evictable_pages(self) -> int:
-        """Cached, and used by no one."""
+        """Cached pages that no request uses."""
         return self._cache.evictable_pages
 
     @property
@@ -89,16 +89,17 @@ class KvAllocator:
         return self._cache.matched_pages(request.namespace, request.key, most) * self._page_size
 
     def matched_path(self, request: Request) -> tuple[int, ...]:
-        """Numbers of the tree's nodes that hold them."""
+        """Numbers of the tree's nodes that hold its cached tokens."""
         return tuple(node.number for node in self.match(request).path)
 
     def take(self, matched: Sequence[tuple[Request, Match]]) -> None:
-        """For each a row, its cached prefix, and pages for the rest of its prompt, also when it is
-        cut. The match may be one from before another prefix was locked; it is made anew if that has
-        cut its path. All prefixes are locked before the first page is taken, which may evict."""
+        """Gives each a row, its cached prefix, and pages for the rest of its prompt, also when that
+        is cut. A match may be from before another prefix was locked. If that has split its path,
+        the request is matched again. All prefixes are locked before the first page is taken, which
+        may evict."""
         missing = 0
-        for request, found in matched:
-            match = found if self._cache.has(found) else self.match(request)
+        for request, planned in matched:
+            match = planned if self._cache.has(planned) else self.match(request)
             request.row = self._free_rows.pop()
             request.page_ids = match.page_ids()
             request.lock = self._cache.lock(match)
@@ -114,7 +115,7 @@ class KvAllocator:
         return self.append_pages([request])[0]
 
     def append_pages(self, requests: Sequence[Request]) -> list[int]:
-        """One more page for each."""
+        """One more page for each request."""
         pages = self._allocate(len(requests))
         for request, page in zip(requests, pages, strict=True):
             request.page_ids.append(page)
@@ -143,7 +144,7 @@ class KvAllocator:
         return request.lock is not None and self._cache.grows(request.lock)
 
     def release(self, request: Request, *, trusted: bool = True) -> None:
-        """Everything a request holds; what is computed stays in the tree, if it can be trusted."""
+        """Gives back all that a request holds; what is computed stays in the tree, if `trusted`."""
         if trusted:
             self.cache_unfinished(request)
         lock = lock_of(request)
@@ -177,7 +178,7 @@ class KvAllocator:
         request.transfers.add(fence)
 
     def end_transfer(self, transfer: Fence) -> None:
-        """It touches nothing any more."""
+        """The transfer touches nothing any more."""
         self._pass(_fence_of(transfer))
 
     def retire(self, page_ids: Sequence[int]) -> None:
@@ -227,8 +228,8 @@ class KvAllocator:
     def _free_now(self, freed: DeferredFree) -> None:
         pages = freed.page_ids
         if freed.lock is not None:
-            give = self._cache.unlock if freed.trusted else self._cache.forget
-            pages = [*pages, *give(freed.lock)]
+            release = self._cache.unlock if freed.trusted else self._cache.forget
+            pages = [*pages, *release(freed.lock)]
         self._allocator.free(pages)
         if freed.row is not None:
             self._free_rows.append(freed.row)
@@ -237,7 +238,7 @@ class KvAllocator:
 
 
 def _fence_of(transfer: Fence) -> Fence:
-    """Different from that of any step, which is a number."""
+    """A transfer's fence; those of steps are numbers, so it equals none of them."""
     return "transfer", transfer
 
 
@@ -256,8 +257,8 @@ def check_integrity(
     for request in requests:
         _check_request(request)
         private += request.page_ids[request.lock.pages if request.lock else 0 :]
-    held = [*private, *(page for node in nodes for page in node.page_ids)]
-    assert len(set(held)) == len(held) == allocator.held_pages, "a page leaked or is shared"
+    in_use = [*private, *(page for node in nodes for page in node.page_ids)]
+    assert len(set(in_use)) == len(in_use) == allocator.held_pages, "a page leaked or is shared"
     available = allocator.free_pages + cache.evictable_pages
     assert available + cache.protected_pages + len(private) == allocator.total_pages
     rows = [holder.row for holder in holders if holder.row is not None]

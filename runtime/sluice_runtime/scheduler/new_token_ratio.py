@@ -23,8 +23,8 @@ RESERVED_TOKENS_CLIP: Final = 4096
 """Longest answer that admission reckons with."""
 
 
-class Answering(Protocol):
-    """What is asked of a running request."""
+class HasOutput(Protocol):
+    """What the ratio reads of a running request."""
 
     @property
     def output_tokens(self) -> int: ...
@@ -32,8 +32,8 @@ class Answering(Protocol):
     def max_tokens(self) -> int: ...
 
 
-class Expecting(Protocol):
-    """What is asked of a request with tokens to come."""
+class HasRemainingTokens(Protocol):
+    """What the reserve reads of a request with tokens to come."""
 
     @property
     def remaining_tokens(self) -> int: ...
@@ -41,12 +41,12 @@ class Expecting(Protocol):
     def ignore_eos(self) -> bool: ...
 
 
-def expected_tokens(request: Expecting) -> int:
+def expected_tokens(request: HasRemainingTokens) -> int:
     """Tokens that a request generates still, if no stop token comes, as admission reckons."""
     return min(request.remaining_tokens, RESERVED_TOKENS_CLIP)
 
 
-def reserved_tokens(requests: Iterable[Expecting], ratio: float) -> float:
+def reserved_tokens(requests: Iterable[HasRemainingTokens], ratio: float) -> float:
     """Tokens that requests are expected to generate still; `ratio` is the new-token ratio."""
     return sum(expected_tokens(r) * (1.0 if r.ignore_eos else ratio) for r in requests)
 
@@ -76,11 +76,11 @@ class NewTokenRatio:
         step = (self.initial - self.floor) / DECAY_STEPS
         self.value += max(-step, min(step, self.target - self.value))
 
-    def raise_after_retraction(self, running: Collection[Answering]) -> None:
+    def raise_after_retraction(self, running: Collection[HasOutput]) -> None:
         """To what the requests that still run have used, and a little more."""
-        wanted = sum([r.output_tokens for r in running])
-        wanted += RETRACTION_LOOKAHEAD_TOKENS * len(running)
-        self.value = min(1.0, wanted / (sum([r.max_tokens for r in running]) + 1))
+        tokens = sum([r.output_tokens for r in running])
+        tokens += RETRACTION_LOOKAHEAD_TOKENS * len(running)
+        self.value = min(1.0, tokens / (sum([r.max_tokens for r in running]) + 1))
 
     def reset(self) -> None:
         """When nothing runs and nothing waits."""

@@ -1,31 +1,64 @@
-"""What steps take, and what the next one may: the scheduler's sense of time.
+"""Measures step times and derives the token budget of the next step.
 
-Follows each batch from its making to its results, teaches the cost model how long it took, and asks
-for the budget of the next. A step takes the time since the results before it, as its readers see
-it, unless the engine rested between. Reads no clock.
+`Pacing` follows each batch from its making to its results, teaches the cost model how long it took,
+and asks for the next budget. A step takes the time since the results before it, as its readers see
+it, unless the engine rested between.
+
+The budget is a fixed number, or with a target for the time between tokens the most that keeps it:
+the cost model says how many prompt tokens fit beside the rows that decode. Until it has seen enough
+steps the budget stays small, and it never goes far beyond what was seen: no prediction reaches that
+far. Budgets count the decode rows too, as `chunkSize` does. Reads no clock, knows no queue.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol
 
 from sluice_runtime.scheduler.batch import Batch, StepShape, shape_of
-from sluice_runtime.scheduler.chunk_budget import ChunkBudget, StepView, chunk_choice
 from sluice_runtime.scheduler.cost_model import CostModel
 from sluice_runtime.scheduler.request import Request
-from sluice_runtime.scheduler.running import Running
-from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.request_table import Running
+from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
+
+LEARNING: Final = (1, 2, 4)
+"""The first steps have these parts of the first budget in turn. Steps of one size would not show
+what a token costs and what a step."""
 
 
-class _PendingStep(NamedTuple):
-    """A step that was made."""
+GROWTH: Final = 2
+"""A step may be so many times as large as the largest that was seen."""
 
-    shape: StepShape
-    made_seconds: float
-    predicted_seconds: float
+
+AIMED_MISSES: Final = 0.5
+"""Share of the allowed misses to aim at: with all of them, every other hour would have too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """What the next step computes besides new prompts."""
+
+    decode_rows: int
+    """0 when batches are not mixed."""
+    decode_context_tokens: int
+    computed_tokens: int = 0
+    """Of the prompt that goes on; 0 when a new one starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBudget:
+    """`tokens`: of the step, decode rows included; None: no limit. `reason` is stable, `message`
+    for a person."""
+
+    tokens: int | None
+    reason: str
+    message: str
+    beginning_weight: float = 1.0
+    """What a token at the beginning of a prompt takes of the budget; one of the prompt that goes on
+    takes 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +79,16 @@ class PaceStatus:
     """Predicted time for a prompt token in steps like the last ones; 0 while unknown."""
 
 
+class _PendingStep(NamedTuple):
+    """A step that was made."""
+
+    shape: StepShape
+    made_seconds: float
+    predicted_seconds: float
+
+
 class Pacing:
-    """One engine's."""
+    """Times and budgets of one engine's steps."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self.cost = CostModel()
@@ -91,7 +132,7 @@ class Pacing:
         self._choice.observe(self._last.shape)
 
     def rest(self) -> None:
-        """There is nothing to do: what follows is no part of the next step."""
+        """There is nothing to do: the time from here is no part of the next step."""
         self._landed_seconds = None
 
     def status(self) -> PaceStatus:
@@ -105,11 +146,113 @@ class Pacing:
         )
 
     def token_seconds(self) -> float:
-        """Predicted time for a prompt token, 0 while unknown: the duration of a step like the last
-        one that computed prompt tokens, by token; as the cost model predicts it, or as it was until
-        there is enough data."""
+        """Predicted time for a prompt token, 0 while unknown: the duration of the last step with
+        prompt tokens, divided by them. The cost model predicts that duration; until there is enough
+        data it is the measured one."""
         if not (tokens := self._last_extend.extend_tokens):
             return 0.0
         ready = self.cost.ready
         seconds = self.cost.seconds(self._last_extend) if ready else self._last_extend_seconds
         return seconds / tokens
+
+
+class ChunkChoice(Protocol):
+    """Chooses the budget of each step that may compute prompt tokens."""
+
+    def budget(self, view: StepView) -> ChunkBudget: ...
+    def observe(self, shape: StepShape) -> None:
+        """Called for each finished step, once the cost model has learnt from it."""
+        ...
+
+
+class FixedChunk:
+    """`chunkSize`, however long a step takes."""
+
+    def __init__(self, tokens: int | None) -> None:
+        message = "chunking is off" if tokens is None else f"chunkSize is {tokens} tokens"
+        self._budget = ChunkBudget(tokens, "Fixed", message)
+
+    def budget(self, view: StepView) -> ChunkBudget:
+        del view
+        return self._budget
+
+    def observe(self, shape: StepShape) -> None:
+        """Learns nothing."""
+
+
+class TargetChunk:
+    """The largest budget whose predicted step keeps the target, up to `chunkSize`."""
+
+    def __init__(self, settings: SchedulerSettings, target: StepTarget, cost: CostModel) -> None:
+        assert settings.chunk_size is not None, "a target needs chunking"
+        self._most = settings.chunk_size
+        self._least = max(settings.min_prefill_tokens, settings.page_size)
+        self._page_size = settings.page_size
+        self._target = target
+        self._cost = cost
+        self._share = 1 - (1 - target.share) * AIMED_MISSES
+        self._seen = max(self._least, min(target.start_tokens, self._most))
+        """Prompt tokens of the largest step so far, at least those of the first that is tried."""
+        self._extends = 0
+
+    def observe(self, shape: StepShape) -> None:
+        self._seen = max(self._seen, shape.extend_tokens)
+        self._extends += bool(shape.extend_tokens)
+
+    def budget(self, view: StepView) -> ChunkBudget:
+        """Never under the minimum share of prefill, so that long prompts always make progress."""
+        if not self._cost.ready:
+            tokens = self._seen // LEARNING[self._extends % len(LEARNING)]
+            return self._of(tokens, view, "Learning", "too few steps have been seen")
+        if not view.decode_rows:
+            return self._of(self._within_seen(), view, "NothingDecodes", "no answer waits for it")
+        fits = self._fitting(view)
+        if fits < self._least:
+            return self._of(fits, view, "LeastShare", "the target leaves less than prefill's share")
+        if fits > (reach := self._within_seen()):
+            return self._of(reach, view, "Growing", "twice the largest step that has been seen")
+        target = self._of(fits, view, "Target", self._explained(view, fits))
+        return replace(target, beginning_weight=self._beginning_weight(view, fits))
+
+    def _within_seen(self) -> int:
+        return self._seen * GROWTH
+
+    def _fitting(self, view: StepView) -> int:
+        """Prompt tokens that the predicted step has time for. This is the root of a quadratic: each
+        token also attends to those before it in the chunk."""
+        step, token, product, row, context = self._cost.coefficients
+        base = step + row * view.decode_rows + context * view.decode_context_tokens
+        left = self._target.seconds / self._cost.slack(self._share) - base
+        if left <= 0:
+            return 0
+        linear = token + product * (view.computed_tokens + 0.5)
+        root = linear + math.sqrt(linear * linear + 2 * product * left)
+        return int(2 * left / root) if root > 2 * left / self._most else self._most
+
+    def _beginning_weight(self, view: StepView, tokens: int) -> float:
+        """A token costs itself and the tokens that it attends to."""
+        _, token, product, _, _ = self._cost.coefficients
+        beginning = token + product * tokens / 2
+        going_on = beginning + product * view.computed_tokens
+        return beginning / going_on if going_on else 1.0
+
+    def _explained(self, view: StepView, tokens: int) -> str:
+        slack = self._cost.slack(self._share)
+        return (
+            f"{tokens} prompt tokens beside {view.decode_rows} rows fit "
+            f"{1000 * self._target.seconds:.0f} ms, with steps up to {slack:.2f} times predicted"
+        )
+
+    def _of(self, prompt_tokens: int, view: StepView, reason: str, message: str) -> ChunkBudget:
+        pages = max(prompt_tokens, self._least) // self._page_size
+        tokens = pages * self._page_size + view.decode_rows
+        if tokens >= self._most:
+            return ChunkBudget(self._most, "ChunkSize", f"at most chunkSize ({self._most})")
+        return ChunkBudget(tokens, reason, message)
+
+
+def chunk_choice(settings: SchedulerSettings, cost: CostModel) -> ChunkChoice:
+    """The choice that the settings ask for."""
+    if settings.target is None:
+        return FixedChunk(settings.chunk_size)
+    return TargetChunk(settings, settings.target, cost)

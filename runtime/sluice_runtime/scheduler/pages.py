@@ -18,8 +18,8 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 class PageAllocator:
-    """A free list. `order` fixes the order in which pages are first handed out (tests shuffle);
-    `on_free` hears of pages that come back (tests poison them)."""
+    """A free list. `order`: of the pages when they are first handed out (tests shuffle); `on_free`:
+    called with pages that come back (tests poison them)."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class PageAllocator:
         on_free: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.total_pages = total_pages
-        """Without those that were retired and given back."""
+        """Without pages that were retired and given back."""
         self.retired: set[int] = set()
-        """Those that nobody gets again."""
+        """Pages that nobody gets again."""
         self._on_free = on_free
         self._free = list(range(total_pages) if order is None else order)[::-1]
-        self._held = bytearray(total_pages)
+        self._is_held = bytearray(total_pages)
         assert sorted(self._free) == list(range(total_pages))
 
     @property
@@ -50,24 +50,24 @@ class PageAllocator:
         cut = len(self._free) - count
         pages = self._free[cut:][::-1]
         del self._free[cut:]
-        held = self._held
+        is_held = self._is_held
         for page in pages:
-            held[page] = 1
+            is_held[page] = 1
         return pages
 
     def retire(self, page_ids: Sequence[int]) -> None:
         """Pages that are held leave the pool for good when they are given back."""
-        assert all(self._held[page] for page in page_ids), "a free page is retired"
+        assert all(self._is_held[page] for page in page_ids), "a free page is retired"
         self.retired.update(page_ids)
 
     def free(self, page_ids: Sequence[int]) -> None:
         """Takes pages back; each must be held."""
         if self._on_free is not None and page_ids:
             self._on_free(page_ids)
-        held = self._held
+        is_held = self._is_held
         for page in page_ids:
-            assert held[page], f"page {page} is freed twice"
-            held[page] = 0
+            assert is_held[page], f"page {page} is freed twice"
+            is_held[page] = 0
         if self.retired:
             kept = [page for page in page_ids if page not in self.retired]
             self.total_pages -= len(page_ids) - len(kept)
@@ -76,31 +76,31 @@ class PageAllocator:
 
 
 Fence = Hashable
-Held = TypeVar("Held")
+Leased = TypeVar("Leased")
 
 
 @dataclass(slots=True, eq=False)
-class _Lease(Generic[Held]):
-    held: Held
+class _Lease(Generic[Leased]):
+    leased: Leased
     fences: set[Fence]
 
 
-class PageLeases(Generic[Held]):
-    """What is held by fences."""
+class PageLeases(Generic[Leased]):
+    """What was given back, by the fences that it waits for."""
 
     def __init__(self) -> None:
-        self._leases: dict[Fence, list[_Lease[Held]]] = {}
+        self._leases: dict[Fence, list[_Lease[Leased]]] = {}
         """By open fence."""
 
-    def __iter__(self) -> Iterator[Held]:
-        """All that is held, each once."""
-        seen: dict[int, Held] = {}
+    def __iter__(self) -> Iterator[Leased]:
+        """All that waits, each once."""
+        seen: dict[int, Leased] = {}
         for leases in self._leases.values():
-            seen |= {id(lease): lease.held for lease in leases}
+            seen |= {id(lease): lease.leased for lease in leases}
         return iter(seen.values())
 
     def __bool__(self) -> bool:
-        """Whether anything is held."""
+        """Whether anything waits."""
         return any(self._leases.values())
 
     def open(self, fence: Fence) -> None:
@@ -111,17 +111,17 @@ class PageLeases(Generic[Held]):
     def is_open(self, fence: Fence) -> bool:
         return fence in self._leases
 
-    def hold(self, held: Held, fences: Collection[Fence]) -> None:
+    def hold(self, leased: Leased, fences: Collection[Fence]) -> None:
         """Until all of `fences`, which are open and one at least, have passed."""
-        lease = _Lease(held, set(fences))
+        lease = _Lease(leased, set(fences))
         for fence in lease.fences:
             self._leases[fence].append(lease)
 
-    def passed(self, fence: Fence) -> list[Held]:
-        """A use is over; returns what nobody uses any more, in the order in which it was given."""
+    def passed(self, fence: Fence) -> list[Leased]:
+        """A use is over; returns what nobody uses any more, in the order of `hold`."""
         ended = []
         for lease in self._leases.pop(fence):
             lease.fences.remove(fence)
             if not lease.fences:
-                ended.append(lease.held)
+                ended.append(lease.leased)
         return ended

@@ -1,18 +1,17 @@
-"""Rows and pages for requests whose prompts somebody else computes, in the order of their arrival.
+"""Rows and pages for requests whose prompts another engine computes, in the order of their arrival.
 
-Whoever was retracted goes first. For each request that is active a
-number of tokens is kept free, so that what was just received is not retracted at once. Knows
-neither who computes a prompt nor how it arrives.
+Requests that were retracted go first. For each active request some tokens are kept free, so that a
+prompt that was just received is not retracted at once. Knows neither who computes a prompt nor how
+it arrives.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from sluice_runtime.scheduler.adapter_room import AdapterRoom
+from sluice_runtime.scheduler.admission_bounds import AdapterSlots, Locking
 from sluice_runtime.scheduler.batch import Preallocated
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
-from sluice_runtime.scheduler.lock_costs import Locking
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request
@@ -20,11 +19,11 @@ from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 RESERVED_TOKENS: Final = 512
-"""Of the answer of each active request, if it may become so long."""
+"""Kept free for the answer of each active request, if it may become so long."""
 
 
 class Preallocations:
-    """The door for prompts that are computed elsewhere."""
+    """Admission of prompts that are computed elsewhere."""
 
     def __init__(self, settings: SchedulerSettings, table: RequestTable, kv: KvAllocator) -> None:
         self._page_size = settings.page_size
@@ -33,15 +32,15 @@ class Preallocations:
         self._kv = kv
 
     def take(self, now: float) -> list[Preallocated]:
-        """Gives rows and pages to as many as there are any for; one that does not fit is not
-        overtaken, but for one whose adapter has no room."""
+        """Gives rows and pages to as many requests as fit. One that does not fit is not overtaken;
+        one whose adapter has no slot is."""
         waiting = self._table.awaiting_pages
         retracted = any(request.output_tokens for request in self._table.waiting)
         if retracted or not (waiting and self._kv.free_rows):
             return []
-        given: list[Preallocated] = []
+        preallocated: list[Preallocated] = []
         reserved = self._reserved_tokens()
-        adapters = AdapterRoom(self._max_adapters, self._table.active(), now)
+        adapters = AdapterSlots(self._max_adapters, self._table.active(), now)
         for request in list(waiting.values()):
             if not adapters.admits(request):
                 continue
@@ -51,8 +50,8 @@ class Preallocations:
                 break
             reserved += own
             adapters.add(request)
-            given.append(self._take(request, match))
-        return given
+            preallocated.append(self._take(request, match))
+        return preallocated
 
     def _take(self, request: Request, match: Match) -> Preallocated:
         self._kv.take([(request, match)])
@@ -62,8 +61,8 @@ class Preallocations:
         return Preallocated(request.request_id, pages, request.computed_tokens)
 
     def _fits(self, request: Request, match: Match, reserved_tokens: int) -> bool:
-        """A row, the prompt's pages and one for the next token; and what is reserved, unless the
-        request has the engine alone."""
+        """Whether there is a row, and pages for the prompt and its next token. Reserved tokens are
+        counted too, unless the request has the engine alone."""
         if not self._kv.free_rows:
             return False
         pages = pages_for(len(request.token_ids) + 1, self._page_size) - match.pages

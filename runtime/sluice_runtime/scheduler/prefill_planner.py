@@ -1,7 +1,8 @@
-"""Which waiting requests join the next step: the policy's order, the step's room, the admission.
+"""Decides which waiting requests join the next step.
 
-What fits is weighed by `admission`, what comes first by `policies`; here they are given what they
-look at, and what they decide is carried out.
+Gathers what the decision looks at: the policy's order, the step's budget and headroom, cached
+prefixes, prefixes in flight, adapter slots. `admission` decides what fits, `policies` who comes
+first; `start` carries the plan out.
 """
 
 from __future__ import annotations
@@ -11,34 +12,33 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from sluice_runtime.scheduler.adapter_room import AdapterRoom
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
     PrefillAdder,
+    PrefillHeadroom,
     PrefillItem,
     PrefillPlan,
-    Room,
+    headroom_beside,
     plan_prefill,
-    room_beside,
 )
+from sluice_runtime.scheduler.admission_bounds import AdapterSlots, PrefixesInFlight
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.policies import PolicyContext, admission_order
-from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.retraction import RetractionPlan, may_preempt, plan_preemption
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 MAX_PREFILL_ONLY_STEPS: Final = 8
-"""Steps in a row for prompts alone while decode requests wait, where batches are not mixed."""
+"""Steps in a row for prompts alone while decode requests wait, if batches are not mixed."""
 MAX_PREFILL_ONLY_STEPS_MIXED: Final = 1
-"""The same where they are: for prompts that are scored."""
+"""The same if they are mixed: such steps are for prompts that are scored."""
 
 
 class PrefillPlanner:
-    """One engine's door."""
+    """Admission of one engine."""
 
     def __init__(
         self,
@@ -61,42 +61,43 @@ class PrefillPlanner:
         """Steps in a row in which decode requests had to wait."""
 
     def plan(self, now: float, launched: Iterable[Request], *, admits: bool) -> PrefillPlan:
-        """What of which prompts the next step computes; `launched`: whose prompts a step in flight
-        computes. Without `admits` it is only the one that was cut."""
+        """Which tokens of which prompts the next step computes. `launched`: requests whose prompts
+        a step in flight computes. Without `admits` only a prompt that was cut goes on."""
         prefilling = self._table.prefilling
         if not (prefilling or (admits and len(self._table.waiting))):
             return PrefillPlan()
         if self._decode_turn:
             return PrefillPlan(reason="DecodeTurn")
         order = self.in_order(now) if admits else ()
-        computing = self._computing(launched)
+        prefixes = self._prefixes_in_flight(launched)
         adapters = self._adapters(now)
-        return plan_prefill(self._adder(), prefilling, order, self._kv.match, computing, adapters)
+        return plan_prefill(self._adder(), prefilling, order, self._kv.match, prefixes, adapters)
 
     def mix_decode(self, plan: PrefillPlan) -> bool:
-        """Whether the rows that decode share the step with these prompts."""
+        """Whether decode rows share the step with these prompts."""
         return not plan.items or (self._settings.mixed and not plan.scores_prompts)
 
     def plan_preemption(
         self, now: float, running: Sequence[Request], launched: Iterable[Request]
     ) -> RetractionPlan:
-        """Who goes for the head of the order; nobody where the policy has no such thing, and where
-        the head would not join this step however many go."""
+        """Which running requests go back to the queue for the first waiting one. Nobody if the
+        policy does not preempt, or if that one could not join this step whoever goes."""
         if self._decode_turn or not may_preempt(self._table.waiting, running, self._settings):
             return RetractionPlan()
-        head, room = next(self.in_order(now)), self._room()
+        head, headroom = next(self.in_order(now)), self._headroom()
         match = self._kv.match(head)
-        if self._computing(launched).covers(head, match):
+        if self._prefixes_in_flight(launched).covers(head, match):
             return RetractionPlan()
         if not self._adapters(now).admits(head):
             return RetractionPlan()
         settings, ratio = self._settings, self._ratio.value
-        return plan_preemption(head, match, running, room, settings, ratio, self._opened)
+        adder_in = self._shared_adder
+        return plan_preemption(head, match, running, headroom, settings, ratio, adder_in)
 
     def start(self, plan: PrefillPlan, now: float) -> list[Request]:
-        """The step that was planned is launched: its requests that waited leave the queue, with a
-        row and pages. What of a prompt was cached when it first started is reported to its client.
-        """
+        """Carries a plan out when its step is launched. Requests that waited leave the queue and
+        get a row and pages; these are returned. How much of a prompt was cached when it first
+        started is kept for its client."""
         waits = self._table.running.ready_rows > 0 and not self.mix_decode(plan)
         self._prefill_only_steps = self._prefill_only_steps + 1 if waits else 0
         matched = [(item.request, item.match) for item in plan.items if item.match is not None]
@@ -112,12 +113,11 @@ class PrefillPlanner:
         return starting
 
     def in_order(self, now: float) -> Iterator[Request]:
-        """The waiting requests, as the policy has them; nothing is done before the first is asked
-        for."""
+        """The waiting requests in the policy's order; sorted only when the first is asked for."""
         return self._order(self._table.waiting, partial(self._policy_context, now))
 
     def would_admit(self, request: Request) -> bool:
-        """Whether the next step had room for a request that goes first."""
+        """Whether the next step has headroom for a request that goes first."""
         adder = self._adder()
         if adder.closed:
             return False
@@ -125,37 +125,37 @@ class PrefillPlanner:
 
     @property
     def _decode_turn(self) -> bool:
-        """Whether the next step is for those that decode alone."""
+        """Whether the next step is for decode rows alone."""
         waited = self._prefill_only_steps >= self._max_prefill_only_steps
         return waited and self._table.running.ready_rows > 0
 
-    def _computing(self, launched: Iterable[Request]) -> BeingComputed:
-        """Whose prompts are computed and will be found by others."""
+    def _prefixes_in_flight(self, launched: Iterable[Request]) -> PrefixesInFlight:
+        """Prompts that are being computed and that others will find in the cache."""
         prefilling = self._table.prefilling
         requests = [*([prefilling] if prefilling else ()), *launched]
-        return BeingComputed(self._settings, filter(self._kv.publishes, requests))
+        return PrefixesInFlight(self._settings, filter(self._kv.publishes, requests))
 
     def _adder(self) -> PrefillAdder:
-        """With what the next step has left for prompts."""
-        return self._adder_in(self._room())
+        """An adder with what the next step has left for prompts."""
+        return self._adder_in(self._headroom())
 
-    def _adder_in(self, room: Room) -> PrefillAdder:
-        """The same, with so much room."""
+    def _adder_in(self, headroom: PrefillHeadroom) -> PrefillAdder:
+        """An adder with this headroom."""
         budget = self._pacing.budget(self._table.running, self._table.prefilling)
-        return PrefillAdder(self._settings, room, self._ratio.value, budget)
+        return PrefillAdder(self._settings, headroom, self._ratio.value, budget)
 
-    def _opened(self, room: Room) -> PrefillAdder:
-        """The same, once the prompt that was cut has what it must have."""
-        adder = self._adder_in(room)
+    def _shared_adder(self, headroom: PrefillHeadroom) -> PrefillAdder:
+        """An adder with this headroom, after the prompt that was cut has its share."""
+        adder = self._adder_in(headroom)
         adder.make_way(self._table.prefilling)
         return adder
 
-    def _adapters(self, now: float) -> AdapterRoom:
-        """Beside those of the requests that have rows."""
-        return AdapterRoom(self._settings.max_adapters, self._table.active(), now)
+    def _adapters(self, now: float) -> AdapterSlots:
+        """Adapter slots beside the adapters of requests that have rows."""
+        return AdapterSlots(self._settings.max_adapters, self._table.active(), now)
 
-    def _room(self) -> Room:
-        return room_beside(
+    def _headroom(self) -> PrefillHeadroom:
+        return headroom_beside(
             self._table.running,
             self._table.prefilling,
             self._table.preallocated.values(),
@@ -184,8 +184,8 @@ class PrefillPlanner:
 
 
 def _count_lead(items: Sequence[PrefillItem]) -> None:
-    """What the prompt that is cut had of the step counts for it; what others had beside it counts
-    against it, but not in its first step, where they came before it."""
+    """Updates the lead of the prompt that is cut: plus its own tokens of the step, less those of
+    others. Its first step does not count against it: there others came before it."""
     cut = next((item for item in items if item.cut), None)
     if cut is None:
         return

@@ -100,7 +100,7 @@ class Request:
     """Length of `token_ids` when it last left the queue, or as long as it waits."""
     special_tokens: frozenset[int] = field(init=False)
     """What may be drawn for it that is not just one token more."""
-    plain_below: int = field(init=False)
+    fast_path_until_tokens: int = field(init=False)
     """While `token_ids` is shorter than this, a drawn token that is not special is just appended.
     0 once it ended, or is being aborted: then no token is."""
 
@@ -108,7 +108,7 @@ class Request:
         self.max_total_tokens = self.prompt_tokens + self.max_tokens
         self.queued_tokens = len(self.token_ids)
         self.special_tokens = self.stop_token_ids | {NO_TOKEN}
-        self.plain_below = self.max_total_tokens - 1
+        self.fast_path_until_tokens = self.max_total_tokens - 1
 
     def key_of(self, first: int, last: int) -> bytes:
         """Tokens [first, last) as the prefix tree compares them."""

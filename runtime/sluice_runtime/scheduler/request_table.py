@@ -1,50 +1,23 @@
 """All requests that have not ended, and the life of each: every change of phase is made here.
 
-Knows neither pages nor rows: whoever moves a request has freed or allocated them.
+`RequestTable` holds them by phase: waiting in `WaitingQueue`, decoding in `Running`. Knows neither
+pages nor rows: whoever moves a request has freed or allocated them.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator
+from itertools import chain
+from typing import NamedTuple
 
+from sluice_runtime.scheduler.new_token_ratio import RESERVED_TOKENS_CLIP, reserved_tokens
 from sluice_runtime.scheduler.prefix_cache import key_of
-from sluice_runtime.scheduler.request import TRANSITIONS, Phase, Request
-from sluice_runtime.scheduler.running import Running
-
-
-class WaitingQueue:
-    """Requests in the order of their arrival, retracted ones in front. Knows no policy; every
-    operation takes constant time, and so does the token count."""
-
-    def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()
-        self.tokens = 0
-        """Tokens to prefill, of all waiting requests."""
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
-
-    def append(self, request: Request) -> None:
-        self._requests[request.request_id] = request
-        self.tokens += request.uncomputed_tokens
-
-    def push_front(self, request: Request) -> None:
-        """A retracted request waits in front of all others."""
-        self.append(request)
-        self._requests.move_to_end(request.request_id, last=False)
-
-    def remove(self, request: Request) -> None:
-        """To be called before its `computed_tokens` change."""
-        del self._requests[request.request_id]
-        self.tokens -= request.uncomputed_tokens
+from sluice_runtime.scheduler.request import TRANSITIONS, Phase, Request, rows_needing_page
 
 
 class RequestTable:
-    """At most one request is mid-prefill."""
+    """Every request by id, and by phase. At most one is mid-prefill."""
 
     def __init__(self, page_size: int) -> None:
         self._requests: dict[str, Request] = {}
@@ -67,7 +40,7 @@ class RequestTable:
         return self._requests.values()
 
     def active(self) -> Iterator[Request]:
-        """Those that have rows."""
+        """Requests that have rows."""
         yield from self.running
         yield from self.preallocated.values()
         if self.prefilling is not None:
@@ -129,7 +102,7 @@ class RequestTable:
         else:
             self._leave(request)
         _move(request, Phase.ENDED)
-        request.plain_below = 0
+        request.fast_path_until_tokens = 0
         del self._requests[request.request_id]
 
     def _leave(self, request: Request) -> None:
@@ -143,3 +116,192 @@ class RequestTable:
 def _move(request: Request, phase: Phase) -> None:
     assert phase in TRANSITIONS[request.phase], f"{request.request_id}: {request.phase} to {phase}"
     request.phase = phase
+
+
+class WaitingQueue:
+    """Requests in the order of their arrival, retracted ones in front. Knows no policy; every
+    operation takes constant time, and so does the token count."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[str, Request] = OrderedDict()
+        self.tokens = 0
+        """Tokens to prefill, of all waiting requests."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
+    def append(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        self.tokens += request.uncomputed_tokens
+
+    def push_front(self, request: Request) -> None:
+        """A retracted request waits in front of all others."""
+        self.append(request)
+        self._requests.move_to_end(request.request_id, last=False)
+
+    def remove(self, request: Request) -> None:
+        """To be called before its `computed_tokens` change."""
+        del self._requests[request.request_id]
+        self.tokens -= request.uncomputed_tokens
+
+
+class _Timeline(NamedTuple):
+    """A decode request from joining to leaving, in ticks."""
+
+    tokens_minus_tick: int
+    """Computed tokens less the tick: constant until the last token."""
+    last_tick: int
+    """From then on its last token is drawn, or in flight."""
+
+    @property
+    def above_clip_until(self) -> int:
+        """Up to this tick more tokens are to come than RESERVED_TOKENS_CLIP, the most reserved."""
+        return self.last_tick - RESERVED_TOKENS_CLIP
+
+
+class Running(Collection[Request]):
+    """The requests that decode, in the order in which they began, and sums over all of them.
+
+    A step that decodes gives each of them one more token; a tick is one such step. So when a
+    request joins, the ticks at which it has how many tokens are known. Until its last token
+
+        computed tokens = tokens_minus_tick + tick
+
+    Sums are carried from tick to tick, and a step looks only at requests for which something
+    changes. Knows neither rows nor the queue.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._tick = 0
+        self._timelines: dict[Request, _Timeline] = {}
+        self._last_token_in_flight: set[Request] = set()
+        self._needs_page_at_tick: list[dict[Request, None]] = [{} for _ in range(page_size)]
+        """By tick modulo the page size: requests whose computed tokens fill whole pages then."""
+        self._above_reserve_clip: dict[int, set[Request]] = defaultdict(set)
+        """By `above_clip_until`, while that tick is to come."""
+        self._ending: dict[int, set[Request]] = defaultdict(set)
+        """By `last_tick`, while that tick is to come."""
+        self._expected = {False: 0, True: 0}
+        """Tokens that are expected still, by `ignore_eos`."""
+        self._decreasing = {False: 0, True: 0}
+        """How many requests expect one token less at each tick: all that are neither above the clip
+        nor at their last token."""
+        self.context_tokens = 0
+        """Computed tokens of all ready requests together."""
+
+    def __len__(self) -> int:
+        return len(self._timelines)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._timelines)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._timelines
+
+    @property
+    def ready_rows(self) -> int:
+        """How many requests the next step can decode."""
+        return len(self._timelines) - len(self._last_token_in_flight)
+
+    def ready(self) -> list[Request]:
+        """All but those whose last token is drawn or in flight."""
+        if not self._last_token_in_flight:
+            return list(self._timelines)
+        return [request for request in self._timelines if request not in self._last_token_in_flight]
+
+    def rows_needing_page(self) -> list[Request]:
+        """Ready requests whose next token is the first of a page that they do not have."""
+        due = self._needs_page_at_tick[self._tick % self._page_size]
+        needing = rows_needing_page(due, self._page_size)
+        return [request for request in needing if request not in self._last_token_in_flight]
+
+    def reserved_tokens(self, ratio: float) -> float:
+        """Tokens that all are expected to generate still; `ratio` is the new-token ratio."""
+        return self._expected[True] + self._expected[False] * ratio
+
+    def join(self, request: Request) -> None:
+        """The step that is being made computes the rest of its prompt: it decodes in the next."""
+        left = max(0, request.remaining_tokens)
+        timeline = _Timeline(request.computed_tokens - self._tick, self._tick + left)
+        self._timelines[request] = timeline
+        self._needs_page_at_tick[-timeline.tokens_minus_tick % self._page_size][request] = None
+        if not left:
+            self._last_token_in_flight.add(request)
+            return
+        self.context_tokens += request.computed_tokens
+        self._expected[request.ignore_eos] += min(left, RESERVED_TOKENS_CLIP)
+        self._ending[timeline.last_tick].add(request)
+        if timeline.above_clip_until > self._tick:
+            self._above_reserve_clip[timeline.above_clip_until].add(request)
+        else:
+            self._decreasing[request.ignore_eos] += 1
+
+    def leave(self, request: Request) -> None:
+        """Does nothing for a request that is not here. Its own token counts are not read: it may
+        have given back what it held."""
+        timeline = self._timelines.pop(request, None)
+        if timeline is None:
+            return
+        del self._needs_page_at_tick[-timeline.tokens_minus_tick % self._page_size][request]
+        if request in self._last_token_in_flight:
+            self._last_token_in_flight.remove(request)
+            return
+        self.context_tokens -= timeline.tokens_minus_tick + self._tick
+        left = min(timeline.last_tick - self._tick, RESERVED_TOKENS_CLIP)
+        self._expected[request.ignore_eos] -= left
+        _cancel(self._ending, timeline.last_tick, request)
+        if timeline.above_clip_until > self._tick:
+            _cancel(self._above_reserve_clip, timeline.above_clip_until, request)
+        else:
+            self._decreasing[request.ignore_eos] -= 1
+
+    def advance(self, decoding: Collection[Request], steps: int = 1) -> None:
+        """The next step decodes `decoding`, which are all that are ready. More than one step only
+        if no request has its last token before the last of them."""
+        assert len(decoding) == self.ready_rows, "some that are ready do not decode"
+        for request in decoding:
+            request.computed_tokens += steps
+        last = self._tick + steps
+        while self._tick < last:
+            self._pass_to(last if steps == 1 else self._next_event(last))
+
+    def check_integrity(self) -> None:
+        """Asserts that the sums carried along are what counting would give."""
+        ready = self.ready()
+        assert all(request.remaining_tokens > 0 for request in ready), "one is spent, and ready"
+        ending = self._last_token_in_flight
+        assert all(request.remaining_tokens <= 0 for request in ending), "one is not spent"
+        assert self.reserved_tokens(0.5) == reserved_tokens(ready, 0.5), "the reserve is off"
+        computed = sum(request.computed_tokens for request in ready)
+        assert self.context_tokens == computed, "the context is off"
+        needing = set(rows_needing_page(ready, self._page_size))
+        assert set(self.rows_needing_page()) == needing, "a page is missed"
+
+    def _next_event(self, last: int) -> int:
+        """The first tick at which more than lengths changes, or `last`."""
+        events = chain(self._above_reserve_clip, self._ending)
+        return min((tick for tick in events if tick < last), default=last)
+
+    def _pass_to(self, tick: int) -> None:
+        """Moves on to `tick`; only lengths change before it."""
+        ticks, self._tick = tick - self._tick, tick
+        self.context_tokens += self.ready_rows * ticks
+        for ignores_eos, decreasing in self._decreasing.items():
+            self._expected[ignores_eos] -= decreasing * ticks
+        for request in self._above_reserve_clip.pop(tick, ()):
+            self._decreasing[request.ignore_eos] += 1
+        for request in self._ending.pop(tick, ()):
+            self._decreasing[request.ignore_eos] -= 1
+            self.context_tokens -= self._timelines[request].tokens_minus_tick + tick
+            self._last_token_in_flight.add(request)
+
+
+def _cancel(calendar: dict[int, set[Request]], tick: int, request: Request) -> None:
+    """Takes a request out of a tick, and the tick out when that was its last."""
+    calendar[tick].remove(request)
+    if not calendar[tick]:
+        del calendar[tick]

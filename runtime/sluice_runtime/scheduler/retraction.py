@@ -1,10 +1,10 @@
-"""Which running requests go back to the queue: because the next decode step's pages are not there,
-or for a request that is far more urgent.
+"""Decides which running requests go back to the queue.
 
-Pure: values in, a frozen plan out; the scheduler carries it out. Retraction compares pages with
-pages. Preemption takes the lowest priority first, of equal ones the newest; all that must go for
-the urgent one to be admitted, or none, as admission itself decides. A request is preempted once at
-most, so that urgent ones cannot keep it from ever ending.
+They go because the pages of the next decode step are not there (retraction), or for a request that
+is far more urgent (preemption). Values in, a frozen plan out; the scheduler carries it out.
+Retraction compares pages with pages. Preemption takes the lowest priority first, of equal ones the
+newest: all that must go for the urgent one to be admitted, or none, as admission itself decides. A
+request is preempted once at most, so that urgent ones cannot keep it from ever ending.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder, Room
-from sluice_runtime.scheduler.lock_costs import Unlocking
+from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder, PrefillHeadroom
+from sluice_runtime.scheduler.admission_bounds import Unlocking
 from sluice_runtime.scheduler.new_token_ratio import reserved_tokens
 from sluice_runtime.scheduler.policies import PREEMPTING
 from sluice_runtime.scheduler.prefix_cache import Match
@@ -22,12 +22,12 @@ from sluice_runtime.scheduler.request import Request, lock_of, rows_needing_page
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 PREEMPTED: Final = "Preempted"
-"""Reason of a plan that makes room for an urgent request, where no page is missing."""
+"""Reason of a plan that makes room for an urgent request; no page is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetractionPlan:
-    """Requests to send back, in order. `stuck`: the last one, which cannot go on even so."""
+    """Requests to send back, in order. `stuck`: the last one, which cannot go on even then."""
 
     victims: tuple[Request, ...] = ()
     stuck: Request | None = None
@@ -53,16 +53,18 @@ def plan_retraction(
     *,
     others_hold: bool = False,
 ) -> RetractionPlan:
-    """Fewest output tokens first, then longest input. The last running request is kept, and takes
-    the pages of the one that is mid-prefill if it must; alone and still without room it is stuck,
-    or goes back to the queue when others hold pages (`others_hold`) that they will give back.
+    """Frees the pages of the next decode step: fewest output tokens go first, then longest input.
+
+    The last running request is kept, and takes the pages of the one that is mid-prefill if it must.
+    Alone and still without room it is stuck; if others hold pages (`others_hold`) that they will
+    give back, it goes back to the queue.
     """
     if len(running) <= available_pages:
         return RetractionPlan()
-    wanted = len(rows_needing_page(running, page_size))
-    if wanted <= available_pages:
+    needed_pages = len(rows_needing_page(running, page_size))
+    if needed_pages <= available_pages:
         return RetractionPlan()
-    message = f"decode wants {wanted} pages, {available_pages} are free or cached"
+    message = f"decode wants {needed_pages} pages, {available_pages} are free or cached"
     order = sorted(running, key=_retraction_order)
     candidates = [*order[:-1], *([prefilling] if prefilling else [])]
     victims: list[Request] = []
@@ -71,8 +73,8 @@ def plan_retraction(
         victims.append(victim)
         available_pages += len(victim.page_ids) - lock_of(victim).pages
         available_pages += unlocking.add(lock_of(victim))
-        wanted -= victim is not prefilling and len(rows_needing_page([victim], page_size))
-        if wanted <= available_pages:
+        needed_pages -= victim is not prefilling and len(rows_needing_page([victim], page_size))
+        if needed_pages <= available_pages:
             return RetractionPlan(tuple(victims), None, "PoolFull", message)
     if others_hold:
         return RetractionPlan((*victims, order[-1]), None, "PoolFull", message)
@@ -95,26 +97,28 @@ def plan_preemption(
     urgent: Request,
     match: Match,
     running: Collection[Request],
-    room: Room,
+    headroom: PrefillHeadroom,
     settings: SchedulerSettings,
     ratio: float,
-    adder_in: Callable[[Room], PrefillAdder],
+    adder_in: Callable[[PrefillHeadroom], PrefillAdder],
 ) -> RetractionPlan:
-    """The victims without which `urgent` is admitted; none if it fits `room` as it is. `match` is
-    its cached prefix, `ratio` the new-token ratio. `adder_in` makes the adder of this step with so
-    much room, after the prompt that was cut has its share."""
+    """The victims without which `urgent` is admitted; none if it fits `headroom` as it is.
 
-    def admits(room: Room) -> bool:
-        adder = adder_in(room)
+    `match` is its cached prefix, `ratio` the new-token ratio. `adder_in` makes the adder of this
+    step with some headroom, after the prompt that was cut has its share.
+    """
+
+    def admits(headroom: PrefillHeadroom) -> bool:
+        adder = adder_in(headroom)
         return not adder.closed and adder.add(urgent, match) is AdmitResult.CONTINUE
 
-    if admits(room):
+    if admits(headroom):
         return RetractionPlan()
     newest_first = reversed(list(running))
     preemptible = [r for r in newest_first if _preemptible(r, urgent.priority, settings)]
     preemptible.sort(key=lambda r: (r.priority, -(r.started_seconds or 0.0)))
-    rooms = _rooms(preemptible, Unlocking(match), room, settings, ratio)
-    for count, larger in enumerate(rooms, start=1):
+    headrooms = _headrooms(preemptible, Unlocking(match), headroom, settings, ratio)
+    for count, larger in enumerate(headrooms, start=1):
         if admits(larger):
             message = f"{urgent.request_id} has priority {urgent.priority}"
             return RetractionPlan(tuple(preemptible[:count]), None, PREEMPTED, message)
@@ -130,23 +134,23 @@ def _preemptible(request: Request, priority: int, settings: SchedulerSettings) -
     return not request.preempted and priority - request.priority > settings.priority_threshold
 
 
-def _rooms(
+def _headrooms(
     victims: Collection[Request],
     unlocking: Unlocking,
-    room: Room,
+    headroom: PrefillHeadroom,
     settings: SchedulerSettings,
     ratio: float,
-) -> Iterator[Room]:
-    """The room once the first victim is gone, the first two, and so on."""
+) -> Iterator[PrefillHeadroom]:
+    """The headroom when the first victim is gone, the first two, and so on."""
     for victim in victims:
         lock = lock_of(victim)
         pages = len(victim.page_ids) - lock.pages + unlocking.add(lock)
         pages += len(rows_needing_page([victim], settings.page_size))
-        room = replace(
-            room,
-            available_pages=room.available_pages + pages,
-            reserved_tokens=room.reserved_tokens - reserved_tokens([victim], ratio),
-            decode_rows=max(0, room.decode_rows - 1),
-            rows=room.rows + 1,
+        headroom = replace(
+            headroom,
+            available_pages=headroom.available_pages + pages,
+            reserved_tokens=headroom.reserved_tokens - reserved_tokens([victim], ratio),
+            decode_rows=max(0, headroom.decode_rows - 1),
+            rows=headroom.rows + 1,
         )
-        yield room
+        yield headroom

@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.scheduler.adapter_room import adapter_refusal
 from sluice_runtime.scheduler.admission import PrefillItem, PrefillPlan
+from sluice_runtime.scheduler.admission_bounds import adapter_refusal
 from sluice_runtime.scheduler.batch import (
     NO_TOKEN,
     Batch,
@@ -32,6 +32,7 @@ from sluice_runtime.scheduler.batch import (
     SampledTokens,
     StepOutcome,
 )
+from sluice_runtime.scheduler.batch_writer import BatchWriter
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.limits import (
     Limits,
@@ -58,7 +59,6 @@ from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.retraction import RetractionPlan, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status, progress_of
-from sluice_runtime.scheduler.writing import BatchWriter
 from sluice_runtime.wire.messages import FinishReason, Generate, Refusal, TokenDelta
 
 NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn"
@@ -139,7 +139,7 @@ class Scheduler:
     def abort(self, request_id: str) -> None:
         """The next batch drops the request, wherever it is; unknown ids are ignored."""
         if request := self._table.get(request_id):
-            request.aborting, request.plain_below = True, 0
+            request.aborting, request.fast_path_until_tokens = True, 0
             self._aborting.append(request)
 
     def fail(self, request_id: str, error: str, refusal: Refusal | None = None) -> None:
@@ -315,7 +315,7 @@ class Scheduler:
         else:
             most = self._limits.request_tokens
             request.max_total_tokens = min(request.max_total_tokens, most)
-            request.plain_below = min(request.plain_below, most - 1)
+            request.fast_path_until_tokens = min(request.fast_path_until_tokens, most - 1)
 
     def _drop_aborted(self) -> None:
         for request in self._aborting:
@@ -426,7 +426,7 @@ class Scheduler:
         deltas = self._deltas
         for request, token in zip(requests, token_ids, strict=True):
             tokens = request.token_ids
-            if token in request.special_tokens or len(tokens) >= request.plain_below:
+            if token in request.special_tokens or len(tokens) >= request.fast_path_until_tokens:
                 self._accept(request, (token, None, None))
             else:
                 tokens.append(token)
@@ -439,10 +439,10 @@ class Scheduler:
             self._end(request, "error", NOT_FINITE, trusted=False)
         if request.ended or request.aborting:
             return
-        asked = len(tokens) < request.max_total_tokens
-        if asked:
+        below_max = len(tokens) < request.max_total_tokens
+        if below_max:
             tokens.append(token)
-        if asked and token in request.stop_token_ids:
+        if below_max and token in request.stop_token_ids:
             self._end(request, "stop", sampled=sampled)
         elif len(tokens) >= request.max_total_tokens:
             self._end(request, "length", sampled=sampled)

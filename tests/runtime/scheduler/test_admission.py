@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_runtime.scheduler.adapter_room import AdapterRoom
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
     PrefillAdder,
+    PrefillHeadroom,
     PrefillPlan,
-    Room,
     plan_prefill,
 )
-from sluice_runtime.scheduler.chunk_budget import ChunkBudget
+from sluice_runtime.scheduler.admission_bounds import AdapterSlots, PrefixesInFlight
 from sluice_runtime.scheduler.new_token_ratio import reserved_tokens
+from sluice_runtime.scheduler.pacing import ChunkBudget
 from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache, key_of
-from sluice_runtime.scheduler.prefix_sharing import BeingComputed
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.wire.messages import Sampling
 
@@ -47,7 +46,7 @@ def evictable(pages: int) -> Match:
     return tree.match("", key, pages)
 
 
-def room(**changed: Any) -> Room:
+def headroom(**changed: Any) -> PrefillHeadroom:
     values: dict[str, Any] = {
         "available_pages": 1000,
         "reserved_tokens": 0.0,
@@ -55,7 +54,7 @@ def room(**changed: Any) -> Room:
         "rows": 100,
         "alone": False,
     }
-    return Room(**(values | changed))
+    return PrefillHeadroom(**(values | changed))
 
 
 def plan(
@@ -65,13 +64,15 @@ def plan(
     beginning_weight: float = 1.0,
     **changed: Any,
 ) -> PrefillPlan:
-    of_room = {k: changed.pop(k) for k in list(changed) if k in Room.__dataclass_fields__}
+    of_headroom = {
+        k: changed.pop(k) for k in list(changed) if k in PrefillHeadroom.__dataclass_fields__
+    }
     settings = settings_of(page_size=16, **changed)
     budget = ChunkBudget(settings.chunk_size, "Fixed", "", beginning_weight)
-    adder = PrefillAdder(settings, room(**of_room), ratio, budget)
-    computing = BeingComputed(settings, [])
-    adapters = AdapterRoom(settings.max_adapters, (), 0.0)
-    return plan_prefill(adder, continuing, requests, lambda _: cached(0), computing, adapters)
+    adder = PrefillAdder(settings, headroom(**of_headroom), ratio, budget)
+    prefixes = PrefixesInFlight(settings, [])
+    adapters = AdapterSlots(settings.max_adapters, (), 0.0)
+    return plan_prefill(adder, continuing, requests, lambda _: cached(0), prefixes, adapters)
 
 
 def taken(made: PrefillPlan) -> list[tuple[int, int, bool]]:
@@ -156,7 +157,9 @@ def test_an_admitted_request_is_charged_with_pages_and_expected_answer() -> None
 
 
 def test_a_cut_prompt_is_charged_with_all_its_pages() -> None:
-    adder = PrefillAdder(settings_of(page_size=16, chunk_size=32), room(available_pages=20), 1.0)
+    adder = PrefillAdder(
+        settings_of(page_size=16, chunk_size=32), headroom(available_pages=20), 1.0
+    )
     assert adder.add(waiting(256, 1), cached(0)) is AdmitResult.CONTINUE
     assert adder.add(waiting(70, 1), cached(0)) is not AdmitResult.CONTINUE
 
@@ -172,7 +175,7 @@ def test_a_prefix_that_it_locks_is_no_room_for_the_rest(
 ) -> None:
     """4 of the 7 pages of its prompt are cached and evictable: also alone it must find 3 more."""
     settings = settings_of(page_size=16, chunk_size=512)
-    adder = PrefillAdder(settings, room(available_pages=available_pages, alone=True), 1.0)
+    adder = PrefillAdder(settings, headroom(available_pages=available_pages, alone=True), 1.0)
     assert (adder.add(waiting(112), evictable(4)) is AdmitResult.CONTINUE) == admitted
 
 
@@ -182,7 +185,7 @@ def test_a_prefix_that_it_locks_is_no_room_for_an_answer(
 ) -> None:
     """16 extend + 40 answer + 16 page = 72 < free tokens, less the 64 that are cached."""
     settings = settings_of(page_size=16, chunk_size=512)
-    adder = PrefillAdder(settings, room(available_pages=available_pages), 1.0)
+    adder = PrefillAdder(settings, headroom(available_pages=available_pages), 1.0)
     assert (adder.add(waiting(80, 40), evictable(4)) is AdmitResult.CONTINUE) == admitted
 
 

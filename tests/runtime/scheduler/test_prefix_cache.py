@@ -6,7 +6,7 @@ import typing
 
 import pytest
 from sluice_contract.config.engine import EvictionPolicy
-from sluice_runtime.scheduler.lock_costs import Locking, Unlocking
+from sluice_runtime.scheduler.admission_bounds import Locking, Unlocking
 from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, Node, PrefixCache, key_of
 
 from tests.runtime.scheduler.building import Bench, request, settings_of

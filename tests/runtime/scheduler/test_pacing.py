@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.batch import Batch, StepShape, context_products, shape_of
-from sluice_runtime.scheduler.chunk_budget import FixedChunk, StepView, TargetChunk
 from sluice_runtime.scheduler.cost_model import CostModel
-from sluice_runtime.scheduler.running import Running
+from sluice_runtime.scheduler.pacing import FixedChunk, StepView, TargetChunk
+from sluice_runtime.scheduler.request_table import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
 from tests.examples import examples

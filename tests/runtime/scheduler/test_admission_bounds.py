@@ -1,19 +1,22 @@
-"""What others get of the steps of a long prompt, and what they can never take from it."""
+"""What bounds admission: the share of a long prompt in its steps, and the slots of adapters."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder
+from sluice_runtime.scheduler.admission_bounds import CLAIM_SECONDS, AdapterSlots
 from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.request import Request, request_from
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
-from tests.runtime.scheduler.test_admission import cached, plan, room, taken, waiting
+from tests.runtime.scheduler.test_admission import cached, headroom, plan, taken, waiting
 
 PAGE = 16
 
@@ -104,7 +107,7 @@ def test_a_share_takes_no_page_that_is_not_there() -> None:
 
 def test_what_is_cached_needs_no_share() -> None:
     """100 tokens, of which 48 are cached: 52 fit beside half a step of 128."""
-    adder = PrefillAdder(settings_of(page_size=PAGE, chunk_size=128), room(), 0.5)
+    adder = PrefillAdder(settings_of(page_size=PAGE, chunk_size=128), headroom(), 0.5)
     adder.make_way(waiting(1000, computed=160))
     assert adder.add(waiting(100), cached(3)) is AdmitResult.CONTINUE
 
@@ -243,3 +246,89 @@ def test_a_long_prompt_never_starves_and_takes_twice_the_steps_at_most(
     bench.run()
     assert bench.answers["long"] == answer_to(prompt_of(prompt), 1)
     assert len(bench.terminals) == 1 + min(len(arrivals), len(steps) - 1)
+
+
+STEP_SECONDS = 0.1
+LONGEST_STEPS = 20
+"""Of an answer."""
+
+
+def of_adapter(name: str, adapter: str, arrival_seconds: float = 0.0) -> Request:
+    message = request(name, 4, 8, adapter=adapter, arrival_seconds=arrival_seconds)
+    return request_from(message, 8)
+
+
+def admitted(slots: AdapterSlots, requests: list[Request]) -> list[str]:
+    """Ids of those that join a step, in their order."""
+    joined = []
+    for candidate in requests:
+        if slots.admits(candidate):
+            slots.add(candidate)
+            joined.append(candidate.request_id)
+    return joined
+
+
+def test_others_go_on_where_an_adapter_has_no_room() -> None:
+    running = [of_adapter("0", "a")]
+    queue = [of_adapter("1", "b"), of_adapter("2", "c"), of_adapter("3", ""), of_adapter("4", "b")]
+    assert admitted(AdapterSlots(2, running, 0.0), queue) == ["1", "3", "4"]
+
+
+def test_who_waits_too_long_makes_the_smallest_adapter_yield() -> None:
+    running = [of_adapter("0", "a"), of_adapter("1", "a"), of_adapter("2", "b")]
+    queue = [of_adapter("3", "c"), *(of_adapter(f"{name}-more", name) for name in ("a", "b", ""))]
+    before = AdapterSlots(2, running, CLAIM_SECONDS)
+    assert admitted(before, queue) == ["a-more", "b-more", "-more"]
+    late = AdapterSlots(2, running, CLAIM_SECONDS + 1)
+    assert admitted(late, queue) == ["a-more", "-more"]
+
+
+def test_each_claim_has_one_adapter_yield() -> None:
+    running = [of_adapter("0", "a"), of_adapter("1", "b"), of_adapter("2", "d")]
+    queue = [of_adapter("3", "c"), of_adapter("4", "c"), *(of_adapter(f"{n}+", n) for n in "abd")]
+    assert admitted(AdapterSlots(3, running, CLAIM_SECONDS + 1), queue) == ["b+", "d+"]
+
+
+@given(
+    seed=st.integers(0, 1000),
+    most=st.integers(1, 4),
+    adapters=st.integers(2, 9),
+    arrivals=st.integers(1, 4),
+)
+@examples(60)
+def test_no_adapter_starves(seed: int, most: int, adapters: int, arrivals: int) -> None:
+    assert longest_wait(seed, most, adapters, arrivals) is not None
+
+
+def test_without_claims_one_would() -> None:
+    """The property above can fail."""
+    never = 1e9
+    assert longest_wait(3, 1, 4, 4, claim_seconds=never) is None
+
+
+def longest_wait(
+    seed: int, most: int, adapters: int, arrivals: int, claim_seconds: float = CLAIM_SECONDS
+) -> int | None:
+    """Steps that a request of a rare adapter waits while some of common ones arrive in each step;
+    None: it waits too long. There is room for every row, so that adapters alone are short."""
+    draw, running, queue = random.Random(seed), dict[Request, int](), list[Request]()
+    # Each adapter before it in the order of claims may have to end once.
+    bound = CLAIM_SECONDS / STEP_SECONDS + (adapters + 1) * LONGEST_STEPS * 2 + 2
+    for step in range(int(bound)):
+        now = step * STEP_SECONDS + CLAIM_SECONDS - claim_seconds
+        if step == 1:
+            queue.append(of_adapter("rare", "rare", step * STEP_SECONDS))
+        running = {row: left - 1 for row, left in running.items() if left > 1}
+        queue += [
+            of_adapter(f"{step}-{n}", f"a{draw.randrange(adapters)}", step * STEP_SECONDS)
+            for n in range(arrivals)
+        ]
+        slots = AdapterSlots(most, running, now)
+        joined = set(admitted(slots, queue))
+        if "rare" in joined:
+            return step
+        for starting in [entry for entry in queue if entry.request_id in joined]:
+            running[starting] = draw.randint(1, LONGEST_STEPS)
+            queue.remove(starting)
+        assert len({row.adapter for row in running}) <= most
+    return None

@@ -1,4 +1,4 @@
-"""Writes a step down: what the runner is told, and what requests have once it has run.
+"""Writes a planned step down as a `Batch`: what the runner is told, and what requests then have.
 
 Decides nothing; knows no queue.
 """
@@ -20,7 +20,7 @@ ROW: Final = attrgetter("row")
 
 
 class BatchWriter:
-    """The one maker of batches."""
+    """Makes every batch."""
 
     def __init__(self, table: RequestTable, kv: KvAllocator) -> None:
         self._table = table
@@ -34,7 +34,7 @@ class BatchWriter:
         decode: Sequence[Request],
     ) -> Batch:
         """`starting`: requests that the runner does not know, of `prefill` or resumed; `decode`:
-        nobody, or all that are ready."""
+        none, or all that are ready."""
         added = tuple([row_added(request) for request in starting])
         started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
         for request in starting:
@@ -53,8 +53,8 @@ class BatchWriter:
         )
 
     def _advance(self, decode: Sequence[Request]) -> tuple[list[PagesAppended], int]:
-        """One token more for each, and a page where that is the first of one; what they attend to,
-        in tokens."""
+        """Advances each by one token. Returns the pages that were opened for that, and how many
+        tokens the rows attend to."""
         running = self._table.running
         requests = running.rows_needing_page()
         pages = self._kv.append_pages(requests)

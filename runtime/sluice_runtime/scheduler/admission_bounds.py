@@ -1,0 +1,226 @@
+"""What bounds admission besides the budgets of a step. Values in, answers out; made for each step.
+
+AdapterSlots       how many different adapters the rows may have
+Share              how a step is shared between a prompt that is cut and those behind it
+PrefixesInFlight   who waits a step or two, for a prefix that another request computes now
+Locking, Unlocking what locks on the prefix tree would take from the evictable pages, or give back
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node
+from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.settings import SchedulerSettings
+
+CLAIM_SECONDS: Final = 5.0
+"""How long a request waits for a slot beside others before it claims one."""
+
+
+WORTH_WAITING_TOKENS: Final = 32
+"""A shared prefix must be longer than the cached one by so much."""
+
+
+class AdapterSlots:
+    """Which adapters the next step may have rows of: at most `most` different ones, those of the
+    rows that run among them.
+
+    A request whose adapter has no slot is skipped, and others go on. Once it has waited for
+    CLAIM_SECONDS it claims a slot: of the adapters in use, the one with the fewest rows takes no
+    new requests until its last row has ended. The smallest number of rows can only fall meanwhile,
+    so the slot comes free when answers end that run now. `add` is called for every request that
+    joins the step.
+    """
+
+    def __init__(self, most: int, holding: Iterable[Request], now: float) -> None:
+        """`holding`: requests that have rows."""
+        self._most = most
+        self._holding = holding
+        self._now = now
+        self._yielding: dict[str, str] = {}
+        """By adapter that claims a slot, the one that gives it up."""
+
+    def admits(self, request: Request) -> bool:
+        """Whether its adapter has a slot or gets one; requests come in the order of admission."""
+        adapter = request.adapter
+        if not adapter:
+            return True
+        if adapter in self._rows:
+            return adapter not in self._yielding.values()
+        if len(self._rows) < self._most:
+            return True
+        if adapter not in self._yielding and self._is_overdue(request):
+            self._claim(adapter)
+        return False
+
+    def add(self, request: Request) -> None:
+        """It joins the step."""
+        if request.adapter:
+            self._rows[request.adapter] += 1
+
+    @cached_property
+    def _rows(self) -> Counter[str]:
+        """How many rows each adapter has."""
+        return Counter(request.adapter for request in self._holding if request.adapter)
+
+    def _is_overdue(self, request: Request) -> bool:
+        return request.waiting_since_seconds < self._now - CLAIM_SECONDS
+
+    def _claim(self, adapter: str) -> None:
+        yielding = self._yielding.values()
+        candidates = [(rows, name) for name, rows in self._rows.items() if name not in yielding]
+        if candidates:
+            self._yielding[adapter] = min(candidates)[1]
+
+
+def adapter_refusal(key: str, loaded: Collection[str]) -> str | None:
+    """Why no request with an adapter is taken, for a person; None when it is."""
+    if not key or key in loaded:
+        return None
+    return f"adapter {key} is not loaded here; loaded: {', '.join(sorted(loaded)) or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How one step is shared between a prompt that is cut and those that wait behind it.
+
+    The cut prompt keeps half of the step, less the tokens by which it is ahead of others, and one
+    page at least. So since it began, others never had more tokens of its steps than it had itself.
+    """
+
+    kept_tokens: int
+    """For the cut prompt, whoever waits."""
+    max_tokens: int
+    """For the others, if their tokens weigh little enough."""
+    max_chunk_tokens: int
+    """Of the step's budget: what others could have in a step that gives the cut prompt one page."""
+    max_input_tokens: int
+    """For others in such a step, however little their tokens weigh."""
+    context_tokens: int
+    """Tokens that those of the cut prompt attend to."""
+    beginning_weight: float
+
+    def weight(self, start: int) -> float:
+        """How much of the budget a token takes that attends to `start` others; a token of the cut
+        prompt takes 1."""
+        begins = self.beginning_weight
+        return begins + (1 - begins) * start / self.context_tokens
+
+    def ever_fits(self, start: int, tokens: int) -> bool:
+        """Whether there are steps in which so many tokens have room beside the cut prompt."""
+        light = tokens * self.weight(start) <= self.max_chunk_tokens
+        return light and tokens <= self.max_input_tokens
+
+
+def share_with(
+    cut: Request, budget: int, input_tokens: int, page_size: int, beginning_weight: float
+) -> Share:
+    """`budget`: prompt tokens of the step, as many as the cut prompt could have alone;
+    `input_tokens`: what all prompts together may have of it."""
+    half = -(-(budget - cut.lead_tokens) // 2)
+    kept = max(1, pages_for(half, page_size)) * page_size
+    return Share(
+        kept_tokens=kept,
+        max_tokens=cut.lead_tokens + kept,
+        max_chunk_tokens=budget - page_size,
+        max_input_tokens=input_tokens - page_size,
+        context_tokens=cut.computed_tokens,
+        beginning_weight=beginning_weight,
+    )
+
+
+class PrefixesInFlight:
+    """Requests whose prompts are computed by this step or by one in flight.
+
+    Requests that arrive together with the same prompt would otherwise all compute it. Compares the
+    tokens of requests, and looks at no tree.
+    """
+
+    def __init__(self, settings: SchedulerSettings, requests: Iterable[Request]) -> None:
+        self._page_size = settings.page_size
+        self._caches = settings.prefix_cache
+        self._requests = list(requests)
+        self._last_head: tuple[Hashable, bytes] | None = None
+        """Namespace and first tokens of the last request that was covered."""
+
+    def add(self, request: Request) -> None:
+        self._requests.append(request)
+
+    def covers(self, request: Request, match: Match) -> bool:
+        """Whether the tree will soon have much more of the request than `match`."""
+        more_pages = pages_for(WORTH_WAITING_TOKENS, self._page_size)
+        reach = (match.pages + more_pages) * self._page_size
+        if not self._caches or request.scores_prompt or reach >= len(request.token_ids):
+            return False
+        head = request.key[: reach * TOKEN_BYTES]
+        covered = any(
+            other.key.startswith(head) and other.namespace == request.namespace
+            for other in self._requests
+        )
+        if covered:
+            self._last_head = request.namespace, head
+        return covered
+
+    def same_head_as_last(self, request: Request) -> bool:
+        """Whether the request begins like the last one that was covered. Then it is covered too,
+        and need not be matched: thousands may wait for one prefix."""
+        if self._last_head is None or request.scores_prompt:
+            return False
+        namespace, head = self._last_head
+        return (
+            len(request.key) > len(head)
+            and request.key.startswith(head)
+            and request.namespace == namespace
+        )
+
+
+class Locking:
+    """What locking some matches, one after another, would take from the evictable pages: a forecast
+    that does not touch the tree."""
+
+    def __init__(self) -> None:
+        self._pages: dict[Node, int] = {}
+
+    def cost(self, match: Match) -> int:
+        """Pages that are evictable now and would not be, without those of matches added before."""
+        return sum(
+            max(0, pages - self._pages.get(node, 0))
+            for node, pages in _pages_by_node(match)
+            if not node.locks
+        )
+
+    def add(self, match: Match) -> None:
+        for node, pages in _pages_by_node(match):
+            self._pages[node] = max(pages, self._pages.get(node, 0))
+
+
+class Unlocking:
+    """What giving some locks back, one after another, would make evictable. `kept` is not counted:
+    another request is going to lock it."""
+
+    def __init__(self, kept: Match | None = None) -> None:
+        self._returned: Counter[Node] = Counter()
+        self._kept = dict(_pages_by_node(kept)) if kept else {}
+
+    def add(self, lock: Lock) -> int:
+        """Pages that become evictable with this lock."""
+        pages, node = 0, lock.node
+        while node.parent is not None:
+            self._returned[node] += 1
+            if self._returned[node] == node.locks:
+                pages += len(node.page_ids) - self._kept.get(node, 0)
+            node = node.parent
+        return pages
+
+
+def _pages_by_node(match: Match) -> Iterable[tuple[Node, int]]:
+    for node in match.path[:-1]:
+        yield node, len(node.page_ids)
+    if match.path:
+        yield match.path[-1], match.last_pages
