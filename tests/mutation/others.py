@@ -89,7 +89,7 @@ OTHERS: Final = (
     ),
     Mutation(
         "policies: tenants do not share",
-        "policies/by_key",
+        "policies/ageing",
         "counts[request.tenant], place, request.tenant",
         "0, place, request.tenant",
         ("test_policies",),

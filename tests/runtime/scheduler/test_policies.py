@@ -23,7 +23,7 @@ from sluice_runtime.scheduler.policies.ageing import (
     PASSED_OVER_SECONDS,
     AdmissionOrder,
 )
-from sluice_runtime.scheduler.policies.context import MAX_LOOKED_UP
+from sluice_runtime.scheduler.policies.orders import MAX_LOOKED_UP
 from sluice_runtime.scheduler.request import Request, request_from
 from sluice_runtime.scheduler.request_table import WaitingQueue
 

@@ -1,24 +1,30 @@
-"""No policy starves anyone: tenants share what is admitted, and one admission in four is for
-whoever has waited too long.
+"""Bounds every policy, so that nobody starves: tenants share what is admitted, and one admission in
+four is for a request that has waited too long.
 
-Those that waited longer than a bound are taken in the order of the queue, and admission stops at
-the first request that does not fit. So each waits at most for the bound and then for four times as
-many admissions as there were requests before it. Under overload, when everyone has waited too long,
-the policy still decides about the other three.
+Requests that waited longer than a bound are taken in the order of the queue, and admission stops at
+the first that does not fit. So each waits at most for the bound, and then for four times as many
+admissions as there were requests before it. Under overload, when everyone has waited too long, the
+policy still decides about the other three.
 
-Requests that were sent back in the middle of an answer have begun before all others, and go first.
+Requests that were sent back in the middle of an answer began before all others, and go first.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from sluice_runtime.scheduler.policies.by_key import shared_by_tenants
-from sluice_runtime.scheduler.policies.context import Policy, PolicyContext, Turn
-from sluice_runtime.scheduler.policies.simple import first_come_first_served
+from sluice_runtime.scheduler.policies.orders import (
+    POLICIES,
+    PREEMPTING,
+    Policy,
+    PolicyContext,
+    Turn,
+    first_come_first_served,
+)
 from sluice_runtime.scheduler.request import Request
 
 PASSED_OVER_SECONDS: Final = 30.0
@@ -29,8 +35,7 @@ ADMISSIONS_PER_AGED: Final = 4
 class AdmissionOrder:
     """One engine's order: its policy, bounded, and what it must know of earlier admissions.
 
-    `resumes_first`: whether requests that were sent back go before all others; if not, the policy
-    places them.
+    `resumes_first`: requests that were sent back go before all others; else the policy places them.
     """
 
     def __init__(self, policy: Policy, seed: int = 0, *, resumes_first: bool = True) -> None:
@@ -39,14 +44,14 @@ class AdmissionOrder:
         self._resumes_first = resumes_first
         self._turn = Turn()
         self._since_aged = 0
-        """Admissions since the last that was one of age."""
+        """Admissions since the last of an overdue request."""
         self._aged: set[str] = set()
-        """Requests that the last order had placed by age."""
+        """Requests that the last order placed because they were overdue."""
 
     def __call__(
         self, waiting: Iterable[Request], context: Callable[[], PolicyContext]
     ) -> Iterator[Request]:
-        """The waiting requests in order. Nothing is looked at before the first is asked for."""
+        """The waiting requests in order; sorted only when the first is asked for."""
         if self._policy is first_come_first_served and not _several_tenants(waiting):
             # The queue has this order, with those that were sent back in front.
             yield from waiting
@@ -61,7 +66,7 @@ class AdmissionOrder:
         yield from self._interleaved(others, view)
 
     def admitted(self, request: Request) -> None:
-        """To be told of every request that leaves the queue for the batch."""
+        """Called for every request that leaves the queue for the batch."""
         if request.request_id in self._aged:
             self._since_aged = 0
             return
@@ -70,7 +75,7 @@ class AdmissionOrder:
         self._since_aged += 1
 
     def _interleaved(self, waiting: Sequence[Request], context: PolicyContext) -> Iterator[Request]:
-        """The policy's order, with every fourth place for the next of those that are overdue."""
+        """The policy's order, with every fourth place for the next overdue request."""
         self._aged.clear()
         bound = context.now - PASSED_OVER_SECONDS
         overdue = deque(r for r in waiting if r.waiting_since_seconds < bound)
@@ -92,8 +97,8 @@ class AdmissionOrder:
             yield request
 
     def _shared(self, waiting: Sequence[Request], context: PolicyContext) -> Iterable[Request]:
-        """The policy's order, in which tenants take turns where several wait. What preempts goes by
-        priority first, which a tenant has within bounds."""
+        """The policy's order; where several tenants wait, they take turns in it. A policy that
+        preempts goes by priority first, which is bounded for each tenant."""
         ordered = self._policy(waiting, context)
         if not _several_tenants(waiting):
             return ordered
@@ -103,3 +108,41 @@ class AdmissionOrder:
 
 def _several_tenants(waiting: Iterable[Request]) -> bool:
     return len({request.tenant for request in waiting}) > 1
+
+
+def shared_by_tenants(
+    ordered: Iterable[Request], running: Iterable[Request], *, by_priority: bool
+) -> Iterator[Request]:
+    """Keeps the order within each tenant. The next place is for the tenant with the fewest running
+    requests, counting those placed before. `by_priority`: among requests of one priority only.
+
+    The router has signed the tenant, so clients cannot choose it.
+    """
+    queues: dict[str, deque[tuple[int, Request]]] = {}
+    for place, request in enumerate(ordered):
+        queues.setdefault(request.tenant, deque()).append((place, request))
+    counts = Counter(request.tenant for request in running)
+    heads = [_share_rank(queue[0], counts, by_priority=by_priority) for queue in queues.values()]
+    heapq.heapify(heads)
+    while heads:
+        *_, tenant = heads[0]
+        _, request = queues[tenant].popleft()
+        yield request
+        counts[tenant] += 1
+        if queue := queues[tenant]:
+            heapq.heapreplace(heads, _share_rank(queue[0], counts, by_priority=by_priority))
+        else:
+            heapq.heappop(heads)
+
+
+def _share_rank(
+    head: tuple[int, Request], counts: Mapping[str, int], *, by_priority: bool
+) -> tuple[int, int, int, str]:
+    place, request = head
+    priority = request.priority if by_priority else 0
+    return -priority, counts[request.tenant], place, request.tenant
+
+
+def admission_order(policy: str, seed: int = 0) -> AdmissionOrder:
+    """A policy with bounded waiting: the order that an engine uses."""
+    return AdmissionOrder(POLICIES[policy], seed, resumes_first=policy not in PREEMPTING)
