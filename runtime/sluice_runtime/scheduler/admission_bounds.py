@@ -95,7 +95,7 @@ class Share:
     """
 
     kept_tokens: int
-    """For the cut prompt, whoever waits."""
+    """For the cut prompt, however many wait."""
     max_tokens: int
     """For the others, if their tokens weigh little enough."""
     max_chunk_tokens: int

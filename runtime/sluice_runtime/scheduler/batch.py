@@ -51,7 +51,7 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: int = -1
     """The same of the prompt's tokens; with it all of the prompt is computed for this row."""
     computed_tokens: int = 0
-    """Of a row that is resumed: so many tokens are in its pages already, written by somebody else.
+    """Of a row that is resumed: so many tokens are in its pages already, written by another engine.
     It decodes from `last_token` on, without an extend step; of the two `PagesAppended` that it may
     have in this batch, the first has these tokens."""
     last_token: int = NO_TOKEN
@@ -197,13 +197,13 @@ class FinishedChunk(NamedTuple):
 
 
 class Preallocated(NamedTuple):
-    """Where somebody else writes the keys and values of a prompt."""
+    """Where another engine writes the keys and values of a prompt."""
 
     request_id: str
     page_ids: tuple[int, ...]
     """Of the whole prompt, in order."""
     cached_tokens: int
-    """Leading tokens that are there already, in whole pages: nobody may write into these."""
+    """Leading tokens that are cached already, in whole pages: nobody may write into these."""
 
 
 class StepOutcome(NamedTuple):

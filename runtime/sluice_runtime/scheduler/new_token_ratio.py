@@ -20,7 +20,7 @@ RETRACTION_LOOKAHEAD_TOKENS: Final = 20
 COMPLETIONS_REMEMBERED: Final = 100
 INITIAL_BETA: Final = 0.5
 RESERVED_TOKENS_CLIP: Final = 4096
-"""Longest answer that admission reckons with."""
+"""Most tokens of an answer that admission reserves."""
 
 
 class HasOutput(Protocol):
@@ -42,7 +42,7 @@ class HasRemainingTokens(Protocol):
 
 
 def expected_tokens(request: HasRemainingTokens) -> int:
-    """Tokens that a request generates still, if no stop token comes, as admission reckons."""
+    """Tokens that admission expects of a request still, if no stop token comes."""
     return min(request.remaining_tokens, RESERVED_TOKENS_CLIP)
 
 

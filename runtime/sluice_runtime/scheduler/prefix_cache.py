@@ -6,8 +6,8 @@ namespaces, which share nothing: a tenant's salt and an adapter make one.
 
 `match` only reads. A `Lock` keeps its path from being evicted; `extend` lets a locked path grow and
 says which of the pages given were in the tree already. When pages are needed, a `Rank` from the
-registry `EVICTIONS` says which prefixes go first; in every order only what nobody uses goes, and a
-prefix after all that follows it. Knows no request, and no free list: pages that leave the tree are
+registry `EVICTIONS` says which prefixes go first; in every order only unlocked prefixes go, each
+after all that follow it. Knows no request, and no free list: pages that leave the tree are
 returned to the caller.
 """
 

@@ -1,6 +1,7 @@
 """One request as the scheduler sees it: its tokens, how many are computed, what it holds.
 
-Knows neither the queue nor the pool; the scheduler alone changes it.
+Knows neither the queue nor the pool. Only this package changes it: `RequestTable` its phase,
+`KvAllocator` what it holds.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Phase(Enum):
 
     WAITING = "waiting"
     AWAITING_PAGES = "awaiting pages"
-    """For a prompt that somebody else computes."""
+    """Its prompt is computed elsewhere; it waits for a row and pages."""
     PREALLOCATED = "preallocated"
-    """It has a row and pages, into which somebody else writes its prompt."""
+    """It has a row and pages, into which another engine writes its prompt."""
     PREFILLING = "prefilling"
     RUNNING = "running"
     ENDED = "ended"
@@ -44,6 +45,7 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
 class Request:
     """A request from its arrival to its terminal event."""
 
+    # What was asked for.
     request_id: str
     token_ids: list[int]
     """Prompt, then every token generated so far. After a retraction all of it is prefilled."""
@@ -56,50 +58,57 @@ class Request:
     priority: int = 0
     routing_key: str = ""
     tenant: str = ""
-    waiting_since_seconds: float = 0.0
-    """When it joined the queue: its arrival, or its last retraction."""
     adapter: str = ""
     """As in `Generate`."""
     adapter_folder: str = ""
-    """Where its files are."""
+    """Where the adapter's files are."""
     namespace: tuple[str, ...] = ("",)
-    """Requests share cached prefixes within one only."""
-    key: bytes = b""
-    """Its tokens as the prefix tree compares them, those of the last time it waited."""
-    preempted: bool = False
-    """Whether it was sent back for a more urgent one; that happens once at most."""
+    """Requests share cached prefixes within one namespace only."""
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+    """As in `Generate`; -1 once its prompt's scores were returned."""
+
+    # Where it is, and since when.
     phase: Phase = Phase.WAITING
     aborting: bool = False
+    preempted: bool = False
+    """Whether it was sent back for a more urgent one; that happens once at most."""
+    waiting_since_seconds: float = 0.0
+    """When it joined the queue: its arrival, or its last retraction."""
+    started_seconds: float | None = None
+    """When its first step was scheduled."""
+
+    # How far it is.
+    key: bytes = b""
+    """Its tokens as the prefix tree compares them, as of the last time it waited."""
     computed_tokens: int = 0
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
     prefilled_tokens: int = 0
     """Leading tokens that were cached when it left the queue, or have been computed since by
     batches whose results are in; without what it generates from then on."""
+    cached_tokens: int = 0
+    """Prompt tokens that were cached when it first started."""
     lead_tokens: int = 0
     """While its prompt is cut: tokens that it had of its steps, less those that others had."""
-    logprobs: int = -1
-    prompt_logprobs: int = -1
-    """As in `Generate`, until its prompt's scores were told."""
-    cached_tokens: int = 0
-    """Prompt tokens that it found computed when it first started."""
-    page_ids: list[int] = field(default_factory=list)
-    """Cached pages first, `lock.pages` of them, then its own."""
+
+    # What it holds: `KvAllocator` takes it and gives it back.
     row: int | None = None
     row_announced: bool = False
     """Whether a batch has told the runner of its row."""
+    page_ids: list[int] = field(default_factory=list)
+    """Cached pages first, `lock.pages` of them, then its own."""
     lock: Lock | None = None
     """Keeps the cached pages where they are."""
     transfers: set[Fence] = field(default_factory=set)
-    """That may touch its pages; some of them may be over."""
-    started_seconds: float | None = None
-    """When its first step was scheduled."""
+    """Transfers that may touch its pages; some of them may be over."""
 
+    # Derived from these.
     max_total_tokens: int = field(init=False)
     """Prompt and answer, if no stop token comes."""
     queued_tokens: int = field(init=False)
     """Length of `token_ids` when it last left the queue, or as long as it waits."""
     special_tokens: frozenset[int] = field(init=False)
-    """What may be drawn for it that is not just one token more."""
+    """Tokens that need more than being appended when they are drawn."""
     fast_path_until_tokens: int = field(init=False)
     """While `token_ids` is shorter than this, a drawn token that is not special is just appended.
     0 once it ended, or is being aborted: then no token is."""
@@ -132,8 +141,8 @@ class Request:
 
     @property
     def landed_tokens(self) -> int:
-        """Leading tokens known and computed by batches whose results are in: once it decodes, all
-        but the last. Of one that is being aborted there may be a token more."""
+        """Leading tokens that are known, and computed by batches whose results are in. Once it
+        decodes these are all but the last; while it is being aborted there may be one more."""
         known = len(self.token_ids)
         return known - 1 if known > self.queued_tokens else self.prefilled_tokens
 
@@ -143,7 +152,7 @@ class Request:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens it may still generate, besides one that a batch in flight samples."""
+        """Tokens it may still generate, without one that a batch in flight samples."""
         known, scheduled = len(self.token_ids), self.computed_tokens + 1
         return self.max_total_tokens - (known if known > scheduled else scheduled)
 
@@ -178,7 +187,7 @@ def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -
 
 
 def end_of_resumed(request: Request) -> FinishReason | None:
-    """Why a new request has ended already: with what another engine generated of its answer."""
+    """Why a new request has ended already, in what another engine generated; else None."""
     if not request.output_tokens:
         return None
     if request.token_ids[-1] in request.stop_token_ids:
@@ -192,8 +201,8 @@ def outcome_of(
     reason: FinishReason | None = None,
     error: str | None = None,
 ) -> TokenDelta:
-    """What its client is told; with the first token also how long it waited for its first step,
-    and how much of its prompt was cached. A request for no tokens gets none of those drawn."""
+    """The delta for its client. With the first token come also its wait for the first step, and how
+    much of its prompt was cached. A request for no tokens gets none of those drawn."""
     if sampled is None:
         return TokenDelta(request.request_id, (), reason, error)
     token, logprob, prompt_logprobs = sampled
@@ -246,7 +255,7 @@ def lock_of(request: Request) -> Lock:
 
 
 def rows_needing_page(requests: Iterable[Request], page_size: int) -> list[Request]:
-    """Those whose next token is the first of a page that they do not have yet."""
+    """Requests whose next token is the first of a page that they do not have yet."""
     return [
         r
         for r in requests

@@ -3,12 +3,12 @@
 `next_batch` and `process` are the whole story; admission, retraction and the queue's order are
 decided by pure functions beside this file. Knows no model, no device and no clock.
 
-Every running row's next page is secured before any prompt is considered, so a prompt is never
-admitted on pages that an answer needs now, and a step that retracts admits nothing new. What a
-request holds is kept by `kv_allocator`.
+Every running row's next page is secured before any prompt is considered. So no prompt is admitted
+on pages that a decode row needs now, and a step that retracts admits nothing new. `kv_allocator`
+keeps what requests hold.
 
-The next batch may be made while one is in flight: a row in flight has one more token than is known,
-and whatever needs to know it waits for the results.
+The next batch may be made while one is in flight. Its rows then have one more token than is known,
+and what needs to know that token waits for the results.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step whose results are not in."""
+    """A launched step whose results are not in."""
 
     prefill: tuple[PrefillItem, ...]
     decode: list[Request]
 
 
 class Scheduler:
-    """Continuous batching over one page pool. `process` follows each batch, in their order; at most
-    one batch may be ahead of it."""
+    """Continuous batching over one page pool. `process` is called for each batch, in order; at most
+    one more batch may be made before that."""
 
     def __init__(self, settings: SchedulerSettings, allocator: PageAllocator) -> None:
         self._settings = settings
@@ -87,7 +87,7 @@ class Scheduler:
         self._writer = BatchWriter(self._table, self._kv)
         self._aborting: list[Request] = []
         self._resumed: list[Request] = []
-        """Of which the runner has not been told yet."""
+        """Resumed requests that the runner does not know yet."""
         self._pending: dict[int, PendingStep] = {}
         self._deltas: list[TokenDelta] = []
         self._adapters: Mapping[str, str] = {}
@@ -103,8 +103,7 @@ class Scheduler:
     def add(self, message: Generate, transfer: Fence | None = None) -> None:
         """Queues a request. One that can never run ends at once, and `process` reports it.
 
-        `transfer`: whatever pages it takes, `end_transfer` must be called before others get them,
-        also when it has ended.
+        `transfer`: others get its pages only after `end_transfer`, also when it has ended.
         """
         request = self._request_from(message)
         if transfer is not None:
@@ -115,21 +114,18 @@ class Scheduler:
             self._received_prompt_tokens += len(request.token_ids) - cached_tokens
 
     def add_remote(self, message: Generate) -> None:
-        """Queues a request whose prompt somebody else computes; `next_preallocations` gives it
-        pages. It can be aborted at any time."""
+        """Queues a request whose prompt another engine computes. It can be aborted at any time."""
         request = self._request_from(message)
         if not self._settled(message, request):
             self._table.add_remote(request)
 
     def next_preallocations(self, now: float) -> list[Preallocated]:
-        """Gives rows and pages to those that were added by `add_remote`, as far as there are any;
-        each then waits for `resume`."""
+        """Gives rows and pages to requests of `add_remote` that fit; each then awaits `resume`."""
         self._drop_aborted()
         return self._preallocations.take(now)
 
     def take_adapters(self, folders: Mapping[str, str]) -> None:
-        """From now on requests with these adapters, which are in these folders by key, are taken,
-        and with no others."""
+        """From now on takes requests with these adapters and no others; `folders`: by key."""
         self._adapters = folders
 
     def has_adapter(self, key: str) -> bool:
@@ -151,8 +147,8 @@ class Scheduler:
         self, request_id: str, first: SampledRow, cached_tokens: int, started_seconds: float
     ) -> None:
         """The prompt of a preallocated request is in its pages, and its first token was drawn: it
-        decodes from the next step on, without a forward pass before. `cached_tokens`: of its prompt
-        where it was computed, which began at `started_seconds`."""
+        decodes from the next step on. `cached_tokens` and `started_seconds` are those of the engine
+        that computed the prompt."""
         request = self._table.get(request_id)
         assert request is not None, f"{request_id} has ended"
         assert request.phase is Phase.PREALLOCATED, f"{request_id} is {request.phase}"
@@ -165,39 +161,38 @@ class Scheduler:
             self._resumed.append(request)
 
     def take_first_tokens(self) -> list[TokenDelta]:
-        """Of requests that were resumed and have not run yet: clients need not wait for the step.
-        Whatever else is to be told comes with them."""
+        """First tokens of requests that were resumed and have not run yet, so that clients need not
+        wait for the step; all other deltas come with them."""
         if not self._resumed:
             return []
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def begin_transfer(self, request_id: str, transfer: Fence) -> None:
-        """Until `end_transfer`, no page of the request is handed to others, also when it has ended.
-        Now it has started and not ended."""
+        """Until `end_transfer`, others get no page of a started request, also when it has ended."""
         request = self._table.get(request_id)
         assert request is not None, f"{request_id} holds no pages"
         self._kv.begin_transfer(request, transfer)
 
     def end_transfer(self, transfer: Fence) -> None:
-        """Nobody reads or writes for this transfer any more."""
+        """This transfer reads and writes nothing any more."""
         self._kv.end_transfer(transfer)
 
     def retire(self, page_ids: Sequence[int]) -> int:
-        """Nobody gets these pages again, which are held now: the pool is smaller from now on, and
-        who waits for more than is left ends. Returns how many are gone by now."""
+        """Takes pages that are held out of the pool for good. Waiting requests that need more than
+        is left end. Returns how many pages were retired so far."""
         self._kv.retire(page_ids)
         for request in (*self._table.waiting, *self._table.awaiting_pages.values()):
             self._fit(request)
         return self._kv.retired_pages
 
     def flush_cache(self) -> None:
-        """What was computed before is not found by requests that start from now on."""
+        """Requests that start from now on find no prefix that was computed before."""
         self._kv.flush()
 
     def next_batch(self, now: float) -> Batch | None:
-        """What to run now; None when there is nothing to run and nothing to report, or nothing
-        before the results of the batch in flight are in."""
+        """What to run now. None when there is nothing to run and nothing to report, or nothing can
+        run before the results of the batch in flight are in."""
         self._drop_aborted()
         launched = [item.request for step in self._pending.values() for item in step.prefill]
         leaving = self._plan_retraction(now, launched)
@@ -214,7 +209,7 @@ class Scheduler:
         return None
 
     def process(self, batch: Batch, result: SampledTokens, now: float) -> StepOutcome:
-        """Takes the tokens of a batch in; returns what became of requests since the last call."""
+        """Takes in the tokens of a batch; returns what became of requests since the last call."""
         pending = self._pending.pop(batch.step)
         self._kv.landed(batch.step)
         self._pacing.landed(batch, now)
@@ -261,7 +256,7 @@ class Scheduler:
 
     @property
     def _limits(self) -> Limits:
-        """Those of the pool that is left."""
+        """The limits of the pool that is left."""
         retired_tokens = self._kv.retired_pages * self._settings.page_size
         return without(self._settings.limits, retired_tokens)
 
@@ -273,8 +268,7 @@ class Scheduler:
         return request_from(message, min(message.max_tokens, longest), folder)
 
     def _settled(self, message: Generate, request: Request) -> bool:
-        """Whether the request is refused, or has ended where it began; then `process` reports
-        it."""
+        """Whether the request is refused or has ended already; then `process` reports it."""
         if self._refused(message):
             return True
         if reason := end_of_resumed(request):
@@ -282,7 +276,7 @@ class Scheduler:
         return reason is not None
 
     def _refused(self, message: Generate) -> bool:
-        """Whether the request is not taken; then `process` reports why."""
+        """Whether the request is refused; then `process` reports why."""
         kind: Refusal | None = None
         if not (error := self._refusal(message)):
             error, kind = self._shrunk(len(message.token_ids)), "unavailable"
@@ -303,13 +297,13 @@ class Scheduler:
         return refusal(self._settings.limits, len(message.prompt_ids))
 
     def _shrunk(self, known_tokens: int) -> str | None:
-        """Why so many tokens fitted when the engine started, and do not now."""
+        """Why so many tokens fitted when the engine started and do not now; None if they do."""
         if not self._kv.retired_pages:
             return None
         return shrunk_refusal(self._settings.limits, self._limits, known_tokens)
 
     def _fit(self, request: Request) -> None:
-        """Of a waiting request: it ends, or its answer is as long as there is room for."""
+        """After pages were retired: a waiting request ends, or its answer is bounded anew."""
         if error := self._shrunk(len(request.token_ids)):
             self._fail(request, error, "unavailable")
         else:
@@ -324,7 +318,7 @@ class Scheduler:
         self._aborting.clear()
 
     def _plan_retraction(self, now: float, launched: Sequence[Request]) -> RetractionPlan:
-        """For the pages of the next decode step, else for a request that is far more urgent."""
+        """Who goes for the pages of the next decode step, else for a far more urgent request."""
         running = self._table.running.ready()
         plan = plan_retraction(
             running,
@@ -363,7 +357,7 @@ class Scheduler:
         return batch
 
     def _newly_resumed(self) -> list[Request]:
-        """Unless they were retracted or ended since."""
+        """Resumed requests that were not retracted and have not ended since."""
         resumed, self._resumed = self._resumed, []
         return [r for r in resumed if r.row is not None and not r.row_announced]
 
@@ -380,7 +374,7 @@ class Scheduler:
             self._decoded(pending.decode, result.token_ids[first:])
 
     def _step_failed(self, pending: PendingStep, error: str) -> None:
-        """All requests of the step end; of what it computed nothing serves others."""
+        """All requests of the step end; nothing that it computed serves others."""
         for request in (*(item.request for item in pending.prefill), *pending.decode):
             if not request.ended:
                 self._fail(request, error, "out_of_memory", trusted=False)
@@ -389,7 +383,7 @@ class Scheduler:
         self, item: PrefillItem, token_ids: tuple[int, ...], sampled: SampledRow | None
     ) -> None:
         """A whole prompt or a chunk of one is in the pool: from now on others find it. `token_ids`:
-        what the runner computed."""
+        those that the runner computed."""
         request = item.request
         if request.ended:
             return
@@ -406,7 +400,7 @@ class Scheduler:
     def _report_chunk(
         self, item: PrefillItem, token_ids: tuple[int, ...], row: int, page_ids: Sequence[int]
     ) -> None:
-        """`page_ids` are the request's, also if it has just ended."""
+        """`page_ids`: the request's before it may have ended in this step."""
         size, start = self._settings.page_size, item.start if item.match is None else 0
         pages = tuple(page_ids[start // size : pages_for(item.end, size)])
         cached = tuple(item.request.token_ids[start : item.start])
@@ -416,13 +410,12 @@ class Scheduler:
         self._finished_chunks.append(chunk)
 
     def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[SampledRow]) -> None:
-        """The next token of each."""
+        """The next token of each request, with scores."""
         for request, sampled in zip(requests, rows, strict=True):
             self._accept(request, sampled)
 
     def _decoded(self, requests: Sequence[Request], token_ids: Sequence[int]) -> None:
-        """The same where nobody asks for scores: what is just one token more, which is nearly
-        always, is taken at once."""
+        """The next token of each, without scores. Nearly always it is just appended."""
         deltas = self._deltas
         for request, token in zip(requests, token_ids, strict=True):
             tokens = request.token_ids
@@ -433,7 +426,7 @@ class Scheduler:
                 deltas.append(TokenDelta(request.request_id, (token,)))
 
     def _accept(self, request: Request, sampled: SampledRow) -> None:
-        """A sampled token; nothing of a request that ended or is about to be dropped."""
+        """Takes a sampled token, unless its request ended or is about to be dropped."""
         token, tokens = sampled[0], request.token_ids
         if token == NO_TOKEN and not request.ended:
             self._end(request, "error", NOT_FINITE, trusted=False)

@@ -1,4 +1,4 @@
-"""The values that decide how the scheduler behaves, resolved by whoever builds it."""
+"""The values that decide how the scheduler behaves, resolved by its caller."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice_runtime.scheduler.limits import Limits
 
 @dataclass(frozen=True)
 class StepTarget:
-    """How long a step may take that answers wait for."""
+    """How long a step may take that decode rows wait for."""
 
     seconds: float
     share: float

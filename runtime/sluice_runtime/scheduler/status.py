@@ -1,4 +1,4 @@
-"""What the scheduler shows of itself: one frozen value for logs, metrics and the load report."""
+"""The scheduler's state as one frozen value, for logs, metrics and the load report."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Status:
     """Requests that have a row: they decode, are mid-prefill, or get their prompt from elsewhere.
     """
     awaiting_pages: int
-    """Queued requests whose prompts somebody else computes."""
+    """Queued requests whose prompts are computed elsewhere."""
     preallocated: int
-    """Those of them that have a row and pages."""
+    """Requests of that kind that have a row and pages."""
     pages_total: int
     pages_free: int
     pages_evictable: int
@@ -43,14 +43,14 @@ class Status:
     """Mean share of max_tokens that the last completions used."""
     prefilling: ChunkProgress | None
     admission_reason: str
-    """Why the last step has no more prompts, whoever waits: `PrefillPlan.reason`."""
+    """Why the last step has no more prompts: `PrefillPlan.reason`."""
     retractions: int
     chunk_cuts: int
     received_prompt_tokens: int
     """Since the start: tokens of the prompts to compute here, without those that were cached when
     they came."""
     finished_requests: int
-    """Since the start: whose answer came to its end."""
+    """Since the start: requests whose answer came to its end."""
     steps: Mapping[str, int]
     """Since the start, by forward mode."""
     pace: PaceStatus
