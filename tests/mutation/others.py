@@ -92,7 +92,7 @@ OTHERS: Final = (
         "policies/ageing",
         "counts[request.tenant], place, request.tenant",
         "0, place, request.tenant",
-        ("test_policies",),
+        ("policies/test_ageing",),
     ),
     Mutation(
         "client: what has ended is held for ever",

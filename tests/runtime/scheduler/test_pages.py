@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.scheduler.pages import PageLeases
+from sluice_runtime.scheduler.pages import PageAllocator, PageLeases, pages_for
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -88,3 +88,17 @@ def _slots_of(bench: Bench, pages: list[int]) -> dict[int, int]:
     """What the runner's memory holds in these pages."""
     places = [place for page in pages for place in range(page * 4, page * 4 + 4)]
     return {place: token for place in places if (token := bench.runner._slots[place]) is not None}
+
+
+def test_pages_are_handed_out_in_order_and_never_twice() -> None:
+    allocator = PageAllocator(4, [2, 0, 3, 1])
+    assert allocator.allocate(3) == [2, 0, 3]
+    allocator.free([0])
+    assert allocator.allocate(2) == [0, 1]
+    with pytest.raises(AssertionError, match="freed twice"):
+        allocator.free([0, 0])
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2)])
+def test_pages_for(tokens: int, pages: int) -> None:
+    assert pages_for(tokens, 16) == pages

@@ -15,7 +15,7 @@ from sluice_runtime.scheduler.new_token_ratio import RESERVED_TOKENS_CLIP
 from sluice_runtime.scheduler.pacing import Pacing, StepView, TargetChunk
 from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.request import TRANSITIONS, Phase, Request, request_from
-from sluice_runtime.scheduler.request_table import RequestTable, Running
+from sluice_runtime.scheduler.request_table import RequestTable, Running, WaitingQueue
 from sluice_runtime.scheduler.settings import StepTarget
 from sluice_runtime.wire.messages import Sampling
 
@@ -177,3 +177,27 @@ def test_whoever_has_its_last_token_in_flight_is_not_ready() -> None:
     assert running.ready() == [more]
     assert list(running) == [last, more]
     assert (running.context_tokens, running.reserved_tokens(0.1)) == (5, 1)
+
+
+def test_retracted_requests_wait_in_front() -> None:
+    queue = WaitingQueue()
+    first, second, back = (request_from(request(n, 5, 1), 1) for n in ("a", "b", "c"))
+    queue.append(first)
+    queue.append(second)
+    queue.push_front(back)
+    assert [waiting.request_id for waiting in queue] == ["c", "a", "b"]
+    queue.remove(first)
+    assert (len(queue), queue.tokens) == (2, 10)
+
+
+def test_of_one_that_was_sent_back_only_what_is_computed_anew_has_landed() -> None:
+    table, requeued = RequestTable(4), request_from(request("a", 8, 10), 10)
+    table.add(requeued)
+    table.waiting.remove(requeued)
+    table.prefill(requeued, 8, cut=False)
+    requeued.token_ids += [1, 2, 3]
+    assert requeued.landed_tokens == 10
+    requeued.computed_tokens = 0  # as where it gave back what it held
+    table.requeue(requeued, 0.0)
+    requeued.prefilled_tokens = 4
+    assert requeued.landed_tokens == 4
