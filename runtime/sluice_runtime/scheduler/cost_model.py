@@ -55,7 +55,7 @@ ENOUGH_EXTENDS: Final = 8
 
 
 SETTLED_EXTENDS: Final = 32
-"""From when on an error is the step's and not that of a model which knows too little."""
+"""From then on an error is the step's, not that of a model that knows too little."""
 
 
 LIKELY_ERRORS: Final = 4.0
@@ -70,18 +70,18 @@ CHANGE_STEPS: Final = 6
 
 
 STEPS: Final = 400
-"""That are remembered."""
+"""Steps that are remembered."""
 
 
 HICCUP: Final = 2.0
-"""From so many times the prediction on, the machine stood still: no smaller step would help."""
+"""From this ratio on the machine stood still: no smaller step would have helped."""
 
 
 PRIOR_STEPS: Final = 8
 
 
 PRIOR_SPREAD: Final = 0.05
-"""Before there is any data: as if so many steps had been about so far from their prediction."""
+"""Assumed before there is any data: so many steps, with this spread around their prediction."""
 
 
 class _Step(NamedTuple):
@@ -101,9 +101,9 @@ class CostModel:
         self._extends = 0
         self._error = LEAST_ERROR
         self._outliers: list[_Step] = []
-        """Of the steps since the last that was none; all on one side."""
+        """Unlikely steps since the last likely one; all on one side."""
         self._residuals = Residuals()
-        """Of steps that computed prompts beside decode rows: those that answers wait for."""
+        """Of mixed steps: decode rows wait for those."""
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -153,7 +153,7 @@ class CostModel:
         self._solve()
 
     def _judged(self, seconds: float, predicted: float, mixed: bool) -> float:
-        """The duration to learn from: the real one unless it is far from what is likely."""
+        """The duration to learn from: the measured one, unless it is unlikely."""
         step = _Step(seconds / predicted, mixed)
         likely = 1 + max(self._error, LEAST_ERROR) * LIKELY_ERRORS
         bounded = min(max(step.ratio, 1 / likely), likely)
@@ -172,14 +172,14 @@ class CostModel:
         return seconds
 
     def _remember(self, steps: list[_Step]) -> None:
-        """They were no change of the machine: such steps may come again."""
+        """These steps were no change of the machine, so they may come again."""
         for step in steps:
             if step.mixed and self._extends >= SETTLED_EXTENDS:
                 self._residuals.add(step.ratio)
         steps.clear()
 
     def _rescale(self, factor: float) -> None:
-        """The machine became so many times slower: whatever is known is so many times more."""
+        """The machine became so many times slower: all that was learnt is scaled."""
         for evidence in (self._extending, self._decoding):
             evidence.answers = [answer * factor for answer in evidence.answers]
         self._coefficients = [coefficient * factor for coefficient in self._coefficients]
@@ -246,8 +246,8 @@ class Residuals:
         insort(self._sorted, ratio)
 
     def rescale(self, factor: float) -> None:
-        """Steps are predicted to take so many times as long from now on: what those before took is
-        less by as much, beside what is predicted now."""
+        """Predictions are so many times as long from now on: the ratios of earlier steps shrink by
+        as much."""
         ratios = [ratio / factor for ratio in self._ratios]
         self._ratios.clear()
         self._sorted.clear()

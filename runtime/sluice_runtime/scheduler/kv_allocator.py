@@ -161,7 +161,7 @@ class KvAllocator:
         self._allocator.free(self._cache.flush())
 
     def launched(self, step: int) -> None:
-        """From now on a step may touch whatever is held."""
+        """From now on a step may touch all that is held."""
         self._steps_in_flight.add(step)
         self._leases.open(step)
 
@@ -249,7 +249,7 @@ def check_integrity(
     cache: PrefixCache,
     free_rows: Sequence[int],
 ) -> None:
-    """Pages and rows are free, cached, or held by exactly one; who waits holds nothing."""
+    """Pages and rows are free, cached, or held by exactly one; a waiting request holds nothing."""
     holders: list[Request | DeferredFree] = [*requests, *deferred]
     locks = [lock for holder in holders if (lock := holder.lock)]
     nodes = _check_tree(cache, locks)

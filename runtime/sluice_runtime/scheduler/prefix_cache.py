@@ -38,9 +38,9 @@ class Node:
 
     parent: Node | None
     edge: Hashable
-    """Where the parent has it: its first page of tokens, or the namespace."""
+    """Key among the parent's children: the first page of tokens, or the namespace."""
     number: int
-    """Its own for ever, in the order in which nodes were made."""
+    """Counts nodes in the order in which they were made; never reused."""
     key: bytes = b""
     page_ids: list[int] = field(default_factory=list)
     locks: int = 0
@@ -56,8 +56,8 @@ class Node:
 
 
 class Match(NamedTuple):
-    """The longest cached prefix of a key. True while `PrefixCache.has` it; perhaps not the longest
-    any more."""
+    """The longest cached prefix of a key. Valid while `PrefixCache.has` it, though a longer one may
+    have been cached since."""
 
     namespace: Hashable
     path: tuple[Node, ...]
@@ -133,7 +133,7 @@ class PrefixCache:
         self._order = count()
         self._root = Node(None, None, next(self._order))
         self._candidates: list[tuple[int, int, Node]] = []
-        """Heap of unlocked leaves. An entry may be outdated; it is looked at when it comes up."""
+        """Heap of unlocked leaves. An entry may be outdated; it is checked when it comes up."""
         self._tick = 0
         self._epoch = 0
         self._version = 0
@@ -153,7 +153,7 @@ class PrefixCache:
         return match.version == self._version
 
     def matched_pages(self, namespace: Hashable, key: bytes, max_pages: int) -> int:
-        """How long it is."""
+        """Pages of the longest prefix."""
         _, at, _ = self._walk(namespace, key, max_pages)
         return at // self._page_bytes
 
@@ -303,7 +303,7 @@ class PrefixCache:
         return node
 
     def _protect(self, node: Node, stop: Node) -> None:
-        """Locks `node` and what is above it, below `stop`."""
+        """Locks `node` and its ancestors below `stop`."""
         self._tick += 1
         while node is not stop:
             if not node.locks:
@@ -316,7 +316,7 @@ class PrefixCache:
             node = node.parent
 
     def _split(self, node: Node, pages: int) -> Node:
-        """Cuts a node in two; returns the upper one. Who holds `node` goes on holding all of it."""
+        """Cuts a node in two; returns the upper one. Locks on `node` still cover all of it."""
         parent, cut = node.parent, pages * self._page_bytes
         assert parent is not None
         self._version += 1

@@ -61,7 +61,7 @@ class RequestTable:
         self.awaiting_pages[request.request_id] = request
 
     def preallocate(self, request: Request) -> None:
-        """It has a row and pages now."""
+        """The request has a row and pages now."""
         del self.awaiting_pages[request.request_id]
         _move(request, Phase.PREALLOCATED)
         self.preallocated[request.request_id] = request
