@@ -1,6 +1,7 @@
-"""Rows and pages for requests whose prompts another engine computes, in the order of their arrival.
+"""Rows and pages for requests whose prompts another engine computes, by arrival and tenant.
 
-Requests that were retracted go first. For each active request some tokens are kept free, so that a
+Requests that were retracted go first. Where several tenants wait, the next place is for the tenant
+with the fewest active requests; within a tenant it goes by arrival. For each active request some tokens are kept free, so that a
 prompt that was just received is not retracted at once. Knows neither who computes a prompt nor how
 it arrives.
 """
@@ -13,6 +14,7 @@ from sluice_runtime.scheduler.admission_bounds import AdapterSlots, Locking
 from sluice_runtime.scheduler.batch import Preallocated
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.policies.ageing import shared_by_tenants
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import RequestTable
@@ -41,7 +43,8 @@ class Preallocations:
         preallocated: list[Preallocated] = []
         reserved = self._reserved_tokens()
         adapters = AdapterSlots(self._max_adapters, self._table.active(), now)
-        for request in list(waiting.values()):
+        active = list(self._table.active())
+        for request in shared_by_tenants(list(waiting.values()), active, by_priority=False):
             if not adapters.admits(request):
                 continue
             match = self._kv.match(request)

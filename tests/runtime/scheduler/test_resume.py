@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from sluice_runtime.scheduler.batch import ForwardMode, Preallocated
 from sluice_runtime.scheduler.request import TRANSITIONS, Phase
@@ -164,3 +165,16 @@ def test_whose_pages_are_read_is_not_preempted() -> None:
     bench.run()
     assert list(bench.terminals) == ["a", "urgent"]
     bench.scheduler.end_transfer(1)
+
+
+def test_tenants_share_the_places_of_requests_that_are_computed_elsewhere() -> None:
+    bench = Bench(settings_of(max_running_requests=4, max_queued_requests=64))
+    for number in range(12):
+        bench.scheduler.add_remote(of_tenant("bob", f"bob{number}"))
+    bench.scheduler.add_remote(of_tenant("alice", "alice"))
+    first = [room.request_id for room in bench.scheduler.next_preallocations(0.0)]
+    assert first == ["bob0", "alice", "bob1", "bob2"]
+
+
+def of_tenant(tenant: str, request_id: str) -> Generate:
+    return msgspec.structs.replace(request(request_id, [1, 2, 3], 4), tenant=tenant)

@@ -121,6 +121,9 @@ def shared_by_tenants(
     queues: dict[str, deque[tuple[int, Request]]] = {}
     for place, request in enumerate(ordered):
         queues.setdefault(request.tenant, deque()).append((place, request))
+    if len(queues) == 1:
+        yield from (request for queue in queues.values() for _, request in queue)
+        return
     counts = Counter(request.tenant for request in running)
     heads = [_share_rank(queue[0], counts, by_priority=by_priority) for queue in queues.values()]
     heapq.heapify(heads)
