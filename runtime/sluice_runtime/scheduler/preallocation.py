@@ -1,9 +1,9 @@
-"""Rows and pages for requests whose prompts another engine computes, by arrival and tenant.
+"""Rows and pages for requests whose prompts another engine computes.
 
 Requests that were retracted go first. Where several tenants wait, the next place is for the tenant
-with the fewest active requests; within a tenant it goes by arrival. For each active request some tokens are kept free, so that a
-prompt that was just received is not retracted at once. Knows neither who computes a prompt nor how
-it arrives.
+with the fewest active requests; within a tenant requests go by arrival. For each active request
+some tokens are kept free, so that a prompt that was just received is not retracted at once. Knows
+neither who computes a prompt nor how it arrives.
 """
 
 from __future__ import annotations
