@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import torch
-from sluice_runtime.layers.linear import linear
+from sluice_runtime.layers.dense import linear
 from sluice_runtime.model.spec import ModelSpec
 from torch.profiler import ProfilerActivity, profile
 

@@ -19,18 +19,16 @@ import numpy as np
 import torch
 from sluice_kernels import flashinfer_ahead
 from sluice_kernels.triton import operators
-from sluice_runtime.engine.sampling.draw import SamplingRows, sample
+from sluice_runtime.engine.sampling.draw import Ranked, Restrictions, RowsOf, SamplingRows, sample
 from sluice_runtime.engine.sampling.memory import rows_at_once
-from sluice_runtime.engine.sampling.restriction import Ranked, Restrictions, RowsOf
 from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 from sluice_runtime.layers.attention_choice import Prefill
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
+from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.draw import Draws
 from sluice_runtime.layers.flashinfer_library import flashinfer_library, flashinfer_state, target_at
-from sluice_runtime.layers.norm import HeadNorm
-from sluice_runtime.layers.rope import Angles, rotation
-from sluice_runtime.layers.rotate_and_store import KernelStep, TorchStep
-from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
+from sluice_runtime.layers.rope import Angles, KernelStep, TorchStep, rotation
 from torch import Tensor
 
 from benchmarks.turns import report, scaled

@@ -25,8 +25,8 @@ from sluice_contract.wire.handover import Keys, configured_keys
 from sluice_contract.wire.log_lines import log_to_stderr
 
 from sluice_runtime.engine.host import set_library_variables
-from sluice_runtime.engine.log import StepLog, logger, startup_line
 from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.report import StepLog, logger, startup_line
 from sluice_runtime.errors import EngineUnfitError, InvalidConfigError, StartupError
 from sluice_runtime.model.files import resolve_model
 from sluice_runtime.wire.messages import EngineFailed, Loading

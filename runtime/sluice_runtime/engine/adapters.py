@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sluice_runtime.engine.device import Device
-from sluice_runtime.engine.inputs import HostInputs
+from sluice_runtime.engine.rows import HostInputs
 from sluice_runtime.layers.adapters import NO_SLOT, AdapterBank
 from sluice_runtime.model.adapters import Adapter, read_adapter
 from sluice_runtime.model.shard import Shard

@@ -14,7 +14,7 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine import host
 from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
-from sluice_runtime.engine.device import Device, step_device
+from sluice_runtime.engine.device import Device, allocation, step_device
 from sluice_runtime.engine.device_memory import DeviceMemory, device_memory
 from sluice_runtime.engine.device_plan import check_weights
 from sluice_runtime.engine.executor import (
@@ -24,8 +24,6 @@ from sluice_runtime.engine.executor import (
     SyncExecutor,
     executor_for,
 )
-from sluice_runtime.engine.log import Sizes
-from sluice_runtime.engine.memory import allocation
 from sluice_runtime.engine.plan import (
     NO_GRAMMARS,
     context_length,
@@ -39,6 +37,7 @@ from sluice_runtime.engine.pool_size import (
     pages_in_host_memory,
     with_running_requests,
 )
+from sluice_runtime.engine.report import Sizes
 from sluice_runtime.engine.runner import OnLogits, Runner, RunnerSettings
 from sluice_runtime.grammar.compile.process import CompileLimits
 from sluice_runtime.grammar.follow.matchers import Matchers

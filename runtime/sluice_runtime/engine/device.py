@@ -1,12 +1,14 @@
-"""How a step's numbers reach the device that computes it, and how its results come back.
+"""How a step's numbers reach the device that computes it, how its results come back, and what an
+allocation that fails there is called. Knows no batch and no model.
 
-On a CPU both are the host's own memory. On a GPU numbers go through pinned buffers, in the order of
-the current stream, and nothing waits until the results are read. Knows no batch and no model.
+On a CPU numbers and results are in the host's own memory. On a GPU numbers go through pinned
+buffers, in the order of the current stream, and nothing waits until the results are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -15,16 +17,20 @@ from numpy.typing import NDArray
 from sluice_contract.config.accelerators import Accelerator
 from torch import Tensor
 
-from sluice_runtime.errors import AcceleratorMissingError
+from sluice_runtime.errors import AcceleratorMissingError, OutOfMemoryError, StepOutOfMemoryError
 
 CPU: Final = torch.device("cpu")
 STAGING_BUFFERS: Final = 64
 """Two steps are under way at most; each uploads a few times, once more for each scored prompt, and
 up to four times for each block of rows that it samples."""
 _SMALLEST_BYTES: Final = 1 << 16
+SIGNS: Final = ("can't allocate memory", "not enough memory", "out of memory")
 
 Column = NDArray[Any]
 """[n] of one of numpy's types that torch has too."""
+Whole = NDArray[np.int64]
+Real = NDArray[np.float64]
+Marks = NDArray[np.bool_]
 Fetched = Callable[[], list[Tensor]]
 """Waits for the tensors to arrive in the host's memory."""
 
@@ -60,6 +66,16 @@ class Device(Protocol):
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         """Sends tensors to the host; they are not to be changed afterwards."""
         ...
+
+
+def upload_mixed(device: Device, columns: Sequence[Whole | Real]) -> list[Tensor]:
+    """One tensor for each of the columns; one copy carries whole numbers and others."""
+    words: list[NDArray[Any]] = [column.view(np.int64) for column in columns]
+    received = zip(columns, device.upload(words), strict=True)
+    return [
+        tensor.view(torch.float64) if column.dtype == np.float64 else tensor
+        for column, tensor in received
+    ]
 
 
 class HostDevice:
@@ -174,3 +190,31 @@ def step_device(accelerator: Accelerator | None, index: int = 0) -> Device:
         lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True),
         torch.cuda.Event,
     )
+
+
+@contextmanager
+def allocation(
+    phase: str,
+    wanted: str,
+    lower: str,
+    failure: type[OutOfMemoryError | StepOutOfMemoryError] = OutOfMemoryError,
+) -> Iterator[None]:
+    """Turns a failed allocation inside into a `failure`; other errors pass.
+
+    Args:
+        phase: what allocates, e.g. `KV pool`.
+        wanted: what is allocated, with numbers.
+        lower: the settings to lower.
+        failure: the error to raise.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or _is_allocation(error)):
+            raise
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise failure(f"{phase} wants {wanted}; lower {lower} ({cause})") from error
+
+
+def _is_allocation(error: Exception) -> bool:
+    return any(sign in str(error).lower() for sign in SIGNS)

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sluice_runtime.engine.executor import Executor, PendingResult
-from sluice_runtime.engine.heartbeat import HeartbeatThread
-from sluice_runtime.engine.load import Now, load_from
-from sluice_runtime.engine.log import StepLog
-from sluice_runtime.engine.outbox import Outbox
-from sluice_runtime.engine.pace import Pace
+from sluice_runtime.engine.outbox import HeartbeatThread, Outbox
+from sluice_runtime.engine.report import Now, Pace, StepLog, load_from
 from sluice_runtime.engine.role import MixedRole, Role
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.scheduler.batch import Batch, ForwardMode

@@ -1,21 +1,32 @@
-"""Flow control for each request: credit, withheld tokens, and readers that are too slow.
+"""What leaves the engine: tokens as far as a request's credit allows, and heartbeats while a step
+computes. Knows neither socket nor scheduler.
 
 A request whose credit is spent keeps running, and its tokens are withheld here. Beyond a bound the
 loop ends it, so that a client that stopped reading does not hold pages or memory for long. The last
-delta of a request carries all withheld tokens, so credit is exceeded by the bound at most. Knows no
-socket.
+delta of a request carries all withheld tokens, so credit is exceeded by the bound at most.
+
+Heartbeats keep a long step from being mistaken for a hang. A separate thread sends them, since the
+engine's thread is inside the model. Both threads use one ZMQ socket, which only one may use at a
+time: the heartbeat thread sends only between the start and the end of a step, under a lock that
+both take. Each heartbeat repeats the load from before the step. A step older than the limit counts
+as hung and gets no more heartbeats.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from sluice_runtime.wire.messages import TokenDelta, TokenLogprob
+from sluice_runtime.wire.messages import Heartbeat, Load, TokenDelta, TokenLogprob
 
 MAX_WITHHELD_TOKENS: Final = 4096
+STEP_LIMIT_SECONDS: Final = 600.0
+"""A step that takes longer is hung. The largest prompts on the slowest hosts take minutes."""
 
 
 @dataclass(slots=True)
@@ -77,3 +88,59 @@ class Outbox:
         paid = account.take(delta, account.credit)
         account.credit -= len(paid.token_ids)
         return paid if paid.token_ids else None
+
+
+class HeartbeatThread:
+    """Calls `send` from its own thread, and only while a step computes."""
+
+    def __init__(
+        self,
+        send: Callable[[Heartbeat], None],
+        monotonic: Callable[[], float],
+        every_seconds: float,
+        limit_seconds: float = STEP_LIMIT_SECONDS,
+    ) -> None:
+        self._send = send
+        self._monotonic = monotonic
+        self._every_seconds = every_seconds
+        self._limit_seconds = limit_seconds
+        self._lock = threading.Lock()
+        self._load: Load | None = None
+        """None between steps."""
+        self._began_seconds = 0.0
+
+    @contextmanager
+    def step(self, load: Load, began_seconds: float) -> Iterator[None]:
+        """Around the computation of a step; its heartbeats carry `load`."""
+        with self._lock:
+            self._load, self._began_seconds = load, began_seconds
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._load = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The thread runs inside this context; nothing is sent after it."""
+        stopped = threading.Event()
+        thread = threading.Thread(target=self._run, args=(stopped,), name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+
+    def beat(self) -> None:
+        """Sends a heartbeat if a step computes that is neither new nor hung."""
+        with self._lock:
+            if self._load is None:
+                return
+            age_seconds = self._monotonic() - self._began_seconds
+            if self._every_seconds <= age_seconds < self._limit_seconds:
+                self._send(Heartbeat(self._load))
+
+    def _run(self, stopped: threading.Event) -> None:
+        while not stopped.wait(self._every_seconds):
+            self.beat()

@@ -34,8 +34,6 @@ from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 FIRST_CHUNK_TOKENS: Final = 128
 """Budget of the first steps on a CPU, when a step has a target: a chunk of 512 takes tens of
 milliseconds with a small model and seconds with a large one."""
-
-
 SAMPLING_SHARE: Final = 0.05
 """Of a GPU's memory, that sampling all rows may take where an engine chooses how many there are."""
 _MIN_GRAMMAR_BYTES: Final = 512 << 20

@@ -1,14 +1,25 @@
-"""What every rank of an engine does between loading and its first step, in this order."""
+"""What every rank of an engine does between loading and its first step, in this order: the first
+steps, the garbage collector, CUDA graphs of the steps that decode.
+"""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
 
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine.build import Engine
-from sluice_runtime.engine.graph_capture import capture_graphs
+from sluice_runtime.engine.device import allocation
+from sluice_runtime.engine.graphs import Capture, CudaCapture, DecodeGraphs, graph_batches
 from sluice_runtime.engine.host import collect_garbage_rarely
 from sluice_runtime.engine.warm_up import warm_up
+
+SETTING: Final = "cudaGraphMaxBatch"
+
+_log = logging.getLogger("sluice.engine")
 
 
 def prepare(config: EngineConfig, engine: Engine) -> None:
@@ -22,3 +33,31 @@ def prepare(config: EngineConfig, engine: Engine) -> None:
     collect_garbage_rarely()
     if config.role is not Role.PREFILL:
         capture_graphs(engine, config.cuda_graph_max_batch or 0)
+
+
+def capture_graphs(
+    engine: Engine, largest: int, begin_capture: Callable[[], Capture] = CudaCapture
+) -> None:
+    """From now on the engine replays graphs for decode steps of up to `largest` rows.
+
+    Raises:
+        OutOfMemoryError: names the setting to lower.
+    """
+    model, pool = engine.model, engine.pool
+    batches = graph_batches(min(largest, engine.settings.max_running_requests))
+    if not batches:
+        return
+    if model.backend.graph_wrappers is None:
+        _log.info("CUDA graphs: none, as %s cannot be captured", model.backend.name)
+        return
+    # Of this rank: its pool has its key heads.
+    heads = pool.shape.kv_heads * (model.spec.heads // model.spec.kv_heads)
+    wanted = f"{len(batches)} decode batches of up to {batches[-1]} rows"
+    with allocation("CUDA graphs", wanted, SETTING):
+        graphs = DecodeGraphs(pool, model.spec.hidden_size, batches)
+        wrappers = model.backend.graph_wrappers(pool, heads)
+        if model.adapters is not None:
+            model.adapters.use_all()
+        graphs.capture(model.hidden, wrappers.wrapper, begin_capture())
+    engine.runner.replay(graphs)
+    _log.info("CUDA graphs: %s", wanted)

@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.engine.adapters import AdapterTable
-from sluice_runtime.engine.device import Device, Fetched
+from sluice_runtime.engine.device import Device, Fetched, allocation
 from sluice_runtime.engine.graphs import DecodeGraphs
-from sluice_runtime.engine.inputs import HostInputs, StepInputs, host_inputs, step_inputs
-from sluice_runtime.engine.memory import allocation
-from sluice_runtime.engine.rows import RowTable
+from sluice_runtime.engine.rows import HostInputs, RowTable, StepInputs, host_inputs, step_inputs
 from sluice_runtime.engine.sampling.logprobs import StepLogprobs, StepScores
 from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
@@ -153,17 +151,16 @@ class Runner:
         if self._adapters is not None:
             self._adapters.use(host)
         hidden = self._hidden(inputs)
-        prompts = self._sampling.logprobs.read(batch, hidden, self._model.logits)
-        tokens, logprobs = self._sample(batch, host, inputs, hidden)
-        scores = StepScores(prompts, logprobs, tokens)
-        return partial(
-            _results,
-            batch,
-            self._device.fetch([tokens, *scores.tables()]),
-            self._matchers.accepting(host.sampling_rows),
-            scores,
-            self._sampling.logprobs.finished(batch),
-        )
+        if (logprobs := self._sampling.logprobs) is None:
+            tokens, _ = self._sample(batch, host, inputs, hidden)
+            accept = self._matchers.accepting(host.sampling_rows)
+            return partial(_results, batch, self._device.fetch([tokens]), accept)
+        prompts = logprobs.read(batch, hidden, self._model.logits)
+        tokens, step_logprobs = self._sample(batch, host, inputs, hidden)
+        scores = StepScores(prompts, step_logprobs, tokens)
+        fetched = self._device.fetch([tokens, *scores.tables()])
+        accept = self._matchers.accepting(host.sampling_rows)
+        return partial(_scored_results, batch, fetched, accept, scores, logprobs.finished(batch))
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         """[n, h], by a graph where one was captured for such a step."""
@@ -181,12 +178,15 @@ class Runner:
         logits = self._model.logits(hidden[inputs.sampled_tokens])
         if self._on_logits is not None:
             self._on_logits(batch, logits)
-        logprobs = self._sampling.logprobs.capture(logits, host.sampling_rows)
-        tokens = self._model.group.from_first(self._drawn(host, logits))
+        logprobs = self._sampling.logprobs
+        step_logprobs = logprobs.capture(logits, host.sampling_rows) if logprobs else None
+        tokens = self._drawn(host, logits)
+        if self._model.group.size > 1:
+            tokens = self._model.group.from_first(tokens)
         # A row that got NO_TOKEN may already be in a step launched ahead. Its result there is
         # dropped, but its last token must be a valid input.
         self._rows.last_tokens.index_copy_(0, inputs.sampled_rows, tokens.clamp(min=0))
-        return tokens, logprobs
+        return tokens, step_logprobs
 
     def _drawn(self, host: HostInputs, logits: Tensor) -> Tensor:
         """[m, vocabulary] → [m] tokens; on ranks after the first, room for the first one's."""
@@ -202,7 +202,8 @@ class Runner:
 
     def _without_memory(self, batch: Batch, error: str) -> Callable[[], SampledTokens]:
         """Results of a step that ran out of memory: no row has a token."""
-        self._sampling.logprobs.finished(batch)
+        if logprobs := self._sampling.logprobs:
+            logprobs.finished(batch)
         accept = self._matchers.accepting(batch.sampling_rows)
         tokens = (NO_TOKEN,) * len(batch.sampling_rows)
 
@@ -213,15 +214,29 @@ class Runner:
         return read
 
 
+Accept = Callable[[Sequence[int]], None]
+"""Gives the step's tokens to the matchers of its rows."""
+
+
 @torch.inference_mode()
-def _results(
+def _results(batch: Batch, fetched: Fetched, accept: Accept) -> SampledTokens:
+    """Waits for the step. Its tokens are read and its matchers have them."""
+    (drawn,) = fetched()
+    tokens = tuple(drawn.tolist())
+    accept(tokens)
+    return SampledTokens(batch.step, tokens)
+
+
+@torch.inference_mode()
+def _scored_results(
     batch: Batch,
     fetched: Fetched,
-    accept: Callable[[Sequence[int]], None],
+    accept: Accept,
     step_scores: StepScores,
     prompts: Mapping[int, list[TokenLogprob]],
 ) -> SampledTokens:
-    """Waits for the step. Its tokens are read and its matchers have them."""
+    """See `_results`; of a step in which a row asks for logprobs. `prompts`: of prompts that end in
+    this step, by row."""
     drawn, *tables = fetched()
     tokens = tuple(drawn.tolist())
     accept(tokens)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from sluice_runtime.layers.linear import Linear
+from sluice_runtime.layers.dense import Linear
 
 NO_SLOT: Final = -1
 """Of a token without an adapter."""
@@ -99,7 +99,7 @@ class AdapterBank:
 
 
 class AdaptedLinear:
-    """See `layers.linear.Linear`: one or several matrices of a checkpoint, joined."""
+    """See `layers.dense.Linear`: one or several matrices of a checkpoint, joined."""
 
     def __init__(
         self, multiply: Linear, bank: AdapterBank, shapes: Sequence[tuple[int, ...]]

@@ -1,4 +1,8 @@
-"""The interface between model and attention.
+"""What a step's attention is given and what it computes: the interface between model and backends.
+
+`TokenLayout` says where each token of a step comes from and goes to: flat tokens, rows, pages. The
+runner makes it once a step, every layer's attention reads it. Rows that extend come first, rows
+that decode after them, one token each.
 
 A backend norms and rotates queries and keys, stores keys and values in the page pool and lets every
 token attend to all tokens before it in its row, whether the row extends or decodes.
@@ -6,11 +10,78 @@ token attend to all tokens before it in its row, whether the row extends or deco
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sluice_runtime.layers.norm import HeadNorm
+from sluice_runtime.layers.dense import HeadNorm
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RowNumbers:
+    """What the host knows of a step's r rows, for whoever plans: nothing is read back."""
+
+    rows: Numbers
+    """[r]"""
+    begins: Numbers
+    """[r + 1]"""
+    contexts: Numbers
+    """[r]"""
+
+    def page_counts(self, page_size: int) -> Numbers:
+        """[r] pages that hold each row's context."""
+        return -(-self.contexts // page_size)
+
+
+class GraphAttention(Protocol):
+    """Attention of steps of `batch` rows of one token, planned in buffers that never move.
+
+    Only such attention may be captured in a graph: another one's plan moves its buffers, and the
+    graph would read the old ones without any error.
+    """
+
+    batch: int
+
+    def holds(self, layout: TokenLayout) -> bool:
+        """Whether a step's rows and pages fit."""
+        ...
+
+    def plan(self, layout: TokenLayout | None) -> None:
+        """For a step that decodes, which `holds` let through; None: padding only."""
+        ...
+
+    def run(self, queries: Tensor, cache: tuple[Tensor, Tensor], /, *, out: Tensor) -> Tensor:
+        """queries [n, heads, dim] over a layer's keys and values → [n, heads, dim]."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """n flat tokens of r rows. The tensors are on the device."""
+
+    pages: Tensor
+    """[n] page in which each token's keys and values go."""
+    offsets: Tensor
+    """[n] slot in that page."""
+    page_table: Tensor
+    """[any, most pages of a row]: pages of every row there is, padded with the padding page."""
+    rows: Tensor
+    """[r] each row's line in the page table."""
+    begins: Tensor
+    """[r + 1] row i is the flat tokens [begins[i], begins[i + 1]): the last ones of its context."""
+    contexts: Tensor
+    """[r] tokens of each row in the pool after this step."""
+    extends: int
+    """How many of the rows extend."""
+    numbers: RowNumbers
+    """`rows`, `begins` and `contexts` on the host."""
+    planned: GraphAttention | None = None
+    """What has planned for these rows already, since planning cannot be captured in a graph."""
 
 
 class Attention(Protocol):

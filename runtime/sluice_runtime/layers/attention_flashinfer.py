@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.attention import GraphAttention, TokenLayout
 from sluice_runtime.layers.attention_plan import (
     AttentionPlan,
     Kind,
@@ -25,15 +26,10 @@ from sluice_runtime.layers.attention_plan import (
     parts_of,
     prefill_kernels,
 )
+from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.flashinfer_library import Library, Target, Wrapper
 from sluice_runtime.layers.flashinfer_workspace import HeadShape, step_workspace_bytes
-from sluice_runtime.layers.norm import HeadNorm
-from sluice_runtime.layers.rope import Angles
-from sluice_runtime.layers.rotate_and_store import storing_step
-from sluice_runtime.layers.token_layout import TokenLayout
-
-if TYPE_CHECKING:
-    from sluice_runtime.layers.flashinfer_graphs import GraphWrapper
+from sluice_runtime.layers.rope import Angles, storing_step
 
 LAYOUT: Final = "NHD"
 """[page, token, head, dim], in flashinfer's words."""
@@ -207,7 +203,7 @@ class FlashinferStep:
         self._pool = pool
         self._layout = layout
         self._storing = storing_step(pool, layout, angles)
-        self._parts: list[tuple[slice, StepWrapper | GraphWrapper]] = []
+        self._parts: list[tuple[slice, StepWrapper | GraphAttention]] = []
         if layout.planned is not None:
             self._parts.append((slice(None), layout.planned))
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
+from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 
 Int32 = NDArray[np.int32]
 PrefillKernels = Literal["fa2", "fa3"]

@@ -16,10 +16,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.norm import HeadNorm
-from sluice_runtime.layers.rope import Angles, rotation
-from sluice_runtime.layers.rotate_and_store import rotate_and_store
-from sluice_runtime.layers.token_layout import TokenLayout
+from sluice_runtime.layers.attention import TokenLayout
+from sluice_runtime.layers.dense import HeadNorm
+from sluice_runtime.layers.rope import Angles, rotate_and_store, rotation
 
 SPAN_BYTES: Final = 1 << 20
 """Keys and values of one layer that decode rows gather at a time."""

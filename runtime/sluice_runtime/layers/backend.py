@@ -17,6 +17,7 @@ from sluice_kernels import native
 from torch import Tensor
 
 from sluice_runtime.kv.pool import CPU, PagePool
+from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.attention_choice import (
     Gpu,
     Name,
@@ -26,22 +27,15 @@ from sluice_runtime.layers.attention_choice import (
     choose_attention,
 )
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
-from sluice_runtime.layers.attention_native import NativeAttention
 from sluice_runtime.layers.attention_torch import TorchAttention
-from sluice_runtime.layers.draw import Draws, draw
-from sluice_runtime.layers.draw_native import draw_native
+from sluice_runtime.layers.dense import HeadNorm, add_rms_norm, rms_norm, silu_and_multiply
+from sluice_runtime.layers.draw import Draws, draw, draw_native
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
-from sluice_runtime.layers.flashinfer_library import (
-    flashinfer_library,
-    flashinfer_state,
-    target_at,
-)
+from sluice_runtime.layers.flashinfer_library import flashinfer_library, flashinfer_state, target_at
 from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
-from sluice_runtime.layers.mlp import silu_and_multiply
-from sluice_runtime.layers.norm import add_rms_norm, rms_norm
+from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights
-from sluice_runtime.layers.stack_plain import Operators, PlainStack
-from sluice_runtime.layers.stack_sharded import ShardedStack
+from sluice_runtime.layers.stacks import Operators, PlainStack, ShardedStack
 
 
 @dataclass(frozen=True)
@@ -61,6 +55,43 @@ class Backend:
     tokens'. None: several operations do so, `draw` among them."""
     graph_wrappers: Callable[[PagePool, int], GraphWrappers] | None = None
     """For a pool and a number of query heads: attention that graphs may capture, if there is."""
+
+
+class NativeAttention:
+    """Paged attention of one step by the compiled kernels, for rows that extend and rows that
+    decode in one call. Nothing is gathered or masked: the kernels read the pool where it lies."""
+
+    def __init__(self, pool: PagePool, layout: TokenLayout, angles: Angles) -> None:
+        self._pool = pool.data
+        self._scale: float = pool.shape.head_dim**-0.5
+        self._layout = layout
+        self._angles = angles
+
+    def attend(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
+        """See `layers.attention.Attention`."""
+        layout, angles = self._layout, self._angles
+        weight, eps = (head_norm.weight, head_norm.eps) if head_norm else (None, 0.0)
+        queries = native.rotate_and_store(
+            qkv,
+            weight,
+            eps,
+            angles.cos,
+            angles.sin,
+            self._pool,
+            layer,
+            layout.pages,
+            layout.offsets,
+        )
+        return native.paged_attention(
+            queries,
+            self._pool,
+            layer,
+            layout.page_table,
+            layout.rows,
+            layout.begins,
+            layout.contexts,
+            self._scale,
+        )
 
 
 def _native_layers(layers: Iterable[LayerWeights], shape: LayerShape) -> LayerStack:

@@ -1,7 +1,11 @@
-"""One token a row from its logits. Knows no request.
+"""One token a row from its logits, in torch or by the compiled kernel, and the nucleus that top_p
+leaves. Knows no request.
 
-The same operations on every device: what they do depends on what the host knows, never on a number
-that it would have to wait for.
+In torch the same operations run on every device: what they do depends on what the host knows, never
+on a number that it would have to wait for.
+
+The nucleus of a distribution is the fewest tokens that hold a share of its mass. It is given as the
+least logit of its tokens, so that equal logits are in it or out of it together.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from sluice_kernels import native
 from torch import Tensor
 
 from sluice_runtime.scheduler.batch import NO_TOKEN
@@ -20,6 +25,8 @@ GREEDY_BELOW: Final = 1e-5
 _BLOCK: Final = 256
 """Tokens whose mass is summed before the running sum is taken: that of all tokens, in float64,
 would be read and written several times."""
+_TRIAL_TOKENS: Final = 1024
+"""So many tokens nearly always reach the mass; sorting the whole vocabulary is slow."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +90,46 @@ def _find(masses: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.searchsorted(running, targets, right=True).clamp_(max=masses.shape[1] - 1)
     before = F.pad(running, (1, 0)).gather(1, place)
     return place.squeeze(1), (targets - before).squeeze(1)
+
+
+def draw_native(logits: Tensor, draws: Draws | None) -> Tensor:
+    """See `layers.draw.draw`."""
+    if draws is None:
+        nothing = torch.zeros(len(logits), dtype=torch.float64)
+        return native.draw(logits, nothing.float(), nothing, GREEDY_BELOW)
+    return native.draw(logits, draws.temperatures, draws.uniforms, GREEDY_BELOW)
+
+
+def nucleus(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
+    """logits: [k, v] float32; temperature, top_p: [k] → [k] least logits.
+
+    On a CPU most rows are looked at in part. On another device the host does not know which rows
+    need more than that, so all tokens of all rows are sorted.
+    """
+    if logits.device.type != "cpu":
+        return _of_largest(logits, temperature, top_p, logits.shape[1])[0]
+    width = min(_TRIAL_TOKENS, logits.shape[1])
+    least, last = _of_largest(logits, temperature, top_p, width)
+    wider = (last >= width).nonzero().squeeze(1)
+    if len(wider):
+        whole = logits[wider], temperature[wider], top_p[wider], logits.shape[1]
+        least[wider] = _of_largest(*whole)[0]
+    return least
+
+
+def _of_largest(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """[k] least logits if the `width` largest tokens hold the mass, and the [k] numbers of tokens
+    before the last, which are `width` or more if they do not."""
+    vocabulary = logits.shape[1]
+    ordered = logits.topk(width).values
+    log_mass = -torch.log_softmax(scaled(logits, temperature), -1).amax(-1, keepdim=True)
+    cumulative = (scaled(ordered, temperature) - log_mass).double().exp().cumsum(-1)
+    last = (cumulative < top_p.double()[:, None]).sum(-1).clamp(max=vocabulary - 1)
+    return ordered.gather(1, last.clamp(max=width - 1)[:, None]).squeeze(1), last
+
+
+def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    """The largest becomes 0 before the division, so that no quotient exceeds it."""
+    return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]

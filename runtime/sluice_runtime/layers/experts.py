@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from sluice_runtime.layers.linear import Linear, linear
+from sluice_runtime.layers.dense import Linear, linear
 from sluice_runtime.layers.stack import ExpertsWeights
 
 Activation = Callable[[Tensor], Tensor]

@@ -3,7 +3,8 @@
 What a graph has captured reads the same addresses in every replay, so a plan writes there; planning
 itself cannot be captured, and comes before each replay. Only wrappers made like these may be
 captured: another one's plan moves its buffers, and the graph would read the old ones without any
-error. Hence the type, which `TokenLayout.planned` asks for. Knows nothing of graphs' capture.
+error. Hence the type `GraphAttention`, which `TokenLayout.planned` asks for. Knows nothing of
+graphs' capture.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.attention_flashinfer import (
     LAYOUT,
     CopyEvent,
@@ -26,7 +28,6 @@ from sluice_runtime.layers.attention_flashinfer import (
 from sluice_runtime.layers.attention_plan import AttentionPlan, padded, page_indices, parts_of
 from sluice_runtime.layers.flashinfer_library import Library, Target
 from sluice_runtime.layers.flashinfer_workspace import HeadShape, graph_workspace_bytes
-from sluice_runtime.layers.token_layout import TokenLayout
 
 INT_WORKSPACE_BYTES: Final = 512 << 10
 """A plan of 4,096 rows takes less than 200 KiB of it. Each wrapper has as much pinned memory."""
@@ -134,7 +135,7 @@ class GraphWrappers:
         self._heads = heads
         self._buffers: GraphBuffers | None = None
 
-    def of(self, batch: int) -> GraphWrapper:
+    def wrapper(self, batch: int) -> GraphWrapper:
         """The first is the largest: the buffers are as large as it needs."""
         self._buffers = self._buffers or self._allocated(batch)
         return GraphWrapper(self._library, self._buffers, batch, self._pool, self._heads)

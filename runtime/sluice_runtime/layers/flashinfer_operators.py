@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from sluice_runtime.layers import mlp, norm
+from sluice_runtime.layers import dense
 
 _DTYPES: Final = (torch.bfloat16, torch.float16)
 _VECTOR_BYTES: Final = 16
@@ -36,20 +36,20 @@ class Kernels(Protocol):
 
 
 class FlashinferOperators:
-    """See `layers.norm` and `layers.mlp` for what each computes."""
+    """See `layers.dense` for what each computes."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if not _is_taken(x, weight):
-            return norm.rms_norm(x, weight, eps)
+            return dense.rms_norm(x, weight, eps)
         return self._kernels.rmsnorm(x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
         """The result is in the memory of `delta`."""
         if not (_is_taken(x, weight) and _is_taken(delta, weight)):
-            return norm.add_rms_norm(x, delta, weight, eps)
+            return dense.add_rms_norm(x, delta, weight, eps)
         self._kernels.fused_add_rmsnorm(delta, x, weight, eps)
         return delta
 
@@ -57,7 +57,7 @@ class FlashinferOperators:
         half_bytes = gate_up.shape[-1] // 2 * gate_up.dtype.itemsize
         taken = gate_up.dtype in _DTYPES and len(gate_up) and gate_up.is_contiguous()
         if not taken or half_bytes % _VECTOR_BYTES:
-            return mlp.silu_and_multiply(gate_up)
+            return dense.silu_and_multiply(gate_up)
         return self._kernels.silu_and_mul(gate_up)
 
 

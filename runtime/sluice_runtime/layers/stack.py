@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.adapters import AdapterBank
+from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.rope import Angles
-from sluice_runtime.layers.token_layout import TokenLayout
 from sluice_runtime.parallel.group import SOLO, Group
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.adapters import AdapterBank
+from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.backend import Backend
-from sluice_runtime.layers.linear import Linear
+from sluice_runtime.layers.dense import Linear
 from sluice_runtime.layers.rope import angles_of
 from sluice_runtime.layers.stack import LayerStack, PagedStep
-from sluice_runtime.layers.token_layout import TokenLayout
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.parallel.group import SOLO, Group
 

@@ -17,7 +17,7 @@ from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.adapters import AdapterBank, SlotShape
 from sluice_runtime.layers.backend import Backend, choose_backend
-from sluice_runtime.layers.linear import linear
+from sluice_runtime.layers.dense import linear
 from sluice_runtime.layers.rope import inverse_frequencies
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.decoder import Decoder

@@ -49,7 +49,7 @@ from sluice_runtime.wire.messages import (
 
 SILENCE_SECONDS: Final = 10.0
 """An engine from which neither a step nor a heartbeat came for so long counts as hung. It sends one
-of them each second, also while a long step computes (`engine.heartbeat`)."""
+of them each second, also while a long step computes (`engine.outbox`)."""
 _LOOK_SECONDS: Final = 1.0
 LOADING_SECONDS: Final = 600.0
 """The same for an engine that loads its model; it reports how much it has read."""

@@ -1,4 +1,6 @@
-"""Numbers reach the device whole: a staging buffer is not filled while a copy reads it."""
+"""Numbers reach the device whole: a staging buffer is not filled while a copy reads it. A failed
+allocation becomes one line with phase, wanted memory and the setting to lower.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.config.accelerators import Accelerator
-from sluice_runtime.engine.device import CPU, Column, Device, HostDevice, StreamDevice, step_device
+from sluice_runtime.engine.device import (
+    CPU,
+    Column,
+    Device,
+    HostDevice,
+    StreamDevice,
+    allocation,
+    step_device,
+)
+from sluice_runtime.errors import OutOfMemoryError
 from torch import Tensor
 
 from tests.runtime.engine.late_device import LateDevice
@@ -93,3 +104,18 @@ def test_without_an_accelerator_steps_are_computed_on_the_host() -> None:
     for accelerator in (None, Accelerator()):
         device = step_device(accelerator)
         assert (device.place, device.asynchronous) == (CPU, False)
+
+
+def test_a_failed_allocation_of_torch_is_recognised() -> None:
+    with (
+        pytest.raises(OutOfMemoryError) as caught,
+        allocation("KV pool", "9 tokens of 8 bytes", "kvPoolTokens"),
+    ):
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert str(caught.value).startswith("KV pool wants 9 tokens of 8 bytes; lower kvPoolTokens (")
+    assert "\n" not in str(caught.value)
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="shape"), allocation("step", "1 token", "chunkSize"):
+        raise RuntimeError("shape mismatch")

@@ -31,7 +31,7 @@ from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.layers import experts
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.layers.stack import PagedStep
-from sluice_runtime.layers.stack_plain import PlainStack
+from sluice_runtime.layers.stacks import PlainStack
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.load import Placement, Reader, build_decoder
 from sluice_runtime.model.shard import Part

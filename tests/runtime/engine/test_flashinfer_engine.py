@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.graph_capture import capture_graphs
+from sluice_runtime.engine.prepare import capture_graphs
 from sluice_runtime.layers import backend as backends
 from sluice_runtime.wire.messages import Sampling
 

@@ -13,12 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from sluice_runtime.engine.graph_sizes import graph_batches
-from sluice_runtime.engine.graphs import Capture, CudaCapture, DecodeGraphs
+from sluice_contract.config.accelerators import TIERS
+from sluice_runtime.engine.graphs import (
+    Capture,
+    CudaCapture,
+    DecodeGraphs,
+    batch_for,
+    graph_batches,
+)
 from sluice_runtime.kv.pool import CPU, KvShape, PagePool
+from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 from sluice_runtime.layers.backend import BACKENDS
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
-from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.load import Placement, Reader, build_decoder
@@ -68,7 +74,7 @@ class Site:
 
     def graphs(self, pool: PagePool, largest: int = LARGEST) -> DecodeGraphs:
         graphs = DecodeGraphs(pool, self.model.spec.hidden_size, graph_batches(largest))
-        graphs.capture(self.model.hidden, self.wrappers(pool).of, self.begin_capture())
+        graphs.capture(self.model.hidden, self.wrappers(pool).wrapper, self.begin_capture())
         return graphs
 
 
@@ -190,18 +196,18 @@ def test_graphs_are_captured_largest_first(site: Site) -> None:
     ) -> Tensor:
         return torch.zeros(1, 64, device=site.place)
 
-    def wrapper_of(batch: int) -> Any:
+    def attention_of(batch: int) -> Any:
         order.append(batch)
-        return wrappers.of(batch)
+        return wrappers.wrapper(batch)
 
-    graphs.capture(nothing, wrapper_of, site.begin_capture())
+    graphs.capture(nothing, attention_of, site.begin_capture())
     assert order == [16, 12, 8, 4, 2, 1]
 
 
 def test_rows_of_padding_list_the_padding_page_alone(site: Site) -> None:
     """Also where a larger step listed a row's pages before."""
     draw, pool = random.Random(3), site.pool()
-    wrapper = site.wrappers(pool).of(4)
+    wrapper = site.wrappers(pool).wrapper(4)
     with torch.inference_mode():
         wrapper.plan(decode_step([9, 9, 9, 9], draw, site.place))
         few = decode_step([1, 9], draw, site.place)
@@ -210,3 +216,28 @@ def test_rows_of_padding_list_the_padding_page_alone(site: Site) -> None:
     assert listed[:1] == few.page_table[few.rows[0], :1].tolist()
     assert listed[1:4] == few.page_table[few.rows[1], :3].tolist()
     assert listed[4:] == [pool.padding_page] * 2
+
+
+def test_small_batches_are_close_together_and_large_ones_apart() -> None:
+    usual = graph_batches(512)
+    assert usual[:7] == (1, 2, 4, 8, 12, 16, 24)
+    assert usual[-17:] == (*(256, 272), *range(288, 497, 16), 512)
+    assert len(usual) == 52
+    assert graph_batches(600)[-4:] == (512, 544, 576, 600)
+
+
+@pytest.mark.parametrize(
+    "largest", [1, 3, *(tier.sizes.cuda_graph_max_batch for tier in TIERS), 4096]
+)
+def test_every_batch_up_to_the_largest_has_the_next_graph(largest: int) -> None:
+    batches = graph_batches(largest)
+    assert list(batches) == sorted(set(batches))
+    for rows in range(1, largest + 1):
+        assert batch_for(rows, batches) == min(size for size in batches if size >= rows)
+    assert batch_for(largest + 1, batches) is None
+    assert batch_for(0, batches) is None
+
+
+def test_none_are_captured_where_none_are_wanted() -> None:
+    assert graph_batches(0) == ()
+    assert batch_for(1, ()) is None

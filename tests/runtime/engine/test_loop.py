@@ -10,9 +10,9 @@ from itertools import count, pairwise
 import msgspec
 import pytest
 from sluice_runtime.engine.executor import executor_for
-from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import Clock, EngineLoop
 from sluice_runtime.engine.outbox import Outbox
+from sluice_runtime.engine.report import StepLog
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget

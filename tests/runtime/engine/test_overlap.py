@@ -10,8 +10,8 @@ import pytest
 import torch
 from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.engine.executor import OverlapExecutor, executor_for
-from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.report import StepLog
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler

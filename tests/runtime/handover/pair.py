@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 from sluice_runtime.engine.executor import executor_for
-from sluice_runtime.engine.log import StepLog
 from sluice_runtime.engine.loop import Clock, EngineLoop
+from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.role import Role
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole

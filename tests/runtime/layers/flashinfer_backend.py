@@ -11,7 +11,7 @@ from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import Target
-from sluice_runtime.layers.stack_plain import PlainStack
+from sluice_runtime.layers.stacks import PlainStack
 
 TARGET = Target(torch.device("cpu"), (9, 0), 132, "auto")
 

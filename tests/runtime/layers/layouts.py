@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
+from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 
 Row = tuple[int, int]
 """(tokens, context)."""

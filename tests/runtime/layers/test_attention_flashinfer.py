@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 from sluice_runtime.kv.pool import CPU, KvShape, PagePool
+from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.attention_plan import PrefillKernels
 from sluice_runtime.layers.attention_torch import TorchAttention
+from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.flashinfer_library import (
     Target,
     flashinfer_library,
     flashinfer_state,
     target_at,
 )
-from sluice_runtime.layers.norm import HeadNorm
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
-from sluice_runtime.layers.token_layout import TokenLayout
 from torch import Tensor
 
 from tests.runtime.layers.flashinfer_kernels import flashinfer_on_cpu

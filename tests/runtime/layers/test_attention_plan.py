@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.attention_plan import (
     AttentionPlan,
     Part,
@@ -19,7 +20,6 @@ from sluice_runtime.layers.attention_plan import (
     parts_of,
     prefill_kernels,
 )
-from sluice_runtime.layers.token_layout import TokenLayout
 
 from tests.runtime.layers.layouts import Row, layout
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from sluice_runtime.layers.dense import Linear, silu_and_multiply
 from sluice_runtime.layers.experts import (
     EveryExpert,
     SortedExperts,
@@ -15,8 +16,6 @@ from sluice_runtime.layers.experts import (
     in_one_call,
     looped,
 )
-from sluice_runtime.layers.linear import Linear
-from sluice_runtime.layers.mlp import silu_and_multiply
 from sluice_runtime.layers.stack import ExpertsWeights, MlpWeights
 from torch import Tensor
 from torch.nn.functional import linear, silu

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from sluice_runtime.layers import mlp, norm
+from sluice_runtime.layers import dense
 from sluice_runtime.layers.flashinfer_library import flashinfer_library
 from sluice_runtime.layers.flashinfer_operators import FlashinferOperators
 from torch import Tensor
@@ -28,7 +28,7 @@ class Compiled:
 
     def rmsnorm(self, out: Tensor, x: Tensor, weight: Tensor, eps: float, _: bool) -> None:
         self.calls.append("rmsnorm")
-        out.copy_(norm.rms_norm(x.float(), weight.float(), eps))
+        out.copy_(dense.rms_norm(x.float(), weight.float(), eps))
 
     def fused_add_rmsnorm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, _: bool
@@ -36,11 +36,11 @@ class Compiled:
         self.calls.append("fused_add_rmsnorm")
         total = x.float() + residual.float()
         residual.copy_(total)
-        x.copy_(norm.rms_norm(total, weight.float(), eps))
+        x.copy_(dense.rms_norm(total, weight.float(), eps))
 
     def silu_and_mul(self, out: Tensor, x: Tensor, _: bool) -> None:
         self.calls.append("silu_and_mul")
-        out.copy_(mlp.silu_and_multiply(x.float()))
+        out.copy_(dense.silu_and_multiply(x.float()))
 
 
 def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Compiled:
@@ -79,14 +79,14 @@ def assert_same(
     close: dict[str, Any] = {"atol": 3e-2, "rtol": 3e-2}
     x, delta = (randoms(rows, width, dtype=dtype, device=device) for _ in range(2))
     weight = randoms(width, dtype=dtype, device=device)
-    wanted = norm.rms_norm(x, weight, EPS)
+    wanted = dense.rms_norm(x, weight, EPS)
     torch.testing.assert_close(operators.rms_norm(x, weight, EPS), wanted, **close)
     sums = x.clone()
-    wanted = norm.add_rms_norm(sums, delta.clone(), weight, EPS)
+    wanted = dense.add_rms_norm(sums, delta.clone(), weight, EPS)
     torch.testing.assert_close(operators.add_rms_norm(x, delta, weight, EPS), wanted, **close)
     torch.testing.assert_close(x, sums, **close)
     both = randoms(rows, 2 * width, dtype=dtype, device=device)
-    wanted = mlp.silu_and_multiply(both)
+    wanted = dense.silu_and_multiply(both)
     torch.testing.assert_close(operators.silu_and_multiply(both), wanted, **close)
 
 
@@ -108,7 +108,7 @@ def test_a_norm_with_a_weight_for_each_head_is_torchs(
     x, weight = (
         randoms(*shape, dtype=torch.bfloat16, device=CPU) for shape in ((3, 4, 64), (4, 64))
     )
-    assert torch.equal(operators.rms_norm(x, weight, EPS), norm.rms_norm(x, weight, EPS))
+    assert torch.equal(operators.rms_norm(x, weight, EPS), dense.rms_norm(x, weight, EPS))
     assert compiled.calls == []
 
 

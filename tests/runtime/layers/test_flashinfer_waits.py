@@ -11,11 +11,11 @@ import pytest
 import torch
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import attention_flashinfer, flashinfer_graphs
+from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import Target
 from sluice_runtime.layers.rope import Angles
-from sluice_runtime.layers.token_layout import RowNumbers, TokenLayout
 from torch import Tensor
 
 from tests.runtime.host_sync import GPU, fake_tensors
@@ -120,7 +120,7 @@ def test_a_graphs_step_is_planned_without_waiting() -> None:
     """The first plan goes through the wrapper, later ones leave its buffers alone."""
     with fake_tensors():
         pool = PagePool(KvShape(2, 2, 64, torch.bfloat16), 64, 16, GPU)
-        wrapper = GraphWrappers(LIBRARY, HOPPER, pool, 8).of(8)
+        wrapper = GraphWrappers(LIBRARY, HOPPER, pool, 8).wrapper(8)
         wrapper.plan(None)
         wrapper.plan(step(*STEPS["decode"]))
     planned_by: Any = wrapper._wrapper

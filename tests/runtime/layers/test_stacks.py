@@ -11,11 +11,10 @@ import torch
 from sluice_kernels import native
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.backend import NATIVE, TORCH
-from sluice_runtime.layers.linear import linear
+from sluice_runtime.layers.dense import linear
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights, MlpWeights, PagedStep
-from sluice_runtime.layers.stack_plain import PlainStack
-from sluice_runtime.layers.stack_sharded import ShardedStack
+from sluice_runtime.layers.stacks import PlainStack, ShardedStack
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 

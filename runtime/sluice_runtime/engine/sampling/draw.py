@@ -1,23 +1,32 @@
 """The next token of each row from its logits: restrict, then sample.
 
-What a step's rows ask for is worked out on the host and sent to the device; nothing is read back. A
-row with logits that are not finite gets NO_TOKEN and does not affect other rows. Knows no request
-and no earlier token.
+What a step's rows ask for is worked out on the host, which knows each row's parameters before a
+step runs, and sent to the device; nothing is read back. A row with logits that are not finite gets
+NO_TOKEN and does not affect other rows. Knows no request and no earlier token.
+
+Random numbers are a function of (seed, position) and of nothing else: not of the batch, the step,
+the process or the machine. The host computes them for every device, so the same request gives the
+same answer.
+
+top_k, top_p and min_p are each computed as the least logit that a token must have. That is a value
+from the same row, so equal logits are kept or left out together, and the result for a row does not
+depend on other rows. top_k applies before top_p.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sluice_runtime.engine.device import Device
-from sluice_runtime.engine.sampling.columns import Marks, Real, Whole, sent
-from sluice_runtime.engine.sampling.randomness import uniform
-from sluice_runtime.engine.sampling.restriction import Ranked, Restrictions, RowsOf, restrict
+from sluice_runtime.engine.device import Device, Marks, Real, Whole, upload_mixed
 from sluice_runtime.layers.backend import TORCH, Backend
-from sluice_runtime.layers.draw import GREEDY_BELOW, Draws
+from sluice_runtime.layers.draw import GREEDY_BELOW, Draws, nucleus, scaled
+from sluice_runtime.wire.messages import Sampling
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,37 @@ class RowParameters:
     """Of the token to be drawn."""
 
 
+class ParameterTable:
+    """Of `rows` rows."""
+
+    def __init__(self, rows: int) -> None:
+        self._temperatures, self._top_ps, self._min_ps = np.zeros((3, rows))
+        self._top_ks, self._seeds = np.zeros((2, rows), np.int64)
+
+    def add(self, row: int, sampling: Sampling) -> None:
+        """Real numbers are rounded to float32, in which they are used."""
+        self._temperatures[row] = np.float32(sampling.temperature)
+        self._top_ps[row] = np.float32(sampling.top_p)
+        self._min_ps[row] = np.float32(sampling.min_p)
+        self._top_ks[row] = sampling.top_k
+        self._seeds[row] = sampling.seed
+
+    def any_draws(self, rows: Whole) -> bool:
+        """Whether any of them does not take its most probable token."""
+        return bool((self._temperatures[rows] >= GREEDY_BELOW).any())
+
+    def step_parameters(self, rows: Whole, positions: Whole) -> RowParameters:
+        """[m] rows, and the positions of the tokens to be drawn."""
+        return RowParameters(
+            temperature=self._temperatures[rows],
+            top_k=self._top_ks[rows],
+            top_p=self._top_ps[rows],
+            min_p=self._min_ps[rows],
+            seed=self._seeds[rows],
+            position=positions,
+        )
+
+
 @dataclass(frozen=True)
 class SamplingRows:
     """How m rows sample, on the device."""
@@ -42,6 +82,40 @@ class SamplingRows:
     """None: each takes its most probable token."""
     restrictions: Restrictions | None
     """None: no row leaves tokens out."""
+
+
+@dataclass(frozen=True)
+class RowsOf:
+    """k of a step's m rows."""
+
+    places: Tensor | None
+    """[k]; None: all m."""
+    temperature: Tensor
+    """[k]"""
+    bound: Tensor
+    """[k] float32: top_p or min_p."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Rows with a top_k; their bound is top_p."""
+
+    rows: RowsOf
+    top_k: Tensor
+    """[k]"""
+    width: int
+    """The largest of them, or the vocabulary if that is smaller."""
+
+
+@dataclass(frozen=True)
+class Restrictions:
+    """Which rows leave tokens out."""
+
+    ranked: Ranked | None
+    massed: RowsOf | None
+    """With a top_p and no top_k."""
+    floored: RowsOf | None
+    """With a min_p."""
 
 
 def sample_step_rows(
@@ -59,7 +133,7 @@ def sample_step_rows(
         rows.min_p,
         rows.top_k.clip(max=vocabulary),
     )
-    (parameters,) = sent(device, [np.concatenate(columns, dtype=np.float64)])
+    (parameters,) = upload_mixed(device, [np.concatenate(columns, dtype=np.float64)])
     return backend.sample_rows(logits, parameters.view(len(columns), -1))
 
 
@@ -78,7 +152,7 @@ def sampling_rows(rows: RowParameters, vocabulary: int, device: Device) -> Sampl
     if not drawn.any():
         return SamplingRows(None, None)
     numbers = rows.temperature, uniform(rows.seed, rows.position), np.flatnonzero(drawn)
-    temperature, uniforms, places = sent(device, numbers)
+    temperature, uniforms, places = upload_mixed(device, numbers)
     temperature = temperature.float()
     draws = Draws(temperature, uniforms, None if len(places) == len(drawn) else places)
     return SamplingRows(draws, _restrictions(rows, drawn, temperature, vocabulary, device))
@@ -93,7 +167,7 @@ def _restrictions(
     if not (ranked | massed | floored).any():
         return None
     places = [np.flatnonzero(marks) for marks in (ranked, massed, floored)]
-    top_p, min_p, top_k, *at = sent(device, [rows.top_p, rows.min_p, rows.top_k, *places])
+    top_p, min_p, top_k, *at = upload_mixed(device, [rows.top_p, rows.min_p, rows.top_k, *places])
     whole = [len(there) == len(drawn) for there in places]
     by_rank, by_mass, by_floor = (
         _rows_of(None if all_of_them else there, temperature, bound) if len(there) else None
@@ -110,3 +184,60 @@ def _rows_of(places: Tensor | None, temperature: Tensor, bound: Tensor) -> RowsO
     if places is None:
         return RowsOf(None, temperature, bound.float())
     return RowsOf(places, temperature[places], bound[places].float())
+
+
+_Words = NDArray[np.uint64]
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_UNIT: Final = 2.0**-53
+
+
+def uniform(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """A number in [0, 1) for each (seed, position): [m], [m] → [m]."""
+    mixed = _mix(_mix(seeds.view(np.uint64)) ^ _mix(positions.view(np.uint64) + _GOLDEN))
+    return (mixed >> np.uint64(11)).astype(np.float64) * _UNIT
+
+
+def _mix(value: _Words) -> _Words:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014), in wrapping 64-bit arithmetic."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def restrict(logits: Tensor, restrictions: Restrictions) -> None:
+    """logits: [m, v]; tokens left out become -inf."""
+    if (ranked := restrictions.ranked) is not None:
+        chosen = _chosen(logits, ranked.rows)
+        _cut(logits, ranked.rows, chosen, _of_rank(chosen, ranked))
+    if (massed := restrictions.massed) is not None:
+        chosen = _chosen(logits, massed)
+        _cut(logits, massed, chosen, nucleus(chosen, massed.temperature, massed.bound))
+    if (floored := restrictions.floored) is not None:
+        chosen = _chosen(logits, floored)
+        least = chosen.amax(-1) + floored.temperature * floored.bound.log()
+        _cut(logits, floored, chosen, least)
+
+
+def _chosen(logits: Tensor, rows: RowsOf) -> Tensor:
+    """A copy, or all logits themselves."""
+    return logits if rows.places is None else logits.index_select(0, rows.places)
+
+
+def _cut(logits: Tensor, rows: RowsOf, chosen: Tensor, least: Tensor) -> None:
+    chosen.masked_fill_(chosen < least[:, None], float("-inf"))
+    if rows.places is not None:
+        logits.index_copy_(0, rows.places, chosen)
+
+
+def _of_rank(logits: Tensor, ranked: Ranked) -> Tensor:
+    """Least logit of the top_k largest, or of the fewest of them that hold top_p of their mass."""
+    temperature, top_p = ranked.rows.temperature, ranked.rows.bound
+    counts = ranked.top_k.clamp(max=logits.shape[1])
+    ordered = logits.topk(ranked.width).values
+    beyond = torch.arange(ranked.width, device=logits.device) >= counts[:, None]
+    weights = scaled(ordered, temperature).double().exp().masked_fill_(beyond, 0)
+    cumulative = weights.cumsum(-1)
+    mass = top_p.double() * cumulative[:, -1]
+    last = (cumulative < mass[:, None]).sum(-1)
+    last = torch.where(top_p < 1, last, counts - 1).minimum(counts - 1)
+    return ordered.gather(1, last[:, None]).squeeze(1)

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine.device import Device
-from sluice_runtime.engine.sampling.columns import Whole, sent
+from sluice_runtime.engine.device import Device, Whole, upload_mixed
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, RowAdded
 from sluice_runtime.wire.messages import TokenLogprob
 
@@ -61,7 +60,7 @@ class StepLogprobs:
     logprobs: Tensor
     """[k, vocabulary]"""
 
-    def of(self, tokens: Tensor) -> Tensor:
+    def scores_of(self, tokens: Tensor) -> Tensor:
         """See `score`; for the tokens [m] that the step's rows sampled."""
         return score(self.logprobs, tokens.index_select(0, self.at).clamp(min=0))
 
@@ -78,7 +77,7 @@ class StepScores:
     def tables(self) -> list[Tensor]:
         """What `read` wants to have in the host's memory."""
         tables = [piece.table for piece in self.prompts]
-        return tables if self.drawn is None else [*tables, self.drawn.of(self.tokens)]
+        return tables if self.drawn is None else [*tables, self.drawn.scores_of(self.tokens)]
 
     def read(self, tables: Sequence[Tensor]) -> dict[int, TokenLogprob]:
         """Logprobs of the sampled tokens, by index among the step's sampling rows; prompts get
@@ -92,15 +91,18 @@ class StepScores:
 
 
 class Logprobs:
-    """Knows which rows ask for logprobs, and the prompts that are partly scored."""
+    """The rows that ask for logprobs, and the prompts that are partly scored."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self.rows = set[int]()
+        """Rows that ask for logprobs of prompt or answer."""
         self._top: dict[int, int] = {}
         self._prompts: dict[int, _Prompt] = {}
 
     def add(self, added: RowAdded) -> None:
         """Notes what the row asks for."""
+        self.rows.add(added.row)
         if added.logprobs >= 0:
             self._top[added.row] = added.logprobs
         if added.prompt_logprobs >= 0:
@@ -109,6 +111,7 @@ class Logprobs:
 
     def drop(self, row: int) -> None:
         """Forgets the row."""
+        self.rows.discard(row)
         self._top.pop(row, None)
         self._prompts.pop(row, None)
 
@@ -120,7 +123,7 @@ class Logprobs:
         if not asking:
             return None
         places = list(asking)
-        (at,) = sent(self._device, [np.array(places, np.int64)])
+        (at,) = upload_mixed(self._device, [np.array(places, np.int64)])
         logprobs = torch.log_softmax(logits.index_select(0, at), -1)
         return StepLogprobs(places, list(asking.values()), at, logprobs)
 
@@ -154,7 +157,7 @@ class Logprobs:
         predicted: Whole = np.array(prompt.token_ids[extend.start + 1 :][: len(hidden)], np.int64)
         if not len(predicted):
             return []
-        (targets,) = sent(self._device, [predicted])
+        (targets,) = upload_mixed(self._device, [predicted])
         pieces = []
         for first in range(0, len(targets), _PROMPT_TOKENS):
             tokens = targets[first : first + _PROMPT_TOKENS]

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine.device import Device
-from sluice_runtime.engine.sampling.columns import sent
+from sluice_runtime.engine.device import Device, upload_mixed
 from sluice_runtime.grammar.follow.matchers import Masks
 
 
@@ -27,7 +26,7 @@ def forbid(logits: Tensor, masks: Masks, device: Device) -> None:
     if len(masks.places) == len(logits):
         logits.masked_fill_(forbidden, -torch.inf)
         return
-    (places,) = sent(device, [np.array(masks.places, np.int64)])
+    (places,) = upload_mixed(device, [np.array(masks.places, np.int64)])
     logits.index_copy_(0, places, logits[places].masked_fill_(forbidden, -torch.inf))
 
 

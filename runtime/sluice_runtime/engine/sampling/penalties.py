@@ -1,32 +1,108 @@
-"""Lowers the logits of tokens that are already in a row: presence, frequency, repetition penalty.
+"""Changes of a row's logits before its token is drawn: logit_bias, tokens that may not come yet,
+and penalties. Rows that ask for none cost nothing. Knows no request and no distribution.
 
-Presence and frequency count the answer's tokens, as OpenAI defines them: a logit loses `presence`
-once and `frequency` for each occurrence. Repetition looks at prompt and answer, as transformers
-defines it: a positive logit is divided by it, another one multiplied; it comes first.
+Edits of single logits come first: a row's logit_bias, and -inf for tokens it may not end with yet.
+All rows' edits lie in flat columns on the host, which picks those of a step and sends them: a step
+costs the same however many rows have some.
 
-Only logits of tokens that are in a row are touched. Each row has a list of them and a count of each
-token of the vocabulary on the device, where drawn tokens are added; the host knows how long the
-lists are. All is allocated at the start, so that no step runs out of memory for it. Knows no
-request and no distribution.
+Penalties lower the logits of tokens that are already in a row. Presence and frequency count the
+answer's tokens, as OpenAI defines them: a logit loses `presence` once and `frequency` for each
+occurrence. Repetition looks at prompt and answer, as transformers defines it: a positive logit is
+divided by it, another one multiplied; it comes before the other two. Only logits of tokens that are
+in a row are touched. Each row has a list of them and a count of each token of the vocabulary on the
+device, where drawn tokens are added; the host knows how long the lists are. All is allocated at the
+start, so that no step runs out of memory for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine.device import Device
-from sluice_runtime.engine.sampling.columns import Real, Whole, sent
+from sluice_runtime.engine.device import Device, Real, Whole, upload_mixed
 from sluice_runtime.kv.pool import zeros
 from sluice_runtime.wire.messages import Sampling
 
+_ALWAYS: Final = 2**62
+
 
 @dataclass(frozen=True)
-class _New:
+class _Edits:
+    """Columns of n edits, [n] each."""
+
+    row: Whole
+    token: Whole
+    value: Real
+    until: Whole
+    """Position of the first token for which it does not hold."""
+
+
+class LogitBias:
+    """The edits of `rows` rows."""
+
+    def __init__(self, rows: int, device: Device) -> None:
+        self._device = device
+        self.rows: dict[int, list[_Edits]] = {}
+        """By row, its edits; rows without any are missing."""
+        self._all: _Edits | None = None
+        self._outdated = False
+        """Whether rows were added or dropped since `_all` was joined."""
+        self._index = np.full(rows, -1)
+        """Scratch: where each row is in the step's batch."""
+
+    def add(self, row: int, biases: Sequence[tuple[int, float]]) -> None:
+        """Adds to logits of `row`, for every token that will be drawn."""
+        if biases:
+            tokens, values = zip(*biases, strict=True)
+            self._add_edits(row, tokens, np.array(values, np.float64), _ALWAYS)
+
+    def forbid(self, row: int, tokens: Sequence[int], until: int) -> None:
+        """`tokens` are not sampled before position `until`."""
+        if tokens:
+            self._add_edits(row, tokens, np.full(len(tokens), -np.inf), until)
+
+    def drop(self, row: int) -> None:
+        """Removes the row's edits."""
+        if self.rows.pop(row, None):
+            self._outdated = True
+
+    def apply(self, logits: Tensor, rows: Whole, positions: Whole) -> None:
+        """logits: [m, v], changed in place; rows, and positions of the tokens to be drawn: [m], on
+        the host."""
+        if self._outdated:
+            self._join()
+        if self._all is None:
+            return
+        self._index[rows] = np.arange(len(rows))
+        at = self._index[self._all.row]
+        self._index[rows] = -1
+        applies = (at >= 0) & (positions[at] < self._all.until)
+        if not applies.any():
+            return
+        columns = at[applies] * logits.shape[1] + self._all.token[applies], self._all.value[applies]
+        places, values = upload_mixed(self._device, columns)
+        logits.view(-1).scatter_add_(0, places, values.float())
+
+    def _add_edits(self, row: int, tokens: Sequence[int], values: Real, until: int) -> None:
+        count = len(tokens)
+        columns = np.full(count, row), np.array(tokens, np.int64), values, np.full(count, until)
+        self.rows.setdefault(row, []).append(_Edits(*columns))
+        self._outdated = True
+
+    def _join(self) -> None:
+        parts = [edits for of_row in self.rows.values() for edits in of_row]
+        columns = ([getattr(part, field.name) for part in parts] for field in fields(_Edits))
+        self._all = _Edits(*map(np.concatenate, columns)) if parts else None
+        self._outdated = False
+
+
+@dataclass(frozen=True)
+class _NewRow:
     """Of a row that is penalised from now on."""
 
     row: int
@@ -61,7 +137,10 @@ class Penalties:
     ) -> None:
         self._vocabulary = vocabulary_size
         self._device = device
+        self.rows = set[int]()
+        """Rows that are penalised."""
         self._penalised = np.zeros(rows, np.bool_)
+        """[rows]: the same, for numpy."""
         self._parameters: Real = np.zeros((3, rows))
         """[3, rows]: presence, frequency, repetition."""
         self._lengths: Whole = np.zeros(rows, np.int64)
@@ -71,7 +150,7 @@ class Penalties:
         self._tokens = zeros((rows, context_tokens + 1), torch.int32, device.place)
         """[rows, context + 1]: prompt and answer, in any order, some of them several times. One
         more, since a row that has ended may be in a step that was launched ahead."""
-        self._new: list[_New] = []
+        self._new: list[_NewRow] = []
 
     def add(
         self, row: int, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
@@ -87,13 +166,15 @@ class Penalties:
         seen[[*prompt, *answer]] = True
         tokens = np.flatnonzero(seen)
         drawn, counts = np.unique(np.array(answer, np.int64), return_counts=True)
-        self._new.append(_New(row, tokens, drawn, counts))
+        self._new.append(_NewRow(row, tokens, drawn, counts))
         self._lengths[row] = len(tokens)
         self._penalised[row] = True
+        self.rows.add(row)
 
     def drop(self, row: int) -> None:
         """The row is not penalised from now on."""
         self._penalised[row] = False
+        self.rows.discard(row)
 
     def send(self) -> None:
         """The device learns of rows that were added."""
@@ -102,29 +183,25 @@ class Penalties:
         new, self._new = self._new, []
         width = self._tokens.shape[1]
         columns = (
-            np.concatenate([one.row * width + np.arange(len(one.tokens)) for one in new]),
-            np.concatenate([one.tokens for one in new]),
-            np.concatenate([one.row * self._vocabulary + one.drawn for one in new]),
-            np.concatenate([one.counts for one in new]),
+            np.concatenate([row.row * width + np.arange(len(row.tokens)) for row in new]),
+            np.concatenate([row.tokens for row in new]),
+            np.concatenate([row.row * self._vocabulary + row.drawn for row in new]),
+            np.concatenate([row.counts for row in new]),
         )
-        listed, tokens, counted, counts = sent(self._device, columns)
-        for one in new:
-            self._counts[one.row].zero_()
+        listed, tokens, counted, counts = upload_mixed(self._device, columns)
+        for row in new:
+            self._counts[row.row].zero_()
         self._tokens.view(-1).index_copy_(0, listed, tokens.int())
         self._counts.view(-1).index_copy_(0, counted, counts.int())
 
-    def any_of(self, rows: Whole) -> bool:
-        """Whether any of a step's rows is penalised."""
-        return bool(self._penalised[rows].any())
-
-    def of(self, rows: Whole) -> PenalisedRows | None:
+    def penalised_rows(self, rows: Whole) -> PenalisedRows | None:
         """Those of a step's rows that are penalised."""
         places = np.flatnonzero(self._penalised[rows])
         if not len(places):
             return None
         rows = rows[places]
         columns = [places, rows, self._lengths[rows], *self._parameters[:, rows]]
-        at, row, lengths, *parameters = sent(self._device, columns)
+        at, row, lengths, *parameters = upload_mixed(self._device, columns)
         presence, frequency, repetition = (column.float()[:, None] for column in parameters)
         longest = int(self._lengths[rows].max())
         return PenalisedRows(at, row, lengths, longest, (presence, frequency, repetition))
@@ -146,11 +223,11 @@ class Penalties:
         is listed again, which changes nothing. rows: [m], on the host."""
         last, row = self._tokens.shape[1] - 1, penalised.rows
         drawn = tokens.index_select(0, penalised.places)
-        found = drawn >= 0
-        token = torch.where(found, drawn, self._tokens[:, 0].index_select(0, row).long())
+        was_drawn = drawn >= 0
+        token = torch.where(was_drawn, drawn, self._tokens[:, 0].index_select(0, row).long())
         ends = row * (last + 1) + penalised.lengths.clamp(max=last)
         self._tokens.view(-1).index_copy_(0, ends, token.int())
-        self._counts.view(-1).index_add_(0, row * self._vocabulary + token, found.int())
+        self._counts.view(-1).index_add_(0, row * self._vocabulary + token, was_drawn.int())
         growing = rows[self._penalised[rows]]
         self._lengths[growing] = (self._lengths[growing] + 1).clip(max=last + 1)
 

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sluice_runtime.engine.sampling.draw import SamplingRows, sample
-from sluice_runtime.engine.sampling.randomness import uniform
-from sluice_runtime.engine.sampling.restriction import restrict
+from sluice_runtime.engine.sampling.draw import SamplingRows, restrict, sample, uniform
 from sluice_runtime.scheduler.batch import NO_TOKEN
 
 from tests.runtime.engine.sampling.parameters import rows_of

@@ -78,6 +78,7 @@ def step(table: SamplingTable, parameters: Sequence[dict[str, Any]]) -> None:
     table.apply(batch)
     hidden = torch.empty(len(PROMPT) * len(rows), VOCABULARY, device=GPU)
     logits = torch.empty(len(rows), VOCABULARY, device=GPU)
+    assert table.logprobs is not None
     prompts = table.logprobs.read(batch, hidden, torch.Tensor.float)
     logprobs = table.logprobs.capture(logits, rows)
     for position in (3, 4):

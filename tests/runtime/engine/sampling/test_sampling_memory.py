@@ -37,10 +37,11 @@ def table_of(sampling: dict[str, Any], backend: Backend = TORCH) -> SamplingTabl
 
 def step(table: SamplingTable, logits: torch.Tensor) -> torch.Tensor:
     """The sampling of the runner, without a grammar."""
+    assert table.logprobs is not None
     logprobs = table.logprobs.capture(logits, MANY)
     tokens = table.sample(logits, MANY, np.ones(ROWS, np.int64))
     assert logprobs is not None
-    logprobs.of(tokens)
+    logprobs.scores_of(tokens)
     return tokens
 
 

@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.engine.device import HostDevice
-from sluice_runtime.engine.sampling.bias import LogitBias
-from sluice_runtime.engine.sampling.penalties import Penalties
-from sluice_runtime.engine.sampling.restriction import restrict
+from sluice_runtime.engine.sampling.draw import restrict
+from sluice_runtime.engine.sampling.penalties import LogitBias, Penalties
 from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
@@ -41,7 +40,7 @@ def penalise(logits: torch.Tensor, sampling: Sampling) -> None:
     penalties = Penalties(2, VOCABULARY, 20, HostDevice())
     penalties.add(1, sampling, PROMPT, ANSWER)
     penalties.send()
-    penalised = penalties.of(np.array([1]))
+    penalised = penalties.penalised_rows(np.array([1]))
     assert penalised is not None
     penalties.apply(logits, penalised)
 

@@ -185,4 +185,4 @@ def test_rows_that_ask_for_nothing_cost_nothing() -> None:
     asked = Asked(Sampling(), [1], (7,))
     table.apply(deltas(added=tuple(asked.added(row) for row in range(ROWS))))
     assert table._bias._all is None
-    assert table._penalties.of(np.arange(ROWS)) is None
+    assert table._penalties.penalised_rows(np.arange(ROWS)) is None

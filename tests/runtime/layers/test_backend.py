@@ -10,7 +10,7 @@ from sluice_kernels import native
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import backend as backends
 from sluice_runtime.layers.backend import NATIVE, TORCH, Backend, choose_backend
-from sluice_runtime.layers.norm import HeadNorm
+from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.load import load_model

@@ -1,9 +1,9 @@
-"""Rates of an engine, from the steps that it made."""
+"""What an engine reports of its work: rates, from the steps that it made."""
 
 from __future__ import annotations
 
 import pytest
-from sluice_runtime.engine.pace import Pace
+from sluice_runtime.engine.report import Pace
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode
 
 

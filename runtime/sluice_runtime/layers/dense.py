@@ -1,13 +1,41 @@
-"""A matrix and its bias, possibly several of a checkpoint joined. Knows no model."""
+"""What a layer computes of each token alone: RMS norm, matrix products, the gated activation. Knows
+no model.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """A norm over each query and key head."""
+
+    weight: Tensor
+    """[query heads + key heads, dim]."""
+    eps: float
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) x weight over the last dimension.
+
+    x: [..., d]; weight: [d], or [head, d] where each head has its own.
+    """
+    if weight.dim() == 1:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x, weight.shape[-1:], None, eps) * weight
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm of x + delta, which x becomes."""
+    return rms_norm(x.add_(delta), weight, eps)
+
 
 Linear = Callable[[Tensor], Tensor]
 """[n, in] → [n, out]."""
@@ -38,3 +66,9 @@ def pack(weight: Tensor) -> Tensor:
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         return packed
     return weight
+
+
+def silu_and_multiply(gate_up: Tensor) -> Tensor:
+    """silu(gate) x up: [n, 2 x width], gate first → [n, width]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up

@@ -7,9 +7,16 @@ import torch
 from sluice_kernels import reference
 from sluice_kernels.triton import operators
 from sluice_runtime.kv.pool import KvShape, PagePool
-from sluice_runtime.layers.norm import HeadNorm
-from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies, rotation
-from sluice_runtime.layers.rotate_and_store import KernelStep, TorchStep, storing_step
+from sluice_runtime.layers.dense import HeadNorm
+from sluice_runtime.layers.rope import (
+    KernelStep,
+    Rope,
+    TorchStep,
+    angles_of,
+    inverse_frequencies,
+    rotation,
+    storing_step,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.runtime.layers.layouts import layout

@@ -1,0 +1,263 @@
+"""What an engine tells of its work: log lines, in the form that operators of serving engines know,
+and the load report.
+
+Fed with finished steps; reads no clock. `Pace` measures for both how fast the engine computes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from sluice_runtime.grammar.waiting import GrammarQueue
+from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.pacing import PaceStatus
+from sluice_runtime.scheduler.status import Status
+from sluice_runtime.wire.messages import HandoverLoad, Load
+
+DECODE_LINE_STEPS: Final = 40
+"""Decode steps that share one line, at least."""
+DECODE_LINE_SECONDS: Final = 1.0
+"""Between two such lines, at least: a small model makes hundreds of steps a second."""
+ITL_SECONDS: Final = 10.0
+"""Over so long the time between two tokens is averaged."""
+FORGETTING: Final = 0.98
+"""A step that computed prompts counts for a third after fifty more."""
+
+logger = logging.getLogger("sluice.engine")
+
+
+@dataclass(slots=True)
+class _Second:
+    """Steps that ended within one second."""
+
+    began_seconds: float
+    tokens: int = 0
+    """Of decode rows."""
+    waited_seconds: float = 0.0
+    """For these tokens, summed."""
+
+
+class Pace:
+    """Rates of one engine."""
+
+    def __init__(self) -> None:
+        self._generated_tokens = 0
+        self._decoded_tokens = 0
+        self._since_seconds: float | None = None
+        self._last_decode_seconds: float | None = None
+        self._seconds: deque[_Second] = deque()
+        self._prefill_weight = 0.0
+        self._prefill_seconds = 0.0
+
+    def stepped(self, batch: Batch, began_seconds: float, now_seconds: float) -> None:
+        """A step is done: it ran from `began_seconds` to `now_seconds`."""
+        sampled = len(batch.sampling_rows)
+        self._generated_tokens += sampled
+        self._decoded(sampled, began_seconds)
+        if batch.extend_rows:
+            self._prefilled(batch.extend_tokens, now_seconds - began_seconds)
+        if batch.decode_rows:
+            self._waited(len(batch.decode_rows), began_seconds, now_seconds)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Since the start."""
+        return self._generated_tokens
+
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        """Of steps that computed prompts; the more tokens a step had, the more it counts, so that
+        the rest of a prompt does not pass for the rate of whole chunks. None before the first."""
+        if not self._prefill_seconds:
+            return None
+        return self._prefill_weight / self._prefill_seconds
+
+    def itl_seconds(self, now_seconds: float) -> float | None:
+        """Mean time between two tokens of an answer in the last `ITL_SECONDS`; steps that decode
+        rows had to sit out count as waiting. None while no answer ran."""
+        self._forget(now_seconds)
+        tokens = sum(second.tokens for second in self._seconds)
+        if not tokens:
+            return None
+        return sum(second.waited_seconds for second in self._seconds) / tokens
+
+    def take_decode_rate(self, now_seconds: float) -> float:
+        """Tokens per second since the last call."""
+        if self._since_seconds is None:
+            return 0.0
+        rate = self._decoded_tokens / max(now_seconds - self._since_seconds, 1e-9)
+        self._decoded_tokens, self._since_seconds = 0, now_seconds
+        return rate
+
+    def forget_decode(self) -> None:
+        """Nothing runs any more: idle time counts neither as slow decoding nor as waiting."""
+        self._decoded_tokens, self._since_seconds = 0, None
+        self._last_decode_seconds = None
+
+    def _decoded(self, tokens: int, began_seconds: float) -> None:
+        if self._since_seconds is None:
+            self._since_seconds = began_seconds
+        self._decoded_tokens += tokens
+
+    def _prefilled(self, tokens: int, step_seconds: float) -> None:
+        self._prefill_weight = self._prefill_weight * FORGETTING + tokens * tokens
+        self._prefill_seconds = self._prefill_seconds * FORGETTING + tokens * step_seconds
+
+    def _waited(self, rows: int, began_seconds: float, now_seconds: float) -> None:
+        last = self._last_decode_seconds
+        since = began_seconds if last is None else last
+        self._last_decode_seconds = now_seconds
+        if not self._seconds or now_seconds - self._seconds[-1].began_seconds >= 1.0:
+            self._seconds.append(_Second(now_seconds))
+            self._forget(now_seconds)
+        second = self._seconds[-1]
+        second.tokens += rows
+        second.waited_seconds += rows * (now_seconds - since)
+
+    def _forget(self, now_seconds: float) -> None:
+        while self._seconds and self._seconds[0].began_seconds < now_seconds - ITL_SECONDS:
+            self._seconds.popleft()
+
+
+class Now(NamedTuple):
+    """One moment by two clocks: that of the steps, and that of people."""
+
+    monotonic_seconds: float
+    unix_seconds: float
+
+
+def load_from(
+    status: Status,
+    grammars: GrammarQueue,
+    pace: Pace,
+    now: Now,
+    handover: HandoverLoad | None = None,
+) -> Load:
+    """`now`: when `status` was read. Requests that wait for a grammar count as queued."""
+    queued_tokens = status.queued_tokens + grammars.prompt_tokens
+    return Load(
+        time_seconds=now.unix_seconds,
+        queued_requests=status.queued_requests + len(grammars),
+        queued_tokens=queued_tokens,
+        running_requests=status.running_requests,
+        kv_pages_total=status.pages_total,
+        kv_pages_free=status.pages_free,
+        kv_pages_evictable=status.pages_evictable,
+        queued_work_seconds=queued_tokens * status.pace.token_seconds,
+        new_token_ratio=status.new_token_ratio,
+        retractions=status.retractions,
+        chunk_cuts=status.chunk_cuts,
+        evicted_pages=status.evicted_pages,
+        steps=dict(status.steps),
+        grammar_requests=len(grammars),
+        grammar_compilations=dict(grammars.counts.compilations),
+        grammar_compile_seconds=grammars.counts.compile_seconds,
+        grammars_given_up=dict(grammars.counts.given_up),
+        chunk_budget_tokens=status.pace.budget.tokens or 0,
+        chunk_budgets=dict(status.pace.budgets),
+        step_error_ratio=status.pace.error_ratio,
+        handover=handover,
+        prefill_tokens_per_second=pace.prefill_tokens_per_second,
+        itl_seconds=pace.itl_seconds(now.monotonic_seconds),
+        prompt_tokens=status.received_prompt_tokens,
+        generated_tokens=pace.generated_tokens,
+        finished_requests=status.finished_requests,
+    )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers in the start-up line."""
+
+    max_total_tokens: int
+    chunk_size: int
+    max_prefill_tokens: int
+    max_running_requests: int
+    context_length_tokens: int
+    available_bytes: int
+
+
+def startup_line(sizes: Sizes) -> str:
+    return (
+        f"max_total_num_tokens={sizes.max_total_tokens}, chunked_prefill_size={sizes.chunk_size}, "
+        f"max_prefill_tokens={sizes.max_prefill_tokens}, "
+        f"max_running_requests={sizes.max_running_requests}, "
+        f"context_len={sizes.context_length_tokens}, "
+        f"available_gpu_mem={sizes.available_bytes / 2**30:.2f} GB"
+    )
+
+
+def prefill_line(batch: Batch, status: Status) -> str:
+    """`#running-req` counts the decode rows of the same step: above 0, mixing is on."""
+    return (
+        f"Prefill batch. #new-seq: {len(batch.extend_rows)}, #new-token: {batch.extend_tokens}, "
+        f"#cached-token: {batch.cached_tokens}, token usage: {status.usage_ratio:.2f}, "
+        f"#running-req: {len(batch.decode_rows)}, #queue-req: {status.queued_requests}"
+    )
+
+
+def pace_text(pace: PaceStatus) -> str:
+    """Empty when the chunk is fixed."""
+    if pace.budget.reason == "Fixed":
+        return ""
+    return (
+        f", chunk budget: {pace.budget.tokens} ({pace.budget.reason}: {pace.budget.message}), "
+        f"step: {1000 * pace.step_seconds:.1f} ms, "
+        f"predicted: {1000 * pace.predicted_seconds:.1f} ms"
+    )
+
+
+def admission_text(status: Status) -> str:
+    """Why requests are still queued; empty if none is."""
+    return f", admission: {status.admission_reason}" if status.queued_requests else ""
+
+
+def chunk_line(status: Status) -> str | None:
+    """None when no prompt is cut."""
+    if (cut := status.prefilling) is None:
+        return None
+    return (
+        f"Chunked prefill. rid: {cut.request_id}, #done-token: {cut.computed_tokens}, "
+        f"#total-token: {cut.total_tokens}"
+    )
+
+
+def decode_line(batch: Batch, status: Status, page_size: int, rate: float) -> str:
+    held = (status.pages_total - status.pages_available) * page_size
+    return (
+        f"Decode batch. #running-req: {len(batch.decode_rows)}, #token: {held}, "
+        f"token usage: {status.usage_ratio:.2f}, gen throughput (token/s): {rate:.2f}, "
+        f"#queue-req: {status.queued_requests}"
+    )
+
+
+class StepLog:
+    """Writes a line for every step that prefills, and one for many that only decode."""
+
+    def __init__(self, page_size: int, pace: Pace) -> None:
+        self._page_size = page_size
+        self._pace = pace
+        self._decode_steps = 0
+        self._last_seconds = -math.inf
+        """When the last decode line was written."""
+
+    def step(self, batch: Batch, status: Status, now_seconds: float) -> None:
+        """After the step; `status` is as the step left it."""
+        if batch.extend_rows:
+            rest = admission_text(status) + pace_text(status.pace)
+            logger.info(prefill_line(batch, status) + rest)
+            if line := chunk_line(status):
+                logger.info(line)
+            return
+        if not batch.decode_rows:
+            return
+        self._decode_steps += 1
+        since = now_seconds - self._last_seconds
+        if self._decode_steps >= DECODE_LINE_STEPS and since >= DECODE_LINE_SECONDS:
+            self._decode_steps, self._last_seconds = 0, now_seconds
+            rate = self._pace.take_decode_rate(now_seconds)
+            logger.info(decode_line(batch, status, self._page_size, rate))
