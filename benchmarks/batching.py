@@ -125,7 +125,7 @@ def measured(
 ) -> list[tuple[str, ...]]:
     """Runs each comparison on the model, then simulates it with the cost that all steps fit."""
     from sluice_runtime.engine.build import build_engine
-    from sluice_runtime.engine.plan import resolved
+    from sluice_runtime.engine.sizing.plan import resolved
     from sluice_runtime.model.files import resolve
 
     from benchmarks.measured_device import MeasuredDevice, fitted

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import torch
 from sluice_contract.config.engine import EngineConfig
-from sluice_runtime.engine import host
 from sluice_runtime.engine.build import Engine, build_engine
-from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.sizing import host
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.spec import spec_from
 from sluice_runtime.wire.messages import Generate, Sampling

@@ -14,8 +14,8 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.loop import EngineLoop
-from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.report import StepLog
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import Batch

@@ -22,7 +22,7 @@ from typing import Any
 
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
-from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.model.files import resolve
 from sluice_runtime.wire.messages import Generate, Sampling
 

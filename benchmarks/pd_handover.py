@@ -29,9 +29,9 @@ from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.handover import started_role
 from sluice_runtime.engine.loop import EngineLoop
-from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.role import Role
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import Batch, FinishedChunk

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from sluice_runtime.engine.host import collect_garbage_rarely
+from sluice_runtime.engine.sizing.host import collect_garbage_rarely
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.pages import PageAllocator

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
-from sluice_runtime.engine.plan import resolved, scheduler_settings
 from sluice_runtime.engine.prepare import prepare
+from sluice_runtime.engine.sizing.plan import resolved, scheduler_settings
 from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sluice_runtime.engine.host import LIBRARY_VARIABLES
+from sluice_runtime.engine.sizing.host import LIBRARY_VARIABLES
 
 from e2e.cluster.toolchain.cache import cache_directory
 from e2e.cluster.toolchain.uv import find_uv

@@ -34,7 +34,7 @@ from sluice_contract.config.sizing import check_slo, resolve_settings, resolved_
 from sluice_contract.config.supported import ROLES, allowed_so_far
 from sluice_operator.api.base import left_out
 from sluice_operator.api.schema import inlined_schema
-from sluice_runtime.engine.plan import SAMPLING_SHARE
+from sluice_runtime.engine.sizing.plan import SAMPLING_SHARE
 from sluice_runtime.model.files import DUMMIES
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.scheduler.prefix_cache import EVICTIONS

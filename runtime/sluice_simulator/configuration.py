@@ -15,7 +15,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config.accelerators import requests_in_pool
 from sluice_contract.config.engine import EngineConfig, ModelRef, parse_engine_config
 from sluice_contract.config.sizing import CACHE_POLICIES, SLACK, apply_resolved, resolve_settings
-from sluice_runtime.engine.plan import context_length, scheduler_settings
+from sluice_runtime.engine.sizing.plan import context_length, scheduler_settings
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.scheduler.settings import SchedulerSettings

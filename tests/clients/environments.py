@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from sluice_runtime.engine.host import LIBRARY_VARIABLES
+from sluice_runtime.engine.sizing.host import LIBRARY_VARIABLES
 
 from benchmarks.peers.environments import Packages, python_with
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from sluice_runtime.engine.build import build_engine
-from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.warm_up import warm_up
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.load_progress import LoadProgress

@@ -24,9 +24,9 @@ from sluice_contract.config.engine import EngineConfig, read_engine_config
 from sluice_contract.wire.handover import Keys, configured_keys
 from sluice_contract.wire.log_lines import log_to_stderr
 
-from sluice_runtime.engine.host import set_library_variables
-from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.report import StepLog, logger, startup_line
+from sluice_runtime.engine.sizing.host import set_library_variables
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import EngineUnfitError, InvalidConfigError, StartupError
 from sluice_runtime.model.files import resolve_model
 from sluice_runtime.wire.messages import EngineFailed, Loading
@@ -115,8 +115,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     set_library_variables()
     # Imports torch, which takes seconds: errors in the configuration are reported before.
     from sluice_runtime.engine.build import build_engine, processes_of
-    from sluice_runtime.engine.device_memory import smallest_gpu_bytes
-    from sluice_runtime.engine.pool_size import with_running_requests
+    from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes, with_running_requests
     from sluice_runtime.grammar.vocabulary import unusable
     from sluice_runtime.model.spec import spec_from
     from sluice_runtime.parallel.joined import joined_ranks

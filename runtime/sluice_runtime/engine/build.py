@@ -11,12 +11,9 @@ import torch
 from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
 from sluice_contract.config.engine import EngineConfig
 
-from sluice_runtime.engine import host
 from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, allocation, step_device
-from sluice_runtime.engine.device_memory import DeviceMemory, device_memory
-from sluice_runtime.engine.device_plan import check_weights
 from sluice_runtime.engine.executor import (
     AnnouncingRunner,
     OverlapExecutor,
@@ -24,21 +21,25 @@ from sluice_runtime.engine.executor import (
     SyncExecutor,
     executor_for,
 )
-from sluice_runtime.engine.plan import (
+from sluice_runtime.engine.report import Sizes
+from sluice_runtime.engine.runner import OnLogits, Runner, RunnerSettings
+from sluice_runtime.engine.sizing import host
+from sluice_runtime.engine.sizing.gpu_plan import check_weights
+from sluice_runtime.engine.sizing.plan import (
     NO_GRAMMARS,
     context_length,
-    grammar_room,
+    grammar_memory,
     scheduler_settings,
 )
-from sluice_runtime.engine.pool_size import (
+from sluice_runtime.engine.sizing.pool_size import (
+    DeviceMemory,
     LoadedModel,
+    device_memory,
     model_bytes,
     pages_in_device_memory,
     pages_in_host_memory,
     with_running_requests,
 )
-from sluice_runtime.engine.report import Sizes
-from sluice_runtime.engine.runner import OnLogits, Runner, RunnerSettings
 from sluice_runtime.grammar.compile.process import CompileLimits
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.grammar.processes import GrammarProcesses, grammar_processes
@@ -184,7 +185,7 @@ def build_engine(
     else:
         room = NO_GRAMMARS
         if unusable(files) is None:
-            room = grammar_room(config, host.memory().total)
+            room = grammar_memory(config, host.memory().total)
         pages = pages_in_host_memory(loaded, room)
     pages = group.least(pages)
     settings = scheduler_settings(config, context, pages)
@@ -263,7 +264,7 @@ def processes_of(
     on_compiled: Callable[[], None] = lambda: None,
 ) -> GrammarProcesses:
     """The processes that compile and follow grammars for the model, not started yet."""
-    room = grammar_room(config, host.memory().total)
+    room = grammar_memory(config, host.memory().total)
     limits = CompileLimits(
         compile_seconds=config.grammar_compile_seconds or CompileLimits().compile_seconds,
         memory_bytes=room.bytes_each,

@@ -14,7 +14,7 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.engine.device import allocation
 from sluice_runtime.engine.graphs import Capture, CudaCapture, DecodeGraphs, graph_batches
-from sluice_runtime.engine.host import collect_garbage_rarely
+from sluice_runtime.engine.sizing.host import collect_garbage_rarely
 from sluice_runtime.engine.warm_up import warm_up
 
 SETTING: Final = "cudaGraphMaxBatch"

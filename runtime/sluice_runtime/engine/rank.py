@@ -22,7 +22,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.engine import EngineConfig, read_engine_config
 from sluice_contract.wire.log_lines import log_to_stderr
 
-from sluice_runtime.engine.host import set_library_variables
+from sluice_runtime.engine.sizing.host import set_library_variables
 from sluice_runtime.errors import StartupError
 from sluice_runtime.model.files import resolve_model
 from sluice_runtime.parallel.processes import CONFIG, MEETING, copies_for, steps_for

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice_contract.config.accelerators import memory_mib_of
 from sluice_contract.wire.explain import Answer, Question
-from sluice_runtime.engine.plan import running_requests
+from sluice_runtime.engine.sizing.plan import running_requests
 
 from sluice_simulator.costs import Cost
 from sluice_simulator.explain.arrangements import NAMES, arrangement, impossible

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from sluice_contract.config.engine import EngineConfig, parse_engine_config
 from sluice_operator.cli.main import main
-from sluice_runtime.engine.plan import resolved, scheduler_settings
+from sluice_runtime.engine.sizing.plan import resolved, scheduler_settings
 from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.runtime.scheduler.building import Bench

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from sluice_runtime.engine.build import build_engine
-from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.prepare import capture_graphs
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.layers import backend as backends
 from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.model.files import resolve

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.engine.__main__ import read_config
-from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.sizing.plan import resolved
 
 H100 = Accelerator(product="NVIDIA H100 80GB HBM3", memory_mib=81_559, count=1)
 

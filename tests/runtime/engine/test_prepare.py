@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 from sluice_runtime.engine.build import Engine, build_engine
-from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.prepare import capture_graphs
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.layers import backend as backends
 from sluice_runtime.model.files import resolve

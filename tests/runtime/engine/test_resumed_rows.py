@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import ForwardMode
 from sluice_runtime.wire.messages import Generate, Sampling

@@ -10,8 +10,8 @@ from typing import Any
 
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.loop import EngineLoop
-from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.report import StepLog
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.grammar.allowance import MAX_CALL_SECONDS, STARVED
 from sluice_runtime.grammar.bounds import SHARE
 from sluice_runtime.grammar.processes import GrammarProcesses

@@ -18,10 +18,10 @@ from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.handover import started_role
 from sluice_runtime.engine.loop import EngineLoop
-from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.pool_transport import PoolTransport, staged
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.engine.report import StepLog
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.handover.transfer.backend import TransferBackend
 from sluice_runtime.handover.transfer.reader import WORKERS
 from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks

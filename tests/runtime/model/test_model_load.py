@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sluice_contract.config.kv_transfer import KvFingerprint, differences
 from sluice_runtime.engine.build import build_engine
-from sluice_runtime.engine.plan import resolved
+from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.model.files import resolve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sluice_runtime.engine.host import Memory, memory
+from sluice_runtime.engine.sizing.host import Memory, memory
 
 GIB = 1 << 30
 

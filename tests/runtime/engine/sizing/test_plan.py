@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from sluice_contract.config.engine import EngineConfig
-from sluice_runtime.engine.plan import (
-    GrammarRoom,
+from sluice_runtime.engine.sizing.plan import (
+    GrammarMemory,
     HostBytes,
     ReservedMemory,
     context_length,
-    grammar_room,
+    grammar_memory,
     grammars_short_of_memory,
     pool_pages,
     resolved,
@@ -74,19 +74,19 @@ def test_a_configured_pool_that_leaves_grammars_less_than_they_may_take_is_told(
 @pytest.mark.parametrize(
     ("settings", "host_bytes", "room"),
     [
-        ({}, 2 * GIB, GrammarRoom(1, 512 * MIB)),
-        ({"memoryFraction": 0.75}, 5 * GIB, GrammarRoom(1, 640 * MIB)),
-        ({"memoryFraction": 0.75}, 6 * GIB, GrammarRoom(2, 512 * MIB)),
-        ({"memoryFraction": 0.75}, 12 * GIB, GrammarRoom(2, GIB)),
-        ({"memoryFraction": 0.75}, 64 * GIB, GrammarRoom(2, 2 * GIB)),
-        ({"memoryFraction": 0.99}, 32 * GIB, GrammarRoom(1, 512 * MIB)),
-        ({"grammarCompileBytes": 3 * GIB}, 2 * GIB, GrammarRoom(2, 3 * GIB)),
+        ({}, 2 * GIB, GrammarMemory(1, 512 * MIB)),
+        ({"memoryFraction": 0.75}, 5 * GIB, GrammarMemory(1, 640 * MIB)),
+        ({"memoryFraction": 0.75}, 6 * GIB, GrammarMemory(2, 512 * MIB)),
+        ({"memoryFraction": 0.75}, 12 * GIB, GrammarMemory(2, GIB)),
+        ({"memoryFraction": 0.75}, 64 * GIB, GrammarMemory(2, 2 * GIB)),
+        ({"memoryFraction": 0.99}, 32 * GIB, GrammarMemory(1, 512 * MIB)),
+        ({"grammarCompileBytes": 3 * GIB}, 2 * GIB, GrammarMemory(2, 3 * GIB)),
     ],
 )
 def test_compile_processes_get_the_memory_that_the_memory_fraction_leaves(
-    settings: dict[str, Any], host_bytes: int, room: GrammarRoom
+    settings: dict[str, Any], host_bytes: int, room: GrammarMemory
 ) -> None:
-    assert grammar_room(config(**settings), host_bytes) == room
+    assert grammar_memory(config(**settings), host_bytes) == room
 
 
 def test_the_pool_is_no_larger_than_what_all_rows_can_use() -> None:

@@ -1,23 +1,40 @@
 """How many pages the KV pool gets, and on GPUs how many requests run at once: reads or measures the
-memory there is, and asks the planners."""
+memory there is, and asks the planners.
+
+On a GPU a full step runs before the KV pool is allocated: one layer of the model over a pool of one
+layer, as large as the step needs. What the device has less of afterwards is what such steps take:
+torch keeps the most that it ever had in use, and memory of other libraries counts too.
+"""
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
+from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig
 
-from sluice_runtime.engine import host
-from sluice_runtime.engine.device_advice import smaller_chunk
-from sluice_runtime.engine.device_memory import DeviceMemory, measured_step
-from sluice_runtime.engine.device_plan import device_pool_pages, planned_pool_tokens
-from sluice_runtime.engine.device_sizes import MIB, ModelBytes, PoolQuestion, step_tokens
-from sluice_runtime.engine.plan import (
-    GrammarRoom,
+from sluice_runtime.engine.device import place_of
+from sluice_runtime.engine.runner import Runner
+from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.engine.sizing import host
+from sluice_runtime.engine.sizing.gpu_plan import (
+    MIB,
+    DeviceBytes,
+    ModelBytes,
+    PoolQuestion,
+    device_pool_pages,
+    planned_pool_tokens,
+    smaller_chunk,
+    step_tokens,
+)
+from sluice_runtime.engine.sizing.plan import (
+    GrammarMemory,
     HostBytes,
     ReservedMemory,
     context_length,
@@ -26,15 +43,54 @@ from sluice_runtime.engine.plan import (
     running_requests,
     scheduler_settings,
 )
-from sluice_runtime.engine.runner import Runner
-from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.engine.warm_up import full_step
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.settings import SchedulerSettings
 
 _log = logging.getLogger("sluice.engine")
+
+
+class DeviceMemory(Protocol):
+    """Of one GPU."""
+
+    def read(self) -> DeviceBytes: ...
+
+    def release(self) -> None:
+        """Gives back what is cached and not in use."""
+        ...
+
+
+class CudaMemory:
+    """See `DeviceMemory`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def read(self) -> DeviceBytes:
+        available, total = torch.cuda.mem_get_info(self._device)
+        return DeviceBytes(total, available)
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """None on a CPU, whose memory `sizing.host` reads."""
+    return CudaMemory(device) if device.type == "cuda" else None
+
+
+def smallest_gpu_bytes(accelerator: Accelerator | None, ranks: int) -> int | None:
+    """Memory of the smallest of an engine's GPUs, before any of them is used; None on CPUs, and
+    where torch finds no GPU."""
+    if place_of(accelerator).type == "cpu":
+        return None
+    gpus = range(min(ranks, torch.cuda.device_count()))
+    return min((torch.cuda.get_device_properties(i).total_memory for i in gpus), default=None)
 
 
 @dataclass(frozen=True)
@@ -79,20 +135,20 @@ def with_running_requests(
     return config.model_copy(update={"max_running_requests": chosen.rows})
 
 
-def pages_in_host_memory(loaded: LoadedModel, room: GrammarRoom) -> int:
-    """Beside the processes that have `room` for grammars.
+def pages_in_host_memory(loaded: LoadedModel, grammars: GrammarMemory) -> int:
+    """Beside the processes that use the memory of `grammars`.
 
     Raises:
         OutOfMemoryError: see `plan.pool_pages`.
     """
-    config, each = loaded.config, loaded.kv_shape.bytes_per_token
+    config, token_bytes = loaded.config, loaded.kv_shape.bytes_per_token
     memory = host.memory()
     free = HostBytes(memory.total, memory.available)
     rows, vocabulary = config.max_running_requests or 1, loaded.model.spec.vocabulary_size
     sampling = sampling_bytes(rows, vocabulary, loaded.context_tokens)
-    reserved = ReservedMemory(room.bytes, sampling)
-    pages = pool_pages(config, loaded.context_tokens, each, free, reserved)
-    if short := grammars_short_of_memory(config, each, free, reserved):
+    reserved = ReservedMemory(grammars.bytes, sampling)
+    pages = pool_pages(config, loaded.context_tokens, token_bytes, free, reserved)
+    if short := grammars_short_of_memory(config, token_bytes, free, reserved):
         _log.info("%s", short)
     return pages
 
@@ -106,7 +162,7 @@ def pages_in_device_memory(
     """Runs a full step first, to see what it takes. `pool_of`: a pool of so many pages.
 
     Raises:
-        OutOfMemoryError: see `device_plan.device_pool_pages`; or the step found too little.
+        OutOfMemoryError: see `gpu_plan.device_pool_pages`; or the step found too little.
     """
     config, spec, dtype = loaded.config, loaded.model.spec, loaded.model.dtype
     memory.release()
@@ -125,17 +181,37 @@ def pages_in_device_memory(
     step = max(step, sampling_bytes(rows, spec.vocabulary_size, loaded.context_tokens))
     part = ModelBytes(spec, dtype.itemsize, loaded.model.group.size)
     question = PoolQuestion(config, part, loaded.context_tokens, device, step)
-    found = device_pool_pages(question)
+    pool_pages = device_pool_pages(question)
     _log.info(
         "memory of the GPU: %d of %d MiB are left by the weights; a full step of %d tokens takes "
         "%d MiB; %d MiB are kept free",
         *(device.available // MIB, device.total // MIB, step_tokens(config)),
         *(step // MIB, question.reserved // MIB),
     )
-    return found
+    return pool_pages
 
 
 def _pages_of_a_full_step(config: EngineConfig) -> int:
     """A chunk in one row, and all other rows with a token and room for the next."""
     page, rows = config.page_size or 1, config.max_running_requests or 1
     return pages_for(step_tokens(config) + 1, page) + rows * pages_for(2, page)
+
+
+def measured_step(
+    memory: DeviceMemory,
+    pool_of_one_layer: Callable[[], PagePool],
+    runner_over: Callable[[PagePool], Runner],
+    settings: SchedulerSettings,
+    vocabulary_size: int,
+) -> int:
+    """Bytes that a full step takes beside weights and KV pool, with what sampling and other tables
+    take as long as the engine runs. Everything is given back.
+
+    Raises:
+        OutOfMemoryError: the step found too little memory.
+    """
+    before = memory.read().available
+    full_step(runner_over(pool_of_one_layer()), settings, vocabulary_size)
+    taken = before - memory.read().available
+    memory.release()
+    return max(0, taken)

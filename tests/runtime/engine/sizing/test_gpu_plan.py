@@ -16,17 +16,18 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_contract.config.sizing import resolve_settings, resolved_values
 from sluice_operator.api.status import ModelStatus
 from sluice_operator.delivery.kv_capacity import kv_capacity_of
-from sluice_runtime.engine.device_plan import check_weights, device_pool_pages
-from sluice_runtime.engine.device_sizes import (
+from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.engine.sizing.gpu_plan import (
     MIB,
     DeviceBytes,
     ModelBytes,
     PoolQuestion,
+    check_weights,
+    device_pool_pages,
     step_tokens,
 )
-from sluice_runtime.engine.plan import resolved, running_requests
-from sluice_runtime.engine.pool_size import with_running_requests
-from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.engine.sizing.plan import resolved, running_requests
+from sluice_runtime.engine.sizing.pool_size import with_running_requests
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.layers import experts
 from sluice_runtime.layers.backend import TORCH

@@ -13,10 +13,10 @@ from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.device import HostDevice
-from sluice_runtime.engine.device_memory import smallest_gpu_bytes
-from sluice_runtime.engine.device_sizes import MIB, DeviceBytes
-from sluice_runtime.engine.plan import resolved
 from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.engine.sizing.gpu_plan import MIB, DeviceBytes
+from sluice_runtime.engine.sizing.plan import resolved
+from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.model.files import resolve
 from sluice_runtime.parallel.group import SOLO, Group, Solo

@@ -41,7 +41,7 @@ _MIN_GRAMMAR_BYTES: Final = 512 << 20
 
 
 @dataclass(frozen=True)
-class GrammarRoom:
+class GrammarMemory:
     """Memory of the host for the processes that compile grammars and the one that follows them."""
 
     compilers: int
@@ -52,7 +52,7 @@ class GrammarRoom:
         return (self.compilers + 1) * self.bytes_each
 
 
-NO_GRAMMARS: Final = GrammarRoom(0, 0)
+NO_GRAMMARS: Final = GrammarMemory(0, 0)
 """For a model without support for grammars."""
 
 
@@ -113,11 +113,11 @@ def resolved(config: EngineConfig) -> EngineConfig:
 
 def context_length(config: EngineConfig, model_tokens: int) -> int:
     """The configured context length, or the model's own; never more than the model's."""
-    wanted = config.context_length
-    if wanted is not None and wanted > model_tokens:
-        error = ConfigError("contextLength", wanted, f"at most {model_tokens} (the model's)")
+    configured = config.context_length
+    if configured is not None and configured > model_tokens:
+        error = ConfigError("contextLength", configured, f"at most {model_tokens} (the model's)")
         raise InvalidConfigError(str(error))
-    return wanted or model_tokens
+    return configured or model_tokens
 
 
 def running_requests(
@@ -145,16 +145,16 @@ def running_requests(
     return RunningRequests(rows, "KvPool", text)
 
 
-def grammar_room(config: EngineConfig, host_bytes: int) -> GrammarRoom:
+def grammar_memory(config: EngineConfig, host_bytes: int) -> GrammarMemory:
     """As configured, else what memoryFraction leaves of the host, or half of a host whose models
     are on GPUs; one compile process where that is too little for two."""
     if config.grammar_compile_bytes is not None:
-        return GrammarRoom(MAX_PROCESSES, config.grammar_compile_bytes)
+        return GrammarMemory(MAX_PROCESSES, config.grammar_compile_bytes)
     on_cpus = (config.accelerator or Accelerator()).is_cpu
     left = int(host_bytes * (1 - (config.memory_fraction or 1.0 if on_cpus else 0.5)))
     compilers = MAX_PROCESSES if left >= (MAX_PROCESSES + 1) * _MIN_GRAMMAR_BYTES else 1
     upper = CompileLimits().memory_bytes
-    return GrammarRoom(compilers, min(upper, max(_MIN_GRAMMAR_BYTES, left // (compilers + 1))))
+    return GrammarMemory(compilers, min(upper, max(_MIN_GRAMMAR_BYTES, left // (compilers + 1))))
 
 
 def pool_pages(

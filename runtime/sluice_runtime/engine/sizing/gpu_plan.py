@@ -1,0 +1,292 @@
+"""Whether a model fits a GPU, how many pages its KV pool has, and what to change where it does not
+fit. Pure.
+
+What a model, a full step and a KV pool take of a GPU's memory is arithmetic alone; one rank of
+several has its part of everything. How much a step takes is an upper bound here; once the weights
+are loaded `sizing.pool_size` measures it.
+
+Every refusal says what is needed, what there is, and which setting to change to which number. Each
+recommended setting is changed alone. Knows no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sluice_contract.config.accelerators import FIXED_MIB, GRAPH_ROW_MIB
+from sluice_contract.config.engine import EngineConfig
+
+from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.errors import OutOfMemoryError
+from sluice_runtime.model.spec import ModelSpec
+from sluice_runtime.scheduler.pages import pages_for
+
+MIB: Final = 1 << 20
+MAX_RANKS: Final = 8
+"""Ranks that a refusal recommends: GPUs of one machine."""
+_NORM_VALUES: Final = 10
+"""Of 2 bytes each, for each value of the hidden size; traced."""
+_WEIGHTS_SHARE: Final = 0.9
+"""Of a GPU's share for weights and pool; more ranks are recommended where weights take less."""
+SMALLEST_CHUNK: Final = 256
+SMALLEST_CONTEXT: Final = 1024
+"""Smaller ones are never recommended."""
+
+
+@dataclass(frozen=True)
+class DeviceBytes:
+    """Memory of one GPU, and how much of it is still available."""
+
+    total: int
+    available: int
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """What one of `ranks` ranks takes for a model, in bytes."""
+
+    spec: ModelSpec
+    itemsize: int
+    """Bytes of a value of weights, activations, keys and values."""
+    ranks: int = 1
+
+    @property
+    def weights(self) -> int:
+        spec, ranks = self.spec, self.ranks
+        heads = (spec.heads + spec.kv_heads) * spec.head_dim
+        attention = 2 * heads * spec.hidden_size // ranks
+        norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.variant.qk_norm else 0)
+        outputs = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // ranks
+        biases = outputs if spec.variant.qkv_bias else 0
+        table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
+        tables = table if spec.tied_embeddings else 2 * table
+        values = spec.layers * (attention + norms + biases) + self._mlps + tables + spec.hidden_size
+        return values * self.itemsize
+
+    @property
+    def _mlps(self) -> int:
+        """Values of the feed-forward parts of all layers."""
+        spec, experts = self.spec, self.spec.experts
+        row = 3 * spec.hidden_size // self.ranks
+        if experts is None:
+            return spec.layers * row * spec.intermediate_size
+        sparse = len(experts.layers)
+        experts_of_layer = experts.count * (row * experts.width + spec.hidden_size)
+        return (spec.layers - sparse) * row * spec.intermediate_size + sparse * experts_of_layer
+
+    @property
+    def token(self) -> int:
+        """Keys and values of one token."""
+        spec = self.spec
+        return spec.layers * 2 * (spec.kv_heads // self.ranks) * spec.head_dim * self.itemsize
+
+    def step(self, tokens: int, rows: int) -> int:
+        """At most, of a step that computes `tokens` and samples `rows`: what the widest part of a
+        layer holds at once beside the residual stream, then logits and sampling."""
+        spec = self.spec
+        feed_forward = 4 * spec.intermediate_size // self.ranks + 3 * spec.hidden_size
+        if (experts := spec.experts) is not None:
+            # Each token once for each of its experts; and what the router chooses, in float32.
+            hidden, width = spec.hidden_size, experts.width // self.ranks
+            copies = experts.active * max(2 * hidden, hidden + 2 * width, 4 * width)
+            chosen = 4 * experts.count + 16 * experts.active
+            feed_forward = max(feed_forward, copies + chosen + 3 * hidden)
+        heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // self.ranks
+        attention = 3 * heads + 3 * spec.hidden_size
+        # A norm that is no single kernel computes in float32.
+        norm = _NORM_VALUES * spec.hidden_size
+        widest = max(feed_forward, attention, norm)
+        sampling = sampling_bytes(rows, spec.vocabulary_size, spec.context_length_tokens)
+        return tokens * widest * self.itemsize + sampling
+
+    def over(self, ranks: int) -> ModelBytes:
+        """The same model over another number of ranks."""
+        return replace(self, ranks=ranks)
+
+    def wider(self) -> Iterator[ModelBytes]:
+        """Over more ranks, as far as its layers can be divided."""
+        for ranks in (2, 4, 8):
+            uneven = any(part % ranks for part in self.spec.shared_sizes.values())
+            if self.ranks < ranks <= MAX_RANKS and not uneven:
+                yield self.over(ranks)
+
+
+@dataclass(frozen=True)
+class PoolQuestion:
+    """How much of one GPU the KV pool gets, once the weights are loaded."""
+
+    config: EngineConfig
+    model: ModelBytes
+    context_tokens: int
+    device: DeviceBytes
+    step: int
+    """Bytes that a full step takes."""
+
+    @property
+    def least_reserved(self) -> int:
+        """Bytes of a full step, the CUDA graphs and a fixed part."""
+        graphs = (self.config.cuda_graph_max_batch or 0) * GRAPH_ROW_MIB
+        return self.step + (graphs + FIXED_MIB) * MIB
+
+    @property
+    def reserved(self) -> int:
+        """Bytes kept free: what memoryFraction leaves, or more where that is too little."""
+        left = self.device.total - int(self.device.total * fraction_of(self.config))
+        return max(left, self.least_reserved)
+
+    @property
+    def affordable_tokens(self) -> int:
+        return max(0, self.device.available - self.reserved) // self.model.token
+
+    @property
+    def fits(self) -> bool:
+        """Whether the pool holds one context: every request that may come fits an empty pool."""
+        return self.affordable_tokens >= self.context_tokens
+
+
+def step_tokens(config: EngineConfig) -> int:
+    """Most tokens of one step: a chunk, or maxPrefillTokens without chunks, or one each row."""
+    chunk = config.chunk_size or -1
+    prompts = chunk if chunk != -1 else config.max_prefill_tokens or 1
+    return max(prompts, config.max_running_requests or 1)
+
+
+def fraction_of(config: EngineConfig) -> float:
+    return config.memory_fraction or 1.0
+
+
+def mib(size: float) -> str:
+    return f"{int(size) >> 20} MiB"
+
+
+def check_weights(model: ModelBytes, config: EngineConfig, device: DeviceBytes) -> None:
+    """Whether the weights fit, before they are read.
+
+    Raises:
+        OutOfMemoryError: names the bytes, and what would fit.
+    """
+    fraction = fraction_of(config)
+    share = int(device.total * fraction)
+    if model.weights < share:
+        return
+    wider = next((m.ranks for m in model.wider() if m.weights < _WEIGHTS_SHARE * share), None)
+    ranks = f"raise tensorParallelSize (accelerator.count) to {wider}, or " if wider else ""
+    raise OutOfMemoryError(
+        f"model weights want {mib(model.weights)} of each GPU, and memoryFraction {fraction} of "
+        f"its {mib(device.total)} is {mib(share)}; {ranks}take GPUs with more than "
+        f"{mib(model.weights / fraction)}"
+    )
+
+
+def planned_pool_tokens(config: EngineConfig, model: ModelBytes, total_bytes: int) -> int:
+    """About as many as the KV pool has, before a step was measured: as configured, else what the
+    weights leave of memoryFraction of a GPU. Depends on nothing that differs between ranks."""
+    if config.kv_pool_tokens is not None:
+        return config.kv_pool_tokens
+    if not model.token:  # more ranks than key heads: refused where the model is read
+        return 0
+    return max(0, int(total_bytes * fraction_of(config)) - model.weights) // model.token
+
+
+def device_pool_pages(question: PoolQuestion) -> int:
+    """Pages of the KV pool: as configured, else what the reserved memory leaves, but no more than
+    maxRunningRequests full contexts can use.
+
+    Raises:
+        OutOfMemoryError: names phase, bytes wanted and available, and the settings to change.
+    """
+    config, page_size = question.config, question.config.page_size or 1
+    if config.kv_pool_tokens is not None:
+        return _configured_pages(question, config.kv_pool_tokens, page_size)
+    if not question.fits:
+        context, device = question.context_tokens, question.device
+        raise OutOfMemoryError(
+            f"KV pool allocation: a context of {context} tokens wants "
+            f"{mib(context * question.model.token)}; of the {mib(device.total)} of a GPU "
+            f"{mib(device.available)} are available, of which {mib(question.reserved)} are kept "
+            f"free (memoryFraction {fraction_of(config)}; a full step wants "
+            f"{mib(question.least_reserved)}); {advice(question)}"
+        )
+    useful = (config.max_running_requests or 1) * question.context_tokens
+    return min(question.affordable_tokens, pages_for(useful, page_size) * page_size) // page_size
+
+
+def _configured_pages(question: PoolQuestion, tokens: int, page_size: int) -> int:
+    token_bytes = question.model.token
+    left = question.device.available - question.least_reserved
+    if tokens * token_bytes > left:
+        raise OutOfMemoryError(
+            f"kvPoolTokens: {tokens} is not allowed; allowed: at most "
+            f"{max(0, left) // token_bytes // page_size * page_size}: KV pool allocation wants "
+            f"{tokens} tokens of {token_bytes} bytes, and {mib(question.device.available)} are "
+            f"available, of which a full step wants {mib(question.least_reserved)}"
+        )
+    return tokens // page_size
+
+
+def advice(question: PoolQuestion) -> str:
+    """`lower A to 1 or B to 2, or raise C to 3`; where nothing helps, the memory that would."""
+    page = question.config.page_size or 1
+    lower, higher = [], []
+    if (context := question.affordable_tokens // page * page) >= SMALLEST_CONTEXT:
+        lower.append(f"contextLength to {context}")
+    if chunk := next((n for n in _chunks(question.config) if _with_chunk(question, n).fits), None):
+        lower.append(f"chunkSize to {chunk}")
+    if (fraction := _largest_fraction(question)) and _with_fraction(question, fraction).fits:
+        higher.append(f"memoryFraction to {fraction}")
+    wider = (model for model in question.model.wider() if _over(question, model).fits)
+    if model := next(wider, None):
+        higher.append(f"tensorParallelSize (accelerator.count) to {model.ranks}")
+    ways = [f"{verb} {' or '.join(w)}" for verb, w in (("lower", lower), ("raise", higher)) if w]
+    return ", or ".join(ways) or f"take GPUs with {mib(_missing(question))} more"
+
+
+def smaller_chunk(config: EngineConfig) -> int:
+    """To be recommended where nothing is known but that a step did not fit."""
+    return next(_chunks(config), SMALLEST_CHUNK)
+
+
+def _chunks(config: EngineConfig) -> Iterator[int]:
+    """Smaller chunks, halved each time, in whole pages."""
+    page, chunk = config.page_size or 1, step_tokens(config) // 2
+    while chunk >= max(SMALLEST_CHUNK, page):
+        yield chunk // page * page
+        chunk //= 2
+
+
+def _with_chunk(question: PoolQuestion, tokens: int) -> PoolQuestion:
+    """A step takes as much less as the upper bounds say."""
+    config = question.config.model_copy(update={"chunk_size": tokens})
+    return replace(question, config=config, step=_scaled(question, question.model, config))
+
+
+def _with_fraction(question: PoolQuestion, fraction: float) -> PoolQuestion:
+    config = question.config.model_copy(update={"memory_fraction": fraction})
+    return replace(question, config=config)
+
+
+def _over(question: PoolQuestion, model: ModelBytes) -> PoolQuestion:
+    """With the same model over more ranks."""
+    available = question.device.available + question.model.weights - model.weights
+    device = DeviceBytes(question.device.total, available)
+    step = _scaled(question, model, question.config)
+    return replace(question, model=model, device=device, step=step)
+
+
+def _scaled(question: PoolQuestion, model: ModelBytes, config: EngineConfig) -> int:
+    rows = config.max_running_requests or 1
+    before = question.model.step(step_tokens(question.config), rows)
+    return question.step * model.step(step_tokens(config), rows) // before
+
+
+def _largest_fraction(question: PoolQuestion) -> float | None:
+    """What a full step leaves, in hundredths; None if it is no more than the present one."""
+    share = int((1 - question.least_reserved / question.device.total) * 100) / 100
+    return share if share > fraction_of(question.config) else None
+
+
+def _missing(question: PoolQuestion) -> int:
+    needed = question.reserved + question.context_tokens * question.model.token
+    return needed - question.device.available + MIB
