@@ -13,7 +13,7 @@ from contextlib import closing
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.executor import Executor, PendingResult
-from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.warm_up import warm_up
@@ -101,9 +101,7 @@ def recorded(engine: Engine, requests: Sequence[TraceRequest], *, overlap: bool)
         watched = Watched(requests, engine.model.spec.vocabulary_size, executor)
         loop = EngineLoop(
             watched,
-            engine.scheduler,
-            watched,
-            engine.grammars,
+            Pipeline(engine.grammars, engine.scheduler, watched),
             lambda pace: StepLog(page_size, pace),
         )
         loop.run(watched.done)

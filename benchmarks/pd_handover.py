@@ -28,7 +28,7 @@ from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_runtime.engine.build import build_engine
 from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.handover import started_role
-from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.role import Role
 from sluice_runtime.engine.sizing.plan import resolved
@@ -124,9 +124,7 @@ def engine(
         page_size = built.settings.page_size
         loop = EngineLoop(
             link,
-            built.scheduler,
-            watched,
-            built.grammars,
+            Pipeline(built.grammars, built.scheduler, watched),
             lambda pace: StepLog(page_size, pace),
             role=watched,
         )

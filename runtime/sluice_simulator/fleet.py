@@ -18,7 +18,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_runtime.engine.role import MixedRole
 from sluice_runtime.engine.role import Role as EngineRole
 from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
-from sluice_runtime.handover.prefill_role import PrefillRole
+from sluice_runtime.handover.prefill_role import PrefillPorts, PrefillRole
 from sluice_runtime.handover.publishing import HostPublisher
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
@@ -129,7 +129,10 @@ class FleetEngine:
         if self.role_name is Role.PREFILL:
             end = PrefillEnd(wires, self.number, self.wake)
             return PrefillRole(
-                scheduler, grammars, settings, end, HostPublisher(lambda pages, room: 0)
+                scheduler,
+                grammars,
+                settings,
+                PrefillPorts(end, HostPublisher(lambda pages, room: 0)),
             )
         draw = random.Random(self.number)  # noqa: S311
         ports = DecodePorts(

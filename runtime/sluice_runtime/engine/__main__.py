@@ -92,11 +92,11 @@ def read_config(path: Path, accelerator_json: str | None) -> EngineConfig:
         config = read_engine_config(path)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
-    wanted = config.accelerator
-    if accelerator_json is None or wanted is None or wanted.is_cpu or wanted.product is not None:
+    configured = config.accelerator
+    if accelerator_json is None or configured is None or configured.is_cpu or configured.product:
         return config
-    found = Accelerator.model_validate_json(accelerator_json)
-    return config.model_copy(update={"accelerator": found})
+    detected = Accelerator.model_validate_json(accelerator_json)
+    return config.model_copy(update={"accelerator": detected})
 
 
 def _handover_keys(config: EngineConfig) -> Keys:
@@ -115,6 +115,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     set_library_variables()
     # Imports torch, which takes seconds: errors in the configuration are reported before.
     from sluice_runtime.engine.build import build_engine, processes_of
+    from sluice_runtime.engine.device import place_of
     from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes, with_running_requests
     from sluice_runtime.grammar.vocabulary import unusable
     from sluice_runtime.model.spec import spec_from
@@ -131,7 +132,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
         if unusable(files) is None:
             # The compile processes start while the weights are read, so no request waits for them.
             processes.compilers.warm_up()
-        with joined_ranks(config) as ranks:
+        with joined_ranks(config, place_of(config.accelerator)) as ranks:
             engine = build_engine(
                 config,
                 files,
@@ -146,7 +147,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
 def _run(config: EngineConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
     """From the first step to the signal."""
     from sluice_runtime.engine.handover import started_role
-    from sluice_runtime.engine.loop import EngineLoop
+    from sluice_runtime.engine.loop import EngineLoop, Pipeline
     from sluice_runtime.engine.prepare import prepare
 
     page_size, link, ranks = engine.settings.page_size, ends.link, ends.ranks
@@ -160,9 +161,7 @@ def _run(config: EngineConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
         link.send(started.ready)
         loop = EngineLoop(
             link,
-            engine.scheduler,
-            executor,
-            engine.grammars,
+            Pipeline(engine.grammars, engine.scheduler, executor),
             lambda pace: StepLog(page_size, pace),
             role=started.role,
             adapters=engine.adapters,

@@ -1,7 +1,7 @@
-"""Loads the adapters that an engine is told of, and those that come and go in a file it follows.
+"""Loads the adapters of an engine's configuration, and those that come and go in a file it follows.
 
 Files are read in a thread of their own, so that no step waits for them. An adapter that is in the
-file no more takes no new requests; its memory is let go once the last one has ended. One whose new
+file no more takes no new requests; its memory is freed once the last one has ended. One whose new
 version cannot be loaded stays. Knows no row and no slot.
 """
 
@@ -43,8 +43,8 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a look at the file has led to."""
+class FileAdapters:
+    """What the file names, and what of it could be loaded."""
 
     loaded: tuple[Loaded, ...] = ()
     failed: Mapping[AdapterRef, str] = field(default_factory=dict)
@@ -62,18 +62,18 @@ class AdapterScheduler(Protocol):
 class AdapterLoader:
     """What the first rank has loaded, requests may name; other ranks follow the same file, so that
     no step reads one. Used by the engine's loop, and by a thread of its own, which replaces
-    `_found`."""
+    `_in_file`."""
 
     def __init__(self, table: AdapterTable, names: Iterable[str], file: Path | None) -> None:
         """`names`: of the model, which no adapter may have. `file`: one to follow."""
-        self._table = table
+        self.table = table
         self._names = frozenset(names)
         self._file = file
-        self._told: tuple[Loaded, ...] = ()
+        self._configured: tuple[Loaded, ...] = ()
         """From the engine's own configuration: they stay."""
-        self._found = Found()
+        self._in_file = FileAdapters()
         """Of the file; a whole value at any time."""
-        self._taken: Found | None = None
+        self._announced: FileAdapters | None = None
         """What the scheduler knows of."""
         self._leaving: dict[str, None] = {}
         """Keys of adapters that take no new requests, in order."""
@@ -86,7 +86,7 @@ class AdapterLoader:
         Raises:
             ModelLoadError: one of `refs` cannot be used; one line that says why.
         """
-        self._told = tuple(map(self._load, refs))
+        self._configured = tuple(map(self._load, refs))
         if self._file is not None:
             self.look(retries=True)
 
@@ -108,35 +108,36 @@ class AdapterLoader:
     @property
     def adapters(self) -> Adapters:
         """What the scheduler knows of."""
-        found = self._taken or Found()
+        in_file = self._announced or FileAdapters()
         return Adapters(
-            [LoadedAdapter(one.ref.name, one.key) for one in (*self._told, *found.loaded)],
-            {ref.name: why[:MAX_WHY] for ref, why in found.failed.items()},
-            found.digest,
+            [LoadedAdapter(a.ref.name, a.key) for a in (*self._configured, *in_file.loaded)],
+            {ref.name: why[:MAX_WHY] for ref, why in in_file.failed.items()},
+            in_file.digest,
         )
 
     def take_change(self, scheduler: AdapterScheduler) -> Adapters | None:
-        """To be called between steps: tells the scheduler what may be asked for, and lets go of
-        what nobody uses any more. What there is now, if it is other than before."""
+        """To be called between steps: tells the scheduler which adapters requests may name, and
+        frees those that no request uses any more. Returns all that there are now, if that has
+        changed."""
         for key in [key for key in self._leaving if not scheduler.has_adapter(key)]:
-            self._table.forget(key)
+            self.table.forget(key)
             del self._leaving[key]
-        found, before = self._found, self._taken
-        if found is before:
+        in_file, before = self._in_file, self._announced
+        if in_file is before:
             return None
-        self._taken = found
-        current = {one.key: one for one in (*self._told, *found.loaded)}
-        gone = dict.fromkeys(one.key for one in (before.loaded if before else ()))
+        self._announced = in_file
+        current = {a.key: a for a in (*self._configured, *in_file.loaded)}
+        gone = dict.fromkeys(adapter.key for adapter in (before.loaded if before else ()))
         self._leaving = {key: None for key in self._leaving | gone if key not in current}
-        for key, one in current.items():
-            self._table.keep(key, one.adapter)
-        scheduler.take_adapters({key: str(one.folder) for key, one in current.items()})
+        for key, loaded in current.items():
+            self.table.add(key, loaded.adapter)
+        scheduler.take_adapters({key: str(loaded.folder) for key, loaded in current.items()})
         return self.adapters
 
     def take_change_beside_rows(self) -> None:
         """The same on a rank for which no scheduler decides: what has gone stays as long as a row
         has it."""
-        self.take_change(_Rows(self._table))
+        self.take_change(_Rows(self.table))
 
     def _follow(self, on_change: Callable[[], None], closed: threading.Event) -> None:
         polls = 0
@@ -149,7 +150,7 @@ class AdapterLoader:
         """Loads what has come into the file; whether something is other than before. `retries`:
         also what could not be loaded before."""
         assert self._file is not None
-        file, before = self._file, self._found
+        file, before = self._file, self._in_file
         try:
             content = file.read_bytes()
             refs = parse_adapters_file(content)
@@ -160,13 +161,13 @@ class AdapterLoader:
         if digest == before.digest and not (retries and before.failed):
             return False
         failed = dict[AdapterRef, str]()
-        found = Found(tuple(self._loaded(refs, failed)), failed, digest)
+        now = FileAdapters(tuple(self._loaded(refs, failed)), failed, digest)
         for ref, why in failed.items():
             if before.failed.get(ref) != why:
                 _log.error("adapter %s is not loaded: %s", ref.name, why)
-        if found == before:
+        if now == before:
             return False
-        self._found = found
+        self._in_file = now
         return True
 
     def _loaded(
@@ -174,9 +175,9 @@ class AdapterLoader:
     ) -> Iterator[Loaded]:
         """Those of `refs` that are or can be loaded; why others cannot goes into `failed`, and the
         version before, if there is one, stays."""
-        known = {one.ref: one for one in self._found.loaded}
-        before = {one.ref.name: one for one in self._found.loaded}
-        names = self._names | {one.ref.name for one in self._told}
+        known = {loaded.ref: loaded for loaded in self._in_file.loaded}
+        before = {loaded.ref.name: loaded for loaded in self._in_file.loaded}
+        names = self._names | {loaded.ref.name for loaded in self._configured}
         for ref in refs:
             if ref.name in names:
                 failed[ref] = f"name: {ref.name!r} is not allowed; allowed: one that is not in use"
@@ -196,7 +197,7 @@ class AdapterLoader:
 
     def _load(self, ref: AdapterRef) -> Loaded:
         folder = adapter_folder(ref.uri)
-        loaded = Loaded(ref, adapter_key(ref.name, folder), folder, self._table.read(folder))
+        loaded = Loaded(ref, adapter_key(ref.name, folder), folder, self.table.read(folder))
         _log.info("adapter %s is loaded from %s", loaded.key, folder)
         return loaded
 

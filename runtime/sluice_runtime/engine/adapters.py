@@ -28,7 +28,7 @@ class AdapterTable:
         self._bank = bank
         self._shard = shard
         self._device = device
-        self._kept: dict[str, Adapter] = {}
+        self._loaded: dict[str, Adapter] = {}
         """Until they are forgotten."""
         self._rows: list[str] = [""] * rows
         """The key of each row's adapter, or nothing."""
@@ -45,13 +45,13 @@ class AdapterTable:
         """
         return read_adapter(folder, self._bank, self._shard)
 
-    def keep(self, key: str, adapter: Adapter) -> None:
+    def add(self, key: str, adapter: Adapter) -> None:
         """Rows may have it from now on."""
-        self._kept[key] = adapter
+        self._loaded[key] = adapter
 
     def forget(self, key: str) -> None:
         """No row has it, or will have it."""
-        del self._kept[key]
+        del self._loaded[key]
 
     def has_row_of(self, key: str) -> bool:
         """Whether a row has it."""
@@ -68,23 +68,23 @@ class AdapterTable:
     def use(self, host: HostInputs) -> None:
         """The next forward pass adds to each token what its row's adapter adds."""
         keys = [self._rows[row] for row in host.rows.rows]
-        wanted = dict.fromkeys(filter(None, keys))
-        if not wanted:
+        in_step = dict.fromkeys(filter(None, keys))
+        if not in_step:
             self._bank.use_none(int(host.rows.begins[-1]))
             return
-        for key in wanted:
+        for key in in_step:
             if key in self._slots:
                 self._slots.move_to_end(key)
-        for key in wanted:
+        for key in in_step:
             if key not in self._slots:
-                self._take_slot(key, len(wanted))
+                self._take_slot(key, len(in_step))
         by_row = np.array([self._slots[key] if key else NO_SLOT for key in keys], np.int64)
         (slots,) = self._device.upload((by_row.repeat(np.diff(host.rows.begins)),))
-        self._bank.use(slots, 1 + max(self._slots[key] for key in wanted))
+        self._bank.use(slots, 1 + max(self._slots[key] for key in in_step))
 
-    def _take_slot(self, key: str, wanted: int) -> None:
-        assert wanted <= self._bank.shape.slots, f"{wanted} adapters in one step"
-        adapter = self._kept.get(key) or self.read(self._folders[key])
+    def _take_slot(self, key: str, in_step: int) -> None:
+        assert in_step <= self._bank.shape.slots, f"{in_step} adapters in one step"
+        adapter = self._loaded.get(key) or self.read(self._folders[key])
         if len(self._slots) < self._bank.shape.slots:
             slot = len(self._slots)
         else:

@@ -22,7 +22,7 @@ from sluice_runtime.engine.executor import (
     executor_for,
 )
 from sluice_runtime.engine.report import Sizes
-from sluice_runtime.engine.runner import OnLogits, Runner, RunnerSettings
+from sluice_runtime.engine.runner import OnLogits, RowSizes, Runner, allocated_rows
 from sluice_runtime.engine.sizing import host
 from sluice_runtime.engine.sizing.gpu_plan import check_weights
 from sluice_runtime.engine.sizing.plan import (
@@ -163,47 +163,29 @@ def build_engine(
     context = context_length(config, spec.context_length_tokens)
     placement = Placement(device.place, group, _slots(config, context))
     model = _loaded(config, files, placement, gpu_memory, on_read)
-    loaded = LoadedModel(config, model, context)
-    vocabulary, rows = model.spec.vocabulary_size, config.max_running_requests or 1
-    processes = processes or processes_of(config, files, vocabulary)
-    matchers = Matchers(vocabulary, processes.mask_workers)
-    adapters = loader = None
-    if model.adapters is not None:
-        adapters = AdapterTable(model.adapters, placement.shard, rows, device)
-        loader = _adapter_loader(config, adapters)
+    processes = processes or processes_of(config, files, model.spec.vocabulary_size)
+    matchers = Matchers(model.spec.vocabulary_size, processes.mask_workers)
+    loader = _adapter_loader(config, model, placement, device)
 
     def pool_of(shape: KvShape, pages: int) -> PagePool:
         return PagePool(shape, pages, config.page_size or 1, device.place)
 
     def runner_over(pool: PagePool) -> Runner:
-        with allocation("sampling", f"{rows} rows of {vocabulary} tokens", "maxRunningRequests"):
-            sizes = RunnerSettings(rows, context)
-            return Runner(model, pool, sizes, matchers, device, hooks.on_logits, adapters)
+        sizes = RowSizes(config.max_running_requests or 1, context)
+        tables = f"{sizes.rows} rows of {model.spec.vocabulary_size} tokens"
+        with allocation("sampling", tables, "maxRunningRequests"):
+            adapters = loader.table if loader else None
+            rows = allocated_rows(model, pool, sizes, device, matchers, adapters)
+        return Runner(model, pool, rows, device, hooks.on_logits)
 
-    if gpu_memory is not None:
-        pages = pages_in_device_memory(loaded, gpu_memory, pool_of, runner_over)
-    else:
-        room = NO_GRAMMARS
-        if unusable(files) is None:
-            room = grammar_memory(config, host.memory().total)
-        pages = pages_in_host_memory(loaded, room)
-    pages = group.least(pages)
-    settings = scheduler_settings(config, context, pages)
-    shape = loaded.kv_shape
-    wanted = f"{settings.limits.kv_pool_tokens} tokens of {shape.bytes_per_token} bytes"
-    with allocation("KV pool", wanted, "kvPoolTokens or memoryFraction"):
-        pool = pool_of(shape, pages)
-    runner = runner_over(pool)
-    allocator = PageAllocator(
-        pages, hooks.page_order, pool.poison if hooks.poison_freed_pages else None
-    )
-    scheduler = Scheduler(settings, allocator)
-    if loader is not None:
-        loader.take_change(scheduler)
+    loaded = LoadedModel(config, model, context)
+    pages = _pool_pages(loaded, files, gpu_memory, pool_of, runner_over)
+    settings = scheduler_settings(config, context, group.least(pages))
+    pool = _allocated_pool(settings, loaded.kv_shape, pool_of)
     return Engine(
         settings=settings,
-        scheduler=scheduler,
-        runner=runner,
+        scheduler=_scheduler(settings, pool, hooks, loader),
+        runner=runner_over(pool),
         device=device,
         pool=pool,
         grammars=GrammarQueue(processes.compilers, matchers),
@@ -213,6 +195,42 @@ def build_engine(
         adapters=loader,
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
+
+
+def _pool_pages(
+    loaded: LoadedModel,
+    files: ModelFiles,
+    gpu_memory: DeviceMemory | None,
+    pool_of: Callable[[KvShape, int], PagePool],
+    runner_over: Callable[[PagePool], Runner],
+) -> int:
+    """Of this rank: in a GPU's memory, or in the host's beside what grammars need."""
+    if gpu_memory is not None:
+        return pages_in_device_memory(loaded, gpu_memory, pool_of, runner_over)
+    grammars = NO_GRAMMARS
+    if unusable(files) is None:
+        grammars = grammar_memory(loaded.config, host.memory().total)
+    return pages_in_host_memory(loaded, grammars)
+
+
+def _allocated_pool(
+    settings: SchedulerSettings, shape: KvShape, pool_of: Callable[[KvShape, int], PagePool]
+) -> PagePool:
+    tokens = settings.limits.kv_pool_tokens
+    size = f"{tokens} tokens of {shape.bytes_per_token} bytes"
+    with allocation("KV pool", size, "kvPoolTokens or memoryFraction"):
+        return pool_of(shape, tokens // settings.page_size)
+
+
+def _scheduler(
+    settings: SchedulerSettings, pool: PagePool, hooks: EngineHooks, loader: AdapterLoader | None
+) -> Scheduler:
+    """That knows the adapters that are loaded."""
+    freed = pool.poison if hooks.poison_freed_pages else None
+    scheduler = Scheduler(settings, PageAllocator(pool.pages, hooks.page_order, freed))
+    if loader is not None:
+        loader.take_change(scheduler)
+    return scheduler
 
 
 def _loaded(
@@ -245,9 +263,14 @@ def _slots(config: EngineConfig, context_tokens: int) -> SlotShape | None:
     )
 
 
-def _adapter_loader(config: EngineConfig, table: AdapterTable) -> AdapterLoader:
-    """With all that there is now."""
-    file = config.adapters_file
+def _adapter_loader(
+    config: EngineConfig, model: Decoder, placement: Placement, device: Device
+) -> AdapterLoader | None:
+    """With all adapters that there are now; None: the model takes none."""
+    if model.adapters is None:
+        return None
+    rows, file = config.max_running_requests or 1, config.adapters_file
+    table = AdapterTable(model.adapters, placement.shard, rows, device)
     loader = AdapterLoader(table, config.model.served_names, Path(file) if file else None)
     loader.start(config.adapters)
     return loader
@@ -264,17 +287,17 @@ def processes_of(
     on_compiled: Callable[[], None] = lambda: None,
 ) -> GrammarProcesses:
     """The processes that compile and follow grammars for the model, not started yet."""
-    room = grammar_memory(config, host.memory().total)
+    memory = grammar_memory(config, host.memory().total)
     limits = CompileLimits(
         compile_seconds=config.grammar_compile_seconds or CompileLimits().compile_seconds,
-        memory_bytes=room.bytes_each,
+        memory_bytes=memory.bytes_each,
     )
     rows = config.max_running_requests or 1
     return grammar_processes(
         files.uri,
         vocabulary_size,
         limits,
-        compilers=room.compilers,
+        compilers=memory.compilers,
         rows=rows,
         on_compiled=on_compiled,
     )

@@ -31,7 +31,7 @@ from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
 from sluice_runtime.handover.hello import DecodeIdentity, PrefillIdentity
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.prefill_link import ClientSettings
-from sluice_runtime.handover.prefill_role import PrefillRole
+from sluice_runtime.handover.prefill_role import PrefillPorts, PrefillRole
 from sluice_runtime.handover.prefill_server import PrefillServer, ServerSettings
 from sluice_runtime.handover.transfer.backend import TransferError
 from sluice_runtime.kv.pool import PagePool
@@ -151,8 +151,7 @@ def _prefill(parts: _Parts, stack: ExitStack) -> Started:
         engine.scheduler,
         engine.grammars,
         engine.settings,
-        server,
-        publisher,
+        PrefillPorts(server, publisher),
         record=parts.record,
     )
     ready = msgspec.structs.replace(parts.ready, bootstrap_port=server.port)

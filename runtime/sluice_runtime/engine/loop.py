@@ -70,6 +70,18 @@ class AdapterSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Pipeline:
+    """What a request passes in an engine, in this order."""
+
+    grammars: GrammarQueue
+    """Compiles the request's grammar, if it has one."""
+    scheduler: Scheduler
+    """Plans the request's steps."""
+    executor: Executor
+    """Runs them."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingStep:
     """A batch that was launched and whose result has not been processed."""
@@ -87,21 +99,19 @@ class EngineLoop:
     def __init__(
         self,
         link: Link,
-        scheduler: Scheduler,
-        executor: Executor,
-        grammars: GrammarQueue,
+        pipeline: Pipeline,
         log: Callable[[Pace], StepLog],
         clock: Clock | None = None,
         role: Role | None = None,
         adapters: AdapterSource | None = None,
     ) -> None:
         self._link = link
-        self._scheduler = scheduler
-        self._executor = executor
+        self._grammars = pipeline.grammars
+        self._scheduler = pipeline.scheduler
+        self._executor = pipeline.executor
         self._pending: deque[PendingStep] = deque()
         self._finished_seconds = 0.0
-        self._grammars = grammars
-        self._role = role or MixedRole(scheduler)
+        self._role = role or MixedRole(pipeline.scheduler)
         self._adapters = adapters
         self._clock = clock or Clock()
         self._pace = Pace()
@@ -251,9 +261,9 @@ class EngineLoop:
         return released
 
     def _send_first_tokens(self, now: float) -> None:
-        """Those that were drawn elsewhere are not of a step, and wait for none."""
+        """Sends first tokens that another engine drew: no step made them, so they wait for none."""
         if deltas := self._scheduler.take_first_tokens():
-            self._tell(self._deltas(deltas, now), now)
+            self._send_outside_step(self._deltas(deltas, now), now)
 
     def _idle_turn(self, now: float) -> None:
         """Nothing runs: sends deltas that new credit released, or a heartbeat when it is due."""
@@ -262,7 +272,7 @@ class EngineLoop:
             self._checked = False
         self._idle = True
         if self._released:
-            self._tell(self._deltas((), now), now)
+            self._send_outside_step(self._deltas((), now), now)
         elif now - self._sent_seconds >= self._heartbeat_seconds:
             self._check()
             self._send(Heartbeat(self._load_now()))
@@ -274,8 +284,8 @@ class EngineLoop:
             self._scheduler.check_integrity()
             self._checked = True
 
-    def _tell(self, deltas: list[TokenDelta], now: float) -> None:
-        """What no step has made."""
+    def _send_outside_step(self, deltas: list[TokenDelta], now: float) -> None:
+        """Sends deltas that no step made."""
         mode = ForwardMode.IDLE.value
         self._send(StepResult(0, mode, now, 0.0, 0.0, deltas, self._load_now()))
 

@@ -38,11 +38,40 @@ OnLogits = Callable[[Batch, Tensor], None]
 
 
 @dataclass(frozen=True)
-class RunnerSettings:
-    """Sizes of the row table."""
+class RowSizes:
+    """How many rows there are, and of how many tokens at most."""
 
     rows: int
     context_length_tokens: int
+
+
+@dataclass(frozen=True)
+class RowState:
+    """What is kept for each row from step to step."""
+
+    table: RowTable
+    sampling: SamplingTable
+    matchers: Matchers
+    """Of the rows' grammars."""
+    adapters: AdapterTable | None = None
+    """None: there will be none."""
+
+
+def allocated_rows(
+    model: Decoder,
+    pool: PagePool,
+    sizes: RowSizes,
+    device: Device,
+    matchers: Matchers,
+    adapters: AdapterTable | None = None,
+) -> RowState:
+    """Rows for `model`, whose pages are in `pool`."""
+    context = sizes.context_length_tokens
+    clears_pages = model.backend.reads_whole_pages
+    max_pages = -(-context // pool.page_size)
+    table = RowTable(sizes.rows, max_pages, pool, device, clears_pages=clears_pages)
+    size = TableSize(sizes.rows, model.spec.vocabulary_size, context)
+    return RowState(table, SamplingTable(size, device, model.backend), matchers, adapters)
 
 
 class LaunchedStep:
@@ -67,23 +96,18 @@ class Runner:
         self,
         model: Decoder,
         pool: PagePool,
-        settings: RunnerSettings,
-        matchers: Matchers,
+        rows: RowState,
         device: Device,
         on_logits: OnLogits | None = None,
-        adapters: AdapterTable | None = None,
     ) -> None:
         self._model = model
         self._pool = pool
-        self._matchers = matchers
+        self._rows = rows.table
+        self._sampling = rows.sampling
+        self._matchers = rows.matchers
+        self._adapters = rows.adapters
         self._device = device
         self._on_logits = on_logits
-        self._adapters = adapters
-        max_pages = -(-settings.context_length_tokens // pool.page_size)
-        clears_pages = model.backend.reads_whole_pages
-        self._rows = RowTable(settings.rows, max_pages, pool, device, clears_pages=clears_pages)
-        size = TableSize(settings.rows, model.spec.vocabulary_size, settings.context_length_tokens)
-        self._sampling = SamplingTable(size, device, model.backend)
         self._last: LaunchedStep | None = None
         self._graphs: DecodeGraphs | None = None
 
@@ -101,11 +125,11 @@ class Runner:
             self._adapters.apply(batch)
         self._matchers.follow(batch)
         host = host_inputs(batch, self._rows)
-        wanted = (
+        tensors = (
             f"activations of {len(host.token_ids)} tokens and logits of {len(host.sampling)} rows"
         )
         try:
-            with allocation(f"{batch.mode} step", wanted, STEP_SETTINGS, StepOutOfMemoryError):
+            with allocation(f"{batch.mode} step", tensors, STEP_SETTINGS, StepOutOfMemoryError):
                 read = self._compute(batch, host)
         except StepOutOfMemoryError as error:
             if self._model.group.size > 1:

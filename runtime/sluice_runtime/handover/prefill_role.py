@@ -73,6 +73,14 @@ class _Room:
     opened_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillPorts:
+    """What the role speaks through."""
+
+    decode: PrefillPort
+    pages: PagePublisher
+
+
 class PrefillRole:
     """Computes prompts for decode engines."""
 
@@ -81,8 +89,7 @@ class PrefillRole:
         scheduler: Scheduler,
         grammars: Grammars,
         settings: SchedulerSettings,
-        port: PrefillPort,
-        publisher: PagePublisher,
+        ports: PrefillPorts,
         limits: HandoverLimits | None = None,
         record: Record | None = None,
     ) -> None:
@@ -91,8 +98,8 @@ class PrefillRole:
         self._scheduler = scheduler
         self._grammars = grammars
         self._settings = settings
-        self._port = port
-        self._publisher = publisher
+        self._port = ports.decode
+        self._publisher = ports.pages
         self._limits = limits or HandoverLimits()
         self._rooms: dict[int, _Room] = {}
         self._requests: dict[str, _Room] = {}

@@ -10,7 +10,6 @@ import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import EngineConfig
 
-from sluice_runtime.engine.device import place_of
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.parallel.group import SOLO, Group, joined_group
 from sluice_runtime.parallel.processes import OnDeath, Socket, end_process, started_ranks
@@ -29,8 +28,11 @@ class JoinedRanks:
 
 
 @contextmanager
-def joined_ranks(config: EngineConfig, on_death: OnDeath = end_process) -> Iterator[JoinedRanks]:
-    """As many as `tensorParallelSize` of a resolved configuration, this process included.
+def joined_ranks(
+    config: EngineConfig, place: torch.device, on_death: OnDeath = end_process
+) -> Iterator[JoinedRanks]:
+    """As many as `tensorParallelSize` of a resolved configuration, this process included, which
+    computes in `place`.
 
     Raises:
         InvalidConfigError: there are fewer GPUs.
@@ -39,9 +41,8 @@ def joined_ranks(config: EngineConfig, on_death: OnDeath = end_process) -> Itera
     if size == 1:
         yield JoinedRanks(SOLO, None)
         return
-    place = place_of(config.accelerator)
-    if place.type == "cuda" and (there := torch.cuda.device_count()) < size:
-        allowed = f"at most {there}, the GPUs that this process can use"
+    if place.type == "cuda" and (gpus := torch.cuda.device_count()) < size:
+        allowed = f"at most {gpus}, the GPUs that this process can use"
         raise InvalidConfigError(str(ConfigError("tensorParallelSize", size, allowed)))
     with (
         started_ranks(config, on_death) as ranks,

@@ -38,7 +38,7 @@ class FakeTable(AdapterTable):
             raise self.broken
         return Adapter(read_adapter_config(folder).rank, {})
 
-    def keep(self, key: str, adapter: Adapter) -> None:
+    def add(self, key: str, adapter: Adapter) -> None:
         self.kept[key] = adapter
 
     def forget(self, key: str) -> None:

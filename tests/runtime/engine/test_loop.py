@@ -10,7 +10,7 @@ from itertools import count, pairwise
 import msgspec
 import pytest
 from sluice_runtime.engine.executor import executor_for
-from sluice_runtime.engine.loop import Clock, EngineLoop
+from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.scheduler.pages import PageAllocator
@@ -83,7 +83,7 @@ def loop_on(link: FakeLink, prefix_cache: bool = False) -> EngineLoop:
     clock = Clock(monotonic=lambda: float(next(ticks)), unix=lambda: 1.7e9)
     executor = executor_for(FakeRunner(2048, 16), overlap=False)
     return EngineLoop(
-        link, scheduler, executor, no_grammars(), lambda pace: StepLog(16, pace), clock
+        link, Pipeline(no_grammars(), scheduler, executor), lambda pace: StepLog(16, pace), clock
     )
 
 
@@ -196,7 +196,9 @@ def test_flushing_empties_the_prefix_cache(caplog: pytest.LogCaptureFixture) -> 
     link = FakeLink()
     scheduler = Scheduler(settings_of(prefix_cache=True), PageAllocator(64))
     executor = executor_for(FakeRunner(64, 4), overlap=False)
-    loop = EngineLoop(link, scheduler, executor, no_grammars(), lambda pace: StepLog(4, pace))
+    loop = EngineLoop(
+        link, Pipeline(no_grammars(), scheduler, executor), lambda pace: StepLog(4, pace)
+    )
     link.coming += [[ask("a", 9, 1)], [ask("b", 9, 1)], [FlushCache()], [ask("c", 9, 1)]]
     with caplog.at_level(logging.INFO, "sluice.engine"):
         turns(loop, 4)
@@ -265,9 +267,11 @@ def ticking(
     """A loop with a clock of its own."""
     return EngineLoop(
         link,
-        Scheduler(settings, PageAllocator(2048)),
-        executor_for(FakeRunner(2048, 16), overlap=False),
-        no_grammars(),
+        Pipeline(
+            no_grammars(),
+            Scheduler(settings, PageAllocator(2048)),
+            executor_for(FakeRunner(2048, 16), overlap=False),
+        ),
         lambda pace: StepLog(16, pace),
         Clock(monotonic=monotonic, unix=lambda: 1.7e9),
     )

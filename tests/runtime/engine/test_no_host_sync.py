@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sluice_runtime.engine.runner import Runner, RunnerSettings
+from sluice_runtime.engine.runner import RowSizes, Runner, allocated_rows
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import experts
@@ -59,7 +59,8 @@ def runner_of(model: str = "dummy://qwen3-tiny") -> Iterator[Runner]:
         shape = KvShape(spec.layers, spec.kv_heads, spec.head_dim, dtype)
         pool = PagePool(shape, 64, PAGE_TOKENS, GPU)
         matchers = Matchers(size, mask_workers_here(size))
-        runner = Runner(decoder, pool, RunnerSettings(ROWS, 64), matchers, FakeGpu())
+        rows = allocated_rows(decoder, pool, RowSizes(ROWS, 64), FakeGpu(), matchers)
+        runner = Runner(decoder, pool, rows, FakeGpu())
         with no_host_sync():
             yield runner
 

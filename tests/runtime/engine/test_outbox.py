@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.engine.executor import Executor, StreamExecutor, SyncExecutor
-from sluice_runtime.engine.loop import Clock, EngineLoop
+from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Outbox
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.runner import LaunchedStep
@@ -246,9 +246,7 @@ def test_the_loop_sends_heartbeats_while_its_runner_works_and_leaves_no_thread(
     scheduler = Scheduler(settings_of(), PageAllocator(64))
     loop = EngineLoop(
         link,
-        scheduler,
-        made(link),
-        no_grammars(),
+        Pipeline(no_grammars(), scheduler, made(link)),
         lambda pace: StepLog(4, pace),
         Clock(heartbeat_seconds=0.005),
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.engine.executor import OverlapExecutor, executor_for
-from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
 from sluice_runtime.scheduler.pages import PageAllocator
@@ -88,7 +88,9 @@ def scheduler() -> RecordingScheduler:
 @pytest.fixture
 def loop(link: FakeLink, scheduler: RecordingScheduler) -> Iterator[EngineLoop]:
     with closing(executor_for(FakeRunner(64, 4), overlap=True)) as executor:
-        yield EngineLoop(link, scheduler, executor, no_grammars(), lambda pace: StepLog(4, pace))
+        yield EngineLoop(
+            link, Pipeline(no_grammars(), scheduler, executor), lambda pace: StepLog(4, pace)
+        )
     assert scheduler.status().pages_available == 64
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.grammar.allowance import MAX_CALL_SECONDS, STARVED
@@ -153,9 +153,7 @@ def _run(engine: Engine, requests: Sequence[ToEngine], until: int | None, overla
     with closing(engine.executor(overlap=overlap)) as executor:
         loop = EngineLoop(
             answers,
-            engine.scheduler,
-            executor,
-            engine.grammars,
+            Pipeline(engine.grammars, engine.scheduler, executor),
             lambda pace: StepLog(page_size, pace),
         )
         for _ in range(MAX_TURNS):

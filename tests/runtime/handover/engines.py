@@ -16,8 +16,9 @@ import msgspec
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
+from sluice_runtime.engine.device import place_of
 from sluice_runtime.engine.handover import started_role
-from sluice_runtime.engine.loop import EngineLoop
+from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.pool_transport import PoolTransport, staged
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.engine.report import StepLog
@@ -136,7 +137,7 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
     link = ThreadLink()
     stop = threading.Event()
     with ExitStack() as stack:
-        ranks = stack.enter_context(joined_ranks(settled))
+        ranks = stack.enter_context(joined_ranks(settled, place_of(settled.accelerator)))
         engine = build_engine(config, resolve(config.model.uri), hooks, group=ranks.group)
         if size > 1:  # as the others do
             prepare(config, engine)
@@ -150,9 +151,7 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
         )
         loop = EngineLoop(
             link,
-            engine.scheduler,
-            executor,
-            engine.grammars,
+            Pipeline(engine.grammars, engine.scheduler, executor),
             lambda pace: StepLog(engine.settings.page_size, pace),
             role=started.role,
             adapters=engine.adapters,

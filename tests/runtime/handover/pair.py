@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from sluice_runtime.engine.executor import executor_for
-from sluice_runtime.engine.loop import Clock, EngineLoop
+from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.role import Role
 from sluice_runtime.grammar.waiting import GrammarQueue
@@ -45,7 +45,7 @@ from sluice_runtime.handover.ports import (
     ReadCounts,
     RoomLost,
 )
-from sluice_runtime.handover.prefill_role import PrefillRole
+from sluice_runtime.handover.prefill_role import PrefillPorts, PrefillRole
 from sluice_runtime.handover.publishing import Checksum, HostPublisher, chunk_of
 from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
@@ -88,9 +88,7 @@ class Engine:
         executor = executor_for(self.runner, overlap=self.overlap)
         self.loop = EngineLoop(
             self.link,
-            self.scheduler,
-            executor,
-            self.grammars,
+            Pipeline(self.grammars, self.scheduler, executor),
             lambda pace: StepLog(size, pace),
             self.clock,
             role,
@@ -302,12 +300,13 @@ class Pair:
         self.decode = Engine(settings, overlap, clock, queues[1])
         self.wire, self.pages = Wire(staged), Pages(self.prefill, self.decode)
         self.rooms = count(1)
+        checksum = self.prefill.checksum
+        publisher = OneBlock(checksum) if staged else HostPublisher(checksum)
         self.prefill_role = PrefillRole(
             self.prefill.scheduler,
             self.prefill.grammars,
             for_prefill,
-            PrefillEnd(self.wire),
-            OneBlock(self.prefill.checksum) if staged else HostPublisher(self.prefill.checksum),
+            PrefillPorts(PrefillEnd(self.wire), publisher),
             limits,
         )
         ports = DecodePorts(DecodeEnd(self.wire), self.pages, lambda: next(self.rooms))

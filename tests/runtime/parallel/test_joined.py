@@ -16,4 +16,4 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     accelerator = Accelerator(product="NVIDIA-H100-80GB-HBM3", memory_mib=81559, count=2)
     config = engine_config("dummy://qwen3-tiny", accelerator=accelerator, tensor_parallel_size=2)
     with pytest.raises(InvalidConfigError, match=r"tensorParallelSize: 2 .* allowed: at most 1"):
-        joined_ranks(config).__enter__()
+        joined_ranks(config, torch.device("cuda", 0)).__enter__()

@@ -116,7 +116,7 @@ def test_two_ranks_answer_as_one(
         if batch.step:  # none of the warm-up
             recorder(batch, logits)
 
-    with joined_ranks(config) as ranks:
+    with joined_ranks(config, torch.device("cpu")) as ranks:
         engine = first_of_two(config, ranks, EngineHooks(on_logits=of_requests))
         for folder in adapters.values():
             shutil.rmtree(folder)  # each rank has read it: no step does
@@ -148,7 +148,7 @@ def test_the_death_of_a_rank_is_told() -> None:
         told.append(what)
         happened.set()
 
-    with joined_ranks(sharing(), on_death):
+    with joined_ranks(sharing(), torch.device("cpu"), on_death):
         (other,) = other_ranks()
         os.kill(other, signal.SIGKILL)
         assert happened.wait(PATIENCE_SECONDS)
