@@ -113,8 +113,8 @@ class BlockTransport:
         return StagedLanding(self.backend, self.blocks, self.local.address, self.checksum)
 
     def _checksum_of_pages(self, page_ids: Sequence[int], room: int) -> int:
-        found = runs(page_ids, self.local.page_bytes)
-        return self.checksum(((self.local.address + at, length) for at, length in found), room)
+        ranges = runs(page_ids, self.local.page_bytes)
+        return self.checksum(((self.local.address + at, length) for at, length in ranges), room)
 
 
 def transport_of(

@@ -52,12 +52,12 @@ def capture_graphs(
         return
     # Of this rank: its pool has its key heads.
     heads = pool.shape.kv_heads * (model.spec.heads // model.spec.kv_heads)
-    wanted = f"{len(batches)} decode batches of up to {batches[-1]} rows"
-    with allocation("CUDA graphs", wanted, SETTING):
+    captured = f"{len(batches)} decode batches of up to {batches[-1]} rows"
+    with allocation("CUDA graphs", captured, SETTING):
         graphs = DecodeGraphs(pool, model.spec.hidden_size, batches)
         wrappers = model.backend.graph_wrappers(pool, heads)
         if model.adapters is not None:
             model.adapters.use_all()
         graphs.capture(model.hidden, wrappers.wrapper, begin_capture())
     engine.runner.replay(graphs)
-    _log.info("CUDA graphs: %s", wanted)
+    _log.info("CUDA graphs: %s", captured)

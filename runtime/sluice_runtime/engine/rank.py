@@ -102,8 +102,8 @@ def _copy(pool: PagePool, folder: Path, rank: int, ranks: int) -> None:
     from sluice_runtime.parallel.page_copies import copy_pages
 
     try:
-        with copies_for(folder, rank) as asked:
-            copy_pages(pool, asked, rank, ranks)
+        with copies_for(folder, rank) as requests:
+            copy_pages(pool, requests, rank, ranks)
     except Exception:
         logger.exception("copies of pages failed")
         os._exit(exits.FAILED)

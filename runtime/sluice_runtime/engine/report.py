@@ -227,9 +227,9 @@ def chunk_line(status: Status) -> str | None:
 
 
 def decode_line(batch: Batch, status: Status, page_size: int, rate: float) -> str:
-    held = (status.pages_total - status.pages_available) * page_size
+    tokens = (status.pages_total - status.pages_available) * page_size
     return (
-        f"Decode batch. #running-req: {len(batch.decode_rows)}, #token: {held}, "
+        f"Decode batch. #running-req: {len(batch.decode_rows)}, #token: {tokens}, "
         f"token usage: {status.usage_ratio:.2f}, gen throughput (token/s): {rate:.2f}, "
         f"#queue-req: {status.queued_requests}"
     )

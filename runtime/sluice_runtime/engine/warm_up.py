@@ -47,8 +47,8 @@ class WarmUpRunner(Protocol):
 
 
 def warm_up(runner: WarmUpRunner, settings: SchedulerSettings, vocabulary_size: int) -> None:
-    """Runs the steps in the first rows and pages; nothing if the context or the pool has no room
-    for a prompt of one token and the token after it.
+    """Runs the steps in the first rows and pages; nothing if the context or the pool cannot hold
+    a prompt of one token and the token after it.
 
     Raises:
         OutOfMemoryError: a step found too little memory.
@@ -92,9 +92,9 @@ def _prompt_lengths(settings: SchedulerSettings) -> list[int]:
     if rows < 1 or limits.context_length_tokens < 2:
         return []
     step = settings.chunk_size or settings.max_prefill_tokens
-    wanted = max(step - (rows - 1), settings.min_prefill_tokens)
+    longest = max(step - (rows - 1), settings.min_prefill_tokens)
     left_tokens = (pool_pages - (rows - 1) * short_pages) * page
-    return [min(wanted, limits.context_length_tokens - 1, left_tokens - 1), *[1] * (rows - 1)]
+    return [min(longest, limits.context_length_tokens - 1, left_tokens - 1), *[1] * (rows - 1)]
 
 
 def _largest_step(lengths: list[int], page_size: int, sampled_at_once: int) -> Batch:

@@ -100,38 +100,38 @@ class AttentionChoice:
     """Of flashinfer."""
 
 
-def choose_attention(situation: Situation, wanted: AttentionBackend = "auto") -> AttentionChoice:
-    """The fastest that can compute the model here, or the one that is `wanted`.
+def choose_attention(situation: Situation, setting: AttentionBackend = "auto") -> AttentionChoice:
+    """The fastest that can compute the model here, or the one that `setting` names.
 
     Raises:
-        InvalidConfigError: the wanted one cannot; names key, value, what is allowed and why.
+        InvalidConfigError: that one cannot; names key, value, what is allowed and why.
     """
     obstacles = _obstacles(situation)
-    if wanted == "auto":
+    if setting == "auto":
         fastest: Name = "native" if situation.gpu is None else "flashinfer"
         obstacle = obstacles[fastest]
         name = fastest if obstacle is None else "torch"
         message = _message(name, situation, obstacle)
     else:
-        name = NAMES[wanted]
+        name = NAMES[setting]
         message = f"{_named(name, situation)}, as {KEY} asks for"
         obstacle = obstacles[name]
-        if obstacle is None and wanted == "flashinfer-fa3":
+        if obstacle is None and setting == "flashinfer-fa3":
             obstacle = _without_fa3(situation)
         if obstacle is not None:
-            raise _refusal(wanted, obstacle, obstacles)
+            raise _refusal(setting, obstacle, obstacles)
     if name != "flashinfer":
         return AttentionChoice(name, message)
-    prefill = PREFILL.get(wanted) or _prefill(situation)
-    return AttentionChoice(name, message + _remarks(situation, wanted, prefill), prefill)
+    prefill = PREFILL.get(setting) or _prefill(situation)
+    return AttentionChoice(name, message + _remarks(situation, setting, prefill), prefill)
 
 
 def _refusal(
-    wanted: AttentionBackend, obstacle: str, obstacles: Mapping[Name, str | None]
+    setting: AttentionBackend, obstacle: str, obstacles: Mapping[Name, str | None]
 ) -> InvalidConfigError:
     able = ", ".join(("auto", *(name for name in ("native", "flashinfer") if not obstacles[name])))
     return InvalidConfigError(
-        str(ConfigError(KEY, wanted, f"{able} or torch ({wanted}: {obstacle})"))
+        str(ConfigError(KEY, setting, f"{able} or torch ({setting}: {obstacle})"))
     )
 
 
@@ -141,10 +141,10 @@ def _prefill(situation: Situation) -> Prefill:
     return "auto" if on_hopper and situation.flashinfer.fa3_missing is None else "fa2"
 
 
-def _remarks(situation: Situation, wanted: AttentionBackend, prefill: Prefill) -> str:
+def _remarks(situation: Situation, setting: AttentionBackend, prefill: Prefill) -> str:
     gpu, state = situation.gpu, situation.flashinfer
     remarks = []
-    if gpu and gpu.capability[0] == HOPPER and state.fa3_missing and wanted not in PREFILL:
+    if gpu and gpu.capability[0] == HOPPER and state.fa3_missing and setting not in PREFILL:
         remarks.append(f"FA2 computes all prompts, since FA3 lacks {state.fa3_missing}")
     modules = state.to_compile + (prefill == "fa3" and state.fa3_missing is not None)
     if modules:

@@ -179,14 +179,14 @@ def choose_backend(
     dtype: torch.dtype,
     head_dim: int,
     device: torch.device = CPU,
-    wanted: AttentionBackend = "auto",
+    setting: AttentionBackend = "auto",
 ) -> Choice:
-    """The fastest there is for a model on `device`, or the one that is `wanted`.
+    """The fastest there is for a model on `device`, or the one that `setting` names.
 
     Raises:
-        InvalidConfigError: the wanted one cannot compute this model here.
+        InvalidConfigError: that one cannot compute this model here.
     """
-    choice = choose_attention(situation(dtype, head_dim, device), wanted)
+    choice = choose_attention(situation(dtype, head_dim, device), setting)
     return Choice(BACKENDS[choice.name](device, choice.prefill), choice.message)
 
 

@@ -69,10 +69,10 @@ def chosen(x: Tensor, weights: ExpertsWeights) -> Choice:
 
 def looped(weights: Sequence[Tensor]) -> GroupedLinear:
     """A product for each expert that has tokens; the host reads how many."""
-    each = [linear(weight) for weight in weights]
+    products = [linear(weight) for weight in weights]
 
     def apply(x: Tensor, counts: Tensor) -> Tensor:
-        groups = zip(each, torch.split(x, counts.tolist()), strict=True)
+        groups = zip(products, torch.split(x, counts.tolist()), strict=True)
         return torch.cat([multiply(own) for multiply, own in groups if len(own)])
 
     return apply

@@ -183,14 +183,14 @@ def _pairs(
 
 def _place(path: Path, name: str) -> tuple[Place, Split, str]:
     """Which matrix a tensor belongs to, how ranks divide that, and whether it is A or B."""
-    found = _NAME.fullmatch(name)
-    if found is None or found["matrix"] not in FIELDS:
+    match = _NAME.fullmatch(name)
+    if match is None or match["matrix"] not in FIELDS:
         raise ModelLoadError(
             f"adapters: {path}: tensor {name} is not allowed; allowed: lora_A and lora_B of "
             + ", ".join(FIELDS)
         )
-    field, split = FIELDS[found["matrix"]]
-    return Place(int(found["layer"]), field), split, found["side"]
+    field, split = FIELDS[match["matrix"]]
+    return Place(int(match["layer"]), field), split, match["side"]
 
 
 def _whole_shapes(

@@ -63,8 +63,8 @@ class Decoder:
             return F.embedding(token_ids, self.embedding)
         own = token_ids - self.group.rank * self._share
         known = (own >= 0) & (own < len(self.embedding))
-        found = F.embedding(own.where(known, 0), self.embedding)
-        return self.group.sum(found.masked_fill(~known[:, None], 0))
+        embedded = F.embedding(own.where(known, 0), self.embedding)
+        return self.group.sum(embedded.masked_fill(~known[:, None], 0))
 
     def _joined(self, logits: Tensor) -> Tensor:
         """[m, this rank's share] → [m, vocabulary]."""

@@ -240,7 +240,9 @@ def _mlp(reader: Reader, prefix: str, layer: int) -> MlpWeights | ExpertsWeights
         return gated(prefix, spec.intermediate_size)
     return ExpertsWeights(
         router=reader.matrix(f"{prefix}.gate", experts.count, spec.hidden_size),
-        experts=[gated(f"{prefix}.experts.{one}", experts.width) for one in range(experts.count)],
+        experts=[
+            gated(f"{prefix}.experts.{number}", experts.width) for number in range(experts.count)
+        ],
         active=experts.active,
         renormalised=experts.renormalised,
     )

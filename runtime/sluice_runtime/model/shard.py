@@ -50,6 +50,6 @@ class Shard:
         if split is Split.NONE:
             return Part(whole, 0, 0, whole[0])
         dim = 0 if split is Split.ROWS else 1
-        each = -(-whole[dim] // self.size)
-        begin = min(self.rank * each, whole[dim])
-        return Part(whole, dim, begin, min(each, whole[dim] - begin))
+        size = -(-whole[dim] // self.size)
+        begin = min(self.rank * size, whole[dim])
+        return Part(whole, dim, begin, min(size, whole[dim] - begin))

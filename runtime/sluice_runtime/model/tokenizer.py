@@ -258,8 +258,8 @@ class ChatTemplate:
         Raises:
             InvalidRequestError: the template refuses these messages, or an option is the server's.
         """
-        given = options or {}
-        if own := given.keys() & {*_GIVEN}:
+        request_options = options or {}
+        if own := request_options.keys() & {*_GIVEN}:
             allowed = ", ".join(sorted(self.options)) or "leaving it out"
             raise InvalidRequestError(
                 f"chat_template_kwargs: {http_errors.shown_json(min(own))} is not allowed (a field "
@@ -274,10 +274,10 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 strftime_now=now.strftime,
                 **self.special_tokens,
-                **{name: given[name] for name in given.keys() & self.options},
+                **{name: request_options[name] for name in request_options.keys() & self.options},
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
-            field = "messages, or chat_template_kwargs" if given else "messages"
+            field = "messages, or chat_template_kwargs" if request_options else "messages"
             raise InvalidRequestError(
                 f"{field}: the model's chat template refuses them: {error}", "messages"
             ) from None

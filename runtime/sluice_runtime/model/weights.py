@@ -127,8 +127,8 @@ class Checkpoint:
         path = self._where[name]
         self._unread.pop(name, None)
         try:
-            found = self._files[path].get_slice(name)
-            shape_found, dtype_found = found.get_shape(), found.get_dtype()
+            tensor = self._files[path].get_slice(name)
+            shape_found, dtype_found = tensor.get_shape(), tensor.get_dtype()
         except SafetensorError as error:
             raise ModelLoadError(f"model.uri: {path}: tensor {name}: {error}") from None
         if tuple(shape_found) != shape:

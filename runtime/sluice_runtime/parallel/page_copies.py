@@ -68,8 +68,8 @@ class RankBlocks:
         self._lock = threading.Lock()
         """Around the sockets: one copy at a time."""
         self._encoder = msgspec.msgpack.Encoder()
-        self._ask(shared)
-        self._hear()
+        self._send(shared)
+        self._await_replies()
 
     @property
     def address(self) -> int:
@@ -100,17 +100,17 @@ class RankBlocks:
             for page in range(first // size, (first + length) // size)
         ]
         assert len(pages) <= self.block_pages, "more than a block"
-        wanted = CopyPages(block * self.block_pages, tuple(pages), to_pool)
+        request = CopyPages(block * self.block_pages, tuple(pages), to_pool)
         with self._lock:
-            self._ask(wanted)
-            self._part.copy(wanted)
-            self._hear()
+            self._send(request)
+            self._part.copy(request)
+            self._await_replies()
 
-    def _ask(self, message: SharedBlocks | CopyPages) -> None:
+    def _send(self, message: SharedBlocks | CopyPages) -> None:
         for other in self._others:
             other.send(self._encoder.encode(message))
 
-    def _hear(self) -> None:
+    def _await_replies(self) -> None:
         """A rank that cannot answer ends, and this process with it."""
         for other in self._others:
             other.recv()
@@ -127,25 +127,25 @@ class _Part:
         self._page_bytes = pool.page_bytes
         self._rank, self._ranks = rank, ranks
 
-    def copy(self, wanted: CopyPages) -> None:
+    def copy(self, request: CopyPages) -> None:
         size = self._page_bytes
         moves: list[Move] = [
             ((number * self._ranks + self._rank) * size, page * size, size)
-            for number, page in enumerate(wanted.page_ids, wanted.first)
+            for number, page in enumerate(request.page_ids, request.first)
         ]
-        self._copies.copy(moves, to_pool=wanted.to_pool)
+        self._copies.copy(moves, to_pool=request.to_pool)
 
 
-def copy_pages(pool: PagePool, asked: Socket, rank: int, ranks: int) -> None:
+def copy_pages(pool: PagePool, requests: Socket, rank: int, ranks: int) -> None:
     """In a rank's process after the first: does what rank 0 asks for, and does not return."""
     decoder = msgspec.msgpack.Decoder(SharedBlocks | CopyPages)
-    shared = decoder.decode(asked.recv())
+    shared = decoder.decode(requests.recv())
     assert isinstance(shared, SharedBlocks), "copies begin with the memory"
     part = _Part(pool, shared, rank, ranks)
-    asked.send(b"")
-    while isinstance(wanted := decoder.decode(asked.recv()), CopyPages):
-        part.copy(wanted)
-        asked.send(b"")
+    requests.send(b"")
+    while isinstance(request := decoder.decode(requests.recv()), CopyPages):
+        part.copy(request)
+        requests.send(b"")
 
 
 def _mapped(shared: SharedBlocks) -> Tensor:
