@@ -195,7 +195,7 @@ def step_device(accelerator: Accelerator | None, index: int = 0) -> Device:
 @contextmanager
 def allocation(
     phase: str,
-    wanted: str,
+    allocated: str,
     lower: str,
     failure: type[OutOfMemoryError | StepOutOfMemoryError] = OutOfMemoryError,
 ) -> Iterator[None]:
@@ -203,7 +203,7 @@ def allocation(
 
     Args:
         phase: what allocates, e.g. `KV pool`.
-        wanted: what is allocated, with numbers.
+        allocated: what is allocated, with numbers.
         lower: the settings to lower.
         failure: the error to raise.
     """
@@ -213,7 +213,7 @@ def allocation(
         if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or _is_allocation(error)):
             raise
         cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise failure(f"{phase} wants {wanted}; lower {lower} ({cause})") from error
+        raise failure(f"{phase} wants {allocated}; lower {lower} ({cause})") from error
 
 
 def _is_allocation(error: Exception) -> bool:

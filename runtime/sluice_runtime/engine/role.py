@@ -73,7 +73,7 @@ class MixedRole:
         return "this engine computes prompts itself; it takes none from a prefill engine"
 
     def abort(self, request_id: str) -> None:
-        """Nobody else knows of it."""
+        """No other engine knows of it."""
 
     def drain(self) -> None:
         """The loop refuses new requests."""
@@ -85,10 +85,10 @@ class MixedRole:
         self._scheduler.add(message)
 
     def plan(self, now: float) -> None:
-        """Nothing is asked of others."""
+        """There is nothing to request from other engines."""
 
     def computed(self, chunks: Iterable[FinishedChunk]) -> None:
-        """Nobody is told."""
+        """No other engine waits for them."""
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
         return False

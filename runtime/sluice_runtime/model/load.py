@@ -80,7 +80,7 @@ def load_model(
 ) -> Decoder:
     """The model behind `files`, in `dtype` (`auto`: the checkpoint's).
 
-    `backend` is what `attentionBackend` asks for; `on_read` is told how far files are read.
+    `backend` is the value of `attentionBackend`; `on_read` is called with how far files are read.
 
     Raises:
         ModelLoadError: one line with file, tensor, shapes or the key of config.json.
@@ -88,12 +88,12 @@ def load_model(
     """
     spec = spec_from(files.config)
     check_division(spec, placement.group.size)
-    wanted: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
-    choice = choose_backend(wanted, spec.head_dim, placement.device, backend)
+    model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
+    choice = choose_backend(model_dtype, spec.head_dim, placement.device, backend)
     logger.info("kernels: %s", choice.message)
 
     def built(weights: WeightSource) -> Decoder:
-        return build_decoder(Reader(spec, weights, wanted, placement), choice.backend)
+        return build_decoder(Reader(spec, weights, model_dtype, placement), choice.backend)
 
     if files.folder is None:
         return built(RandomWeights(seed, placement.device))

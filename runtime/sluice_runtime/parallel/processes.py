@@ -1,4 +1,4 @@
-"""The processes of ranks 1 and up: started by rank 0, told each step, ended with it.
+"""The processes of ranks 1 and up: rank 0 starts them, sends them each step, and ends them.
 
 A rank that dies leaves the others waiting for it inside a kernel, where nothing can be raised; so
 whoever sees it ends the whole engine process, with a reason. Knows no torch.

@@ -75,7 +75,7 @@ class StepScores:
     """[m] sampled."""
 
     def tables(self) -> list[Tensor]:
-        """What `read` wants to have in the host's memory."""
+        """What `read` needs in the host's memory."""
         tables = [piece.table for piece in self.prompts]
         return tables if self.drawn is None else [*tables, self.drawn.scores_of(self.tokens)]
 
