@@ -78,7 +78,7 @@ class AdapterLoader:
         self._leaving: dict[str, None] = {}
         """Keys of adapters that take no new requests, in order."""
         self._unread = ""
-        """Why the file could not be read when it was last looked at with no success."""
+        """Why the last attempt to read the file failed."""
 
     def start(self, refs: Iterable[AdapterRef]) -> None:
         """Loads `refs`, and what of the file there is now.

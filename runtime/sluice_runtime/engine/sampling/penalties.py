@@ -175,6 +175,7 @@ class Penalties:
         """The row is not penalised from now on."""
         self._penalised[row] = False
         self.rows.discard(row)
+        self._new = [new for new in self._new if new.row != row]
 
     def send(self) -> None:
         """The device learns of rows that were added."""

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_kernels import reference
 from sluice_runtime.engine.device import CPU, Device, HostDevice
+from sluice_runtime.engine.sampling.penalties import Penalties
 from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
@@ -186,3 +187,12 @@ def test_rows_that_ask_for_nothing_cost_nothing() -> None:
     table.apply(deltas(added=tuple(asked.added(row) for row in range(ROWS))))
     assert table._bias._all is None
     assert table._penalties.penalised_rows(np.arange(ROWS)) is None
+
+
+def test_a_row_that_is_dropped_before_it_was_sent_leaves_no_counts_behind() -> None:
+    penalties, sampling = Penalties(ROWS, 8, 4, HostDevice()), Sampling(frequency_penalty=1.0)
+    penalties.add(1, sampling, [1], [5, 5])
+    penalties.drop(1)
+    penalties.add(1, sampling, [1], [6])
+    penalties.send()
+    assert penalties._counts[1].tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
