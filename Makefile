@@ -166,10 +166,6 @@ bench-kernels: setup ## each compiled kernel on every instruction set, beside pl
 bench-batching: setup ## continuous or static, chunks, mixed, overlap: when each pays, simulated and real
 	$(PYTHON) -m benchmarks.batching
 
-.PHONY: bench-simulator
-bench-simulator: setup ## CPU time of a simulated hour, exact and in fleet mode: ARGS="--trace FILE"
-	$(PYTHON) -m benchmarks.simulator $(ARGS)
-
 .PHONY: bench-scheduler
 bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requests, and of its tree
 	$(PYTHON) -m benchmarks.scheduler_step $(if $(POLICIES),--policies)
@@ -178,22 +174,6 @@ bench-scheduler: setup ## CPU time of the scheduler per step at 256 running requ
 .PHONY: bench-startup
 bench-startup: setup ## process start to /health and to the first token
 	$(PYTHON) -m benchmarks.startup
-
-.PHONY: bench-delivery
-bench-delivery: binaries ## a model from apply to the first token, by where it comes from, on a bare cluster: ARGS="--runs 5"
-	$(PYTHON) -m benchmarks.delivery $(ARGS)
-
-.PHONY: bench-fetch
-bench-fetch: setup ## downloading and verifying a model, from a hub on loopback: ARGS="--megabytes 1000"
-	$(PYTHON) -m benchmarks.fetch_rate $(ARGS)
-
-.PHONY: bench-load
-bench-load: setup ## loading weights to a device, beside a plain read of the same file
-	$(PYTHON) -m benchmarks.load_weights
-
-.PHONY: bench-load-model
-bench-load-model: setup ## loading a model on CPUs: seconds, and memory beside the mapped files
-	$(PYTHON) -m benchmarks.load_model
 
 .PHONY: bench-router
 bench-router: setup ## what the router adds to the time to first token
@@ -213,17 +193,9 @@ bench-pd: setup ## two pools beside the same engines mixed, for real; TRACES=FOL
 bench-autoscale: setup ## our scaling beside HPA, KEDA, a planner, static and clairvoyant, replayed: TRACES=FOLDER ONLY=azure-conv
 	$(PYTHON) -m benchmarks.autoscale --traces $(TRACES) $(if $(ONLY),--only $(ONLY))
 
-.PHONY: bench-malformed
-bench-malformed: setup ## how soon requests that are at fault are refused, and what others feel of it
-	$(PYTHON) -m benchmarks.malformed --model $(MODEL)
-
 .PHONY: bench-operator
 bench-operator: binaries ## 1,000 InferenceServices and 10,000 pods (KWOK) on a real API server: ARGS="--services 200"
 	$(PYTHON) -m benchmarks.operator_scale $(ARGS)
-
-.PHONY: bench-autoscale-ticks
-bench-autoscale-ticks: setup ## what a thousand scaled services, of which fifty are busy, cost the operator
-	$(PYTHON) -m benchmarks.autoscale_ticks
 
 ## Work on it
 
