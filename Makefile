@@ -214,7 +214,7 @@ dashboards: setup ## write dashboards/generated: Grafana's pages, recording rule
 	$(PYTHON) -m dashboards
 
 .PHONY: chart
-chart: setup ## write the Helm chart, made from manifests/, into dist/sluice
+chart: setup ## write the Helm chart of manifests/chart with CRDs, alerts and dashboards into dist/sluice
 	$(PYTHON) -m release chart dist
 
 .PHONY: version

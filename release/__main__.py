@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m release", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True)
     for name, text in (
-        ("chart", "write the chart's folder into FOLDER"),
+        ("chart", "write the chart, complete, into FOLDER"),
         ("files", "write the packaged chart, install.yaml and crds.yaml into FOLDER"),
     ):
         command = commands.add_parser(name, help=text)

@@ -16,6 +16,7 @@ PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "runtime/sluice_contract/version.py": ('VERSION: Final = "({})"',),
     "pyproject.toml": (_PROJECT,),
     "uv.lock": (_PROJECT,),
+    "manifests/chart/Chart.yaml": (r"\nversion: ({})", "appVersion: ({})"),
     "manifests/operator/deployment.yaml": (_IMAGE,),
     "manifests/admission/self-signed/jobs.yaml": (_IMAGE,),
     "manifests/overlays/gitops/kustomization.yaml": (_IMAGE, "newTag: ({})"),

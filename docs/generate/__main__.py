@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from docs.generate.chart import chart_page
 from docs.generate.configuration import configuration_page
 from docs.generate.kinds import pool_page, service_page
 from docs.generate.metrics import metrics_page
@@ -20,7 +19,6 @@ def generated_pages() -> dict[str, str]:
         "enginepool.md": pool_page(),
         "router-configuration.md": router_page(),
         "metrics.md": metrics_page(),
-        "chart.md": chart_page(),
     }
 
 

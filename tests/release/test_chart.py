@@ -149,8 +149,10 @@ def test_values_reach_the_operators_pod(render: Render) -> None:
         priorityClassName="system-cluster-critical",
         podAnnotations={"note": "1"},
         podLabels={"team": "ml"},
+        affinity={"nodeAffinity": {}},
         settings={
             "logLevel": "DEBUG",
+            "resyncSeconds": 0.5,
             "workers": 4,
             "apiServerPorts": [443, 8443],
             "httpsProxy": "http://proxy.example.com:3128",
@@ -173,7 +175,9 @@ def test_values_reach_the_operators_pod(render: Render) -> None:
     assert variables["SLUICE_ENGINE_IMAGE"] == engine
     assert container["image"].startswith("registry.example.com/team/sluice/operator:")
     assert variables["SLUICE_LOG_LEVEL"] == "DEBUG"
+    assert pod["affinity"] == {"nodeAffinity": {}}
     assert variables["SLUICE_WORKERS"] == "4"
+    assert variables["SLUICE_RESYNC_SECONDS"] == "0.5"
     assert variables["SLUICE_API_SERVER_PORTS"] == "443,8443"
     assert variables["SLUICE_HTTPS_PROXY"] == "http://proxy.example.com:3128"
     (trusted,) = (each for each in container["env"] if each["name"] == "SLUICE_HUB_CA")
@@ -220,3 +224,11 @@ def test_helms_linter_has_nothing_to_say(helm: Path, chart: Path) -> None:
     told = run([helm, "lint", "--strict", chart])
     assert "[WARNING]" not in told
     assert "1 chart(s) linted, 0 chart(s) failed" in told
+
+
+@pytest.mark.parametrize("values", [(), ("--set", "crds.install=false,monitoring.enabled=true")])
+def test_the_chart_of_the_tree_says_how_it_becomes_whole(
+    helm: Path, values: tuple[str, ...]
+) -> None:
+    with pytest.raises(CommandFailedError, match="make chart"):
+        run([helm, "template", "sluice", ROOT / "manifests" / "chart", *values])

@@ -28,6 +28,7 @@ from tests.release.conftest import NAMESPACE
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.xdist_group("chart")]
 FORMER = "0.0.9"
+EVENTS = "- apiGroups: [events.k8s.io]\n  resources: [events]\n  verbs: [create]\n"
 SERVICES = "inferenceservices.serving.sluice.dev"
 KEPT = {f"customresourcedefinition.apiextensions.k8s.io/{SERVICES}",
         "customresourcedefinition.apiextensions.k8s.io/enginepools.serving.sluice.dev",
@@ -58,10 +59,12 @@ def former_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("former")
     for name in ("manifests", "crds", "dashboards/generated"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns(".*"))
-    _edit(root / "crds" / f"{SERVICES}.yaml", lambda crd: spec_of(crd).pop("paused"))
-    _edit(root / "manifests" / "base" / "cluster_role.yaml", lambda role: role["rules"].pop())
+    _without_field(root / "crds" / f"{SERVICES}.yaml", "paused")
+    chart = root / "manifests" / "chart"
+    _replace(chart / "Chart.yaml", f"ersion: {VERSION}\n", f"ersion: {FORMER}\n")
+    _replace(chart / "templates" / "rbac.yaml", EVENTS, "")
     folder = tmp_path_factory.mktemp("former-chart") / "sluice"
-    write_chart(folder, Released(version=FORMER), root)
+    write_chart(folder, Released(), root)
     return folder
 
 
@@ -73,10 +76,16 @@ def install_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _edit(path: Path, change: Callable[[Any], object]) -> None:
-    first, *others = yaml.safe_load_all(path.read_text())
-    change(first)
-    path.write_text(yaml.safe_dump_all([first, *others]))
+def _without_field(path: Path, field: str) -> None:
+    crd = yaml.safe_load(path.read_text())
+    spec_of(crd).pop(field)
+    path.write_text(yaml.safe_dump(crd, sort_keys=False))
+
+
+def _replace(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
 
 
 def spec_of(crd: dict[str, Any]) -> dict[str, Any]:
