@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 from sluice_runtime.engine.sizing.host import collect_garbage_rarely
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.limits import Limits
-from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings

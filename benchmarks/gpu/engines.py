@@ -17,7 +17,7 @@ from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.engine.sizing.plan import resolved, scheduler_settings
 from sluice_runtime.model.files import ModelFiles
-from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_simulator.percentiles import Spread, spread
 from sluice_simulator.record import Record

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sluice_runtime.scheduler.batch import ForwardMode
-from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.scheduler import Scheduler
 

@@ -21,7 +21,7 @@ from sluice_runtime.handover.decode_role import DecodePorts, DecodeRole
 from sluice_runtime.handover.prefill_role import PrefillPorts, PrefillRole
 from sluice_runtime.handover.publishing import HostPublisher
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
-from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, PrefillEngine, TokenDelta

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
-from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.wire.messages import Generate, Sampling

@@ -146,7 +146,7 @@ CACHE_MUTATIONS: Final = (
     ),
     Mutation(
         "kv: a lease ends with the first of its fences",
-        "pages",
+        "kv_allocator",
         "if not lease.fences:",
         "if True:",
         ("test_pages",),

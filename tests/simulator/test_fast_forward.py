@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.limits import Limits
-from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, Sampling
 from sluice_simulator.fast_forward import FastForwardScheduler

@@ -57,7 +57,7 @@ from sluice_runtime.model.weights_digest import weights_digest
 from sluice_runtime.parallel.group import SOLO, Group
 from sluice_runtime.process.threads import processors
 from sluice_runtime.scheduler.batch import Batch
-from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import PROTOCOL_VERSION, Adapters, EngineReady

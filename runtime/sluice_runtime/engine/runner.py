@@ -21,9 +21,9 @@ from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, Fetched, allocation
 from sluice_runtime.engine.graphs import DecodeGraphs
 from sluice_runtime.engine.rows import HostInputs, RowTable, StepInputs, host_inputs, step_inputs
+from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.logprobs import StepLogprobs, StepScores
 from sluice_runtime.engine.sampling.masks import forbid
-from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.errors import StepOutOfMemoryError
 from sluice_runtime.grammar.follow.matchers import Matchers
 from sluice_runtime.kv.pool import PagePool

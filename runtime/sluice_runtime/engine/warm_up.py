@@ -24,7 +24,7 @@ from sluice_runtime.scheduler.batch import (
     RowAdded,
     SampledTokens,
 )
-from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Sampling
 

@@ -11,7 +11,7 @@ from collections import deque
 
 from sluice_runtime.handover.messages import Chunk, Finished
 from sluice_runtime.handover.ports import FromPrefill, PeerMemory
-from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.kv_allocator import pages_for
 
 
 class ArrivalError(Exception):

@@ -41,7 +41,7 @@ from sluice_runtime.handover.probe import is_probe
 from sluice_runtime.handover.prompt_hash import prompt_hash
 from sluice_runtime.process.spans import TRANSFER
 from sluice_runtime.scheduler.batch import FinishedChunk, Preallocated
-from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.wire.messages import Generate, HandoverLoad, PrefillEngine, Refusal, TokenDelta

@@ -29,12 +29,11 @@ from sluice_runtime.scheduler.admission_bounds import (
     Share,
     share_with,
 )
-from sluice_runtime.scheduler.new_token_ratio import expected_tokens, reserved_tokens
+from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.pacing import ChunkBudget
-from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request
-from sluice_runtime.scheduler.request_table import Running
+from sluice_runtime.scheduler.request_table import Running, expected_tokens, reserved_tokens
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 MAX_SKIPPED: Final = 32

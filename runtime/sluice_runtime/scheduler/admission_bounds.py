@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.settings import SchedulerSettings

@@ -12,8 +12,7 @@ from typing import Final
 
 from sluice_runtime.scheduler.admission_bounds import AdapterSlots, Locking
 from sluice_runtime.scheduler.batch import Preallocated
-from sluice_runtime.scheduler.kv_allocator import KvAllocator
-from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
 from sluice_runtime.scheduler.policies.ageing import shared_by_tenants
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request

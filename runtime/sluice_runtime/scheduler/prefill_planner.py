@@ -23,11 +23,10 @@ from sluice_runtime.scheduler.admission import (
 )
 from sluice_runtime.scheduler.admission_bounds import AdapterSlots, PrefixesInFlight
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
-from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.policies import PolicyContext, admission_order
 from sluice_runtime.scheduler.request import Request
-from sluice_runtime.scheduler.request_table import RequestTable
+from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
 from sluice_runtime.scheduler.retraction import RetractionPlan, may_preempt, plan_preemption
 from sluice_runtime.scheduler.settings import SchedulerSettings
 

@@ -6,15 +6,17 @@ Knows neither the queue nor the pool. Only this package changes it: `RequestTabl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from sluice_runtime.scheduler.batch import NO_TOKEN, RowAdded, SampledRow
-from sluice_runtime.scheduler.pages import Fence
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, key_of
 from sluice_runtime.wire.messages import FinishReason, Generate, Sampling, TokenDelta
+
+Fence = Hashable
+"""One use of pages that outlives their owner: a step in flight, or a transfer."""
 
 
 class Phase(Enum):

@@ -15,10 +15,10 @@ from typing import Final
 
 from sluice_runtime.scheduler.admission import AdmitResult, PrefillAdder, PrefillHeadroom
 from sluice_runtime.scheduler.admission_bounds import Unlocking
-from sluice_runtime.scheduler.new_token_ratio import reserved_tokens
 from sluice_runtime.scheduler.policies import PREEMPTING
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request, lock_of, rows_needing_page
+from sluice_runtime.scheduler.request_table import reserved_tokens
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 PREEMPTED: Final = "Preempted"

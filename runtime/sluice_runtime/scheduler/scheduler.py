@@ -33,7 +33,7 @@ from sluice_runtime.scheduler.batch import (
     StepOutcome,
 )
 from sluice_runtime.scheduler.batch_writer import BatchWriter
-from sluice_runtime.scheduler.kv_allocator import KvAllocator
+from sluice_runtime.scheduler.kv_allocator import KvAllocator, PageAllocator, pages_for
 from sluice_runtime.scheduler.limits import (
     Limits,
     max_new_tokens,
@@ -42,12 +42,11 @@ from sluice_runtime.scheduler.limits import (
     shrunk_refusal,
     without,
 )
-from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.pacing import Pacing
-from sluice_runtime.scheduler.pages import Fence, PageAllocator, pages_for
 from sluice_runtime.scheduler.preallocation import Preallocations
 from sluice_runtime.scheduler.prefill_planner import PrefillPlanner
 from sluice_runtime.scheduler.request import (
+    Fence,
     Phase,
     Request,
     end_of_resumed,
@@ -55,7 +54,7 @@ from sluice_runtime.scheduler.request import (
     request_from,
     row_of,
 )
-from sluice_runtime.scheduler.request_table import RequestTable
+from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
 from sluice_runtime.scheduler.retraction import RetractionPlan, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status, progress_of

@@ -13,7 +13,7 @@ from sluice_runtime.engine.executor import executor_for
 from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.outbox import Outbox
 from sluice_runtime.engine.report import StepLog
-from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 from sluice_runtime.wire.messages import (

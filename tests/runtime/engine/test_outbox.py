@@ -16,7 +16,7 @@ from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Ou
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.runner import LaunchedStep
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
-from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.wire.messages import (
     Generate,

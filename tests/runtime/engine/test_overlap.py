@@ -13,7 +13,7 @@ from sluice_runtime.engine.executor import OverlapExecutor, executor_for
 from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens
-from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.wire.messages import Abort, StepResult
 from torch import Tensor

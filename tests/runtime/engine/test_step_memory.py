@@ -10,7 +10,7 @@ import pytest
 import torch
 from sluice_runtime.engine.build import Engine, EngineHooks
 from sluice_runtime.engine.device import Device, HostDevice
-from sluice_runtime.engine.sampling.table import SamplingTable
+from sluice_runtime.engine.sampling.draw import SamplingTable
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.wire.messages import Generate, TokenDelta
 

@@ -47,7 +47,7 @@ from sluice_runtime.handover.ports import (
 )
 from sluice_runtime.handover.prefill_role import PrefillPorts, PrefillRole
 from sluice_runtime.handover.publishing import Checksum, HostPublisher, chunk_of
-from sluice_runtime.scheduler.pages import PageAllocator
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Abort, Generate, PrefillEngine, Sampling, TokenDelta

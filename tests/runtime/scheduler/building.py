@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice_runtime.scheduler.batch import Batch, FinishedChunk
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.limits import Limits
-from sluice_runtime.scheduler.pages import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, Sampling, TokenDelta

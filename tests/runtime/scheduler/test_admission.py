@@ -13,10 +13,10 @@ from sluice_runtime.scheduler.admission import (
     plan_prefill,
 )
 from sluice_runtime.scheduler.admission_bounds import AdapterSlots, PrefixesInFlight
-from sluice_runtime.scheduler.new_token_ratio import reserved_tokens
 from sluice_runtime.scheduler.pacing import ChunkBudget
 from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache, key_of
 from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.request_table import reserved_tokens
 from sluice_runtime.wire.messages import Sampling
 
 from tests.runtime.scheduler.building import Bench, request, settings_of

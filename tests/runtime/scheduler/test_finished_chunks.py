@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.batch import NO_TOKEN, FinishedChunk, SampledTokens
-from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.kv_allocator import pages_for
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of

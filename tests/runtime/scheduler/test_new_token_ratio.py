@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sluice_runtime.scheduler.new_token_ratio import NewTokenRatio
 from sluice_runtime.scheduler.request import Request, request_from
+from sluice_runtime.scheduler.request_table import NewTokenRatio
 
 from tests.runtime.scheduler.building import request
 

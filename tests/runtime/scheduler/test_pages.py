@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.scheduler.pages import PageAllocator, PageLeases, pages_for
+from sluice_runtime.scheduler.kv_allocator import PageAllocator, PageLeases, pages_for
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of

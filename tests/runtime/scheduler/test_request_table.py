@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime import scheduler
-from sluice_runtime.scheduler.new_token_ratio import RESERVED_TOKENS_CLIP
+from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.pacing import Pacing, StepView, TargetChunk
-from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.request import TRANSITIONS, Phase, Request, request_from
-from sluice_runtime.scheduler.request_table import RequestTable, Running, WaitingQueue
+from sluice_runtime.scheduler.request_table import (
+    RESERVED_TOKENS_CLIP,
+    RequestTable,
+    Running,
+    WaitingQueue,
+)
 from sluice_runtime.scheduler.settings import StepTarget
 from sluice_runtime.wire.messages import Sampling
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
-from sluice_runtime.scheduler.new_token_ratio import INITIAL_BETA
+from sluice_runtime.scheduler.request_table import INITIAL_BETA
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to

@@ -21,7 +21,7 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.model.spec import ModelSpec
-from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.kv_allocator import pages_for
 
 MIB: Final = 1 << 20
 MAX_RANKS: Final = 8

@@ -27,8 +27,8 @@ from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
 from sluice_runtime.grammar.compile.pool import MAX_PROCESSES
 from sluice_runtime.grammar.compile.process import CompileLimits
+from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.limits import Limits
-from sluice_runtime.scheduler.pages import pages_for
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
 FIRST_CHUNK_TOKENS: Final = 128

@@ -48,7 +48,7 @@ from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.spec import ModelSpec
-from sluice_runtime.scheduler.pages import pages_for
+from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 _log = logging.getLogger("sluice.engine")

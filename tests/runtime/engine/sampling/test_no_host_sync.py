@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
+from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.logprobs import StepScores
 from sluice_runtime.engine.sampling.masks import forbid
-from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.grammar.follow.matchers import Masks
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded

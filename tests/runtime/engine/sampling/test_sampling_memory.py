@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from sluice_runtime.engine.sampling import memory
+from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.memory import sampling_bytes
-from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.draw import Draws, draw
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_kernels import reference
 from sluice_runtime.engine.device import CPU, Device, HostDevice
+from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.penalties import Penalties
-from sluice_runtime.engine.sampling.table import SamplingTable, TableSize
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, RowAdded
 from sluice_runtime.wire.messages import Sampling
