@@ -147,7 +147,8 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
 def _run(config: EngineConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
     """From the first step to the signal."""
     from sluice_runtime.engine.handover import started_role
-    from sluice_runtime.engine.loop import EngineLoop, Pipeline
+    from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
+    from sluice_runtime.engine.outbox import step_limit_seconds
     from sluice_runtime.engine.prepare import prepare
 
     page_size, link, ranks = engine.settings.page_size, ends.link, ends.ranks
@@ -163,6 +164,7 @@ def _run(config: EngineConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
             link,
             Pipeline(engine.grammars, engine.scheduler, executor),
             lambda pace: StepLog(page_size, pace),
+            clock=Clock(step_limit_seconds=step_limit_seconds(config.accelerator)),
             role=started.role,
             adapters=engine.adapters,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sluice_runtime.engine.executor import Executor, PendingResult
-from sluice_runtime.engine.outbox import HeartbeatThread, Outbox
+from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Outbox
 from sluice_runtime.engine.report import Now, Pace, StepLog, load_from
 from sluice_runtime.engine.role import MixedRole, Role
 from sluice_runtime.grammar.waiting import GrammarQueue
@@ -47,6 +47,8 @@ class Clock:
     unix: Callable[[], float] = time.time
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     """An engine that has nothing else to send sends a heartbeat this often."""
+    step_limit_seconds: float = STEP_LIMIT_SECONDS
+    """A step that takes longer is hung, and sends no heartbeats any more."""
 
 
 class Link(Protocol):
@@ -123,7 +125,12 @@ class EngineLoop:
         self._checked = True
         self._sent_seconds = self._clock.monotonic()
         self._heartbeat_seconds = self._clock.heartbeat_seconds
-        self._heartbeat = HeartbeatThread(link.send, self._clock.monotonic, self._heartbeat_seconds)
+        self._heartbeat = HeartbeatThread(
+            link.send,
+            self._clock.monotonic,
+            self._heartbeat_seconds,
+            self._clock.step_limit_seconds,
+        )
         self._known_load = self._load_now()
 
     def run(self, stopping: Callable[[], bool]) -> None:

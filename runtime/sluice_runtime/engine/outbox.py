@@ -21,12 +21,23 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from sluice_contract.config.accelerators import Accelerator
 
 from sluice_runtime.wire.messages import Heartbeat, Load, TokenDelta, TokenLogprob
 
 MAX_WITHHELD_TOKENS: Final = 4096
 STEP_LIMIT_SECONDS: Final = 600.0
-"""A step that takes longer is hung. The largest prompts on the slowest hosts take minutes."""
+"""A step on CPUs that takes longer is hung. The largest prompts on the slowest hosts take minutes.
+"""
+GPU_STEP_LIMIT_SECONDS: Final = 60.0
+"""The same on GPUs, where a step takes seconds at most. What hangs there hangs while the host waits
+for the device: in a kernel, or in a collective operation with a rank that is gone."""
+
+
+def step_limit_seconds(accelerator: Accelerator | None) -> float:
+    """How long a step of an engine there may take."""
+    is_cpu = accelerator is None or accelerator.is_cpu
+    return STEP_LIMIT_SECONDS if is_cpu else GPU_STEP_LIMIT_SECONDS
 
 
 @dataclass(slots=True)
@@ -98,7 +109,7 @@ class HeartbeatThread:
         send: Callable[[Heartbeat], None],
         monotonic: Callable[[], float],
         every_seconds: float,
-        limit_seconds: float = STEP_LIMIT_SECONDS,
+        limit_seconds: float,
     ) -> None:
         self._send = send
         self._monotonic = monotonic

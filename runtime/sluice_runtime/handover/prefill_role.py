@@ -38,7 +38,7 @@ from sluice_runtime.handover.probe import is_probe
 from sluice_runtime.handover.prompt_hash import PromptHash, prompt_hash
 from sluice_runtime.process.spans import PREFILL
 from sluice_runtime.scheduler.batch import FinishedChunk
-from sluice_runtime.scheduler.limits import queue_full, refusal
+from sluice_runtime.scheduler.limits import queue_full, refusal, tenant_requests
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
@@ -71,6 +71,7 @@ class _Room:
     """Whether the first token was sent."""
     traceparent: str = ""
     opened_seconds: float = 0.0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +259,7 @@ class PrefillRole:
             deadline=now + seconds,
             traceparent=request.traceparent,
             opened_seconds=now,
+            tenant=request.tenant,
         )
         self._rooms[room.number] = self._requests[room.request_id] = room
         if request.grammar is None:
@@ -285,7 +287,18 @@ class PrefillRole:
             )
         if error := queue_full(self._settings, len(self._requests)):
             return error, "overloaded"
-        return None
+        return self._tenant_full(asked.request.tenant)
+
+    def _tenant_full(self, tenant: str) -> tuple[str, Refusal] | None:
+        """Several decode engines may ask for one tenant: a quarter of the queue is for others."""
+        if not tenant:
+            return None
+        unfinished = sum(room.tenant == tenant for room in self._requests.values())
+        allowed = tenant_requests(self._settings)
+        if unfinished < allowed:
+            return None
+        error = f"{unfinished} of its requests wait or are computed; allowed: {allowed}"
+        return f"the queue is full for one tenant: {error}", "overloaded"
 
     def _finish_announced(self, room: _Room, now: float) -> None:
         """The first token is told behind the last chunk."""

@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_contract.config.accelerators import Accelerator
 from sluice_runtime.engine.executor import Executor, StreamExecutor, SyncExecutor
 from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
-from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Outbox
+from sluice_runtime.engine.outbox import (
+    STEP_LIMIT_SECONDS,
+    HeartbeatThread,
+    Outbox,
+    step_limit_seconds,
+)
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.runner import LaunchedStep
 from sluice_runtime.scheduler.batch import Batch, SampledTokens
@@ -143,7 +149,7 @@ def sent() -> list[Heartbeat]:
 
 @pytest.fixture
 def heartbeat(clock: ManualClock, sent: list[Heartbeat]) -> HeartbeatThread:
-    return HeartbeatThread(sent.append, clock.monotonic, every_seconds=1.0)
+    return HeartbeatThread(sent.append, clock.monotonic, 1.0, STEP_LIMIT_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +167,11 @@ def test_heartbeats_are_sent_once_a_step_is_long_and_until_it_counts_as_hung(
         clock.now_seconds += age_seconds
         heartbeat.beat()
     assert sent == [Heartbeat(LOAD)] * beats
+
+
+def test_on_a_gpu_a_step_counts_as_hung_after_a_minute() -> None:
+    assert step_limit_seconds(None) == step_limit_seconds(Accelerator(count=0)) == 600.0
+    assert step_limit_seconds(Accelerator(product="NVIDIA-H100-80GB-HBM3")) == 60.0
 
 
 def test_nothing_is_sent_between_steps_even_after_one_that_failed(
@@ -183,7 +194,7 @@ def test_a_step_ends_only_after_a_heartbeat_in_progress_was_sent(clock: ManualCl
         assert may_go_on.wait(PATIENCE_SECONDS)
         assert not ended.is_set(), "the step ended while the socket was in use"
 
-    heartbeat = HeartbeatThread(send, clock.monotonic, every_seconds=1.0)
+    heartbeat = HeartbeatThread(send, clock.monotonic, 1.0, STEP_LIMIT_SECONDS)
     beat = threading.Thread(target=heartbeat.beat)
     with heartbeat.step(LOAD, clock.now_seconds - 2):
         beat.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import pytest
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
@@ -294,3 +295,23 @@ def test_a_room_that_is_open_is_not_opened_again() -> None:
     pair.turns(15)
     assert "duplicate room" in (pair.end("a").error or "")
     pair.check_empty()
+
+
+def test_one_tenant_leaves_a_quarter_of_a_prefill_queue_to_others() -> None:
+    pair = Pair(max_running_requests=2, max_queued_requests=4)
+
+    def as_from_many_engines(message: object) -> list[object]:
+        if not isinstance(message, Bootstrap):
+            return [message]
+        return [msgspec.structs.replace(message, room=message.room + 100 * n) for n in range(6)]
+
+    pair.wire.meddle = as_from_many_engines
+    pair.ask(msgspec.structs.replace(ask("bob", 40, 3), tenant="bob"))
+    pair.turns(2)
+    pair.wire.meddle = lambda message: [message]
+    pair.ask(msgspec.structs.replace(ask("alice", 40, 3), tenant="alice"))
+    pair.turns(20)
+    refused = [message for message in pair.wire.said if isinstance(message, Failed)]
+    assert [message.room for message in refused] == [501]
+    assert "the queue is full for one tenant: 5 of its requests" in refused[0].error
+    assert pair.end("alice").error is None
