@@ -114,7 +114,7 @@ def engine(
     )
     warm_up(built.runner, built.settings, built.model.spec.vocabulary_size)
     with ExitStack() as stack:
-        stack.enter_context(closing(built.grammar_processes))
+        stack.enter_context(closing(built.grammar_compiler))
         ready = built.ready(secrets.token_hex(8))
         started = stack.enter_context(
             started_role(config, built, lambda: (KEY,), ready, link.wakeup.set)

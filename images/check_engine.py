@@ -1,27 +1,18 @@
 """Proves that an image reads memory with Mooncake, compiles and follows grammars, and loads its
 kernels. Exits 0, or says why it does not.
 
-A step of the build, with /app on the path. The processes for grammars load a library by names that
-are no public API, and only when the first grammar comes: an image in which they do not start would
-serve until then. Mooncake is loaded in the roles prefill and decode only. With ACCELERATOR=cuda see
-`check_cuda` instead of reading.
+A step of the build, with /app on the path. Mooncake is loaded in the roles prefill and decode only.
+With ACCELERATOR=cuda see `check_cuda` instead of reading.
 """
 
 import ctypes
-import json
 import os
 import sys
 
 from sluice_kernels import native
-from sluice_runtime.errors import GrammarError, GrammarProcessError
-from sluice_runtime.grammar.compile.process import CompileLimits, CompileProcess
-from sluice_runtime.grammar.follow.process import MaskWorkerProcess, MaskWorkerSizes
 
-MODEL = ("--model", "dummy://qwen3-tiny", "--vocabulary-size", "259")
-WORDS = 9
-"""Of 32 tokens each."""
 HOST, READ_BYTES = "127.0.0.1", 1 << 20
-JOB = {"kind": "json_schema", "text": '{"type": "integer"}'}
+BYTES = [bytes([value]) for value in range(256)]
 
 
 def main() -> int:
@@ -34,19 +25,8 @@ def main() -> int:
     elif unread := _unread():
         print(f"check_engine: Mooncake: {unread}", file=sys.stderr)
         return 1
-    limits = CompileLimits()
-    bound = ("--memory-bytes", str(limits.memory_bytes))
-    command = (sys.executable, "-m", "sluice_runtime.grammar.compile.worker", *MODEL, *bound)
-    process = CompileProcess(command, limits)
-    try:
-        followed = _followed(process.compile(json.dumps(JOB).encode()), process.tokenizer)
-    except (GrammarProcessError, GrammarError) as error:
-        print(f"check_engine: compile process: {error}", file=sys.stderr)
-        return 1
-    finally:
-        process.stop()
-    if followed:
-        print(f"check_engine: mask worker: {followed}", file=sys.stderr)
+    if unfollowed := _unfollowed():
+        print(f"check_engine: grammars: {unfollowed}", file=sys.stderr)
         return 1
     if missing := native.load():
         print(f"check_engine: kernels: {missing.message}", file=sys.stderr)
@@ -76,13 +56,16 @@ def _unread() -> str:
     return "" if received == sent else "other bytes were read than are there"
 
 
-def _followed(grammar: bytes, tokenizer: bytes) -> str:
-    """What is wrong, if anything."""
-    worker = MaskWorkerProcess(MaskWorkerSizes(1, WORDS, CompileLimits().memory_bytes), tokenizer)
+def _unfollowed() -> str:
+    """What is wrong, if anything, with a grammar and its first mask."""
     try:
-        return worker.keep(0, grammar)
-    finally:
-        worker.close()
+        from sluice_runtime.grammar.waiting import GrammarKey, compiled, tokenizer_of
+    except ImportError as error:
+        return str(error)
+    done = compiled(tokenizer_of(BYTES), GrammarKey("regex", "[0-9]"))
+    mask = done.matcher.compute_bitmask() if done.matcher else b""
+    allowed = [token for token in range(256) if mask and mask[token // 8] >> token % 8 & 1]
+    return done.error or ("" if bytes(allowed) == b"0123456789" else f"allowed are {allowed}")
 
 
 if __name__ == "__main__":

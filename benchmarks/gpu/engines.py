@@ -78,7 +78,7 @@ def engine(shape: str, **settings: Any) -> Iterator[Engine]:
     config = configured(shape, **settings)
     files = ModelFiles(config.model.uri, None, SHAPES[shape], {})
     made = build_engine(config, files)
-    with closing(made.grammar_processes):
+    with closing(made.grammar_compiler):
         prepare(config, made)
         if made.model.backend.graph_wrappers is None:
             raise RuntimeError(f"{made.model.backend.name} computes, not flashinfer")

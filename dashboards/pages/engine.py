@@ -210,7 +210,7 @@ REQUESTS: Final = Row(
             "Time in compiling grammars",
             "percentunit",
             (Query(rate("sluice_grammar_compile_seconds_total", OF_PODS, by=("pod",)), POD),),
-            "Share of the time in which a grammar was being compiled; above 1 there were several.",
+            "Share of the time in which a grammar was being compiled, one at a time.",
         ),
     ),
 )

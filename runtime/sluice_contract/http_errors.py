@@ -226,8 +226,8 @@ ENGINE_DIED: Final = "engine_died"
 """Error code of a 503: the engine process ended while it had the request, perhaps because of it."""
 
 GRAMMAR_UNAVAILABLE: Final = "grammar_unavailable"
-"""Error code of a 503: the engine is healthy, but could not compile the request's grammar, or could
-not follow it beside others, perhaps because of the grammar."""
+"""Error code of a 503: the engine is healthy, but its grammar library failed with the request's
+grammar."""
 
 OUT_OF_MEMORY: Final = "out_of_memory"
 """Error code of a 503: the engine is healthy, but a step with the request ran out of memory,

@@ -130,8 +130,7 @@ class PrefillUnavailableError(RequestError):
 
 
 class GrammarUnavailableError(RequestError):
-    """The form of the answer could not be compiled, or not be followed beside others, perhaps by no
-    fault of the request: 503 with a code of its own.
+    """The grammar library failed with the form of the answer: 503 with a code of its own.
 
     Whoever asks elsewhere should do so once at most.
     """
@@ -139,15 +138,3 @@ class GrammarUnavailableError(RequestError):
 
 class GrammarError(SluiceRuntimeError):
     """A grammar cannot be used. `str()` is one line for the client, without the field's name."""
-
-
-class GrammarLimitError(GrammarError):
-    """Compiling a grammar reached a limit, which may have been an accident."""
-
-
-class GrammarProcessError(SluiceRuntimeError):
-    """A process failed that compiles grammars or follows them; no grammar is at fault."""
-
-
-class CompileKilledError(GrammarProcessError):
-    """The process that compiled a grammar was killed, which once is nobody's fault."""

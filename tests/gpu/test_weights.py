@@ -63,7 +63,7 @@ def test_a_full_step_fits_beside_the_pool_that_was_planned() -> None:
         engine_config("dummy://qwen3-tiny", accelerator=accelerator, kv_pool_tokens=None)
     )
     engine = build_engine(config, resolve("dummy://qwen3-tiny"))
-    with closing(engine.grammar_processes):
+    with closing(engine.grammar_compiler):
         warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
         _, total = torch.cuda.mem_get_info(GPU)
         reserved = total * (1 - (config.memory_fraction or 1))

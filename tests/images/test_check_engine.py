@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
     ("broken", "said"),
     [
         ("", ""),
-        ("tvm_ffi", "compile process does not start"),
+        ("llguidance", "check_engine: grammars: built for another Python"),
         ("mooncake", "check_engine: Mooncake: built for another Python"),
     ],
 )

@@ -31,8 +31,6 @@ FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
     "threads": "the container's processors",
     "tool_call_format": "by the chat template",
     "reasoning_format": "by the chat template",
-    "grammar_compile_seconds": "5",
-    "grammar_compile_bytes": "by memoryFraction; at most 2147483648",
 }
 
 

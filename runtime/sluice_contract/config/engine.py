@@ -173,7 +173,7 @@ class EngineSettings(ContractModel):
         lt=1,
         description="Share of the device's memory for weights and KV pool (on CPUs, of the "
         "container's); less where a full step on a GPU, or on CPUs the logits of "
-        "maxRunningRequests, the processes for grammars and the API process, need more than the "
+        "maxRunningRequests, grammars and the API process, need more than the "
         "rest. Not read when kvPoolTokens is given.",
     )
     mixed_chunk: bool | None = Field(
@@ -234,19 +234,6 @@ class EngineSettings(ContractModel):
         default=None,
         description="How the model writes the reasoning before its answer, which chats then have "
         "apart from it (reasoning_content); its chat template tells, if it is of a known family.",
-    )
-    grammar_compile_seconds: float | None = Field(
-        default=None,
-        gt=0,
-        le=600,
-        description="Processor time that compiling one grammar may take, in seconds.",
-    )
-    grammar_compile_bytes: int | None = Field(
-        default=None,
-        ge=512 << 20,
-        le=1 << 40,
-        description="Memory that each process that compiles or follows grammars may have, in "
-        "bytes.",
     )
     strict_requests: bool | None = Field(
         default=None,

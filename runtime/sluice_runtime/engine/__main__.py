@@ -114,7 +114,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     keys = _handover_keys(config)
     set_library_variables()
     # Imports torch, which takes seconds: errors in the configuration are reported before.
-    from sluice_runtime.engine.build import build_engine, processes_of
+    from sluice_runtime.engine.build import build_engine, compiler_of
     from sluice_runtime.engine.device import place_of
     from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes, with_running_requests
     from sluice_runtime.grammar.vocabulary import unusable
@@ -128,15 +128,14 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     smallest = smallest_gpu_bytes(config.accelerator, config.tensor_parallel_size or 1)
     # Before the other ranks are started, whose configuration this is.
     config = with_running_requests(config, spec, smallest)
-    with closing(processes_of(config, files, spec.vocabulary_size, wakeup.set)) as processes:
+    with closing(compiler_of(files, spec.vocabulary_size, wakeup.set)) as compiler:
         if unusable(files) is None:
-            # The compile processes start while the weights are read, so no request waits for them.
-            processes.compilers.warm_up()
+            compiler.warm_up()  # while the weights are read, so that no request waits for it
         with joined_ranks(config, place_of(config.accelerator)) as ranks:
             engine = build_engine(
                 config,
                 files,
-                processes=processes,
+                compiler=compiler,
                 group=ranks.group,
                 on_read=lambda read, total: link.send(Loading(read, total)),
             )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
@@ -26,9 +27,8 @@ from sluice_runtime.engine.runner import OnLogits, RowSizes, Runner, allocated_r
 from sluice_runtime.engine.sizing import host
 from sluice_runtime.engine.sizing.gpu_plan import check_weights
 from sluice_runtime.engine.sizing.plan import (
-    NO_GRAMMARS,
+    GRAMMAR_BYTES,
     context_length,
-    grammar_memory,
     scheduler_settings,
 )
 from sluice_runtime.engine.sizing.pool_size import (
@@ -40,11 +40,9 @@ from sluice_runtime.engine.sizing.pool_size import (
     pages_in_host_memory,
     with_running_requests,
 )
-from sluice_runtime.grammar.compile.process import CompileLimits
-from sluice_runtime.grammar.follow.matchers import Matchers
-from sluice_runtime.grammar.processes import GrammarProcesses, grammar_processes
-from sluice_runtime.grammar.vocabulary import unusable
-from sluice_runtime.grammar.waiting import GrammarQueue
+from sluice_runtime.grammar.masks import Matchers
+from sluice_runtime.grammar.vocabulary import token_bytes, unusable
+from sluice_runtime.grammar.waiting import CompileThread, GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.adapters import SlotShape
 from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
@@ -61,6 +59,9 @@ from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import PROTOCOL_VERSION, Adapters, EngineReady
+
+MAX_MASK_THREADS: Final = 8
+"""For the rows of one step that have grammars."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ class Engine:
     device: Device
     pool: PagePool
     grammars: GrammarQueue
-    grammar_processes: GrammarProcesses
-    """The owner of the engine closes them."""
+    grammar_compiler: CompileThread
+    """The owner of the engine closes it."""
     model: Decoder
     weights: str
     """`weights_digest` of its model."""
@@ -140,7 +141,7 @@ def build_engine(
     config: EngineConfig,
     files: ModelFiles,
     hooks: EngineHooks | None = None,
-    processes: GrammarProcesses | None = None,
+    compiler: CompileThread | None = None,
     group: Group = SOLO,
     on_read: OnRead = unreported,
 ) -> Engine:
@@ -163,8 +164,8 @@ def build_engine(
     context = context_length(config, spec.context_length_tokens)
     placement = Placement(device.place, group, _slots(config, context))
     model = _loaded(config, files, placement, gpu_memory, on_read)
-    processes = processes or processes_of(config, files, model.spec.vocabulary_size)
-    matchers = Matchers(model.spec.vocabulary_size, processes.mask_workers)
+    compiler = compiler or compiler_of(files, model.spec.vocabulary_size)
+    matchers = Matchers(model.spec.vocabulary_size, min(MAX_MASK_THREADS, processors()))
     loader = _adapter_loader(config, model, placement, device)
 
     def pool_of(shape: KvShape, pages: int) -> PagePool:
@@ -188,8 +189,8 @@ def build_engine(
         runner=runner_over(pool),
         device=device,
         pool=pool,
-        grammars=GrammarQueue(processes.compilers, matchers),
-        grammar_processes=processes,
+        grammars=GrammarQueue(compiler, matchers),
+        grammar_compiler=compiler,
         model=model,
         weights=weights_digest(files, config.seed, _name(model.dtype)),
         adapters=loader,
@@ -207,10 +208,7 @@ def _pool_pages(
     """Of this rank: in a GPU's memory, or in the host's beside what grammars need."""
     if gpu_memory is not None:
         return pages_in_device_memory(loaded, gpu_memory, pool_of, runner_over)
-    grammars = NO_GRAMMARS
-    if unusable(files) is None:
-        grammars = grammar_memory(loaded.config, host.memory().total)
-    return pages_in_host_memory(loaded, grammars)
+    return pages_in_host_memory(loaded, GRAMMAR_BYTES if unusable(files) is None else 0)
 
 
 def _allocated_pool(
@@ -280,24 +278,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def processes_of(
-    config: EngineConfig,
-    files: ModelFiles,
-    vocabulary_size: int,
-    on_compiled: Callable[[], None] = lambda: None,
-) -> GrammarProcesses:
-    """The processes that compile and follow grammars for the model, not started yet."""
-    memory = grammar_memory(config, host.memory().total)
-    limits = CompileLimits(
-        compile_seconds=config.grammar_compile_seconds or CompileLimits().compile_seconds,
-        memory_bytes=memory.bytes_each,
-    )
-    rows = config.max_running_requests or 1
-    return grammar_processes(
-        files.uri,
-        vocabulary_size,
-        limits,
-        compilers=memory.compilers,
-        rows=rows,
-        on_compiled=on_compiled,
-    )
+def compiler_of(
+    files: ModelFiles, vocabulary_size: int, on_compiled: Callable[[], None] = lambda: None
+) -> CompileThread:
+    """What compiles grammars for the model, not started yet."""
+    return CompileThread(lambda: token_bytes(files, vocabulary_size), on_compiled)

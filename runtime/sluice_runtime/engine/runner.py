@@ -25,7 +25,7 @@ from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.logprobs import StepLogprobs, StepScores
 from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.errors import StepOutOfMemoryError
-from sluice_runtime.grammar.follow.matchers import Matchers
+from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens

@@ -1,7 +1,7 @@
-"""Structured output: from the text of a request's grammar to a mask over the next token.
+"""Structured output: from what a request asks for to a mask over the next token.
 
-`schema` checks JSON schemas, `compile` compiles grammars and `follow` makes masks; the latter two
-run the grammar library in worker processes that can be killed (`processes`). Requests wait in a
-queue in front of the scheduler (`waiting`), so the scheduler knows nothing of grammars; logits are
-masked before a token is drawn.
+`json_schema` and `ebnf` write what clients send as the grammar library, llguidance, takes it, and
+`constraint` checks it, in the API process. `waiting` and `masks` belong to the engine: requests
+wait until their grammar is compiled, and logits are masked before a token is drawn. The library
+bounds each of its calls itself.
 """

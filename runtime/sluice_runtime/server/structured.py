@@ -2,7 +2,7 @@
 engine. Pure.
 
 The fields are OpenAI's `response_format`, vLLM's `structured_outputs`, and vLLM's older `guided_*`.
-The engine compiles the grammar.
+The engine compiles it, and this process checks it before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pydantic import AfterValidator, Field
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
-from sluice_runtime.grammar.schema.json_schema import usable_schema
+from sluice_runtime.grammar.constraint import one_of, refuse_unusable
+from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.server.fields import RequestModel, infinite_at, json_within
 from sluice_runtime.wire.messages import Grammar, GrammarKind
 
@@ -25,7 +26,7 @@ MAX_CHOICE_TEXTS: Final = 1_000
 
 
 def _without_nul(text: str) -> str:
-    """`text`; the grammar library stops at NUL."""
+    """`text`; no grammar of the library spells NUL."""
     if "\0" in text:
         raise ValueError("text without the character NUL")
     return text
@@ -88,6 +89,8 @@ class StructuredOutputSpec(NamedTuple):
     settles_format: bool = False
     """For tools: whether the request's other constraint is part of the grammar, or about text
     that there will not be."""
+    open: bool = False
+    """For a schema: objects may have properties that it does not name."""
 
 
 def grammar_of(
@@ -101,7 +104,7 @@ def grammar_of(
     """The grammar for the engine; None when any text will do. `tools`: the constraint of its tools.
 
     Raises:
-        InvalidRequestError: two fields ask for one, it is too large or not implemented.
+        InvalidRequestError: two fields ask for one, it is too large or cannot be used.
         UnsupportedFieldError: no token ends answers.
     """
     forms = [] if tools is not None and tools.settles_format else format_specs(request)
@@ -118,6 +121,10 @@ def grammar_of(
             f"{field}: needs a token that ends the answer; allowed: for a model that names one",
             field,
         )
+    try:
+        refuse_unusable(kind, text)
+    except GrammarError as error:
+        raise InvalidRequestError(f"{field}: {error}", field) from None
     return Grammar(kind, text, list(end_token_ids), field, min_tokens, ends_late)
 
 
@@ -133,7 +140,7 @@ def format_specs(request: StructuredFields) -> list[StructuredOutputSpec]:
 def _refuse_long(spec: StructuredOutputSpec) -> None:
     characters = len(spec.text) if spec.characters is None else spec.characters
     if characters > MAX_CHARACTERS:
-        written = spec.kind in ("json_schema", "open_json_schema", "tags")
+        written = spec.kind in ("json_schema", "lark") and spec.characters is None
         counted = ", as it is compiled," if written else ""
         raise InvalidRequestError(
             f"{spec.field}: {characters} characters{counted} are not allowed; allowed: at most "
@@ -142,7 +149,7 @@ def _refuse_long(spec: StructuredOutputSpec) -> None:
         )
 
 
-def checked_schema(field: str, schema: object) -> Any:
+def checked_schema(field: str, schema: object, *, closed: bool = True) -> Any:
     """A JSON schema in the form for the grammar library.
 
     Raises:
@@ -150,7 +157,7 @@ def checked_schema(field: str, schema: object) -> Any:
     """
     refuse_infinite(field, schema)
     try:
-        return usable_schema(schema)
+        return usable_schema(schema, closed=closed)
     except GrammarError as error:
         raise InvalidRequestError(f"{field}: {error}", field) from None
 
@@ -166,10 +173,8 @@ def refuse_infinite(field: str, schema: object) -> None:
 
 
 def _schema_spec(field: str, schema: object, *, closed: bool = True) -> StructuredOutputSpec:
-    kind: GrammarKind = "json_schema" if closed else "open_json_schema"
-    return StructuredOutputSpec(
-        field, kind, msgspec.json.encode(checked_schema(field, schema)).decode()
-    )
+    text = msgspec.json.encode(checked_schema(field, schema, closed=closed)).decode()
+    return StructuredOutputSpec(field, "json_schema", text, open=not closed)
 
 
 def _specs(request: StructuredFields) -> Iterator[StructuredOutputSpec]:
@@ -194,7 +199,7 @@ def _specs(request: StructuredFields) -> Iterator[StructuredOutputSpec]:
             yield StructuredOutputSpec(f"{prefix}regex", "regex", regex)
         if choice is not None:
             characters = sum(len(text) for text in choice)
-            yield StructuredOutputSpec(f"{prefix}choice", "ebnf", _one_of(choice), characters)
+            yield StructuredOutputSpec(f"{prefix}choice", "lark", one_of(choice), characters)
         if ebnf is not None:
             yield StructuredOutputSpec(f"{prefix}grammar", "ebnf", ebnf)
     if given.json_object:
@@ -245,15 +250,3 @@ def _as_schema(field: str, given: JsonObject | str) -> object:
             "object or as text",
             field,
         ) from None
-
-
-_ESCAPES: Final = str.maketrans(
-    {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    | {chr(code): f"\\x{code:02x}" for code in range(1, 32) if chr(code) not in "\n\r\t"}
-)
-
-
-def _one_of(texts: Sequence[str]) -> str:
-    """A grammar that accepts exactly these texts."""
-    quoted = (f'"{text.translate(_ESCAPES)}"' for text in texts)
-    return f"root ::= {' | '.join(quoted)}"

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from sluice_contract.wire.spans import trace_id
 
-PROTOCOL_VERSION: Final = 20
+PROTOCOL_VERSION: Final = 21
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -28,9 +28,9 @@ Refusal = Literal[
 `out_of_memory`: the request may be at fault. The others: it is not, so another engine may run
 it. `prefill_failed`: the engine that computes its prompt failed, or the pages did not arrive.
 `prefill_unavailable`: that engine never took it."""
-GrammarKind = Literal["json_schema", "open_json_schema", "regex", "ebnf", "tags"]
-"""`open_json_schema`: objects may have properties, and arrays items, that the schema does not name.
-`tags`: text in which some tags are followed by a grammar of their own, as tool calls are."""
+GrammarKind = Literal["json_schema", "regex", "ebnf", "lark"]
+"""`json_schema`: as `grammar/json_schema.py` writes it. `lark`: the grammar library's own language,
+for choices and tool calls."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

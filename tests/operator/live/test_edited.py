@@ -93,8 +93,6 @@ EDITS: Final[dict[str, Any]] = {
     "engine.strictRequests": True,
     "engine.toolCallFormat": "mistral",
     "engine.reasoningFormat": "none",
-    "engine.grammarCompileSeconds": 20,
-    "engine.grammarCompileBytes": 1073741824,
     "engine.kvTransfer": {"backend": "Mooncake"},
     "engine.image": "sluice/engine:other",
     "engine.drainSeconds": 30,

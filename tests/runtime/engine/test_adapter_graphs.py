@@ -34,7 +34,7 @@ def answers(folders: dict[str, Path], rounds: list[list[Generate]], graphs: int)
         )
     )
     engine, run = build_engine(config, resolve(config.model.uri)), Run()
-    with closing(engine.grammar_processes), closing(engine.executor(overlap=False)) as device:
+    with closing(engine.grammar_compiler), closing(engine.executor(overlap=False)) as device:
         capture_graphs(engine, graphs, lambda: capture)
         assert (engine.runner._graphs is not None) == (graphs > 0)
         for requests in rounds:

@@ -17,8 +17,7 @@ from sluice_runtime.wire.messages import Sampling, TokenLogprob
 
 from tests.examples import examples
 from tests.runtime.engine.late_device import LateDevice
-from tests.runtime.grammar.driving import MODEL, ask, engine_of, grammar, run
-from tests.runtime.grammar.follow.mask_worker_here import grammars_here
+from tests.runtime.grammar.driving import ask, engine_of, grammar, run
 from tests.runtime.harness import engine_config, generate, run_engine
 
 GREEDY = Sampling(temperature=0.0)
@@ -126,11 +125,11 @@ def test_a_mask_has_the_tokens_of_the_step_before() -> None:
         ask("shorter", grammar("regex", "(ab|cd)+e")),
         ask("free", None, max_tokens=20),
     ]
-    with engine_of(None, grammars_here(MODEL)) as engine:
+    with engine_of() as engine:
         plain = run(engine, requests)
     assert re.fullmatch("[a-c]{3}[x-z]{9}", plain.text("ruled"))
     hooks = EngineHooks(device=LateDevice(), poison_freed_pages=True)
-    with engine_of(hooks, grammars_here(MODEL)) as engine:
+    with engine_of(hooks) as engine:
         for overlap in (False, True):
             assert run(engine, requests, overlap=overlap).tokens == plain.tokens, overlap
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from sluice_runtime.engine.runner import RowSizes, Runner, allocated_rows
-from sluice_runtime.grammar.follow.matchers import Matchers
+from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import experts
 from sluice_runtime.layers.backend import TORCH
@@ -29,7 +29,6 @@ from sluice_runtime.scheduler.batch import (
 from sluice_runtime.wire.messages import Sampling
 from torch import Tensor
 
-from tests.runtime.grammar.follow.mask_worker_here import mask_workers_here
 from tests.runtime.host_sync import GPU, FakeGpu, HostSyncError, fake_tensors, no_host_sync
 
 PAGE_TOKENS = 4
@@ -58,7 +57,7 @@ def runner_of(model: str = "dummy://qwen3-tiny") -> Iterator[Runner]:
         decoder = build_decoder(reader, TORCH)
         shape = KvShape(spec.layers, spec.kv_heads, spec.head_dim, dtype)
         pool = PagePool(shape, 64, PAGE_TOKENS, GPU)
-        matchers = Matchers(size, mask_workers_here(size))
+        matchers = Matchers(size)
         rows = allocated_rows(decoder, pool, RowSizes(ROWS, 64), FakeGpu(), matchers)
         runner = Runner(decoder, pool, rows, FakeGpu())
         with no_host_sync():

@@ -32,7 +32,7 @@ def on_flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     library = flashinfer_on_cpu(monkeypatch)
     monkeypatch.setitem(backends.BACKENDS, "torch", lambda *_: flashinfer_backend(library))
     engine = built()
-    with closing(engine.grammar_processes):
+    with closing(engine.grammar_compiler):
         yield engine
 
 
@@ -63,7 +63,7 @@ def test_a_closed_runner_leaves_no_graph_behind(on_flashinfer: Engine) -> None:
 def test_what_cannot_be_captured_is_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sluice.engine")
     engine = built()
-    with closing(engine.grammar_processes):
+    with closing(engine.grammar_compiler):
         caplog.clear()
         capture_graphs(engine, 0)
         assert caplog.messages == []

@@ -15,8 +15,7 @@ from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.wire.messages import Generate, TokenDelta
 
 from tests.runtime.engine.late_device import LateDevice
-from tests.runtime.grammar.driving import MODEL, Answers, engine_of, grammar, run
-from tests.runtime.grammar.follow.mask_worker_here import grammars_here
+from tests.runtime.grammar.driving import Answers, engine_of, grammar, run
 from tests.runtime.harness import generate
 
 SHORT = [generate(f"short {n}", [5, 6, 7, n], 24, credit_tokens=64) for n in range(3)]
@@ -123,7 +122,7 @@ def test_a_step_that_fails_while_it_samples_ends_all_that_it_mixed(
         return original(table, *arguments)
 
     settings = {"chunk_size": 64, "mixed_chunk": True}
-    with engine_of(way.hooks(), grammars_here(MODEL), **settings) as engine:
+    with engine_of(way.hooks(), **settings) as engine:
         alone = run(engine, [LATE]).tokens
         monkeypatch.setattr(SamplingTable, part, fails_once)
         answers = run(engine, requests, overlap=overlap)

@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from sluice_runtime.grammar.native import (
-    RAW,
-    CompiledGrammar,
-    GrammarCompiler,
-    GrammarMatcher,
-    TokenizerInfo,
-)
+from llguidance import LLMatcher, LLTokenizer
+from sluice_runtime.grammar.constraint import refuse_unusable
+from sluice_runtime.grammar.json_schema import usable_schema
+from sluice_runtime.grammar.waiting import GrammarKey, compiled, tokenizer_of
+from sluice_runtime.wire.messages import GrammarKind
 
-SIZE, EOS = 129, 128
+SIZE = 128
+BEYOND_LIMITS = "s ::= " + " | ".join(f'"{number} " s' for number in range(2100))
+"""A rule of EBNF with more alternatives than the library follows."""
 MAX_TOKENS = 500
-ASCII = [bytes([value]) for value in range(128)] + [b""]
-TOKENIZER = TokenizerInfo(ASCII, RAW, SIZE, [], False)
-COMPILER = GrammarCompiler(TOKENIZER, 1, False, 0)
+ASCII = tokenizer_of([bytes([value]) for value in range(SIZE)])
+BYTES = tokenizer_of([bytes([value]) for value in range(256)])
 
 
-def answer(compiled: CompiledGrammar, draw: random.Random) -> str | None:
+def matcher_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = ASCII) -> LLMatcher:
+    """At the begin of an answer, of a grammar that requests may have."""
+    refuse_unusable(kind, text)
+    done = compiled(tokenizer, GrammarKey(kind, text))
+    assert done.matcher is not None, done.error
+    return done.matcher.deep_copy()
+
+
+def schema_matcher(schema: Any, *, closed: bool = True) -> LLMatcher:
+    return matcher_of("json_schema", json.dumps(usable_schema(schema, closed=closed)))
+
+
+def accepts(matcher: LLMatcher, tokens: Sequence[int]) -> bool:
+    """Whether these tokens are a whole answer."""
+    state = matcher.deep_copy()
+    return state.try_consume_tokens(list(tokens)) == len(tokens) and state.is_accepting()
+
+
+def answer(matcher: LLMatcher, draw: random.Random) -> str | None:
     """An answer drawn at random; None when it is still going on after many tokens."""
-    matcher = GrammarMatcher(compiled, [EOS], False, -1, None)
-    text = bytearray()
+    state, text = matcher.deep_copy(), bytearray()
     while len(text) < MAX_TOKENS:
-        words = np.zeros((1, -(-SIZE // 32)), np.int32)
-        matcher.fill_next_token_bitmask(words, 0, False)
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:SIZE]
-        allowed = [int(token) for token in np.flatnonzero(bits)]
+        mask = np.frombuffer(state.compute_bitmask(), np.uint8)
+        assert not state.is_error(), f"{state.get_error()} after {text!r}"
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
         assert allowed, f"a dead end after {text!r}"
-        if EOS in allowed and (len(allowed) == 1 or draw.random() < 0.5):
+        if SIZE in allowed and (len(allowed) == 1 or draw.random() < 0.5):
             return text.decode()
-        visible = [token for token in allowed if token > 32 and token != EOS] or allowed
+        visible = [token for token in allowed if 32 < token < SIZE] or allowed
         endings = [token for token in visible if chr(token) in '"}],0123'] or visible
         token = draw.choice(endings if len(text) > 80 else visible)
-        assert matcher.accept_token(token, False)
+        assert state.consume_token(token)
         text.append(token)
     return None

@@ -12,9 +12,6 @@ from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.sizing.plan import resolved
-from sluice_runtime.grammar.allowance import MAX_CALL_SECONDS, STARVED
-from sluice_runtime.grammar.bounds import SHARE
-from sluice_runtime.grammar.processes import GrammarProcesses
 from sluice_runtime.model.files import resolve
 from sluice_runtime.wire.messages import (
     Generate,
@@ -27,15 +24,11 @@ from sluice_runtime.wire.messages import (
     TokenDelta,
 )
 
-from tests.busy_machine import BusyMachine
 from tests.runtime.harness import engine_config
 
 MODEL = "dummy://qwen3-tiny"
 EOS = 258
 MAX_TURNS = 20_000
-MAX_ASKED_AGAIN = 2
-STARVED_SECONDS = MAX_CALL_SECONDS / SHARE - MAX_CALL_SECONDS
-"""What a call has waited for a processor when it is given up as starved."""
 
 
 @dataclass
@@ -64,17 +57,6 @@ class Answers:
                 self.ends[delta.request_id] = delta
                 self.order.append(delta.request_id)
 
-    def forget(self, request_id: str) -> None:
-        """An answer that is to come again."""
-        self.order.remove(request_id)
-        del self.tokens[request_id], self.ends[request_id]
-
-    def take(self, more: Answers) -> None:
-        """The answers of another run."""
-        self.tokens |= more.tokens
-        self.ends |= more.ends
-        self.order += more.order
-
     def text(self, request_id: str) -> str:
         return bytes(t for t in self.tokens[request_id] if t < 256).decode(errors="replace")
 
@@ -99,17 +81,15 @@ def ask(name: str, wanted: Grammar | None, max_tokens: int = 400, **fields: Any)
 
 
 @contextmanager
-def engine_of(
-    hooks: EngineHooks | None = None, processes: GrammarProcesses | None = None, **settings: Any
-) -> Iterator[Engine]:
+def engine_of(hooks: EngineHooks | None = None, **settings: Any) -> Iterator[Engine]:
     """A small engine on random weights; what compiles its grammars ends with it."""
     config = resolved(engine_config(MODEL, **settings))
     hooks = hooks or EngineHooks(poison_freed_pages=True)
-    engine = build_engine(config, resolve(config.model.uri), hooks, processes)
+    engine = build_engine(config, resolve(config.model.uri), hooks)
     try:
         yield engine
     finally:
-        engine.grammar_processes.close()
+        engine.grammar_compiler.close()
 
 
 def run(
@@ -119,34 +99,7 @@ def run(
     *,
     overlap: bool = False,
 ) -> Answers:
-    """Turns of the loop until all requests, or `until` of them, have ended.
-
-    What was given up as starved is asked for again, as a router would, if the machine was busy,
-    and a few times at most."""
-    machine = BusyMachine()
-    answers = _run(engine, requests, until, overlap)
-    for _ in range(MAX_ASKED_AGAIN):
-        starved = [
-            request
-            for request in requests
-            if isinstance(request, Generate) and _is_starved(answers, request.request_id)
-        ]
-        if not starved:
-            break
-        machine.check(STARVED_SECONDS)
-        for request in starved:
-            answers.forget(request.request_id)
-        machine = BusyMachine()
-        answers.take(_run(engine, starved, None, overlap))
-    return answers
-
-
-def _is_starved(answers: Answers, name: str) -> bool:
-    end = answers.ends.get(name)
-    return end is not None and STARVED.error in (end.error or "")
-
-
-def _run(engine: Engine, requests: Sequence[ToEngine], until: int | None, overlap: bool) -> Answers:
+    """Turns of the loop until all requests, or `until` of them, have ended."""
     answers = Answers(coming=list(requests))
     page_size = engine.settings.page_size
     wanted = until or sum(isinstance(request, Generate) for request in requests)

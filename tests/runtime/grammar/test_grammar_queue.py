@@ -7,23 +7,12 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from sluice_runtime.grammar.allowance import (
-    BROKEN,
-    CROWDED,
-    LOST,
-    SLOW_ANSWER,
-    SLOW_CALL,
-    STARVED,
-    TooSlow,
-)
-from sluice_runtime.grammar.compile.cache import GrammarCache
-from sluice_runtime.grammar.compile.pool import Compiled
-from sluice_runtime.grammar.follow.matchers import Matchers, Slow
-from sluice_runtime.grammar.keys import GrammarKey
-from sluice_runtime.grammar.waiting import GrammarQueue
+from sluice_runtime.grammar import waiting
+from sluice_runtime.grammar.masks import SLOW, STUCK, GivenUp, GiveUp, Matchers
+from sluice_runtime.grammar.waiting import Compiled, CompileThread, GrammarKey, GrammarQueue
 from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
-from tests.runtime.grammar.fake_compiler import FakeCompiler, no_workers
+from tests.runtime.grammar.fake_compiler import FakeCompiler
 
 COMPILED = cast(Any, object())
 
@@ -32,12 +21,8 @@ class Opened(Matchers):
     """Remembers which requests were opened and closed."""
 
     def __init__(self) -> None:
-        super().__init__(0, no_workers())
+        super().__init__(0)
         self.live: list[str] = []
-        self.refuses: str | None = None
-
-    def refusal(self) -> str | None:
-        return self.refuses
 
     def open(self, message: Generate, compiled: object) -> None:
         assert compiled is COMPILED
@@ -130,86 +115,21 @@ def test_a_failure_that_is_not_the_grammars_is_not_remembered(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
     queue.add(ask("one"))
-    compiler.done.append(Compiled(key(), failure="no process"))
+    compiler.done.append(Compiled(key(), failure="no memory"))
     (end,) = queue.released().ended
-    assert (end.error, end.refusal) == ("no process", "uncompiled")
+    assert (end.error, end.refusal) == ("field: no memory", "uncompiled")
     queue.add(ask("two"))
     assert compiler.submitted == [key(), key()]
-
-
-MISTAKE = Compiled(key(), error="no way")
-AT_A_LIMIT = Compiled(key(), error="too slow", accident=True)
-KILLED = Compiled(key(), failure="killed", accident=True)
-BUSY = Compiled(key(), failure="too busy")
-IT, NOT_IT, KNOWN = "invalid", "uncompiled", "known"
-
-
-@pytest.mark.parametrize(
-    ("ends", "told"),
-    [
-        ([MISTAKE], [IT, KNOWN]),
-        ([AT_A_LIMIT, AT_A_LIMIT], [IT, IT, KNOWN]),
-        ([KILLED, KILLED], [NOT_IT, IT, KNOWN]),
-        ([KILLED, AT_A_LIMIT], [NOT_IT, IT, KNOWN]),
-        ([BUSY, BUSY, BUSY], [NOT_IT, NOT_IT, NOT_IT]),
-        ([AT_A_LIMIT, BUSY, AT_A_LIMIT], [IT, NOT_IT, IT, KNOWN]),
-    ],
-    ids=["mistake", "limit", "killed", "killed and limit", "busy", "busy between"],
-)
-def test_an_accident_is_held_against_a_grammar_when_it_happens_again(
-    queue: GrammarQueue, compiler: FakeCompiler, ends: list[Compiled], told: list[str]
-) -> None:
-    seen: list[str | None] = []
-    for number in range(len(told)):
-        queue.add(ask(str(number)))
-        if number < len(ends):
-            compiler.done.append(ends[number])
-        (end,) = queue.released().ended
-        seen.append(end.refusal if number < len(ends) else "known")
-    assert seen == told
-    assert len(compiler.submitted) == len(ends)
 
 
 def test_compilations_are_counted_by_their_outcome(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
-    ends = [MISTAKE, AT_A_LIMIT, KILLED, BUSY, Compiled(key(), COMPILED)]
+    ends = [Compiled(key(), COMPILED), Compiled(key(), error="no"), Compiled(key(), failure="no")]
     compiler.done += [replace(end, seconds=0.5) for end in ends]
     queue.released()
-    counted = ("compiled", "refused", "limit", "killed", "failed")
-    assert queue.counts.compilations == dict.fromkeys(counted, 1)
-    assert queue.counts.compile_seconds == 2.5
-
-
-def test_a_grammar_that_compiles_after_an_accident_is_used(
-    queue: GrammarQueue, compiler: FakeCompiler
-) -> None:
-    for end in (AT_A_LIMIT, Compiled(key(), COMPILED)):
-        queue.add(ask("one"))
-        compiler.done.append(end)
-        released = queue.released()
-    assert [message.request_id for message in released.ready] == ["one"]
-
-
-def test_the_cache_forgets_old_accidents() -> None:
-    cache = GrammarCache(max_entries=2)
-    for text in "abc":
-        cache.judged(Compiled(key(text), error="slow", accident=True))
-    cache.judged(Compiled(key("a"), error="slow", accident=True))
-    cache.judged(Compiled(key("c"), error="slow", accident=True))
-    assert cache.get(key("a")) is None
-    assert cache.get(key("c")) is not None
-
-
-def test_a_warm_up_compilation_releases_no_request(
-    queue: GrammarQueue, compiler: FakeCompiler
-) -> None:
-    compiler.done += [Compiled(key("b"), failure="no process"), Compiled(key(), COMPILED)]
-    released = queue.released()
-    assert (released.ready, released.ended) == ([], [])
-    queue.add(ask("one"))
-    assert ready(queue) == ["one"]
-    assert compiler.submitted == []
+    assert queue.counts.compilations == dict.fromkeys(("compiled", "refused", "failed"), 1)
+    assert queue.counts.compile_seconds == 1.5
 
 
 def test_an_aborted_request_leaves_and_the_others_stay(
@@ -245,7 +165,6 @@ def test_a_compilation_without_waiting_requests_is_cached(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
     queue.add(ask("one"))
-    compiler.begun.add(key())
     queue.abort("one")
     queue.released()
     compiler.done.append(Compiled(key(), COMPILED))
@@ -255,54 +174,20 @@ def test_a_compilation_without_waiting_requests_is_cached(
     assert compiler.submitted == [key()]
 
 
-def test_a_compilation_without_waiting_requests_does_not_begin(
-    queue: GrammarQueue, compiler: FakeCompiler
-) -> None:
-    for number in range(1000):
-        queue.add(ask(f"gone {number}", f"slow {number}"))
-        queue.abort(f"gone {number}")
-    queue.add(ask("one"))
-    queue.add(ask("two"))
-    queue.abort("one")
-    assert compiler.submitted == [key()]
-    queue.abort("two")
-    assert compiler.submitted == []
-    queue.add(ask("three"))
-    compiler.done.append(Compiled(key(), COMPILED))
-    assert ready(queue) == ["three"]
-
-
-@pytest.mark.parametrize("why", [SLOW_CALL, SLOW_ANSWER, BROKEN, CROWDED, STARVED, LOST])
-def test_a_crowded_answer_ends_and_its_grammar_is_not_refused(
-    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened, why: TooSlow
+@pytest.mark.parametrize("why", [SLOW, STUCK])
+def test_an_answer_that_is_given_up_ends_and_a_slow_grammar_is_refused_from_then_on(
+    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened, why: GiveUp
 ) -> None:
     queue.add(ask("one"))
     compiler.done.append(Compiled(key(), COMPILED))
-    queue.released()
-    matchers._slow.append((1, Slow("one", key(), "field", why)))
+    (message,) = queue.released().ready
+    assert message.grammar is not None
+    matchers._given_up.append((1, GivenUp("one", message.grammar, why)))
     (end,) = queue.given_up(step=1)
-    own_fault = why.reason == "slow"
-    refusal = "invalid" if own_fault else "uncompiled"
-    assert (end.error, end.refusal) == (f"field: {why.error}", refusal)
-    given_up = {reason: n for reason, n in queue.counts.given_up.items() if n}
-    assert given_up == {why.reason: 1}
+    assert (end.error, end.refusal) == (f"field: {why.error}", "invalid")
+    assert queue.counts.given_up[why.reason] == 1
     queue.add(ask("two"))
-    released = queue.released()
-    assert bool(released.ready) is not own_fault
-    assert bool(released.ended) is own_fault
-
-
-def test_no_request_is_released_without_a_mask_worker(
-    queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened
-) -> None:
-    matchers.refuses = "being replaced"
-    queue.add(ask("one"))
-    compiler.done.append(Compiled(key(), COMPILED))
-    (end,) = queue.released().ended
-    assert (end.error, end.refusal) == ("being replaced", "uncompiled")
-    matchers.refuses = None
-    queue.add(ask("two"))
-    assert ready(queue) == ["two"]
+    assert bool(queue.released().ended) is (why is SLOW)
 
 
 def test_an_ended_request_gives_its_matcher_back(
@@ -316,19 +201,49 @@ def test_an_ended_request_gives_its_matcher_back(
     assert matchers.live == []
 
 
-def test_the_cache_evicts_the_least_recently_used() -> None:
-    cache = GrammarCache(max_bytes=30, max_entries=3)
-    for text in ("a", "b"):
-        cache.put(Compiled(key(text), COMPILED, size_bytes=10))
-    assert cache.get(key("a"))
-    cache.put(Compiled(key("c"), COMPILED, size_bytes=10))
-    assert [bool(cache.get(key(text))) for text in "abc"] == [True, False, True]
-    cache.put(Compiled(key("c"), COMPILED, size_bytes=1))
-    for text in "de":
-        cache.put(Compiled(key(text), error="x"))
-    assert [bool(cache.get(key(text))) for text in "acde"] == [False, True, True, True]
-    cache.put(Compiled(key("huge"), COMPILED, size_bytes=100))
-    assert not any(cache.get(key(text)) for text in ("c", "d", "e", "huge"))
+def test_grammars_that_were_not_used_for_longest_are_forgotten(
+    queue: GrammarQueue, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "MAX_KEPT", 2)
+    monkeypatch.setattr(waiting, "MAX_KEPT_CHARACTERS", 10)
+
+    def asked(text: str) -> bool:
+        """Whether it has to be compiled."""
+        compiler.submitted.clear()
+        queue.add(ask(text, text))
+        compiler.done += [Compiled(key, COMPILED) for key in compiler.submitted]
+        queue.released()
+        return bool(compiler.submitted)
+
+    assert [asked(text) for text in "abacba"] == [True, True, False, True, True, True]
+    assert asked("long" * 3)
+    assert asked("a"), "of all there is no room for more"
+
+
+def test_the_thread_compiles_and_wakes_the_engine() -> None:
+    woken: list[int] = []
+    thread = CompileThread(lambda: [b"a", b"b"], lambda: woken.append(1))
+    for text in ("a", "(a", "b"):
+        thread.submit(key(text))
+    thread.close()
+    thread._thread.join()
+    done = thread.finished()
+    assert [bool(one.matcher) for one in done] == [True, False, True]
+    assert done[1].error == "unclosed group"
+    assert len(woken) == 3
+    assert thread.finished() == []
+
+
+def test_a_failure_of_the_library_ends_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Compiled:
+        raise RuntimeError("no")
+
+    thread = CompileThread(lambda: [b"a"], lambda: None)
+    monkeypatch.setattr(waiting, "compiled", fails)
+    thread.submit(key())
+    thread.close()
+    thread._thread.join()
+    assert [one.failure for one in thread.finished()] == ["the grammar library failed with it"]
 
 
 def test_a_request_crosses_the_process_border_with_its_grammar() -> None:

@@ -1,37 +1,28 @@
 """Answers of an engine with random weights at temperature 1: what they say is up to their grammar.
 
-Real compile processes, a pool that is too small, cut prompts and mixed steps.
+A real compile thread, a pool that is too small, cut prompts and mixed steps.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
-from itertools import count
 
 import jsonschema
 import msgspec
 import pytest
 from sluice_runtime.engine.build import Engine
-from sluice_runtime.errors import GrammarProcessError
-from sluice_runtime.grammar.follow.process import MaskWorkerProcess
-from sluice_runtime.grammar.follow.turns import Turn, Turned
-from sluice_runtime.grammar.schema.json_schema import usable_schema
+from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.wire.messages import Abort, Grammar, Sampling
 
+from tests.runtime.grammar.drawing import BEYOND_LIMITS
 from tests.runtime.grammar.driving import EOS, ask, engine_of, grammar, run
 from tests.runtime.grammar.schemas import SCHEMAS
 
 pytestmark = pytest.mark.process
 
 FORMATS = jsonschema.FormatChecker(formats=["date", "ipv4", "uuid"])
-
-NEVER_DONE = json.dumps(
-    {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(4000)}}
-)
-"""Takes more time and more memory than a compilation may."""
 
 
 def schema_of(name: str) -> Grammar:
@@ -106,49 +97,21 @@ def test_a_step_with_a_grammar_leaves_other_rows_alone(engine: Engine) -> None:
 def test_a_grammar_that_is_slow_to_follow_ends_its_own_request_alone(
     engine: Engine, overlap: bool
 ) -> None:
-    """Slow only where a compilation does not look; the streams beside it have all their tokens."""
-    wanted = grammar("regex", f"[xy]{{{80 + overlap}}}(a{{0,60}}){{0,60}}b")
-    never_b = Sampling(seed=1, logit_bias=[(ord("b"), -100.0)])
+    """Only where the answer comes to it; the streams beside it have all their tokens."""
+    wanted = grammar("ebnf", f"root ::= [xy]{{{80 + overlap}}} s\n{BEYOND_LIMITS}")
     free = [ask(f"free {i}", None, 200, sampling=Sampling(0.0), ignore_eos=True) for i in range(2)]
     run(engine, [ask("known", wanted, 2)])
     alone = run(engine, free)
-    both = run(engine, [*free, ask("slow", wanted, sampling=never_b)], overlap=overlap)
+    both = run(engine, [*free, ask("slow", wanted)], overlap=overlap)
     assert both.order[0] == "slow"
     assert both.ends["slow"].refusal == "invalid"
-    assert str(both.ends["slow"].error).startswith("response_format: following it takes more than")
-    assert 80 < len(both.tokens["slow"]) < 150
+    assert str(both.ends["slow"].error).startswith("response_format: following it takes")
+    assert 79 <= len(both.tokens["slow"]) <= 81
     for request in free:
         assert both.tokens[request.request_id] == alone.tokens[request.request_id]
     again = run(engine, [ask("again", wanted)])
     assert again.ends["again"].error == both.ends["slow"].error
     assert again.tokens["again"] == []
-
-
-@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
-def test_an_answer_that_loses_its_grammar_ends_as_an_error_whatever_it_draws_then(
-    engine: Engine, overlap: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The end of the answer is drawn as soon as nothing forbids it."""
-    wanted, turns = grammar("regex", "[xy]{300}"), count()
-    run(engine, [ask("known", wanted, 2)])
-    mask_workers = engine.grammar_processes.mask_workers
-    while mask_workers.refusal():  # where the one of the test before is being replaced
-        time.sleep(0.01)
-    worker = mask_workers._current
-    assert isinstance(worker, MaskWorkerProcess)
-    follow = worker.turn
-
-    def gone(turn: Turn) -> Turned:
-        if next(turns) == 5:
-            raise GrammarProcessError("gone")
-        return follow(turn)
-
-    monkeypatch.setattr(worker, "turn", gone)
-    ends_soon = Sampling(seed=1, logit_bias=[(EOS, 100.0)])
-    answers = run(engine, [ask("lost", wanted, sampling=ends_soon)], overlap=overlap)
-    end = answers.ends["lost"]
-    assert (end.finish_reason, end.refusal) == ("error", "uncompiled")
-    assert re.fullmatch("[xy]{5}", answers.text("lost"))
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlapped"])
@@ -170,23 +133,19 @@ def test_an_answer_that_was_retracted_goes_on_where_it_was(overlap: bool) -> Non
 
 
 def test_requests_do_not_wait_for_the_grammar_of_another(engine: Engine) -> None:
-    slow = ask("slow", grammar("json_schema", NEVER_DONE))
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1000)}}
+    slow = ask("slow", grammar("json_schema", json.dumps(usable_schema(schema))), 1)
     free = ask("free", None, 16)
-    quick = ask("quick", grammar("regex", "[a-f]{4}"))
-    answers = run(engine, [slow, free, quick], until=2)
-    assert sorted(answers.order) == ["free", "quick"]
+    answers = run(engine, [slow, free], until=1)
+    assert answers.order == ["free"]
     assert len(engine.grammars) == 1
-    rest = run(engine, [], until=1)
-    assert rest.ends["slow"].refusal == "invalid"
-    assert str(rest.ends["slow"].error).startswith("response_format: compiling it takes")
-    again = run(engine, [ask("later", grammar("regex", "[g-k]{4}"))])
-    assert re.fullmatch("[g-k]{4}", again.text("later"))
+    assert "slow" in run(engine, [], until=1).ends
 
 
 def test_a_refused_grammar_is_refused_at_once_the_second_time(engine: Engine) -> None:
     first = run(engine, [ask("first", grammar("regex", "a(b"))])
     assert first.ends["first"].refusal == "invalid"
-    assert "parenthesis" in str(first.ends["first"].error)
+    assert "unclosed group" in str(first.ends["first"].error)
     second = run(engine, [ask("second", grammar("regex", "a(b"))])
     assert second.ends["second"].error == first.ends["first"].error
 

@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 from sluice_runtime.engine.build import Engine
-from sluice_runtime.grammar.native import RAW, GrammarCompiler, GrammarMatcher, TokenizerInfo
 from sluice_runtime.grammar.vocabulary import _added
+from sluice_runtime.grammar.waiting import tokenizer_of
 from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.server.answer_text import Detokenizer
 from sluice_runtime.server.body import parse_request
@@ -26,7 +26,8 @@ from sluice_runtime.server.tools.formats import (
 from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 from sluice_runtime.wire.messages import Grammar, Sampling
 
-from tests.runtime.grammar.driving import EOS, ask, engine_of, grammar, run
+from tests.runtime.grammar import drawing
+from tests.runtime.grammar.driving import ask, engine_of, grammar, run
 
 pytestmark = pytest.mark.process
 
@@ -159,10 +160,8 @@ def accepts(held: Grammar, tokens: Sequence[int]) -> bool:
     """Whether an answer of these tokens, and its end, is one of the grammar's."""
     words = [bytes([value]) for value in range(256)]
     marked = [_added(name, special=True) for name in sorted(SPECIAL)]
-    tokenizer = TokenizerInfo([*words, *marked, b""], RAW, 259, [], False)
-    compiled = GrammarCompiler(tokenizer, 1, False, 0).compile_structural_tag(held.text)
-    matcher = GrammarMatcher(compiled, [EOS], False, -1, None)
-    return all(matcher.accept_token(token, False) for token in [*tokens, EOS])
+    tokenizer = tokenizer_of([*words, *marked, b""])
+    return drawing.accepts(drawing.matcher_of(held.kind, held.text, tokenizer), tokens)
 
 
 @pytest.mark.parametrize("form", MARKED, ids=["list", "named"])

@@ -141,7 +141,7 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
         engine = build_engine(config, resolve(config.model.uri), hooks, group=ranks.group)
         if size > 1:  # as the others do
             prepare(config, engine)
-        stack.enter_context(closing(engine.grammar_processes))
+        stack.enter_context(closing(engine.grammar_compiler))
         ready, wake = engine.ready(f"epoch-{role}"), link.wakeup.set
         started = stack.enter_context(
             started_role(config, engine, lambda: (KEY,), ready, wake, ranks.copiers, connect)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sluice_runtime.handover.messages import HANDOVER_VERSION, ToDecode, ToPrefill
 
-KNOWN = (6, "aebd5fde1332c73f")
+KNOWN = (7, "e13367668d0438ef")
 
 
 def without_texts(schema: Any) -> Any:

@@ -72,7 +72,7 @@ def test_engines_started_before_and_after_the_folder_is_written_over_have_other_
     def fingerprint(folder: Path) -> KvFingerprint:
         config = resolved(engine_config(str(folder)))
         engine = build_engine(config, resolve(str(folder)))
-        with closing(engine.grammar_processes):
+        with closing(engine.grammar_compiler):
             return kv_fingerprint("pvc", None, 1, engine.ready("epoch"))
 
     first = fingerprint(changed(lambda tensors: None))

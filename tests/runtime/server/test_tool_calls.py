@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
 import pytest
 from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.grammar.constraint import json_rule
 from sluice_runtime.server.body import parse_request
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.structured import grammar_of
@@ -56,13 +58,13 @@ def plan(form: ToolFormat | None = HERMES, **fields: Any) -> ToolPlan | None:
     return plan_tools(request, form, {"[TOOL_CALLS]": 5}.get)
 
 
-def held_to(**fields: Any) -> dict[str, Any]:
+def held_to(**fields: Any) -> list[str]:
+    """The lines of the grammar."""
     planned = plan(**fields)
     assert planned is not None
     assert planned.spec is not None
-    assert (planned.spec.field, planned.spec.kind) == ("tools", "tags")
-    value: dict[str, Any] = json.loads(planned.spec.text)["format"]
-    return value
+    assert (planned.spec.field, planned.spec.kind) == ("tools", "lark")
+    return planned.spec.text.splitlines()
 
 
 F, G = tool("f"), tool("g", parameters={"type": "object", "properties": {"x": {}}})
@@ -86,26 +88,30 @@ def test_auto_leaves_the_model_free() -> None:
 
 def test_strict_tools_and_single_calls_constrain_calls_inside_text() -> None:
     strict = held_to(tools=[tool("f", strict=True), G])
-    assert (strict["type"], strict["stop_after_first"]) == ("triggered_tags", False)
+    assert strict[0] == "start: call* TEXT"
+    assert 'trigger[lazy]: /(.|\\n)*/ "<tool_call>"' in strict
     single = held_to(tools=[F], parallel_tool_calls=False)
-    assert (single["type"], single["stop_after_first"]) == ("triggered_tags", True)
+    assert single[0] == "start: call | TEXT"
 
 
 def test_required_and_named_tools_must_be_called_by_any_model() -> None:
     for form in (HERMES, None):
-        required = held_to(form=form, tools=[F, G], tool_choice="required")
-        assert [tag["begin"] for tag in required["tags"]] == [
-            '<tool_call>\n{"name": "f", "arguments": ',
-            '<tool_call>\n{"name": "g", "arguments": ',
-        ]
-        assert required["at_least_one"]
-        assert not required["stop_after_first"]
-    named = held_to(tools=[F, G], tool_choice={"type": "function", "function": {"name": "g"}})
-    assert len(named["tags"]) == 1
-    assert named["stop_after_first"]
+        start, call = held_to(form=form, tools=[F, G], tool_choice="required")
+        assert start == 'start: call ("\\n" call)*'
+        for name in "fg":
+            begin = json.dumps(f'<tool_call>\n{{"name": "{name}", "arguments": ')
+            assert begin in call
+    start, call = held_to(tools=[F, G], tool_choice={"type": "function", "function": {"name": "g"}})
+    assert start == "start: call"
+    assert call.count("<tool_call>") == 1
 
 
-RECORD = {"type": "object", "properties": {"k": {"type": "string"}}, "required": ["k"]}
+RECORD = {
+    "type": "object",
+    "properties": {"k": {"type": "string"}},
+    "required": ["k"],
+    "additionalProperties": False,
+}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD}}
 
 
@@ -131,15 +137,11 @@ def test_with_tools_and_a_schema_an_answer_is_json_or_calls(
 ) -> None:
     held = grammar_beside_tools(**fields, parallel_tool_calls=parallel)
     assert held is not None
-    assert (held.kind, held.field) == ("tags", f"tools, {field}")
-    form = json.loads(held.text)["format"]
-    asked, calls = form["elements"]
-    assert (form["type"], asked["type"]) == ("or", "json_schema")
-    assert asked["json_schema"] == (schema or ANY_OBJECT)
-    assert calls["type"] == "tags_with_separator"
-    assert calls["at_least_one"]
-    assert calls["stop_after_first"] is not parallel
-    assert [tag["begin"][21:24] for tag in calls["tags"]] == ['"f"', '"g"']
+    assert (held.kind, held.field) == ("lark", f"tools, {field}")
+    start, asked, call = held.text.splitlines()
+    assert start == ('start: answer | call ("\\n" call)*' if parallel else "start: answer | call")
+    assert asked == f"answer: {json_rule(schema or ANY_OBJECT)}"
+    assert call.count("<tool_call>") == 2
 
 
 def test_format_text_constrains_nothing_and_without_callable_tools_a_format_applies() -> None:
@@ -207,33 +209,37 @@ def test_arguments_that_could_not_be_kept_to_their_schema_are_refused() -> None:
 
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
+CLOSED = {"additionalProperties": False}
 DEFS: dict[str, Any] = {
     "$defs": {"a": {"type": "object", "properties": {"x": {}}}, "n": {"type": "null"}}
 }
+KEPT = {"$defs": {"a": {**DEFS["$defs"]["a"], **CLOSED}, "n": DEFS["$defs"]["n"]}}
 
 
 @pytest.mark.parametrize(
     ("parameters", "held"),
     [
         ({}, ANY_OBJECT),
-        ({"title": "f"}, {**ANY_OBJECT, "title": "f"}),
-        ({"properties": {"x": {}}}, {"type": "object", "properties": {"x": {}}}),
+        ({"title": "f"}, ANY_OBJECT),
+        ({"properties": {"x": {}}}, {"type": "object", "properties": {"x": {}}, **CLOSED}),
         ({"type": ["object", "null"]}, ANY_OBJECT),
         ({"anyOf": [{"type": "null"}, {"type": "object"}, {}]}, {"anyOf": [ANY_OBJECT] * 2}),
         ({"type": "object", "oneOf": [{"const": 1}, True]}, {"anyOf": [ANY_OBJECT]}),
         ({"enum": [1, {"x": 1}]}, {"enum": [{"x": 1}]}),
-        ({"$ref": "#/$defs/a", **DEFS}, {**DEFS["$defs"]["a"], **DEFS}),
+        ({"$ref": "#/$defs/a", **DEFS}, {**KEPT["$defs"]["a"], **KEPT}),
         (
             {"anyOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/a"}], **DEFS},
-            {"anyOf": [{"$ref": "#/$defs/a"}], **DEFS},
+            {"anyOf": [{"$ref": "#/$defs/a"}], **KEPT},
         ),
     ],
 )
 def test_parameters_are_restricted_to_objects(
     parameters: dict[str, Any], held: dict[str, Any]
 ) -> None:
-    form = held_to(tools=[tool("f", parameters=parameters)], tool_choice="required")
-    assert form["tags"][0]["content"]["json_schema"] == held
+    _, call = held_to(tools=[tool("f", parameters=parameters)], tool_choice="required")
+    (asked,) = re.findall(r"%json (\{.*\}) ", call)
+    assert {**json.loads(asked), **held} == json.loads(asked)
+    assert json.loads(asked).keys() == held.keys() | {"x-guidance"}
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ async def test_a_required_call_is_enforced_by_a_grammar(calling: Server) -> None
     )
     (asked,) = [message for message in calling.engine.heard if isinstance(message, Generate)]
     assert asked.grammar is not None
-    assert asked.grammar.kind == "tags"
+    assert asked.grammar.kind == "lark"
 
 
 async def test_auto_is_refused_where_the_format_of_calls_is_unknown(server: Server) -> None:

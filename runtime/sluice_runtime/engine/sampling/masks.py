@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.engine.device import Device, upload_mixed
-from sluice_runtime.grammar.follow.matchers import Masks
+from sluice_runtime.grammar.masks import Masks
 
 
 def forbid(logits: Tensor, masks: Masks, device: Device) -> None:

@@ -25,8 +25,6 @@ from sluice_contract.config.supported import unsupported
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
-from sluice_runtime.grammar.compile.pool import MAX_PROCESSES
-from sluice_runtime.grammar.compile.process import CompileLimits
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
@@ -36,24 +34,8 @@ FIRST_CHUNK_TOKENS: Final = 128
 milliseconds with a small model and seconds with a large one."""
 SAMPLING_SHARE: Final = 0.05
 """Of a GPU's memory, that sampling all rows may take where an engine chooses how many there are."""
-_MIN_GRAMMAR_BYTES: Final = 512 << 20
-"""The library and a vocabulary of 150,000 tokens take 200 MiB of it."""
-
-
-@dataclass(frozen=True)
-class GrammarMemory:
-    """Memory of the host for the processes that compile grammars and the one that follows them."""
-
-    compilers: int
-    bytes_each: int
-
-    @property
-    def bytes(self) -> int:
-        return (self.compilers + 1) * self.bytes_each
-
-
-NO_GRAMMARS: Final = GrammarMemory(0, 0)
-"""For a model without support for grammars."""
+GRAMMAR_BYTES: Final = 512 << 20
+"""Of the host, for grammars in use: a vocabulary of 150,000 tokens takes 100 MiB of it."""
 
 
 @dataclass(frozen=True)
@@ -145,18 +127,6 @@ def running_requests(
     return RunningRequests(rows, "KvPool", text)
 
 
-def grammar_memory(config: EngineConfig, host_bytes: int) -> GrammarMemory:
-    """As configured, else what memoryFraction leaves of the host, or half of a host whose models
-    are on GPUs; one compile process where that is too little for two."""
-    if config.grammar_compile_bytes is not None:
-        return GrammarMemory(MAX_PROCESSES, config.grammar_compile_bytes)
-    on_cpus = (config.accelerator or Accelerator()).is_cpu
-    left = int(host_bytes * (1 - (config.memory_fraction or 1.0 if on_cpus else 0.5)))
-    compilers = MAX_PROCESSES if left >= (MAX_PROCESSES + 1) * _MIN_GRAMMAR_BYTES else 1
-    upper = CompileLimits().memory_bytes
-    return GrammarMemory(compilers, min(upper, max(_MIN_GRAMMAR_BYTES, left // (compilers + 1))))
-
-
 def pool_pages(
     config: EngineConfig,
     context_tokens: int,
@@ -190,29 +160,10 @@ def pool_pages(
         raise OutOfMemoryError(
             f"KV pool allocation: a context of {context_tokens} tokens wants "
             f"{context_tokens * bytes_per_token >> 20} MiB, {spendable >> 20} MiB are "
-            f"available (memoryFraction {fraction}, {reserved}); lower contextLength, "
-            f"maxRunningRequests or grammarCompileBytes, or set kvPoolTokens"
+            f"available (memoryFraction {fraction}, {reserved}); lower contextLength "
+            f"or maxRunningRequests, or set kvPoolTokens"
         )
     return pages_for(min(affordable, useful), page_size)
-
-
-def grammars_short_of_memory(
-    config: EngineConfig, bytes_per_token: int, host: HostBytes, reserved: ReservedMemory
-) -> str | None:
-    """Of a configured pool, which may take from the processes for grammars what these seldom use:
-    one line with the numbers, if they could not have all of theirs."""
-    if config.kv_pool_tokens is None:
-        return None
-    left = host.available - (reserved.total - reserved.grammars)
-    left_for_grammars = left - config.kv_pool_tokens * bytes_per_token
-    if left_for_grammars >= reserved.grammars:
-        return None
-    most = max(0, left - reserved.grammars) // bytes_per_token
-    return (
-        f"kvPoolTokens: {config.kv_pool_tokens} leaves {left_for_grammars >> 20} MiB for grammars, "
-        f"whose processes may take {reserved.grammars >> 20} MiB (grammarCompileBytes each); "
-        f"{most} tokens would leave all of it"
-    )
 
 
 def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) -> SchedulerSettings:

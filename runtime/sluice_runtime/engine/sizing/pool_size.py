@@ -34,11 +34,9 @@ from sluice_runtime.engine.sizing.gpu_plan import (
     step_tokens,
 )
 from sluice_runtime.engine.sizing.plan import (
-    GrammarMemory,
     HostBytes,
     ReservedMemory,
     context_length,
-    grammars_short_of_memory,
     pool_pages,
     running_requests,
     scheduler_settings,
@@ -135,8 +133,8 @@ def with_running_requests(
     return config.model_copy(update={"max_running_requests": chosen.rows})
 
 
-def pages_in_host_memory(loaded: LoadedModel, grammars: GrammarMemory) -> int:
-    """Beside the processes that use the memory of `grammars`.
+def pages_in_host_memory(loaded: LoadedModel, grammar_bytes: int) -> int:
+    """Beside so many bytes for grammars.
 
     Raises:
         OutOfMemoryError: see `plan.pool_pages`.
@@ -146,11 +144,8 @@ def pages_in_host_memory(loaded: LoadedModel, grammars: GrammarMemory) -> int:
     free = HostBytes(memory.total, memory.available)
     rows, vocabulary = config.max_running_requests or 1, loaded.model.spec.vocabulary_size
     sampling = sampling_bytes(rows, vocabulary, loaded.context_tokens)
-    reserved = ReservedMemory(grammars.bytes, sampling)
-    pages = pool_pages(config, loaded.context_tokens, token_bytes, free, reserved)
-    if short := grammars_short_of_memory(config, token_bytes, free, reserved):
-        _log.info("%s", short)
-    return pages
+    reserved = ReservedMemory(grammar_bytes, sampling)
+    return pool_pages(config, loaded.context_tokens, token_bytes, free, reserved)
 
 
 def pages_in_device_memory(

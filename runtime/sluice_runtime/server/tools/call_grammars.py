@@ -1,31 +1,50 @@
-"""Grammars for tool calls: each model family's format, as structural tags of the grammar library.
+"""Grammars for tool calls: each model family's format, in the grammar library's Lark. Pure.
 
-Special tokens have no text, so a grammar refers to them by id. `tokens`: these ids, by name.
+Special tokens have no text, so a grammar refers to them by id: `tokens`, by name. In text the lexer
+looks for what begins a call, and from there on only a call may follow.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from llguidance import regex_to_lark
+
+from sluice_runtime.grammar.constraint import json_rule
+from sluice_runtime.server.tools.xml_values import kinds_of
+
 Schemas = Mapping[str, Any]
 """Schema of the arguments, by function."""
 Tokens = Mapping[str, int]
-Form = dict[str, Any]
 
 _MARKER: Final = "[TOOL_CALLS]"
 _ARGS: Final = "[ARGS]"
-_MAX_WHITESPACE: Final = 32
+_ANY: Final = r"/(.|\n)*/"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """An expression in Lark, and the rules that it uses."""
+
+    expression: str
+    rules: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """As a whole grammar."""
+        return "\n".join([f"start: {self.expression}", *self.rules, ""])
 
 
 class CallGrammar(Protocol):
-    """Grammars of one format. `at_most_one`: the answer may have at most one call."""
+    """`at_most_one`: at most one call."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
         """At least one call, and nothing else."""
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
         """Any text, with calls in it."""
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
@@ -42,145 +61,179 @@ class JsonTag:
     trigger: str
     """The start of `begin`, which marks a call inside text."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
-        return separated(self._tags(schemas), self.separator, at_most_one=at_most_one)
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
+        return separated(Rules(self._bodies(schemas, "")), self.separator, at_most_one=at_most_one)
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
-        return triggered(self._tags(schemas), self.trigger, at_most_one=at_most_one)
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
+        return triggered(self.trigger, Rules(self._bodies(schemas, self.trigger)), at_most_one=at_most_one)
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return [self.begin % name for name in schemas]
 
-    def _tags(self, schemas: Schemas) -> list[Form]:
-        return [
-            tag(self.begin % name, arguments(schema), self.end) for name, schema in schemas.items()
-        ]
+    def _bodies(self, schemas: Schemas, trigger: str) -> str:
+        """Without the trigger, which is in front."""
+        return alternatives(
+            f"{quoted((self.begin % name).removeprefix(trigger))} {json_rule(schema)} "
+            f"{quoted(self.end)}"
+            for name, schema in schemas.items()
+        )
 
 
 @dataclass(frozen=True)
 class XmlTag:
     """A tag for the function, with a tag for each argument inside."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
-        return separated(self._tags(schemas), "\n", at_most_one=at_most_one)
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
+        return separated(_xml_bodies(schemas, "<tool_call>"), "\n", at_most_one=at_most_one)
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
-        return triggered(self._tags(schemas), "<tool_call>", at_most_one=at_most_one)
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
+        return triggered("<tool_call>", _xml_bodies(schemas, ""), at_most_one=at_most_one)
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return ["<tool_call>"]
-
-    def _tags(self, schemas: Schemas) -> list[Form]:
-        return [
-            tag(
-                f"<tool_call>\n<function={name}>\n",
-                arguments(schema) | {"style": "qwen_xml"},
-                "\n</function>\n</tool_call>",
-            )
-            for name, schema in schemas.items()
-        ]
 
 
 @dataclass(frozen=True)
 class JsonList:
     """One marker and a list of all calls."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
-        return self._list(schemas, tokens, at_most_one=at_most_one)
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
+        calls = self._list(schemas, at_most_one=at_most_one)
+        return Rules(f"{token(_MARKER, tokens)} {calls.expression}", calls.rules)
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
-        return marked(
-            [self._list(schemas, tokens, at_most_one=at_most_one)], tokens, at_most_one=True
-        )
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
+        return marked(self._list(schemas, at_most_one=at_most_one), tokens, at_most_one=True)
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return [_MARKER]
 
-    def _list(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
-        objects = [
-            tag(f'{{"name": "{name}", "arguments": ', arguments(schema), "}")
-            for name, schema in schemas.items()
-        ]
-        parts = [constant("["), separated(objects, ", ", at_most_one=at_most_one)]
-        return tag(token(_MARKER, tokens), {"type": "sequence", "elements": parts}, "]")
+    def _list(self, schemas: Schemas, *, at_most_one: bool) -> Rules:
+        entry = alternatives(
+            f"{quoted(begin)} {json_rule(schema)} {quoted('}')}"
+            for begin, schema in (
+                (f'{{"name": "{name}", "arguments": ', schema) for name, schema in schemas.items()
+            )
+        )
+        more = "" if at_most_one else f" ({quoted(', ')} entry)*"
+        return Rules(f"{quoted('[')} entry{more} {quoted(']')}", (f"entry: {entry}",))
 
 
 @dataclass(frozen=True)
 class NamedTag:
     """For each call: a marker, the name, another marker, the arguments."""
 
-    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
-        return separated(self._tags(schemas, tokens), "", at_most_one=at_most_one)
+    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
+        call = f"({token(_MARKER, tokens)} {self._body(schemas, tokens)})"
+        return Rules(call if at_most_one else f"{call}+")
 
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Form:
-        return marked(self._tags(schemas, tokens), tokens, at_most_one=at_most_one)
+    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
+        return marked(Rules(self._body(schemas, tokens)), tokens, at_most_one=at_most_one)
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return [_MARKER]
 
-    def _tags(self, schemas: Schemas, tokens: Tokens) -> list[Form]:
-        marker, args = token(_MARKER, tokens), token(_ARGS, tokens)
-        between = constant(args) if isinstance(args, str) else args
-        return [
-            tag(
-                marker,
-                {"type": "sequence", "elements": [constant(name), between, arguments(schema)]},
-                "",
-            )
+    def _body(self, schemas: Schemas, tokens: Tokens) -> str:
+        return alternatives(
+            f"{quoted(name)} {token(_ARGS, tokens)} {json_rule(schema)}"
             for name, schema in schemas.items()
-        ]
+        )
 
 
-def tag(begin: str | Form, content: Form, end: str) -> Form:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
+def quoted(text: str) -> str:
+    """A text in Lark; nothing where it is empty."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def constant(text: str) -> Form:
-    return {"type": "const_string", "value": text}
+def alternatives(expressions: Any) -> str:
+    """One of several expressions."""
+    return "(" + " | ".join(expressions) + ")"
 
 
-def arguments(schema: Any) -> Form:
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MAX_WHITESPACE}
-
-
-def token(text: str, tokens: Tokens) -> str | Form:
+def token(text: str, tokens: Tokens) -> str:
     """A marker: by id if it is a special token, else by its text."""
-    return {"type": "token", "token": tokens[text]} if text in tokens else text
+    return f"<[{tokens[text]}]>" if text in tokens else quoted(text)
 
 
-def either(schema: Any, calls: Form) -> Form:
+def either(schema: Any, calls: Rules) -> Rules:
     """JSON of this schema, or calls."""
-    return {"type": "or", "elements": [arguments(schema), calls]}
+    return Rules(f"answer | {calls.expression}", (f"answer: {json_rule(schema)}", *calls.rules))
 
 
-def separated(tags: list[Form], separator: str, *, at_most_one: bool) -> Form:
-    return {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": separator,
-        "at_least_one": True,
-        "stop_after_first": at_most_one,
-    }
+def separated(call: Rules, separator: str, *, at_most_one: bool) -> Rules:
+    """Calls, one at least."""
+    more = "" if at_most_one else f" ({quoted(separator)} call)*"
+    return Rules(f"call{more}", (f"call: {call.expression}", *call.rules))
 
 
-def triggered(tags: list[Form], trigger: str, *, at_most_one: bool) -> Form:
-    return {
-        "type": "triggered_tags",
-        "triggers": [trigger],
-        "tags": tags,
-        "at_least_one": False,
-        "stop_after_first": at_most_one,
-    }
+def triggered(trigger: str, body: Rules, *, at_most_one: bool) -> Rules:
+    """Text with calls: the rest of a call follows each trigger."""
+    rules = (
+        f"TEXT: {_ANY}",
+        f"trigger[lazy]: {_ANY} {quoted(trigger)}",
+        f"call: trigger {body.expression}",
+        *body.rules,
+    )
+    return Rules("call | TEXT" if at_most_one else "call* TEXT", rules)
 
 
-def marked(tags: list[Form], tokens: Tokens, *, at_most_one: bool) -> Form:
-    """Text with tags that begin with the marker."""
+def marked(body: Rules, tokens: Tokens, *, at_most_one: bool) -> Rules:
+    """Text with calls that begin with the marker."""
     if _MARKER not in tokens:
-        return triggered(tags, _MARKER, at_most_one=at_most_one)
-    return {
-        "type": "token_triggered_tags",
-        "trigger_tokens": [tokens[_MARKER]],
-        "tags": tags,
-        "at_least_one": False,
-        "stop_after_first": at_most_one,
-    }
+        return triggered(_MARKER, body, at_most_one=at_most_one)
+    call = f"call: TEXT {token(_MARKER, tokens)} {body.expression}"
+    return Rules("call | TEXT" if at_most_one else "call* TEXT", (f"TEXT: {_ANY}", call, *body.rules))
+
+
+def _xml_bodies(schemas: Schemas, begin: str) -> Rules:
+    rules: list[str] = []
+    bodies = [
+        " ".join(
+            [
+                quoted(f"{begin}\n<function={name}>\n"),
+                _xml_arguments(schema, schema, rules),
+                quoted("</function>\n</tool_call>"),
+            ]
+        )
+        for name, schema in schemas.items()
+    ]
+    return Rules(alternatives(bodies), tuple(rules))
+
+
+def _xml_arguments(schema: Any, root: Any, rules: list[str]) -> str:
+    """The arguments of one call, in the schema's order; adds the rules that they need."""
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema, Mapping) and key in schema:
+            return alternatives(_xml_arguments(part, root, rules) for part in schema[key])
+    if "$ref" in schema:
+        target: Any = root
+        for step in schema["$ref"].removeprefix("#").split("/")[1:]:
+            target = target[step]
+        return _xml_arguments(target, root, rules)
+    required = schema.get("required", ())
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    arguments = []
+    for name, part in schema.get("properties", {}).items():
+        argument = _xml_argument(quoted(f"<parameter={name}>\n"), part, definitions, rules)
+        arguments.append(argument if name in required else f"({argument})?")
+    others = schema.get("additionalProperties", False)
+    if others is not False:
+        begin = r'"<parameter=" /[a-zA-Z0-9_.-]+/ ">\n"'
+        arguments.append(f"({_xml_argument(begin, others, definitions, rules)})*")
+    return " ".join(arguments)
+
+
+def _xml_argument(begin: str, schema: Any, definitions: Any, rules: list[str]) -> str:
+    """Strings are plain text up to the tag that ends them, all else is JSON."""
+    end, number = quoted("\n</parameter>\n"), len(rules)
+    if kinds_of(schema) == {"string"}:
+        pattern, values = schema.get("pattern"), schema.get("enum")
+        if values:
+            return f"{begin} {alternatives(map(quoted, values))} {end}"
+        if pattern:
+            text = regex_to_lark(pattern.removeprefix("^").removesuffix("$"), "dw")
+            rules.append(f"VALUE{number}: /{text}/ {end}")
+            return f"{begin} VALUE{number}"
+        rules.append(f"value{number}[lazy]: {_ANY} {end}")
+        return f"{begin} value{number}"
+    whole = definitions | schema if isinstance(schema, Mapping) else schema
+    return f"{begin} {json_rule(whole)} {end}"

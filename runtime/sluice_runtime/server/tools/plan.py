@@ -12,7 +12,6 @@ from typing import Any
 from sluice_contract.http_errors import shown, shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError
-from sluice_runtime.grammar.schema.object_schema import object_schema
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.structured import (
     StructuredOutputSpec,
@@ -20,9 +19,10 @@ from sluice_runtime.server.structured import (
     format_specs,
     refuse_infinite,
 )
-from sluice_runtime.server.tools.call_grammars import either
+from sluice_runtime.server.tools.call_grammars import Rules, either
 from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat
+from sluice_runtime.server.tools.object_schema import object_schema
 from sluice_runtime.server.tools.readers import calls_alone
 from sluice_runtime.server.tools.request import Function, NamedTool
 
@@ -159,26 +159,24 @@ def _call_spec(
     if len(forms := format_specs(request)) == 1:  # several are refused where grammars are made
         schema = _schema_beside_calls(forms[0])
         calls = form.grammar.calls(_checked(schemas), tokens, at_most_one=at_most_one)
-        spec = _structural_tag(either(schema, calls))
+        spec = _lark(either(schema, calls))
         return spec._replace(field=f"tools, {forms[0].field}", settles_format=True)
     if at_most_one or any(function.strict for function in functions):
-        return _structural_tag(
-            form.grammar.text_with_calls(_checked(schemas), tokens, at_most_one=at_most_one)
-        )
+        return _lark(form.grammar.text_with_calls(_checked(schemas), tokens, at_most_one=at_most_one))
     return None
 
 
-def _calls_only(request: ChatRequest, form: dict[str, Any]) -> StructuredOutputSpec:
+def _calls_only(request: ChatRequest, form: Rules) -> StructuredOutputSpec:
     """A grammar of calls and nothing else. `response_format` then has no effect, since it is about
     text; clients send it together with a function of the same schema."""
     fields = [spec.field.partition(".")[0] for spec in format_specs(request)]
-    return _structural_tag(form)._replace(settles_format=fields == ["response_format"])
+    return _lark(form)._replace(settles_format=fields == ["response_format"])
 
 
 def _schema_beside_calls(spec: StructuredOutputSpec) -> Any:
     """The schema for answers without calls."""
-    if spec.kind != "json_schema":
-        how = " whose strict is false" if spec.kind == "open_json_schema" else ""
+    if spec.kind != "json_schema" or spec.open:
+        how = " whose strict is false" if spec.open else ""
         raise InvalidRequestError(
             f"tools: given beside {spec.field}{how}; allowed: beside a JSON schema whose strict "
             'is not false, or with tool_choice "none"',
@@ -192,7 +190,5 @@ def _checked(schemas: Mapping[str, Any]) -> dict[str, Any]:
     return {name: checked_schema(f"tools.{name}", schema) for name, schema in schemas.items()}
 
 
-def _structural_tag(form: dict[str, Any]) -> StructuredOutputSpec:
-    return StructuredOutputSpec(
-        "tools", "tags", json.dumps({"type": "structural_tag", "format": form})
-    )
+def _lark(form: Rules) -> StructuredOutputSpec:
+    return StructuredOutputSpec("tools", "lark", form.text)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sluice_runtime.engine.device import Device, HostDevice
 from sluice_runtime.engine.sampling.masks import forbid
-from sluice_runtime.grammar.follow.matchers import Masks
+from sluice_runtime.grammar.masks import Masks
 
 from tests.runtime.engine.late_device import LateDevice
 

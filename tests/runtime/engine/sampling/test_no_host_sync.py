@@ -13,7 +13,7 @@ import torch
 from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.logprobs import StepScores
 from sluice_runtime.engine.sampling.masks import forbid
-from sluice_runtime.grammar.follow.matchers import Masks
+from sluice_runtime.grammar.masks import Masks
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, RowAdded
 from sluice_runtime.wire.messages import Sampling

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.sizing.plan import (
-    GrammarMemory,
     HostBytes,
     ReservedMemory,
     context_length,
-    grammar_memory,
-    grammars_short_of_memory,
     pool_pages,
     resolved,
     scheduler_settings,
@@ -57,36 +54,6 @@ def test_a_configured_pool_must_leave_room_for_logits_penalties_and_the_api_proc
     wrong = r"at most 819200: .* penalties .* want 80 MiB and the API process 20 MiB$"
     with pytest.raises(OutOfMemoryError, match=wrong):
         pool_pages(config(kvPoolTokens=800 * 1024 + 16), 4096, 1024, HOST, reserved)
-
-
-def test_a_configured_pool_that_leaves_grammars_less_than_they_may_take_is_told() -> None:
-    def told(tokens: int | None) -> str | None:
-        return grammars_short_of_memory(config(kvPoolTokens=tokens), 1024, HOST, RESERVED)
-
-    assert told(None) is None
-    assert told(800 * 1024) is None, "900 - 30 - 10 - 60"
-    line = told(810 * 1024) or ""
-    assert line.startswith("kvPoolTokens: 829440 leaves 50 MiB for grammars")
-    assert "may take 60 MiB" in line
-    assert line.endswith("819200 tokens would leave all of it")
-
-
-@pytest.mark.parametrize(
-    ("settings", "host_bytes", "room"),
-    [
-        ({}, 2 * GIB, GrammarMemory(1, 512 * MIB)),
-        ({"memoryFraction": 0.75}, 5 * GIB, GrammarMemory(1, 640 * MIB)),
-        ({"memoryFraction": 0.75}, 6 * GIB, GrammarMemory(2, 512 * MIB)),
-        ({"memoryFraction": 0.75}, 12 * GIB, GrammarMemory(2, GIB)),
-        ({"memoryFraction": 0.75}, 64 * GIB, GrammarMemory(2, 2 * GIB)),
-        ({"memoryFraction": 0.99}, 32 * GIB, GrammarMemory(1, 512 * MIB)),
-        ({"grammarCompileBytes": 3 * GIB}, 2 * GIB, GrammarMemory(2, 3 * GIB)),
-    ],
-)
-def test_compile_processes_get_the_memory_that_the_memory_fraction_leaves(
-    settings: dict[str, Any], host_bytes: int, room: GrammarMemory
-) -> None:
-    assert grammar_memory(config(**settings), host_bytes) == room
 
 
 def test_the_pool_is_no_larger_than_what_all_rows_can_use() -> None:

@@ -72,7 +72,7 @@ def built(
 
 
 def pool_mib(engine: Engine) -> float:
-    with closing(engine.grammar_processes):
+    with closing(engine.grammar_compiler):
         return engine.settings.limits.kv_pool_tokens * TOKEN / MIB
 
 
@@ -132,7 +132,7 @@ def test_an_engine_chooses_how_many_requests_run_at_once(caplog: pytest.LogCaptu
     settings: dict[str, Any] = {"contextLength": 2048, "kvPoolTokens": 300 * 1024}
     with caplog.at_level(logging.INFO, "sluice.engine"):
         engine = built(memory, maxRunningRequests=None, **settings)
-    with closing(engine.grammar_processes):
+    with closing(engine.grammar_compiler):
         assert engine.settings.max_running_requests == 288
         assert engine.ready("epoch").max_running_requests == 288
         assert memory.steps == [(512, 288)]
@@ -151,7 +151,7 @@ def test_ranks_choose_alike_by_the_smallest_gpu(group: Group, rows: int) -> None
     """0.9 of 1000 or 500 MiB, less the weights, which are below 1 MiB; 1 MiB a request."""
     settings: dict[str, Any] = {"contextLength": 256, "memoryFraction": 0.9}
     engine = built(PretendedMemory(1), group=group, maxRunningRequests=None, **settings)
-    with closing(engine.grammar_processes):
+    with closing(engine.grammar_compiler):
         assert engine.settings.max_running_requests == rows
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.schema.json_schema import RESTRICTING
+from sluice_runtime.grammar.json_schema import RESTRICTING
 
 _OBJECT: Final = '"object"'
 _REFERRED: Final = 'a reference to a schema of type "object"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,26 +11,19 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.sampling.draw import sample
 from sluice_runtime.engine.sampling.masks import forbid
-from sluice_runtime.grammar.allowance import FREE_SECONDS, MAX_STEP_SECONDS, crowding
-from sluice_runtime.grammar.follow.mask_worker_pool import MaskWorkerPool
-from sluice_runtime.grammar.follow.matchers import Matchers
-from sluice_runtime.grammar.keys import KeptGrammar
-from sluice_runtime.grammar.native import (
-    RAW,
-    CompiledGrammar,
-    GrammarCompiler,
-    GrammarMatcher,
-    TokenizerInfo,
-)
+from sluice_runtime.grammar import masks as masks_module
+from sluice_runtime.grammar.masks import FREE_SECONDS, Matchers
+from sluice_runtime.grammar.waiting import tokenizer_of
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
 from tests.examples import examples
 from tests.runtime.engine.sampling.parameters import rows_of
-from tests.runtime.grammar.follow.mask_worker_here import MaskWorkerHere, mask_workers_here
+from tests.runtime.grammar.drawing import BEYOND_LIMITS, matcher_of
 
 WORDS = [bytes([value]) for value in range(256)] + [b"ab", b"abc", b"12", b"", b""]
 """A vocabulary with tokens of several bytes, then two special ones."""
@@ -39,19 +31,17 @@ SIZE, EOS = len(WORDS), len(WORDS) - 1
 PROMPT = [1, 2, 3]
 PATTERNS = ["(ab|12){2,5}c?", "[a-c]*1[0-9]{3}", "x?(abc)+", "a|ab|abc"]
 
-TOKENIZER = TokenizerInfo(WORDS, RAW, SIZE, [], False)
-COMPILER = GrammarCompiler(TOKENIZER, 1, False, 0)
-COMPILED = [COMPILER.compile_regex(pattern) for pattern in PATTERNS]
+TOKENIZER = tokenizer_of(WORDS)
+COMPILED = [matcher_of("regex", pattern, TOKENIZER) for pattern in PATTERNS]
 
 
-def allowed_after(compiled: CompiledGrammar, tokens: Sequence[int]) -> set[int]:
+def allowed_after(compiled: LLMatcher, tokens: Sequence[int]) -> set[int]:
     """By a matcher of its own that read all of `tokens`."""
-    matcher = GrammarMatcher(compiled, [EOS], False, -1, None)
-    assert all(matcher.accept_token(token, False) for token in tokens)
-    words = np.zeros((1, -(-SIZE // 32)), np.int32)
-    matcher.fill_next_token_bitmask(words, 0, False)
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-    return {int(token) for token in np.flatnonzero(bits[:SIZE])}
+    state = compiled.deep_copy()
+    assert state.try_consume_tokens(list(tokens)) == len(tokens)
+    bits = np.unpackbits(np.frombuffer(state.compute_bitmask(), np.uint8), bitorder="little")
+    ends = {EOS} if bits[SIZE] else set()
+    return {int(token) for token in np.flatnonzero(bits[:SIZE])} | ends
 
 
 def request(name: str) -> Generate:
@@ -64,17 +54,11 @@ def batch(added: Sequence[tuple[int, str]] = (), dropped: Sequence[int] = ()) ->
     return Batch(1, ForwardMode.DECODE, dropped_rows=tuple(dropped), added_rows=rows)
 
 
-def kept(pool: MaskWorkerPool, compiled: CompiledGrammar) -> KeptGrammar:
-    text, tokenizer = compiled.serialize_json(), TOKENIZER.serialize_json()
-    return pool.keep(text.encode(), tokenizer.encode())
-
-
 def matchers_of(**names: int) -> Matchers:
     """One row for each name, with the pattern of that number."""
-    pool = mask_workers_here(SIZE)
-    matchers = Matchers(SIZE, pool)
+    matchers = Matchers(SIZE)
     for name, pattern in names.items():
-        matchers.open(request(name), kept(pool, COMPILED[pattern]))
+        matchers.open(request(name), COMPILED[pattern])
     matchers.follow(batch(list(enumerate(names))))
     return matchers
 
@@ -105,18 +89,22 @@ ROW = st.tuples(
 
 
 @examples(40, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(ROW, min_size=1, max_size=5), st.integers(0, 2**32), st.integers(0, 4))
+@given(
+    st.lists(ROW, min_size=1, max_size=5),
+    st.integers(0, 2**32),
+    st.integers(0, 4),
+    st.sampled_from([1, 4]),
+)
 def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
-    rows: list[tuple[int | None, float, float, int]], seed: int, broken: int
+    rows: list[tuple[int | None, float, float, int]], seed: int, broken: int, threads: int
 ) -> None:
-    """`broken`: the row whose logits are no numbers. A row whose grammar was given up, as it may be
-    on a busy machine, has no mask any more, and its request ends."""
-    pool, torch_seed = mask_workers_here(SIZE), torch.Generator().manual_seed(seed)
-    matchers = Matchers(SIZE, pool)
+    """`broken`: the row whose logits are no numbers."""
+    torch_seed = torch.Generator().manual_seed(seed)
+    matchers = Matchers(SIZE, threads)
     answers: dict[int, list[int]] = {}
     for row, (pattern, *_) in enumerate(rows):
         if pattern is not None:
-            matchers.open(request(str(row)), kept(pool, COMPILED[pattern]))
+            matchers.open(request(str(row)), COMPILED[pattern])
             answers[row] = []
     matchers.follow(batch([(row, str(row)) for row in range(len(rows))]))
     live = list(range(len(rows)))
@@ -139,11 +127,9 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
         )
         drawn = sample(logits.clone(), parameters).tolist()
         matchers.accepting(live)(drawn)
-        given_up = {int(slow.request_id) for slow in matchers.take_slow(step=10**9)}
+        assert not matchers.take_given_up(step=10**9)
         for place, (row, token) in enumerate(zip(live, drawn, strict=True)):
             pattern = rows[row][0]
-            if row in given_up:
-                continue
             if row == broken:
                 assert token == NO_TOKEN
             elif pattern is None:
@@ -152,7 +138,7 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
                 assert token in allowed_after(COMPILED[pattern], answers[row])
                 answers[row].append(token)
         going_on = zip(live, drawn, strict=True)
-        ended = {row for row, token in going_on if token in (EOS, NO_TOKEN)} | given_up
+        ended = {row for row, token in going_on if token in (EOS, NO_TOKEN)}
         live = [row for row in live if row not in ended]
         if not live:
             return
@@ -211,34 +197,12 @@ def test_the_end_is_rolled_back_too() -> None:
     assert masked(matchers, 0, 1) == {ord("b"), EOS}
 
 
-def test_unused_grammars_are_forgotten() -> None:
-    workers: list[MaskWorkerHere] = []
-
-    def start(tokenizer: bytes) -> MaskWorkerHere:
-        workers.append(MaskWorkerHere(tokenizer, SIZE, time.thread_time))
-        return workers[-1]
-
-    pool = MaskWorkerPool(start)
-    matchers = Matchers(SIZE, pool)
-    matchers.open(request("one"), kept(pool, COMPILED[0]))
-    matchers.follow(batch([(0, "one")]))
-    for number in (1, 2):
-        grammar = kept(pool, COMPILED[number])
-        masked(matchers, 0, 0)
-        assert len(workers[0].grammars) == 2
-        del grammar
-    masked(matchers, 0, 0)
-    assert len(workers[0].grammars) == 1
-
-
 def drawn(pattern: str, least: int, **fields: Any) -> bytes:
     """An answer whose end is drawn whenever it may be, and else the smallest token."""
-    compiled = COMPILER.compile_regex(pattern)
     grammar = Grammar("regex", "", [EOS], "field", **fields)
     message = Generate("a", PROMPT, 50, Sampling(), stop_token_ids=[EOS], grammar=grammar)
-    pool = mask_workers_here(SIZE)
-    matchers = Matchers(SIZE, pool)
-    matchers.open(message, kept(pool, compiled))
+    matchers = Matchers(SIZE)
+    matchers.open(message, matcher_of("regex", pattern, TOKENIZER))
     matchers.follow(batch([(0, "a")]))
     answer: list[int] = []
     while not answer or answer[-1] != EOS:
@@ -260,27 +224,24 @@ def test_an_answer_may_be_kept_open_while_it_can_go_on() -> None:
 
 
 class Stopwatch:
-    """A thread's clock: each call that is timed takes what `costs` says next."""
+    """A thread's clock: each mask takes what `costs` says next."""
 
     def __init__(self) -> None:
         self.costs: list[float] = []
         self._now, self._inside = 0.0, False
 
-    def __call__(self) -> float:
+    def thread_time(self) -> float:
         if self._inside:
             self._now += self.costs.pop(0) if self.costs else 0.0
         self._inside = not self._inside
         return self._now
 
 
-def timed(rows: int) -> tuple[Matchers, Stopwatch]:
-    clock = Stopwatch()
-    pool = mask_workers_here(SIZE, clock)
-    matchers = Matchers(SIZE, pool)
-    for row in range(rows):
-        matchers.open(request(str(row)), kept(pool, COMPILED[1]))
-    matchers.follow(batch([(row, str(row)) for row in range(rows)]))
-    return matchers, clock
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
+    watch = Stopwatch()
+    monkeypatch.setattr(masks_module, "time", watch)
+    return watch
 
 
 def step(matchers: Matchers, rows: int, answered: int) -> list[int]:
@@ -291,85 +252,90 @@ def step(matchers: Matchers, rows: int, answered: int) -> list[int]:
     return [int(count) for count in logits.isfinite().sum(1)]
 
 
-def test_a_row_whose_grammar_is_slow_is_given_up_alone() -> None:
-    matchers, clock = timed(3)
+def test_a_row_whose_grammar_is_slow_is_given_up_alone(clock: Stopwatch) -> None:
+    matchers = matchers_of(a=1, b=1, c=1)
     allowed = step(matchers, 3, 0)[0]
-    clock.costs = [0, 0.051, 0]
+    clock.costs = [0, FREE_SECONDS + 0.04, 0]
     assert step(matchers, 3, 1) == [allowed, SIZE, allowed]
-    (slow,) = matchers.take_slow(step=10**9)
-    assert (slow.request_id, slow.field, slow.why.reason) == ("1", "field", "slow")
-    assert "50 ms of a processor" in slow.why.error
+    (slow,) = matchers.take_given_up(step=10**9)
+    assert (slow.request_id, slow.grammar.field, slow.why.reason) == ("b", "field", "slow")
+    assert "15 ms of a processor a token" in slow.why.error
     assert step(matchers, 3, 2) == [allowed, SIZE, allowed]
-    assert matchers.take_slow(step=10**9) == []
+    assert matchers.take_given_up(step=10**9) == []
 
 
-def test_a_row_given_up_in_a_later_step_is_not_reported_early() -> None:
+def test_a_row_given_up_in_a_later_step_is_not_reported_early(clock: Stopwatch) -> None:
     """What the step before it drew still counts."""
-    matchers, clock = timed(1)
+    matchers = matchers_of(one=1)
     for number in (1, 2):
         matchers.follow(Batch(number, ForwardMode.DECODE))
-        clock.costs = [0.051 * (number - 1)]
+        clock.costs = [(FREE_SECONDS + 0.04) * (number - 1)]
         step(matchers, 1, number - 1)
-    assert matchers.take_slow(step=1) == []
-    assert [slow.request_id for slow in matchers.take_slow(step=2)] == ["0"]
+    assert matchers.take_given_up(step=1) == []
+    assert [slow.request_id for slow in matchers.take_given_up(step=2)] == ["one"]
 
 
-def test_a_row_is_given_up_for_its_mean_and_not_for_one_slow_token() -> None:
-    matchers, clock = timed(1)
-    answered = 0
+def test_a_row_is_given_up_for_its_mean_and_not_for_one_slow_token(clock: Stopwatch) -> None:
+    matchers, answered = matchers_of(one=1), 0
     for cost in (0.049, *[0.014] * 40):
         clock.costs = [cost]
         step(matchers, 1, answered)
         answered += 1
-        assert matchers.take_slow(step=10**9) == []
-    while not (slow := matchers.take_slow(step=10**9)):
+        assert matchers.take_given_up(step=10**9) == []
+    while not matchers.take_given_up(step=10**9):
         clock.costs = [0.03]
         step(matchers, 1, answered)
         answered += 1
         assert answered < 60
-    assert "15 ms of a processor a token" in slow[0].why.error
 
 
-def test_of_many_slow_rows_the_slowest_are_given_up() -> None:
-    matchers, clock = timed(10)
-    clock.costs = [0.0099, 0.015, *[0.0099] * 7, 0.04]
-    step(matchers, 10, 0)
-    assert [(slow.request_id, slow.why.reason) for slow in matchers.take_slow(step=10**9)] == [
-        ("9", "crowded")
-    ]
+def test_what_reaches_a_limit_of_the_library_is_given_up() -> None:
+    matchers = Matchers(SIZE)
+    text = 'root ::= "a"{3} s\n' + BEYOND_LIMITS
+    matchers.open(request("r"), matcher_of("ebnf", text, TOKENIZER))
+    matchers.follow(batch([(0, "r")]))
+    answered = 0
+    while not (given_up := matchers.take_given_up(step=10**9)):
+        masked(matchers, 0, answered)
+        matchers.accepting([0])([ord("a")])
+        answered += 1
+        assert answered < 10
+    assert given_up[0].why.reason == "slow"
+    assert "write it without repeats within repeats" in given_up[0].why.error
 
 
-@given(st.lists(st.floats(0, 0.05), max_size=300))
-def test_a_step_keeps_its_limit_or_all_its_rows_are_cheap(seconds: list[float]) -> None:
-    chosen = crowding(seconds)
-    left = [cost for place, cost in enumerate(seconds) if place not in chosen]
-    assert len(set(chosen)) == len(chosen)
-    assert sum(left) <= MAX_STEP_SECONDS or max(left) < FREE_SECONDS
-    if chosen:
-        assert sum(left) + seconds[chosen[-1]] > MAX_STEP_SECONDS - 1e-9
-        assert min(seconds[place] for place in chosen) >= max([*left, FREE_SECONDS])
+@pytest.mark.parametrize("pattern", [r"a[^\s\S]b", "é"])
+def test_where_nothing_may_follow_the_answer_is_given_up(pattern: str) -> None:
+    """By the library, or since no token of the vocabulary fits."""
+    tokens = [bytes([value]) for value in range(128)]
+    matchers = Matchers(len(tokens))
+    matchers.open(request("r"), matcher_of("regex", pattern, tokenizer_of(tokens)))
+    matchers.follow(batch([(0, "r")]))
+    masks = matchers.masks([0], [len(PROMPT)])
+    assert masks is not None
+    assert (masks.words == -1).all()
+    (stuck,) = matchers.take_given_up(step=1)
+    assert stuck.why.reason == "stuck"
 
 
 @pytest.mark.parametrize("generated", ["a", "ab", "ab12ab"])
 def test_an_answer_that_another_engine_began_goes_on_in_its_grammar(generated: str) -> None:
-    pool = mask_workers_here(SIZE)
-    matchers = Matchers(SIZE, pool)
+    matchers = Matchers(SIZE)
     asked = msgspec.structs.replace(request("r"), generated_ids=tokens_of(generated))
-    matchers.open(asked, kept(pool, COMPILED[0]))
+    matchers.open(asked, COMPILED[0])
     matchers.follow(batch([(0, "r")]))
     allowed = masked(matchers, 0, len(generated))
     assert allowed == allowed_after(COMPILED[0], tokens_of(generated))
-    assert not matchers.take_slow(step=1)
+    assert not matchers.take_given_up(step=1)
 
 
 @pytest.mark.parametrize("generated", ["b", "ab1c", "abc"])
 def test_an_answer_that_another_grammar_drew_is_refused(generated: str) -> None:
-    pool = mask_workers_here(SIZE)
-    matchers = Matchers(SIZE, pool)
+    matchers = Matchers(SIZE)
     asked = msgspec.structs.replace(request("r"), generated_ids=tokens_of(generated))
-    matchers.open(asked, kept(pool, COMPILED[0]))
+    matchers.open(asked, COMPILED[0])
     matchers.follow(batch([(0, "r")]))
     masked(matchers, 0, len(generated))
-    (slow,) = matchers.take_slow(step=1)
-    assert slow.why.own_fault
+    (slow,) = matchers.take_given_up(step=1)
+    assert slow.why.reason == "stuck"
     assert "does not follow it" in slow.why.error

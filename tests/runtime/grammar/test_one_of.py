@@ -7,19 +7,15 @@ import random
 from typing import Annotated, Any, Literal
 
 import jsonschema
-import numpy as np
 import pytest
 from openai.lib._pydantic import to_strict_json_schema
 from pydantic import BaseModel, ConfigDict, Field
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.compile.compiling import compile_grammar
-from sluice_runtime.grammar.native import CompiledGrammar
-from sluice_runtime.grammar.schema.json_schema import usable_schema
-from sluice_runtime.grammar.schema.object_schema import object_schema
+from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.server.tools.formats import HERMES
-from sluice_runtime.wire.messages import GrammarKind
+from sluice_runtime.server.tools.object_schema import object_schema
 
-from tests.runtime.grammar.drawing import ASCII, COMPILER, TOKENIZER, answer
+from tests.runtime.grammar.drawing import answer, matcher_of, schema_matcher
 
 
 class Cat(BaseModel):
@@ -50,13 +46,8 @@ EXCLUSIVE: list[dict[str, Any]] = [
 """Schemas of which no value fits two alternatives."""
 
 
-def compiled(kind: GrammarKind, text: str) -> CompiledGrammar:
-    written = compile_grammar(COMPILER, kind, text, np.array([len(token) for token in ASCII]))
-    return CompiledGrammar.deserialize_json(written, TOKENIZER)
-
-
 def drawn(schema: object, times: int = 8) -> list[Any]:
-    grammar = compiled("json_schema", json.dumps(usable_schema(schema)))
+    grammar = schema_matcher(schema)
     said = [answer(grammar, random.Random(seed)) for seed in range(times)]
     return [json.loads(text) for text in said if text is not None]
 
@@ -91,22 +82,21 @@ def test_an_answer_may_fit_several_alternatives() -> None:
 def test_calls_are_held_to_it(parameters: dict[str, Any]) -> None:
     schema = usable_schema(object_schema(parameters, "parameters"))
     form = HERMES.grammar.calls({"f": schema}, {}, at_most_one=True)
-    compiled("tags", json.dumps({"type": "structural_tag", "format": form}))
+    matcher_of("lark", form.text)
 
 
 def test_it_is_written_otherwise_only_where_it_is_a_keyword() -> None:
     value = {"oneOf": [1]}
-    schema = {
+    schema: dict[str, Any] = {
         "oneOf": [{"type": "object", "properties": {"oneOf": {"const": value}}}, {"enum": [value]}],
         "$defs": {"oneOf": {"oneOf": [{"type": "null"}]}},
         "default": value,
         "examples": [value],
         "discriminator": {"propertyName": "oneOf", "mapping": {"oneOf": "#/$defs/oneOf"}},
     }
-    alternatives = schema.pop("oneOf")
-    assert usable_schema({"oneOf": alternatives, **schema}) == {
-        **schema,
-        "anyOf": alternatives,
+    first, second = schema["oneOf"]
+    assert usable_schema(schema) == {
+        "anyOf": [first | {"additionalProperties": False}, second],
         "$defs": {"oneOf": {"anyOf": [{"type": "null"}]}},
     }
 

@@ -1,1 +1,0 @@
-"""From the text of a grammar to the compiled one, in processes that may be killed."""

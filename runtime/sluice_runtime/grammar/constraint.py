@@ -1,0 +1,136 @@
+"""What a request asks for as a grammar of the library, checked within limits. Imports no torch.
+
+The API process checks and the engine compiles, both with `LIMITS`: the library counts its steps and
+stops by itself, so neither needs a process that could be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from sluice_contract.http_errors import shown_json
+
+from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.ebnf import lark_of
+from sluice_runtime.grammar.json_schema import subschemas
+from sluice_runtime.wire.messages import GrammarKind
+
+LIMITS: Final = LLParserLimits(step_max_items=30_000, max_lexer_states=50_000, verbose_errors=False)
+"""Below the library's own: one mask of an ambiguous grammar takes up to 0.13 s then, and the states
+of one grammar 100 MB. Ordinary grammars use up to 15,000 items with 150,000 tokens."""
+_MAX_WHITESPACE: Final = 32
+"""Characters between two words of JSON: enough to indent; a weak model that may write more writes
+nothing else."""
+_GUIDANCE: Final = {"whitespace_pattern": rf"[ \n\r\t]{{1,{_MAX_WHITESPACE}}}"}
+_STACK_BYTES: Final = 256 << 20
+"""The library's compiler is recursive; 65,536 characters nest less than this. Untouched pages cost
+nothing."""
+_MAX_SHOWN: Final = 300
+_WHERE: Final = re.compile(
+    r"^at \d+\(\d+\): |failed to compile JSON schema: |invalid regex .* \(in regex\): "
+    r"|; \w+ in regex .*$"
+)
+"""What the library says of its own language, into which the client's grammar was written."""
+_ResultT = TypeVar("_ResultT")
+
+
+def json_rule(schema: Any) -> str:
+    """A JSON schema (`usable_schema`) as part of a Lark rule."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"anyOf": []}
+    return "%json " + json.dumps(schema | {"x-guidance": _GUIDANCE})
+
+
+def one_of(texts: list[str]) -> str:
+    """A grammar in Lark that accepts exactly these texts."""
+    return (
+        f"start: TEXT\nTEXT: {' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}"
+    )
+
+
+_WRITTEN: Final[Mapping[GrammarKind, Callable[[str], str]]] = {
+    "json_schema": lambda text: f"start: {json_rule(json.loads(text))}",
+    "regex": lambda text: str(LLMatcher.grammar_from_regex("(?s)" + regex_to_lark(text, "dws"))),
+    "ebnf": lark_of,
+    "lark": str,
+}
+
+
+def written(kind: GrammarKind, text: str) -> str:
+    """The grammar as the library takes it.
+
+    Raises:
+        GrammarError: it is none.
+    """
+    try:
+        return _WRITTEN[kind](text)
+    except GrammarError as error:
+        raise GrammarError(f"{shown_json(text)}: {error}") from None
+
+
+def refuse_unusable(kind: GrammarKind, text: str) -> None:
+    """Raises GrammarError for what the library does not take, or not within `LIMITS`; in a schema
+    it says where."""
+    grammar = written(kind, text)
+    if not (reason := with_deep_stack(lambda: _invalid(grammar))):
+        return
+    if kind == "json_schema":
+        schema = json.loads(text)
+        place, reason = with_deep_stack(lambda: _innermost(schema, schema, "", reason))
+        raise GrammarError(f"{place}: {reason}" if place else reason)
+    raise GrammarError(f"{shown_json(text)}: {reason}" if kind in ("regex", "ebnf") else reason)
+
+
+def first_line(message: str) -> str:
+    """What the library says, on one line and cut short."""
+    lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
+    said = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
+    return _WHERE.sub("", said.removeprefix("error:").strip())[:_MAX_SHOWN]
+
+
+def with_deep_stack(call: Callable[[], _ResultT]) -> _ResultT:
+    """Calls in a thread whose stack is large, and waits for it."""
+    results: list[_ResultT] = []
+    thread = deep_thread(lambda: results.append(call()), "grammar-check")
+    thread.start()
+    thread.join()
+    if not results:
+        raise GrammarError("the grammar library failed with it")
+    return results[0]
+
+
+def deep_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """A thread with a large stack, not started yet."""
+
+    class _Thread(threading.Thread):
+        def start(self) -> None:
+            before = threading.stack_size(_STACK_BYTES)
+            try:
+                super().start()
+            finally:
+                threading.stack_size(before)
+
+    return _Thread(target=target, name=name, daemon=True)
+
+
+def _invalid(grammar: str) -> str:
+    try:
+        return first_line(LLMatcher.validate_grammar(grammar, None, limits=LIMITS))
+    except Exception as error:
+        return first_line(str(error)) or "it is no grammar"
+
+
+def _innermost(root: Any, schema: Any, path: str, reason: str) -> tuple[str, str]:
+    """The place of the smallest schema that is not taken by itself, and why."""
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    parts = list(subschemas(schema, path))
+    parts.sort(key=lambda part: part[0].startswith(("$defs.", "definitions.")))
+    for place, part in parts:
+        if isinstance(part, dict) and (said := _invalid(f"start: {json_rule(definitions | part)}")):
+            return _innermost(root, part, place, said)
+    return path, reason

@@ -1,0 +1,277 @@
+"""Moves answers through their grammars, and masks the next token of each. Imports no torch.
+
+While a device computes a step, the engine's thread follows the rows that have a grammar; the
+library's calls run beside each other in a few threads, without the interpreter's lock, and are
+bounded by its own limits. Knows requests by their messages, and no logits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from llguidance import LLMatcher
+from llguidance.numpy import fill_next_token_bitmask
+from numpy.typing import NDArray
+
+from sluice_runtime.grammar.constraint import first_line
+from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
+from sluice_runtime.wire.messages import Generate, Grammar
+
+MAX_MEAN_SECONDS: Final = 0.015
+"""Of a processor, for each token of an answer: ordinary schemas take 0.1 to 0.5 ms."""
+FREE_SECONDS: Final = 0.05
+"""An answer may take so much more in all."""
+_WORD_BITS: Final = 32
+_SIMPLER: Final = "; write it without repeats within repeats such as (a{0,60}){0,60}"
+
+SlowReason = Literal["slow", "stuck"]
+
+
+class GiveUp(NamedTuple):
+    """Why an answer's grammar is given up; its request is at fault."""
+
+    reason: SlowReason
+    error: str
+
+
+SLOW: Final = GiveUp(
+    "slow",
+    f"following it takes more than {MAX_MEAN_SECONDS * 1e3:g} ms of a processor a token" + _SIMPLER,
+)
+STUCK: Final = GiveUp(
+    "stuck",
+    "no token may follow what was drawn, and the answer is not complete; allowed: a grammar of "
+    "which every beginning can be completed",
+)
+REFUSED: Final = GiveUp(
+    "stuck",
+    "the answer to go on from does not follow it; allowed: one that was drawn with this grammar",
+)
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """A request that ends, since its grammar was given up."""
+
+    request_id: str
+    grammar: Grammar
+    why: GiveUp
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Of k rows of a step."""
+
+    places: Sequence[int]
+    """[k] which of the step's rows."""
+    words: NDArray[np.int32]
+    """[k, vocabulary / 32]: a bit for each token that is allowed, the lowest first."""
+
+
+class Matcher:
+    """One answer and its grammar. `compiled`: at the grammar's begin, shared by answers; its end is
+    the token `end`, which is behind the vocabulary."""
+
+    def __init__(self, compiled: LLMatcher, end: int, message: Generate) -> None:
+        assert message.grammar is not None
+        self._compiled = compiled
+        self._end = end
+        self._request_id = message.request_id
+        self.grammar = message.grammar
+        self._prompt_tokens = len(message.prompt_ids)
+        self._stops = _bits(message.stop_token_ids)
+        self._late_ends = _bits(message.grammar.end_token_ids if message.grammar.ends_late else [])
+        self._tokens = list(message.generated_ids)
+        """Of the answer, as drawn so far."""
+        self._resumed = bool(message.generated_ids)
+        """Whether its first tokens come from outside, and may be any."""
+        self._state = compiled.deep_copy()
+        self._taken = 0
+        """How many of the tokens the state has taken in."""
+        self._ended = False
+        self._seconds = self._turns = 0.0
+        self.given_up: GivenUp | None = None
+
+    def accept(self, token: int) -> None:
+        """The token that was drawn with the last mask; the next mask takes it in."""
+        self._tokens.append(token)
+
+    def fill(self, context_tokens: int, words: NDArray[np.int32]) -> None:
+        """Writes the mask behind the row's first `context_tokens` tokens. It allows all tokens once
+        the answer has ended, or was given up."""
+        began = time.thread_time()
+        answered = context_tokens - self._prompt_tokens
+        assert answered <= len(self._tokens), "a token was drawn behind the matcher's back"
+        del self._tokens[answered:]
+        replays = answered - self._taken > 1
+        why = self._fill(answered, words)
+        if not replays:
+            self._turns += 1
+            self._seconds += time.thread_time() - began
+            if self._seconds > FREE_SECONDS + MAX_MEAN_SECONDS * self._turns:
+                why = why or SLOW
+        if why is not None:
+            self.given_up = GivenUp(self._request_id, self.grammar, why)
+            words[:] = -1
+
+    def _fill(self, answered: int, words: NDArray[np.int32]) -> GiveUp | None:
+        if self._taken > answered:  # tokens that were drawn are not kept: of a step without memory
+            self._state, self._taken, self._ended = self._compiled.deep_copy(), 0, False
+        words[:] = -1
+        for token in self._tokens[self._taken : answered]:
+            if self._ended or token == NO_TOKEN:
+                return None
+            if why := self._take(token):
+                return why
+        if self._ended:
+            return None
+        may_end = self._state.is_accepting()
+        fill_next_token_bitmask(self._state, words[None])
+        if self._state.is_error():
+            return self._failure()
+        self._end_with(words, may_end=may_end)
+        if not words.any():
+            return STUCK
+        _forbid(words, self._late_ends)
+        if answered < self.grammar.min_tokens:
+            _forbid(words, self._stops)
+        return None
+
+    def _take(self, token: int) -> GiveUp | None:
+        if token in self.grammar.end_token_ids and self._state.is_accepting():
+            self._ended = True
+        elif not self._state.consume_token(token):
+            why = self._failure()
+            return REFUSED if self._resumed and why is STUCK else why
+        self._taken += 1
+        return None
+
+    def _failure(self) -> GiveUp:
+        """Why the library can go no further."""
+        error = first_line(self._state.get_error())
+        if "Too" in error or "too" in error or "max is" in error:
+            return GiveUp("slow", f"following it takes too much ({error}){_SIMPLER}")
+        return STUCK
+
+    def _end_with(self, words: NDArray[np.int32], *, may_end: bool) -> None:
+        """The model's tokens that end an answer instead of the library's."""
+        word, bit = divmod(self._end, _WORD_BITS)
+        words[word] &= np.int64(~(1 << bit)).astype(np.int32)
+        if may_end:
+            for word, bit in (divmod(token, _WORD_BITS) for token in self.grammar.end_token_ids):
+                words[word] |= np.int64(1 << bit).astype(np.int32)
+
+
+def _bits(tokens: Iterable[int]) -> dict[int, int]:
+    """By word of a mask, its bits without those of `tokens`."""
+    bits: dict[int, int] = {}
+    for token in tokens:
+        word, bit = divmod(token, _WORD_BITS)
+        bits[word] = bits.get(word, -1) & ~(1 << bit)
+    return bits
+
+
+def _forbid(words: NDArray[np.int32], bits: Mapping[int, int]) -> None:
+    """Takes tokens out of a mask, unless that would leave none."""
+    if not bits:
+        return
+    left = words.copy()
+    for word, others in bits.items():
+        left[word] &= np.int64(others).astype(np.int32)
+    if left.any():
+        words[:] = left
+
+
+class Matchers:
+    """Matchers by request, and by the rows that run now. `threads`: at most so many fill masks."""
+
+    def __init__(self, vocabulary_size: int, threads: int = 1) -> None:
+        self._words = -(-(vocabulary_size + 1) // _WORD_BITS)
+        self._end = vocabulary_size
+        self._threads = ThreadPoolExecutor(threads, "masks") if threads > 1 else None
+        self._given_up: deque[tuple[int, GivenUp]] = deque()
+        """With the step in which each was given up."""
+        self._step = 0
+        self._requests: dict[str, Matcher] = {}
+        self._rows: dict[int, Matcher] = {}
+
+    def open(self, message: Generate, compiled: LLMatcher) -> None:
+        """Before the request joins the scheduler."""
+        self._requests[message.request_id] = Matcher(compiled, self._end, message)
+
+    def resumed(self, request_id: str, token: int) -> None:
+        """Its first token was drawn by another engine. No step knows the request yet."""
+        if matcher := self._requests.get(request_id):
+            matcher.accept(token)
+
+    def close(self, request_id: str) -> None:
+        """The request has ended; unknown ids are ignored. Its row may be in one more step."""
+        self._requests.pop(request_id, None)
+
+    def follow(self, batch: Batch) -> None:
+        """Applies the rows that a batch drops and adds."""
+        self._step = batch.step
+        if not (self._requests or self._rows):
+            return
+        for row in batch.dropped_rows:
+            self._rows.pop(row, None)
+        for added in batch.added_rows:
+            if matcher := self._requests.get(added.request_id):
+                self._rows[added.row] = matcher
+
+    def follows(self, rows: Sequence[int]) -> bool:
+        """Whether one of the rows has a grammar: its mask needs all tokens before it."""
+        return bool(self._rows) and any(row in self._rows for row in rows)
+
+    def masks(self, rows: Sequence[int], context_tokens: Sequence[int]) -> Masks | None:
+        """Of those of `rows` that follow a grammar, behind so many tokens of each; None: no row
+        does."""
+        if not self._rows:
+            return None
+        found = [(place, self._rows.get(row)) for place, row in enumerate(rows)]
+        matched = [(place, one) for place, one in found if one is not None and not one.given_up]
+        if not matched:
+            return None
+        words = np.empty((len(matched), self._words), np.int32)
+        calls = [
+            (matcher, context_tokens[place], words[number])
+            for number, (place, matcher) in enumerate(matched)
+        ]
+        run = self._threads.map if self._threads and len(calls) > 1 else map
+        for _ in run(lambda call: call[0].fill(call[1], call[2]), calls):
+            pass
+        self._given_up += [
+            (self._step, matcher.given_up) for _, matcher in matched if matcher.given_up
+        ]
+        return Masks([place for place, _ in matched], words)
+
+    def accepting(self, rows: Sequence[int]) -> Callable[[Sequence[int]], None]:
+        """Takes the tokens that a step draws for `rows`, in their order. The matchers are those of
+        now: when the tokens are known, the next step may have dropped rows."""
+        if not self._rows:
+            return _accept_nothing
+        matched = [(place, self._rows[row]) for place, row in enumerate(rows) if row in self._rows]
+
+        def accept(tokens: Sequence[int]) -> None:
+            for place, matcher in matched:
+                matcher.accept(tokens[place])
+
+        return accept
+
+    def take_given_up(self, step: int) -> list[GivenUp]:
+        """Requests given up in this step or before, since the last call; from any thread. Those of
+        a later step, which may be running, stay: their tokens of this step still count."""
+        taken = []
+        while self._given_up and self._given_up[0][0] <= step:
+            taken.append(self._given_up.popleft()[1])
+        return taken
+
+
+def _accept_nothing(tokens: Sequence[int]) -> None:
+    """No row has a grammar."""
