@@ -7,6 +7,7 @@ stops by itself, so neither needs a process that could be killed.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ _WHERE: Final = re.compile(
 )
 """What the library says of its own language, into which the client's grammar was written."""
 _ResultT = TypeVar("_ResultT")
+_log = logging.getLogger(__name__)
 
 
 def json_rule(schema: Any) -> str:
@@ -94,9 +96,16 @@ def first_line(message: str) -> str:
 
 
 def with_deep_stack(call: Callable[[], _ResultT]) -> _ResultT:
-    """Calls in a thread whose stack is large, and waits for it."""
+    """Calls in a thread whose stack is large, and waits for it; GrammarError where it fails."""
     results: list[_ResultT] = []
-    thread = deep_thread(lambda: results.append(call()), "grammar-check")
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException:  # also what the library raises for a fault of its own
+            _log.exception("the grammar library failed")
+
+    thread = deep_thread(run, "grammar-check")
     thread.start()
     thread.join()
     if not results:

@@ -144,7 +144,15 @@ def _references(node: ASTNode) -> Iterator[str]:
 
 def _not_recursive(uses: Mapping[str, set[str]]) -> set[str]:
     """The rules that lead to none that leads to itself."""
-    plain: set[str] = set()
-    while new := {name for name in uses.keys() - plain if uses[name] <= plain}:
-        plain |= new
-    return plain
+    users: dict[str, list[str]] = {name: [] for name in uses}
+    for name, used in uses.items():
+        for one in used:
+            users[one].append(name)
+    left = {name: len(used) for name, used in uses.items()}
+    plain = [name for name, count in left.items() if count == 0]
+    for name in plain:  # grows
+        for user in users[name]:
+            left[user] -= 1
+            if left[user] == 0:
+                plain.append(user)
+    return set(plain)

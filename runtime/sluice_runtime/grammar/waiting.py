@@ -113,7 +113,7 @@ class CompileThread:
             began = time.monotonic()
             try:
                 done = compiled(tokenizer, key)
-            except Exception:
+            except BaseException:  # also what the library raises for a fault of its own
                 _log.exception("the grammar library failed")
                 done = Compiled(key, failure="the grammar library failed with it")
             seconds = time.monotonic() - began
