@@ -65,7 +65,9 @@ class JsonTag:
         return separated(Rules(self._bodies(schemas, "")), self.separator, at_most_one=at_most_one)
 
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        return triggered(self.trigger, Rules(self._bodies(schemas, self.trigger)), at_most_one=at_most_one)
+        return triggered(
+            self.trigger, Rules(self._bodies(schemas, self.trigger)), at_most_one=at_most_one
+        )
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return [self.begin % name for name in schemas]
@@ -181,7 +183,9 @@ def marked(body: Rules, tokens: Tokens, *, at_most_one: bool) -> Rules:
     if _MARKER not in tokens:
         return triggered(_MARKER, body, at_most_one=at_most_one)
     call = f"call: TEXT {token(_MARKER, tokens)} {body.expression}"
-    return Rules("call | TEXT" if at_most_one else "call* TEXT", (f"TEXT: {_ANY}", call, *body.rules))
+    return Rules(
+        "call | TEXT" if at_most_one else "call* TEXT", (f"TEXT: {_ANY}", call, *body.rules)
+    )
 
 
 def _xml_bodies(schemas: Schemas, begin: str) -> Rules:

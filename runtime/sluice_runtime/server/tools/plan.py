@@ -162,7 +162,9 @@ def _call_spec(
         spec = _lark(either(schema, calls))
         return spec._replace(field=f"tools, {forms[0].field}", settles_format=True)
     if at_most_one or any(function.strict for function in functions):
-        return _lark(form.grammar.text_with_calls(_checked(schemas), tokens, at_most_one=at_most_one))
+        return _lark(
+            form.grammar.text_with_calls(_checked(schemas), tokens, at_most_one=at_most_one)
+        )
     return None
 
 
