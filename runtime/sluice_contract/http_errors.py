@@ -1,14 +1,19 @@
-"""What a client is told about a mistake in its HTTP request: one wording for router and engine.
+"""What router and engine say of clients' requests, in one wording: errors, headers, log lines.
 
-Also OpenAI's error object and the caps on a request's head. Pure values; knows no server.
+An error has the form of OpenAI's error object. A message of the log is one line, escaped and cut
+short, whatever clients sent; a traceback follows it on indented lines, so that none of them passes
+for a message. Here are also the caps on a request's head. Knows no server.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import TracebackType
 from typing import Any, Final
 
 import pydantic_core
@@ -248,3 +253,30 @@ def is_acceptable_request_id(given: str) -> bool:
 def is_acceptable_routing_key(given: str) -> bool:
     """Whether a routing key has the characters and the length that engines take."""
     return _ACCEPTABLE_ROUTING_KEY.fullmatch(given) is not None
+
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+MAX_LOG_CHARACTERS: Final = 4096
+"""Of one message, and of one line of a traceback."""
+
+
+class LineFormatter(logging.Formatter):
+    """Escapes what is not printable."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The line of the message."""
+        record.message = shown(record.message, MAX_LOG_CHARACTERS)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: ExcInfo) -> str:  # noqa: N802
+        """The lines of a traceback, without the last end."""
+        lines = super().formatException(ei).splitlines()
+        return "\n".join("  " + shown(line, MAX_LOG_CHARACTERS) for line in lines)
+
+
+def log_to_stderr(level: int = logging.INFO, sender: str = "") -> None:
+    """Has every logger of this process write to stderr; `sender` begins each message."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(f"%(asctime)s %(levelname)s {sender}%(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])

@@ -96,7 +96,7 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "step: a chunk that more follow samples a token",
-        "batch_writer",
+        "prefill_planner",
         "samples=not item.cut",
         "samples=True",
         FAILURES,

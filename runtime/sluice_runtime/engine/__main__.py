@@ -21,8 +21,8 @@ from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig, read_engine_config
+from sluice_contract.http_errors import log_to_stderr
 from sluice_contract.wire.handover import Keys, configured_keys
-from sluice_contract.wire.log_lines import log_to_stderr
 
 from sluice_runtime.engine.report import StepLog, logger, startup_line
 from sluice_runtime.engine.sizing.host import set_library_variables

@@ -32,7 +32,6 @@ from sluice_runtime.scheduler.batch import (
     SampledTokens,
     StepOutcome,
 )
-from sluice_runtime.scheduler.batch_writer import BatchWriter
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, PageAllocator, pages_for
 from sluice_runtime.scheduler.limits import (
     Limits,
@@ -44,7 +43,7 @@ from sluice_runtime.scheduler.limits import (
 )
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.preallocation import Preallocations
-from sluice_runtime.scheduler.prefill_planner import PrefillPlanner
+from sluice_runtime.scheduler.prefill_planner import BatchWriter, PrefillPlanner
 from sluice_runtime.scheduler.request import (
     Fence,
     Phase,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from sluice_contract.wire.log_lines import MAX_CHARACTERS, LineFormatter
+from sluice_contract.http_errors import MAX_LOG_CHARACTERS, LineFormatter
 
 
 def line_of(message: str, *args: object, with_traceback: bool = False) -> str:
@@ -21,7 +21,7 @@ def test_what_would_end_the_line_is_escaped() -> None:
 
 def test_a_long_message_is_cut() -> None:
     line = line_of("%s", "x" * 10**6)
-    assert line == "INFO " + "x" * MAX_CHARACTERS + "…"
+    assert line == "INFO " + "x" * MAX_LOG_CHARACTERS + "…"
 
 
 def test_no_line_of_a_traceback_begins_as_a_message_does() -> None:
