@@ -1,5 +1,4 @@
 """How many engines each pool of a service should have: pure decisions.
 
-The operator drives `decide` with what routers report, the simulator with simulated fleets. Knows no
-Kubernetes, no clock and no network.
+The operator drives `decide` with what routers report, the simulator with simulated fleets.
 """

@@ -1,7 +1,7 @@
 """All pools of a service within its GPUs, at every instant.
 
 A pod holds its GPUs until it is gone, so what a pool gives up counts as held until then: growth
-gets what is free now. Knows no load but how much each pool lacks.
+gets what is free now.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _given_back(
         able = [r for r, claim in claims.items() if claim.gpus and engines[r] > claim.minimum]
         if not able:
             break
-        role = max(able, key=lambda each: _served(claims[each], engines[each]))
+        role = max(able, key=lambda able_role: _served(claims[able_role], engines[able_role]))
         engines[role] -= 1
         excess -= claims[role].gpus
     return engines

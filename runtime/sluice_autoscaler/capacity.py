@@ -1,7 +1,4 @@
-"""How many engines serve a given load within the latency that is promised: queueing formulas.
-
-Knows neither history nor limits of a pool.
-"""
+"""How many engines serve a given load within the latency that is promised: queueing formulas."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from sluice_autoscaler.budget import Claim, allotted
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_autoscaler.history import History
 from sluice_autoscaler.measured import Measured
-from sluice_autoscaler.pool_plan import PoolPlan, held, hold_reason, planned, seen_of
+from sluice_autoscaler.pool_plan import PoolPlan, hold_reason, on_hold, planned, seen_of
 from sluice_autoscaler.reports import Reports, possible
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.scale_to_zero import is_asleep, is_busy, least_engines
@@ -71,7 +71,7 @@ def _plans(
             text = f"{sample.waiting_requests} requests wait for the first engine"
             plans[role] = PoolPlan(max(1, limits.minimum), 1, "WaitingRequests", text)
         elif why is not None:
-            plans[role] = held(settings, limits, pool, why)
+            plans[role] = on_hold(settings, limits, pool, why)
         else:
             plan = planned(settings, history, sample, role, seen[role], least[role])
             plans[role] = _without_scale_in(plan, limits, pool, outage) if outage else plan
@@ -146,7 +146,7 @@ def _decided(
 
 def _lacking(plans: Mapping[Role, PoolPlan], engines: Mapping[Role, int], role: Role) -> list[Role]:
     """The other pools that do not get what they ask for."""
-    return [each for each in plans if each is not role and engines[each] < plans[each].desired]
+    return [other for other in plans if other is not role and engines[other] < plans[other].desired]
 
 
 def _outage(sample: Sample) -> str:
@@ -174,8 +174,8 @@ def _without_scale_in(
 def victims_of(engines: Iterable[EngineSample], role: Role, count: int) -> tuple[str, ...]:
     """The names of `count` engines: those that serve nothing any more first, then those with the
     least work. Engines that leave already are nobody's choice."""
-    able = [each for each in engines if each.role is role and each.condition != "draining"]
-    return tuple(each.name for each in sorted(able, key=_work)[: max(0, count)])
+    able = [engine for engine in engines if engine.role is role and engine.condition != "draining"]
+    return tuple(engine.name for engine in sorted(able, key=_work)[: max(0, count)])
 
 
 def _work(engine: EngineSample) -> tuple[bool, int, float, str]:

@@ -1,6 +1,6 @@
 """What to expect of a pool, learnt from its history: work, its burstiness, length of answers.
 
-Only what was seen is used. Knows no targets and no engine.
+Only what was seen is used.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def forecast(ticks: Sequence[Measured], now: Measured) -> Forecast:
 
 def _mean(ticks: Sequence[Measured]) -> float:
     """Engines that all the work that is remembered would have kept busy."""
-    known = [tick for tick in ticks if tick.arrived_seconds is not None and tick.interval_seconds]
-    seconds = sum(tick.interval_seconds for tick in known)
-    return sum(tick.arrived_seconds or 0.0 for tick in known) / seconds if seconds else 0.0
+    counted = [tick for tick in ticks if tick.arrived_seconds is not None and tick.interval_seconds]
+    seconds = sum(tick.interval_seconds for tick in counted)
+    return sum(tick.arrived_seconds or 0.0 for tick in counted) / seconds if seconds else 0.0
 
 
 def kv_trend(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> float:

@@ -53,11 +53,11 @@ class History:
         before = [tick for tick in self.ticks if tick.sample.time_seconds <= since][-1:]
         if not before:
             return False
-        known = [*before, *(t for t in self.ticks if t.sample.time_seconds > since)]
-        ends = [*(tick.sample.time_seconds for tick in known[1:]), now]
+        covering = [*before, *(t for t in self.ticks if t.sample.time_seconds > since)]
+        ends = [*(tick.sample.time_seconds for tick in covering[1:]), now]
         return all(
             end - tick.sample.time_seconds <= (GAP_SECONDS if tick.busy else QUIET_GAP_SECONDS)
-            for tick, end in zip(known, ends, strict=True)
+            for tick, end in zip(covering, ends, strict=True)
             if end > since
         )
 

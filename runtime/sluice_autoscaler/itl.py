@@ -3,7 +3,7 @@
     itl = (base + slope x running requests of an engine) / (1 - share of its time for prompts)
 
 Before the load has varied enough to tell base from slope, all of it is taken to grow with the load,
-so that no engine is given up on a guess. Knows no targets.
+so that no engine is given up on a guess.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def itl_model(ticks: Sequence[Measured], now: Measured) -> ItlModel | None:
     points = [point for tick in ticks[::-EVERY] if (point := _point(tick, _prompt_share(tick)))]
     if len(points) >= ENOUGH_SAMPLES and _spread(points) >= ENOUGH_SPREAD:
         return _fitted(points)
-    known = next((tick.itl for tick in reversed(ticks) if tick.itl), None)
+    former = next((tick.itl for tick in reversed(ticks) if tick.itl), None)
     running, seconds = last
-    base = min(known.base_seconds, seconds) if known else 0.0
+    base = min(former.base_seconds, seconds) if former else 0.0
     return ItlModel(base, (seconds - base) / running)
 
 

@@ -2,7 +2,7 @@
 
 A line has what `decide` was given and what it answered; values that are defaults are left out, and
 a reader passes over keys that it does not know. Equal decisions are thinned out, and each line says
-how many ticks are missing before it. Knows no file and no clock.
+how many ticks are missing before it.
 """
 
 from __future__ import annotations
@@ -126,12 +126,14 @@ def _outcome(tick: Tick) -> dict[str, tuple[int, str]]:
     return {role: (pool.desired, pool.reason) for role, pool in tick.decision.pools.items()}
 
 
-def decided_alike(one: Decision, other: Decision) -> bool:
+def decided_alike(decision: Decision, other: Decision) -> bool:
     """Whether both want the same engines for the same reasons; words and measures may differ."""
-    return _wanted(one) == _wanted(other)
+    return _outcome_of(decision) == _outcome_of(other)
 
 
-def _wanted(decision: Decision) -> tuple[object, ...]:
+def _outcome_of(decision: Decision) -> tuple[object, ...]:
     pools = decision.pools.items()
-    each = {role: (pool.current, pool.desired, pool.reason, pool.victims) for role, pool in pools}
-    return each, decision.reason
+    outcomes = {
+        role: (pool.current, pool.desired, pool.reason, pool.victims) for role, pool in pools
+    }
+    return outcomes, decision.reason

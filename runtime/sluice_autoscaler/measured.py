@@ -1,7 +1,6 @@
 """What a pool was seen to do since the sample before: the numbers that decisions learn from.
 
-Work is counted in seconds of one engine's time, so that engines of other speeds add up. Knows no
-targets and no decision.
+Work is counted in seconds of one engine's time, so that engines of other speeds add up.
 """
 
 from __future__ import annotations
@@ -93,9 +92,9 @@ def measure(
 
 def pool_rate(engines: Sequence[EngineSample]) -> float | None:
     """Tokens per second of one engine: the mean of those that are warm, or else of all."""
-    known = [engine for engine in engines if engine.prefill_tokens_per_second]
-    known = [engine for engine in known if warm(engine)] or known
-    rates = [engine.prefill_tokens_per_second or 0.0 for engine in known]
+    reporting = [engine for engine in engines if engine.prefill_tokens_per_second]
+    reporting = [engine for engine in reporting if warm(engine)] or reporting
+    rates = [engine.prefill_tokens_per_second or 0.0 for engine in reporting]
     return sum(rates) / len(rates) if rates else None
 
 
@@ -139,9 +138,9 @@ def _rows(engine: EngineSample) -> float:
 
 
 def _pending_share(engines: Sequence[EngineSample]) -> float:
-    held = sum(engine.running_requests + engine.prealloc_requests for engine in engines)
+    admitted = sum(engine.running_requests + engine.prealloc_requests for engine in engines)
     pending = sum(engine.transfer_requests + engine.prealloc_requests for engine in engines)
-    return min(1.0, pending / held) if held else 0.0
+    return min(1.0, pending / admitted) if admitted else 0.0
 
 
 def has_work(engine: EngineSample) -> bool:
@@ -163,21 +162,21 @@ def _pairs(engines: Iterable[EngineSample], before: Iterable[EngineSample]) -> l
     """Each engine before and now, in the same life: one that began anew counts from its next
     sample on, since its totals began anew as well."""
     earlier = {engine.name: engine for engine in before}
-    found = [(earlier[engine.name], engine) for engine in engines if engine.name in earlier]
-    return [(old, new) for old, new in found if old.epoch == new.epoch]
+    pairs = [(earlier[engine.name], engine) for engine in engines if engine.name in earlier]
+    return [(old, new) for old, new in pairs if old.epoch == new.epoch]
 
 
 def _arrived_seconds(pairs: Iterable[Pair], rate: float | None, scale: float) -> float | None:
     if rate is None:
         return None
-    arrived, known = 0.0, False
+    arrived, measurable = 0.0, False
     for old, new in pairs:
         if old.prompt_tokens_total is None or new.prompt_tokens_total is None:
             continue
         own = new.prefill_tokens_per_second if warm(new) else None
         arrived += max(0, new.prompt_tokens_total - old.prompt_tokens_total) / (own or rate)
-        known = True
-    return arrived * scale if known else None
+        measurable = True
+    return arrived * scale if measurable else None
 
 
 def _finished_requests(pairs: Iterable[Pair]) -> int | None:

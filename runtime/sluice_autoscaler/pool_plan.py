@@ -41,8 +41,8 @@ class PoolPlan:
 def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Measured]:
     """The reports that count, and what they say."""
     reports, last = reports_of(sample.engines or (), role), history.last
-    known = last.decision.pools.get(role) if last else None
-    known_rate = known.measured.prefill_tokens_per_second if known else None
+    former = last.decision.pools.get(role) if last else None
+    known_rate = former.measured.prefill_tokens_per_second if former else None
     now = measure(reports, sample, last.sample if last else None, known_rate)
     boot = startup_of(last, sample, role)
     return reports, replace(
@@ -73,7 +73,7 @@ def hold_reason(reports: Reports, pool: PoolSample, sample: Sample) -> tuple[str
     return "MetricsMissing", f"routers know none of the {pool.ready} ready engines"
 
 
-def held(
+def on_hold(
     settings: Settings, limits: PoolLimits, pool: PoolSample, why: tuple[str, str]
 ) -> PoolPlan:
     """The load is not known: everything stays, or goes to the floor, as the settings say."""
@@ -96,7 +96,7 @@ def planned(
     reports, now = seen
     limits, pool = settings.pools[role], sample.pools[role]
     view = _view(measured_of(history, role), now, reports, pool)
-    want = _wanted(wants_of(view, settings)[0], reports, least, pool.replicas)
+    want = _with_bounds(wants_of(view, settings)[0], reports, least, pool.replicas)
     limited = max(limits.minimum, min(limits.maximum, want.engines))
     boot = now.boot_seconds or STARTUP_SECONDS
     steady = stabilised(history, role, sample.time_seconds, pool.replicas, limited, boot)
@@ -125,18 +125,18 @@ def _view(past: Sequence[Measured], now: Measured, reports: Reports, pool: PoolS
     )
 
 
-def _wanted(want: Want, reports: Reports, least: int, current: int) -> Want:
+def _with_bounds(want: Want, reports: Reports, least: int, current: int) -> Want:
     """By the load, and one more for each engine that only fails: up to half of all, since it is not
     the engines where most of them do. With less than half of the reports nothing is given up."""
-    wanted = want if want.engines >= least else replace(want, engines=least, reason="AtMinimum")
-    if reports.unknown > len(reports.counted) and wanted.engines < current:
-        return replace(wanted, engines=current, message=f"{reports.unknown} reports do not count")
+    bounded = want if want.engines >= least else replace(want, engines=least, reason="AtMinimum")
+    if reports.unknown > len(reports.counted) and bounded.engines < current:
+        return replace(bounded, engines=current, message=f"{reports.unknown} reports do not count")
     if not 0 < reports.sick <= len(reports.counted) + reports.unknown:
-        return wanted
-    more = wanted.engines + reports.sick
-    reason = "SickEngines" if wanted.engines <= current < more else wanted.reason
+        return bounded
+    more = bounded.engines + reports.sick
+    reason = "SickEngines" if bounded.engines <= current < more else bounded.reason
     sick = engines(reports.sick, ("fails", "fail"))
-    return Want(more, reason, f"{wanted.message}; {sick}")
+    return Want(more, reason, f"{bounded.message}; {sick}")
 
 
 def _why(want: Want, desired: int, current: int, maximum: int) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """Which load reports count: those of engines that serve, that are fresh, and that can be true.
 
-What is left out is counted by its reason, never averaged in. Knows no targets.
+What is left out is counted by its reason, never averaged in.
 """
 
 from __future__ import annotations

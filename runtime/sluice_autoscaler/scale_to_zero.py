@@ -1,7 +1,4 @@
-"""To zero and back: all pools of a service at once, since a request needs each of them.
-
-Knows no limits beside a pool's minimum.
-"""
+"""To zero and back: all pools of a service at once, since a request needs each of them."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def is_busy(sample: Sample, measured: Mapping[Role, Measured]) -> bool:
         return True
     if any(not possible(engine) or has_work(engine) for engine in sample.engines):
         return True
-    return any(each.arrived_seconds or each.finished_requests for each in measured.values())
+    return any(pool.arrived_seconds or pool.finished_requests for pool in measured.values())
 
 
 def least_engines(

@@ -1,4 +1,4 @@
-"""Up fast, down slow: how much a pool may change at one decision. Knows no load."""
+"""Up fast, down slow: how much a pool may change at one decision."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ class LimitedChange:
 
 
 def stabilised(
-    history: History, role: Role, now: float, current: int, wanted: int, boot_seconds: float
+    history: History, role: Role, now: float, current: int, desired: int, boot_seconds: float
 ) -> LimitedChange:
     """`wanted` engines, within what the last minutes allow."""
-    if wanted > current:
-        return _grown(history, role, now, current, wanted)
-    if wanted < current:
-        return _shrunk(history, role, now, current, wanted, boot_seconds)
+    if desired > current:
+        return _grown(history, role, now, current, desired)
+    if desired < current:
+        return _shrunk(history, role, now, current, desired, boot_seconds)
     return LimitedChange(current)
 
 
-def _grown(history: History, role: Role, now: float, current: int, wanted: int) -> LimitedChange:
+def _grown(history: History, role: Role, now: float, current: int, desired: int) -> LimitedChange:
     lately = _sizes(history.since(now - RATE_SECONDS), role)
     start = min((*lately, current))
     most = max(start + MAX_ADDED, 2 * start)
-    if wanted <= most:
-        return LimitedChange(wanted)
+    if desired <= most:
+        return LimitedChange(desired)
     text = f"at most {engines(most)} within {RATE_SECONDS:.0f} s"
     return LimitedChange(max(current, most), "RateLimited", text)
 
 
 def _shrunk(
-    history: History, role: Role, now: float, current: int, wanted: int, boot_seconds: float
+    history: History, role: Role, now: float, current: int, desired: int, boot_seconds: float
 ) -> LimitedChange:
     window = min(MAX_DOWN_SECONDS, max(DOWN_SECONDS, 2 * boot_seconds))
     if not _knows(history, role, now - window, now):
         text = f"a pool shrinks once its load is known for {window:.0f} s"
         return LimitedChange(current, "Stabilising", text)
-    before = [_wanted(tick, role, current) for tick in history.since(now - window)]
-    least = max(wanted, *before) if before else wanted
+    before = [_need_of(tick, role, current) for tick in history.since(now - window)]
+    least = max(desired, *before) if before else desired
     if least >= current:
         text = f"{engines(least, ('was', 'were'))} wanted in the last {window:.0f} s"
         return LimitedChange(current, "Stabilising", text)
@@ -79,7 +79,7 @@ def _knows(history: History, role: Role, since: float, now: float) -> bool:
     return first is not None and role in first.decision.pools and history.covers(since, now)
 
 
-def _wanted(tick: Tick, role: Role, current: int) -> int:
+def _need_of(tick: Tick, role: Role, current: int) -> int:
     """What the load asked for at that tick; where it was not known, what there is now."""
     pool = tick.decision.pools.get(role)
     return current if pool is None or pool.wanted is None else pool.wanted

@@ -1,7 +1,4 @@
-"""How long engines take to start: from the decision to the first of them that is ready, as seen.
-
-Knows nothing of pods and images.
-"""
+"""How long engines take to start: from the decision to the first of them that is ready, as seen."""
 
 from __future__ import annotations
 
@@ -31,12 +28,12 @@ def startup_of(last: Tick | None, sample: Sample, role: Role) -> StartupTime:
     """What is known at `sample`, by the tick before it."""
     if last is None or role not in last.decision.pools:
         return StartupTime(None, None)
-    known, decided = last.decision.pools[role].measured, last.decision.pools[role]
+    measured, decided = last.decision.pools[role].measured, last.decision.pools[role]
     before, now = last.sample.pools[role], sample.pools[role]
-    asked = known.growth_asked_seconds
-    if asked is None and decided.desired > decided.current:
-        asked = last.sample.time_seconds
-    if asked is not None and now.ready > before.ready:
-        return StartupTime(sample.time_seconds - asked, None)
+    growth_since = measured.growth_asked_seconds
+    if growth_since is None and decided.desired > decided.current:
+        growth_since = last.sample.time_seconds
+    if growth_since is not None and now.ready > before.ready:
+        return StartupTime(sample.time_seconds - growth_since, None)
     arrived = now.ready >= now.replicas and decided.desired <= now.replicas
-    return StartupTime(known.boot_seconds, None if arrived else asked)
+    return StartupTime(measured.boot_seconds, None if arrived else growth_since)

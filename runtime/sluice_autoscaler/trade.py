@@ -70,14 +70,14 @@ def lasting_needs(settings: Settings, history: History, now: float) -> Needs | N
     if len(roles) < 2 or not history.covers(since, now):
         return None
     ticks = [tick.decision.pools for tick in history.since(since)]
-    found: dict[Role, float] = {}
+    lasting: dict[Role, float] = {}
     for role in roles:
         seen = [pools[role].measured.need_engines if role in pools else None for pools in ticks]
-        known = [need for need in seen if need is not None]
-        if not known or len(known) < len(seen):
+        needs = [need for need in seen if need is not None]
+        if not needs or len(needs) < len(seen):
             return None
-        found[role] = sum(known) / len(known)
-    return found
+        lasting[role] = sum(needs) / len(needs)
+    return lasting
 
 
 def traded(
@@ -111,7 +111,7 @@ def fair_split(claims: Mapping[Role, Claim], needs: Needs, budget: int) -> dict[
         ]
         if not able:
             return split
-        role = min(able, key=lambda each: split[each] / needs[each])
+        role = min(able, key=lambda able_role: split[able_role] / needs[able_role])
         split[role] += 1
         free -= claims[role].gpus
 

@@ -1,7 +1,7 @@
 """How many engines each target asks for, by what was measured; the largest answer counts.
 
 A target asks for fewer engines only if they would be loaded well below it: what the engines that
-are left would carry is what counts (N / (N - 1) for one of N). Knows no limits, budget or rates.
+are left would carry is what counts (N / (N - 1) for one of N).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pydantic base of everything that crosses a process or API boundary.
 
-Knows how fields are spelled outside (camelCase) and how a refusal reads; knows no field itself.
+Knows how fields are spelled outside (camelCase) and how a refusal reads.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ConfigError(ValueError):
         super().__init__(f"{key}: {says}")
 
     @property
-    def each(self) -> tuple[ConfigError, ...]:
+    def errors(self) -> tuple[ConfigError, ...]:
         """All that is wrong; this one comes first."""
         return (self,)
 
@@ -60,11 +60,11 @@ class ContradictionsError(ConfigError):
         first = errors[0]
         super().__init__(first.key, first.value, first.allowed)
         self.args = ("; ".join(map(str, errors)),)
-        self._each = tuple(errors)
+        self._errors = tuple(errors)
 
     @property
-    def each(self) -> tuple[ConfigError, ...]:
-        return self._each
+    def errors(self) -> tuple[ConfigError, ...]:
+        return self._errors
 
 
 def config_error_from(error: ValidationError, kind: Model) -> ConfigError:
@@ -73,9 +73,9 @@ def config_error_from(error: ValidationError, kind: Model) -> ConfigError:
     Unknown keys come first: one may be a misspelt one that is then missing.
     """
     findings = error.errors(include_url=False)
-    findings.sort(key=lambda one: one["type"] != "extra_forbidden")
-    found = [_finding(one, kind) for one in findings]
-    return found[0] if len(found) == 1 else ContradictionsError(found)
+    findings.sort(key=lambda finding: finding["type"] != "extra_forbidden")
+    errors = [_finding(finding, kind) for finding in findings]
+    return errors[0] if len(errors) == 1 else ContradictionsError(errors)
 
 
 def refuse_repeated_keys(text: str | bytes) -> None:
@@ -88,8 +88,8 @@ def _finding(finding: ErrorDetails, kind: Model) -> ConfigError:
     key, value = path_of(finding["loc"]) or "(root)", finding["input"]
     if finding["type"] == "extra_forbidden":
         *above, last = finding["loc"]
-        known = known_keys(kind, above)
-        return ConfigError(key, value, ", ".join(known), unknown_field(str(last), known))
+        allowed = known_keys(kind, above)
+        return ConfigError(key, value, ", ".join(allowed), unknown_field(str(last), allowed))
     if finding["type"] == "missing":
         return ConfigError(key, None, MISSING, MISSING)
     if isinstance(value, bytes):
@@ -110,18 +110,18 @@ class RepeatedKey(NamedTuple):
 
 def repeated_key(text: str | bytes) -> RepeatedKey | None:
     """Such a key anywhere in a text that is known to be JSON, an inner one first."""
-    found: list[str] = []
+    repeated: list[str] = []
     seen_in_last = 0
 
     def look(pairs: list[tuple[str, Any]]) -> None:
         nonlocal seen_in_last
-        seen_in_last, keys = len(found), set[str]()
+        seen_in_last, keys = len(repeated), set[str]()
         for key, _ in pairs:
             if key in keys:
-                found.append(key)
+                repeated.append(key)
                 return
             keys.add(key)
 
     json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)
     # The outermost object ends last, so it was looked at last.
-    return RepeatedKey(found[0], seen_in_last == 0) if found else None
+    return RepeatedKey(repeated[0], seen_in_last == 0) if repeated else None

@@ -1,6 +1,6 @@
 """Where in a model a finding was made: the keys known there, and the bounds of its number.
 
-Walks a model's fields along the location that pydantic tells; knows no field and no words.
+Walks a model's fields along the location that pydantic tells.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def known_keys(kind: Model, above: Location) -> list[str]:
             models = [model for field in fields for model in _models(field.annotation)]
         elif named := [model for model in models if model.__name__ == step]:
             models = named
-    found = [item for one in models for item in _items(one)]
-    told = [item for item in found if item[1].json_schema_extra != UNTOLD]
-    return sorted({_outside(*item) for item in told})
+    items = [item for model in models for item in _items(model)]
+    documented = [item for item in items if item[1].json_schema_extra != UNTOLD]
+    return sorted({_outside(*item) for item in documented})
 
 
 def bounds_at(kind: Model, location: Location) -> dict[str, float]:
@@ -44,7 +44,9 @@ def bounds_at(kind: Model, location: Location) -> dict[str, float]:
 
 
 def _fields(models: Sequence[Model], step: str | int) -> list[FieldInfo]:
-    return [field for one in models for name, field in _items(one) if step in (name, field.alias)]
+    return [
+        field for model in models for name, field in _items(model) if step in (name, field.alias)
+    ]
 
 
 def _items(model: Model) -> Iterator[tuple[str, FieldInfo]]:

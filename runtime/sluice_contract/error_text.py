@@ -23,8 +23,8 @@ _BOOLEANS: Final = {"True": "true", "False": "false"}
 Words = Callable[[Mapping[str, Any]], str]
 
 
-def _always(words: str) -> Words:
-    return lambda context: words
+def _always(text: str) -> Words:
+    return lambda context: text
 
 
 WORDS: Final[Mapping[str, Words]] = {
@@ -61,14 +61,14 @@ def allowed_words(kind: Model, finding: ErrorDetails) -> str:
     return WORDS[finding["type"]](finding.get("ctx", {}) | bounds_at(kind, finding["loc"]))
 
 
-def unknown_field(key: str, known: Sequence[str]) -> str:
+def unknown_field(key: str, allowed_keys: Sequence[str]) -> str:
     """What is said of a key that is none of `known`; of many keys those that may be meant."""
-    meant = get_close_matches(key, known, n=1)
+    meant = get_close_matches(key, allowed_keys, n=1)
     hint = f"did you mean {meant[0]}? " if meant else ""
-    allowed = ", ".join(known)
-    if meant and len(known) > _MANY_KEYS:
-        near = get_close_matches(key, known, n=_NEAR_KEYS, cutoff=0.3)
-        allowed = f"{', '.join(near)} and {len(known) - len(near)} more"
+    allowed = ", ".join(allowed_keys)
+    if meant and len(allowed_keys) > _MANY_KEYS:
+        near = get_close_matches(key, allowed_keys, n=_NEAR_KEYS, cutoff=0.3)
+        allowed = f"{', '.join(near)} and {len(allowed_keys) - len(near)} more"
     return f"unknown field; {hint}allowed: {allowed}"
 
 
@@ -93,8 +93,10 @@ def _range(bounds: Mapping[str, Any]) -> str:
     number = {key: _number(value) for key, value in bounds.items()}
     if "ge" in number and "le" in number:
         return f"{number['ge']} to {number['le']}"
-    words = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
-    return " and ".join(text.format(number[key]) for key, text in words.items() if key in number)
+    templates = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
+    return " and ".join(
+        text.format(number[key]) for key, text in templates.items() if key in number
+    )
 
 
 def _items(number: int) -> str:

@@ -201,7 +201,8 @@ def shown(text: str, max_characters: int = _SHOWN_CHARACTERS) -> str:
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 
@@ -245,14 +246,14 @@ IDLE_CONNECTION_SECONDS: Final = 75
 """How long an engine keeps an idle connection."""
 
 
-def is_acceptable_request_id(given: str) -> bool:
+def is_acceptable_request_id(request_id: str) -> bool:
     """Whether a client's id is harmless in headers and logs."""
-    return _ACCEPTABLE_REQUEST_ID.fullmatch(given) is not None
+    return _ACCEPTABLE_REQUEST_ID.fullmatch(request_id) is not None
 
 
-def is_acceptable_routing_key(given: str) -> bool:
+def is_acceptable_routing_key(routing_key: str) -> bool:
     """Whether a routing key has the characters and the length that engines take."""
-    return _ACCEPTABLE_ROUTING_KEY.fullmatch(given) is not None
+    return _ACCEPTABLE_ROUTING_KEY.fullmatch(routing_key) is not None
 
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]

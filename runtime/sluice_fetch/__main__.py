@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None, wait: Wait = threading.Event.wa
     try:
         if options.ca_file:
             trust(options.ca_file)
-        wanted = source(options.uri, options.revision, options.endpoint, options.token_file)
+        model = source(options.uri, options.revision, options.endpoint, options.token_file)
         if options.resolve_only:
-            outcome = fetcher.facts(wanted).model_dump_json(by_alias=True, exclude_none=True)
+            outcome = fetcher.facts(model).model_dump_json(by_alias=True, exclude_none=True)
         else:
-            outcome = fetcher.fetch(wanted, options.cache).commit
+            outcome = fetcher.fetch(model, options.cache).commit
     except FetchError as error:
         tell("failed", {"reason": error.reason, "message": str(error)})
         leave_message(error.reason, str(error))

@@ -5,7 +5,7 @@
                       refs/REVISION          the commit
                       complete/COMMIT.json   ours: all files of the commit are there and verified
 
-Knows no network. One process writes at a time: `exclusive`.
+One process writes at a time: `exclusive`.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Cache:
             link.unlink(missing_ok=True)
             link.symlink_to(Path("..", "..", "blobs", file.etag))
         listed = {file.name: file.size_bytes for file in snapshot.files}
-        known = self._listed(snapshot.commit)  # of a commit that is model and adapter
-        _write(self._marker(snapshot.commit), json.dumps({"files": known | listed}))
+        recorded = self._listed(snapshot.commit)  # of a commit that is model and adapter
+        _write(self._marker(snapshot.commit), json.dumps({"files": recorded | listed}))
 
     def remember(self, revision: str, commit: str) -> None:
         """Writes what a revision was, for whoever reads the cache with huggingface_hub."""

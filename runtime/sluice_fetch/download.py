@@ -33,7 +33,7 @@ class Download:
         Raises:
             FileCorruptError, OSError, and those of `from_hub`.
         """
-        self.meter.found(self.cache.size_there(file))
+        self.meter.already_there(self.cache.size_there(file))
         if self.cache.blob(file).exists():
             return
         for _ in range(2):
@@ -43,7 +43,7 @@ class Download:
                 partial.rename(self.cache.blob(file))
                 return
             partial.unlink()
-            self.meter.found(-file.size_bytes)
+            self.meter.already_there(-file.size_bytes)
         raise FileCorruptError(
             f"{file.name} of {self.source}: its content is not that of hash {file.etag}"
         )
@@ -53,7 +53,7 @@ class Download:
         partial.touch()
         if partial.stat().st_size > file.size_bytes:
             os.truncate(partial, 0)
-            self.meter.found(-file.size_bytes)
+            self.meter.already_there(-file.size_bytes)
         self.retry.run(
             lambda: self._attempt(file, partial), lambda: partial.stat().st_size, self.stop
         )
@@ -67,7 +67,7 @@ class Download:
             partial.open("ab") as written,
         ):
             if not answer.continues:
-                self.meter.found(-offset)
+                self.meter.already_there(-offset)
                 written.seek(0)
                 written.truncate()
             for chunk in answer.chunks():

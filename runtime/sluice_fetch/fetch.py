@@ -43,18 +43,18 @@ class Fetcher:
 
     def resolve(self, source: Source) -> Snapshot:
         """The commit that the revision is now, and the files that an engine reads of it."""
-        found = snapshot(self.selection, *self.retry.run(lambda: look_up(source)))
+        resolved = snapshot(self.selection, *self.retry.run(lambda: look_up(source)))
         fields = {"repository": source.repository, "revision": source.revision}
-        size = {"files": len(found.files), "total": found.size_bytes}
-        self.tell("resolved", {**fields, "commit": found.commit, **size})
-        return found
+        size = {"files": len(resolved.files), "total": resolved.size_bytes}
+        self.tell("resolved", {**fields, "commit": resolved.commit, **size})
+        return resolved
 
     def facts(self, source: Source) -> ResolvedModel:
         """What the revision is now, for whoever has to know before anything is downloaded."""
-        found = self.resolve(source)
-        config = self.retry.run(lambda: config_of(source, found))
+        resolved = self.resolve(source)
+        config = self.retry.run(lambda: config_of(source, resolved))
         facts = facts_of(config).model_dump()
-        return ResolvedModel(**facts, commit=found.commit, bytes=found.size_bytes)
+        return ResolvedModel(**facts, commit=resolved.commit, bytes=resolved.size_bytes)
 
     def fetch(self, source: Source, root: Path) -> Fetched:
         """The snapshot folder, complete and verified. A complete commit asks no hub.
@@ -72,28 +72,28 @@ class Fetcher:
             raise from_disk(error) from None
 
     def _missing(self, source: Source, cache: Cache) -> Fetched:
-        found = self.resolve(source)
+        resolved = self.resolve(source)
         with cache.exclusive():
-            if not cache.is_complete(found.commit, self.selection):
-                cache.check_space(found)
-                self._download(source, found, cache)
-                cache.link(found)
-            cache.remember(source.revision, found.commit)
-        return self._done(found.commit, cache)
+            if not cache.is_complete(resolved.commit, self.selection):
+                cache.check_space(resolved)
+                self._download(source, resolved, cache)
+                cache.link(resolved)
+            cache.remember(source.revision, resolved.commit)
+        return self._done(resolved.commit, cache)
 
     def _done(self, commit: str, cache: Cache) -> Fetched:
         folder = cache.snapshot_folder(commit)
         self.tell("complete", {"commit": commit, "folder": str(folder)})
         return Fetched(commit, folder)
 
-    def _download(self, source: Source, found: Snapshot, cache: Cache) -> None:
+    def _download(self, source: Source, resolved: Snapshot, cache: Cache) -> None:
         """All files, the largest first; the first that fails ends the others."""
-        blobs = {file.etag: file for file in found.files}.values()
+        blobs = {file.etag: file for file in resolved.files}.values()
         total = sum(file.size_bytes for file in blobs)
         meter = Meter(total, self.clock, lambda now: self.tell("progress", now.fields()))
         self.tell("progress", meter.progress().fields())
         stop = threading.Event()
-        download = Download(source, found.commit, cache, self.retry, meter, stop)
+        download = Download(source, resolved.commit, cache, self.retry, meter, stop)
         largest_first = sorted(blobs, key=lambda file: -file.size_bytes)
         with ThreadPoolExecutor(self.parallel) as threads:
             futures = [threads.submit(download.file, file) for file in largest_first]

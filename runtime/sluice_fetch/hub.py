@@ -1,6 +1,6 @@
 """The hub's protocol: a revision's commit and files, and a file's bytes from an offset on.
 
-One request each, without a retry. Knows nothing of the cache.
+One request each, without a retry.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def content(source: Source, commit: str, file: HubFile, offset: int) -> Iterator
         yield Content(response)
 
 
-def config(source: Source, found: Snapshot) -> dict[str, Any]:
+def config(source: Source, resolved: Snapshot) -> dict[str, Any]:
     """The commit's config.json.
 
     Raises:
         NotAModelError: it is none. And see `from_hub`.
     """
-    file = next(each for each in found.files if each.name == CONFIG_FILE)
+    file = next(entry for entry in resolved.files if entry.name == CONFIG_FILE)
     body = b""
-    with content(source, found.commit, file, 0) as answer:
+    with content(source, resolved.commit, file, 0) as answer:
         for chunk in answer.chunks():
             body += chunk
             if len(body) > MAX_CONFIG_BYTES:

@@ -48,7 +48,7 @@ class Meter:
         self._seen: deque[tuple[float, int]] = deque([(self._reported_at, 0)])
         self._lock = threading.Lock()
 
-    def found(self, count: int) -> None:
+    def already_there(self, count: int) -> None:
         """Bytes that an earlier run had left; negative where they turn out to be worth nothing."""
         with self._lock:
             self._there += count

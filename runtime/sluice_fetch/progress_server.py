@@ -1,4 +1,4 @@
-"""`GET /progress`: the last line of progress as JSON, 503 before the first. Knows no download."""
+"""`GET /progress`: the last line of progress as JSON, 503 before the first."""
 
 from __future__ import annotations
 

@@ -54,5 +54,8 @@ class Retry:
                 if stop.is_set():
                     raise Stopped from None
 
-    def _wait_seconds(self, failed: int, asked: float | None) -> float:
-        return min(2.0 ** (failed - 1) if asked is None else asked, self.max_wait_seconds)
+    def _wait_seconds(self, failed: int, retry_after_seconds: float | None) -> float:
+        return min(
+            2.0 ** (failed - 1) if retry_after_seconds is None else retry_after_seconds,
+            self.max_wait_seconds,
+        )

@@ -1,6 +1,6 @@
 """What to fetch, from where and to where, resolved once from the command line.
 
-Reads the token's file; knows no network.
+Reads the token's file.
 """
 
 from __future__ import annotations

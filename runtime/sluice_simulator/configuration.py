@@ -47,31 +47,31 @@ def read_config(path: Path | None) -> EngineConfig:
 
 def _with_a_model(text: bytes) -> str | bytes:
     try:
-        given = json.loads(text)
+        settings = json.loads(text)
     except ValueError:
         return text  # the reader of the configuration names the error
-    if not isinstance(given, dict) or "model" in given:
+    if not isinstance(settings, dict) or "model" in settings:
         return text
-    return json.dumps({"model": {"uri": NO_MODEL}} | given)
+    return json.dumps({"model": {"uri": NO_MODEL}} | settings)
 
 
-def policies_of(words: str | None, config: EngineConfig) -> Sequence[str]:
+def policies_of(text: str | None, config: EngineConfig) -> Sequence[str]:
     """Policies to simulate: those of a comma-separated list, `all` that the configuration may have,
     or the one that it has.
 
     Raises:
         UnusableConfigError: a name that the scheduler does not have.
     """
-    if words == ALL:
+    if text == ALL:
         caches = config.prefix_cache is not False
         useless = {name for name in CACHE_POLICIES if not caches}
         useless |= set() if _promises_ttft(config) else {SLACK}
         return [name for name in POLICIES if name not in useless]
-    names = [_configured(config)] if words is None else words.split(",")
+    names = [_configured(config)] if text is None else text.split(",")
     for name in names:
         if name not in POLICIES:
-            known = ", ".join([*POLICIES, ALL])
-            raise UnusableConfigError(f"--policy: {name!r} is not allowed; allowed: {known}")
+            allowed = ", ".join([*POLICIES, ALL])
+            raise UnusableConfigError(f"--policy: {name!r} is not allowed; allowed: {allowed}")
     return names
 
 
@@ -90,10 +90,10 @@ def settings_for(config: EngineConfig, cost: Cost, policy: str) -> SchedulerSett
         UnusableConfigError: a setting that a simulation with this cost model cannot honour.
     """
     _check(config, cost)
-    wanted = config.model_copy(update={"scheduling_policy": policy})
+    chosen = config.model_copy(update={"scheduling_policy": policy})
     try:
-        resolved = resolve_settings(wanted, cost.accelerator, wanted.slo)
-        full = apply_resolved(wanted, resolved)
+        resolved = resolve_settings(chosen, cost.accelerator, chosen.slo)
+        full = apply_resolved(chosen, resolved)
         context = context_length(full, cost.context_length)
     except (ConfigError, InvalidConfigError) as error:
         raise UnusableConfigError(str(error)) from None

@@ -5,7 +5,7 @@
 
 `weights` is what reading the weights takes at least, however few tokens there are. With 0 this is
 the formula that the engine fits to its own steps. A file also says where its figures come from, and
-what device and pool they are meant for. Knows no scheduler.
+what device and pool they are meant for.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def cost_named(name: str) -> Cost:
     try:
         return _parsed(name, Path(name).read_bytes())
     except OSError as error:
-        known = ", ".join(preset_names())
-        allowed = f"a preset ({known}) or a readable file ({error.strerror})"
+        presets = ", ".join(preset_names())
+        allowed = f"a preset ({presets}) or a readable file ({error.strerror})"
         raise UnusableFileError(f"--cost: {name!r} is not allowed; allowed: {allowed}") from None
 
 

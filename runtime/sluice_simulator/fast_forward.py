@@ -2,7 +2,7 @@
 
 Between two arrivals or ends of answers every step is the one before with one token more in each
 row. Taking a run of them at once leaves the scheduler as the steps themselves would; all other
-steps are those of the engine's scheduler. Knows no time.
+steps are those of the engine's scheduler.
 """
 
 from __future__ import annotations

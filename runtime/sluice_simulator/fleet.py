@@ -3,8 +3,7 @@
 Each engine runs the engine's own scheduler and role, with a cost model as device; pages and
 messages go over simulated wires. A request goes to the less loaded of two engines that are drawn,
 of each pool, by what they hold at that moment. An engine hears others between its steps, as the
-real one does. Every step is scheduled; the CPU's part of a step is taken for hidden. Knows no
-router.
+real one does. Every step is scheduled; the CPU's part of a step is taken for hidden.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class FleetEngine:
         number: int,
         wires: Wires,
         record: Record,
-        told: Callable[[TokenDelta], None],
+        on_delta: Callable[[TokenDelta], None],
     ) -> None:
         """`told`: gets what clients get."""
         self._calendar = wires.calendar
@@ -98,7 +97,7 @@ class FleetEngine:
         self._device = SimulatedDevice([line.request for line in record.timelines], pool.cost)
         self._seconds_per_token = pool.cost.coefficients.token
         self._record = record
-        self._told = told
+        self._on_delta = on_delta
         self._pending: PendingStep | None = None
         self._woken = False
         self.role_name = pool.role
@@ -163,14 +162,14 @@ class FleetEngine:
         deltas = [delta for delta in outcome.deltas if not self._role.takes(delta, now)]
         self._record.step(pending.batch, deltas, pending.planned_seconds, pending.seconds, now)
         for delta in deltas:
-            self._told(delta)
+            self._on_delta(delta)
         self._turn()
 
     def _tell(self, deltas: Sequence[TokenDelta]) -> None:
         """Tokens that were drawn elsewhere."""
         self._record.tokens(deltas, self._calendar.now)
         for delta in deltas:
-            self._told(delta)
+            self._on_delta(delta)
 
 
 @dataclass(frozen=True)
@@ -192,12 +191,12 @@ class FleetReplay:
         self._draw = random.Random(seed)  # noqa: S311
         self._record = Record(trace.requests, options.sample_seconds)
         self._wires = Wires(Calendar(), network)
-        each = [pool for pool in pools for _ in range(pool.replicas)]
+        engine_pools = [pool for pool in pools for _ in range(pool.replicas)]
         self._engines = [
-            FleetEngine(pool, number, self._wires, self._record, self._told)
-            for number, pool in enumerate(each)
+            FleetEngine(pool, number, self._wires, self._record, self._on_delta)
+            for number, pool in enumerate(engine_pools)
         ]
-        self._asked: dict[str, list[FleetEngine]] = {}
+        self._serving: dict[str, list[FleetEngine]] = {}
         """Of each request: the engine that answers it, and before its first token the one that
         computes its prompt."""
 
@@ -207,7 +206,7 @@ class FleetReplay:
         for number, request in enumerate(self._trace.requests):
             calendar.at(request.arrival_seconds, partial(self._arrive, number))
         calendar.run()
-        assert not self._asked, f"{len(self._asked)} requests never ended"
+        assert not self._serving, f"{len(self._serving)} requests never ended"
         return FleetReplayed(self._record, self._wires.seen)
 
     def _arrive(self, number: int) -> None:
@@ -224,9 +223,9 @@ class FleetReplay:
             arrival_seconds=request.arrival_seconds,
             prefill=PrefillEngine("", prefill.number, "") if prefill else None,
         )
-        self._asked[message.request_id] = [engine, prefill] if prefill else [engine]
-        for asked in self._asked[message.request_id]:
-            asked.held_requests += 1
+        self._serving[message.request_id] = [engine, prefill] if prefill else [engine]
+        for sender in self._serving[message.request_id]:
+            sender.held_requests += 1
         engine.ask(message)
 
     def _less_loaded(self, role: Role) -> FleetEngine | None:
@@ -234,11 +233,11 @@ class FleetReplay:
         drawn = self._draw.sample(of_role, min(2, len(of_role)))
         return min(drawn, key=lambda engine: engine.load, default=None)
 
-    def _told(self, delta: TokenDelta) -> None:
+    def _on_delta(self, delta: TokenDelta) -> None:
         """A request holds its prefill engine until its first token, the other until its last."""
-        asked = self._asked[delta.request_id]
+        engines = self._serving[delta.request_id]
         left = 0 if delta.finish_reason else 1
-        while len(asked) > left:
-            asked.pop().held_requests -= 1
-        if not asked:
-            del self._asked[delta.request_id]
+        while len(engines) > left:
+            engines.pop().held_requests -= 1
+        if not engines:
+            del self._serving[delta.request_id]

@@ -1,4 +1,4 @@
-"""Percentiles of weighted values, by nearest rank. Knows no unit."""
+"""Percentiles of weighted values, by nearest rank."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def at_shares(
     weighted: Sequence[tuple[float, int]], total: int, shares: Iterable[float]
 ) -> list[float]:
     """The smallest value that a share of all do not exceed, for each of the rising `shares`."""
-    found, seen, index = [], 0, -1
+    values, seen, index = [], 0, -1
     for share in shares:
         while seen < share * total:
             index += 1
             seen += weighted[index][1]
-        found.append(weighted[index][0])
-    return found
+        values.append(weighted[index][0])
+    return values

@@ -27,7 +27,7 @@ def test_it_speaks_at_most_every_two_seconds() -> None:
 
 def test_what_was_there_counts_as_done_and_not_as_speed() -> None:
     spoken = Spoken()
-    spoken.meter.found(8_000)
+    spoken.meter.already_there(8_000)
     spoken.receive(2.0, 1_000)
     assert spoken.reported == [Progress(9_000, 10_000, 500.0, 2.0)]
 

@@ -1,6 +1,6 @@
 """Every metric: name, help, labels and buckets, in base units; the only place they are spelled.
 
-Knows nothing of prometheus-client: each process makes its own collectors from these.
+Each process makes its own collectors from these.
 """
 
 from __future__ import annotations
@@ -305,10 +305,10 @@ _PROCESS: Final = (
     Metric("max_fds", "gauge", "Most that may be open."),
 )
 """What prometheus-client tells of a process, without the prefix."""
-PROCESS: Final = tuple(replace(each, name=f"process_{each.name}") for each in _PROCESS)
+PROCESS: Final = tuple(replace(metric, name=f"process_{metric.name}") for metric in _PROCESS)
 """Of the router, the operator, and the API process of an engine."""
 COMPUTING_PROCESS: Final = "sluice_engine"
 """Prefix of `PROCESS` for the process of an engine that computes."""
 ENGINE_PROCESS: Final = tuple(
-    replace(each, name=f"{COMPUTING_PROCESS}_{each.name}") for each in PROCESS
+    replace(metric, name=f"{COMPUTING_PROCESS}_{metric.name}") for metric in PROCESS
 )

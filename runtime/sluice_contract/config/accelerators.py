@@ -1,6 +1,6 @@
 """The accelerator table: what memory a product has, and which sizes suit that memory.
 
-Knows nothing of nodes: the operator finds the product, this table says what follows from it.
+The operator finds the product, this table says what follows from it.
 
 Sources. Chunk, graphs and reserved memory by tier of memory: SGLang 0.5.x, `server_args.py`
 (`_handle_gpu_memory_settings`, generalised in its pull request 10975). Requests at once: no fewer
@@ -195,24 +195,26 @@ def labels_near(product: str) -> tuple[str, ...]:
     """How nodes may spell a product that no known label spells so, a part of a device or not: the
     labels of its row, else those with all its words, or like it. Empty where one spells it so."""
     whole = PART.split(product)[0]
-    known = {_letters(label): label for row in PRODUCTS for label in row.labels}
-    if whole in known.values():
+    labels = {_letters(label): label for row in PRODUCTS for label in row.labels}
+    if whole in labels.values():
         return ()
     if (row := product_row(whole)) is not None:
         return row.labels
-    words = set(re.findall(r"[a-z0-9]+", whole.casefold())) - {"nvidia"}
-    found = [letters for letters in known if all(word in letters for word in words)]
-    return tuple(known[each] for each in found or get_close_matches(_letters(whole), known))
+    parts = set(re.findall(r"[a-z0-9]+", whole.casefold())) - {"nvidia"}
+    matching = [letters for letters in labels if all(word in letters for word in parts)]
+    return tuple(
+        labels[letters] for letters in matching or get_close_matches(_letters(whole), labels)
+    )
 
 
-def same_product(one: str, other: str) -> bool:
+def same_product(name: str, other: str) -> bool:
     """Whether two names are of one product, as labels, drivers and clouds spell them. A driver does
     not say that a GPU is shared."""
-    one, other = SHARED.sub("", one), SHARED.sub("", other)
-    rows = product_row(one), product_row(other)
+    name, other = SHARED.sub("", name), SHARED.sub("", other)
+    rows = product_row(name), product_row(other)
     if rows[0] is not None or rows[1] is not None:
         return rows[0] == rows[1]
-    return _letters(one) == _letters(other)
+    return _letters(name) == _letters(other)
 
 
 def _letters(product: str) -> str:

@@ -100,8 +100,8 @@ def resolve_settings(
             resolved[name] = Resolved(value=value, source=Source.USER, origin="spec")
     resolved.setdefault("min_prefill_tokens", _general(resolved["page_size"].value, "one page"))
     values = resolved_values(resolved)
-    if found := (*_contradictions(values), *_against_slo(slo, values)):
-        raise ContradictionsError(found)
+    if contradictions := (*_contradictions(values), *_against_slo(slo, values)):
+        raise ContradictionsError(contradictions)
     return resolved
 
 
@@ -111,8 +111,8 @@ def check_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> None:
     Raises:
         ContradictionsError: names the settings that do not.
     """
-    if found := tuple(_against_slo(slo, values)):
-        raise ContradictionsError(found)
+    if contradictions := tuple(_against_slo(slo, values)):
+        raise ContradictionsError(contradictions)
 
 
 def _against_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> Iterator[ConfigError]:
@@ -148,10 +148,10 @@ def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
         "cuda_graph_max_batch": sizes.cuda_graph_max_batch,
         "tensor_parallel_size": max(1, accelerator.count),
     }
-    found = {
+    sizes_found = {
         name: Resolved(value=value, source=source, origin=origin) for name, value in values.items()
     }
-    return found | {"memory_fraction": _memory_fraction(accelerator, sizes)}
+    return sizes_found | {"memory_fraction": _memory_fraction(accelerator, sizes)}
 
 
 def _memory_fraction(accelerator: Accelerator, sizes: Sizes) -> Resolved:

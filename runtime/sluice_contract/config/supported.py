@@ -94,11 +94,11 @@ def unsupported(settings: EngineSettings, *, on_cpus: bool = True) -> Iterator[C
 
 def unused_without_adapters(settings: EngineSettings) -> Iterator[str]:
     """A warning of every setting that an engine without adapters does not read."""
-    given = {
+    unused = {
         "maxLorasPerBatch": settings.max_loras_per_batch,
         "maxLoraRank": settings.max_lora_rank,
     }
-    for key, value in given.items():
+    for key, value in unused.items():
         if value is not None:
             yield f"{key}: {value} is not read without adapters"
 

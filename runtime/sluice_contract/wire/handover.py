@@ -1,8 +1,7 @@
 """How the router names the prefill engine of a request to the decode engine: a signed header.
 
 A decode engine takes a request only with it, so that no client can make one engine connect to
-another. What every signed header has in common, and the keys of a service, are here, too. Knows no
-server.
+another. What every signed header has in common, and the keys of a service, are here, too.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class KeyFiles:
 
 def _stamp(path: Path) -> list[tuple[int, int, int]]:
     """Changes when a file does, or what a link leads to."""
-    files = [each for each in (path, path.with_name(SECOND_KEY)) if each.exists()]
+    files = [file for file in (path, path.with_name(SECOND_KEY)) if file.exists()]
     return [(stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in map(Path.stat, files)]
 
 
@@ -129,7 +128,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
         ValueError: a key is too short.
     """
     second = path.with_name(SECOND_KEY)
-    return tuple(_read_key(each) for each in (path, second) if each == path or each.exists())
+    return tuple(_read_key(file) for file in (path, second) if file == path or file.exists())
 
 
 def _read_key(path: Path) -> bytes:
@@ -211,8 +210,8 @@ def verified_claims(
     Raises:
         InvalidSignatureError: it is not signed with these keys, is of another request, or too old.
     """
-    body, _, given = value.partition(".")
-    if not is_signed(keys, label + body.encode(), given):
+    body, _, signature_text = value.partition(".")
+    if not is_signed(keys, label + body.encode(), signature_text):
         raise InvalidSignatureError("not signed by this service's router")
     claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body))
     if claims.pop("requestId") != request_id:
@@ -229,16 +228,17 @@ def refuse_other_body(digests: Mapping[str, str], body: bytes) -> None:
     header that says one."""
     if not digests:
         return
-    found = hashlib.sha256(body).hexdigest().encode()
+    body_digest = hashlib.sha256(body).hexdigest().encode()
     for header, digest in digests.items():
-        if not hmac.compare_digest(digest.encode(), found):
+        if not hmac.compare_digest(digest.encode(), body_digest):
             raise InvalidSignatureError(f"{header}: signed for another body")
 
 
-def is_signed(keys: Sequence[bytes], message: bytes, given: str) -> bool:
+def is_signed(keys: Sequence[bytes], message: bytes, signature_text: str) -> bool:
     """Whether `given` is the signature of a message with one of the keys."""
     return any(
-        hmac.compare_digest(given.encode(), signature(key, message).encode()) for key in keys
+        hmac.compare_digest(signature_text.encode(), signature(key, message).encode())
+        for key in keys
     )
 
 

@@ -2,8 +2,7 @@
 
 A private call is a POST to a route that generates, with a signed header. Its body is one line of
 JSON, `CallHead`, and then the client's body as it came: nothing of the client's is read as ours.
-The answer is an event stream whose comment lines, `EventComment`, tell what a resume needs. Pure;
-knows no server.
+The answer is an event stream whose comment lines, `EventComment`, tell what a resume needs. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sends spans to an OpenTelemetry collector, from a thread of its own and in batches.
 
 Imports OpenTelemetry only when it is opened. What a collector does not take in time is dropped, so
-that nobody waits for it. Knows no request.
+that nobody waits for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Spans: what one process did for a request, when, and as a part of what.
 
 A span is told once it is over, as a value; `span_export` sends it where a configuration says so.
-Only requests whose `traceparent` is sampled have any. Knows neither OpenTelemetry nor a network.
+Only requests whose `traceparent` is sampled have any.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _SAMPLED: Final = 1
 
 def trace_id(traceparent: str | None) -> str | None:
     """32 hexadecimal digits; None if the header is missing or not as W3C wants it."""
-    found = _TRACEPARENT.fullmatch(traceparent or "")
-    return found[1] if found else None
+    match = _TRACEPARENT.fullmatch(traceparent or "")
+    return match[1] if match else None
 
 
 def new_traceparent(*, sampled: bool = False) -> str:
@@ -83,8 +83,8 @@ def unsampled(traceparent: str) -> str:
 
 def is_sampled(traceparent: str) -> bool:
     """Whether its spans are recorded; not if it is no traceparent."""
-    found = _TRACEPARENT.fullmatch(traceparent)
-    return found is not None and bool(int(found[3], 16) & _SAMPLED)
+    match = _TRACEPARENT.fullmatch(traceparent)
+    return match is not None and bool(int(match[3], 16) & _SAMPLED)
 
 
 def ids_of(traceparent: str) -> tuple[int, int]:
@@ -93,7 +93,7 @@ def ids_of(traceparent: str) -> tuple[int, int]:
     Raises:
         ValueError: it is no traceparent.
     """
-    found = _TRACEPARENT.fullmatch(traceparent)
-    if found is None:
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None:
         raise ValueError(f"{traceparent!r} is no traceparent")
-    return int(found[1], 16), int(found[2], 16)
+    return int(match[1], 16), int(match[2], 16)

@@ -2,7 +2,7 @@
 
 An engine keeps cached prefixes of tenants apart by a salt, and holds their priorities within
 bounds. The salt is made of the service's key, so that no client can guess it; no engine is told the
-tenant's name, which the router's spans carry, nor its API key. Pure functions; knows no server.
+tenant's name, which the router's spans carry, nor its API key. Pure functions.
 """
 
 from __future__ import annotations

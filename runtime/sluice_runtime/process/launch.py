@@ -83,7 +83,7 @@ def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
     try:
         resolve_settings(config, accelerator, config.slo)
     except ConfigError as error:
-        yield from error.each
+        yield from error.errors
 
 
 def _warnings(config: EngineConfig) -> Iterator[str]:

@@ -100,12 +100,12 @@ def _trace(options: argparse.Namespace) -> tuple[Trace, Constants]:
     return read_trace(options.trace), FLEETS[options.fleet]
 
 
-def _policies(words: str) -> Sequence[str]:
-    names = list(POLICIES) if words == ALL else words.split(",")
+def _policies(text: str) -> Sequence[str]:
+    names = list(POLICIES) if text == ALL else text.split(",")
     for name in names:
         if name not in POLICIES:
-            known = ", ".join([*POLICIES, ALL])
-            raise UnusableConfigError(f"--policy: {name!r} is not allowed; allowed: {known}")
+            allowed = ", ".join([*POLICIES, ALL])
+            raise UnusableConfigError(f"--policy: {name!r} is not allowed; allowed: {allowed}")
     return names
 
 

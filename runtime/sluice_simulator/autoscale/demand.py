@@ -4,7 +4,7 @@ only limit.
 At T seconds a step, an engine with a share rho of its time for prompts has T (1 - rho) left for
 reading weights and context. With the rows that a rate brings, that is linear in the requests: each
 takes (prompt + output x context read) / (1 - base / T) of an engine. What pages and rows allow is
-linear, too; the greatest of the three counts. Knows no policy.
+linear, too; the greatest of the three counts.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def _of_role(trace: Trace, constants: Constants, role: Role) -> list[float]:
         if role is Role.MIXED:
             compute[at] += prompt / spare
         life = max(1, round(request.output_tokens * itl))
-        held = _held_tokens(request)
-        read = request.output_tokens * held * times.context_seconds / spare
+        context_tokens = _held_tokens(request)
+        read = request.output_tokens * context_tokens * times.context_seconds / spare
         kept = request.output_tokens * itl / life
         for second in range(at, min(seconds, at + life)):
             compute[second] += read / life
-            pages[second] += kept * held / constants.kv_pool_tokens
+            pages[second] += kept * context_tokens / constants.kv_pool_tokens
             rows[second] += kept / constants.max_running_requests
-    return [max(each) for each in zip(compute, pages, rows, strict=True)]
+    return [max(demands) for demands in zip(compute, pages, rows, strict=True)]
 
 
 def _held_tokens(request: TraceRequest) -> float:

@@ -42,7 +42,7 @@ class AutoscaledFleet:
         self._events: list[tuple[float, int, Replica, int, Work | None]] = []
         self._order = count()
         self._pools: dict[Role, list[Replica]] = {role: [] for role in first}
-        self._wanted = dict(first)
+        self._desired = dict(first)
         self._held: deque[Work] = deque()
         self._reports: tuple[EngineSample, ...] = ()
         self._now = 0.0
@@ -150,13 +150,13 @@ class AutoscaledFleet:
             return 0
         computed, ended = replica.end(self._now)
         finished = len(ended)
-        for each in computed:
+        for done in computed:
             if replica.role is Role.PREFILL:
-                assert each.decode is not None
+                assert done.decode is not None
                 moment = self._now + self._constants.hand_over_seconds
-                self._at(moment, each.decode, HANDED_OVER, each)
+                self._at(moment, done.decode, HANDED_OVER, done)
             else:
-                finished += not replica.decode(each, self._now)
+                finished += not replica.decode(done, self._now)
         if replica.role is Role.DECODE:
             finished += self._between_steps(replica)
         self._go_on(replica)
@@ -186,19 +186,19 @@ class AutoscaledFleet:
         self._remove_if_drained(replica)
 
     def _release_held(self) -> None:
-        held, self._held = self._held, deque()
-        for work in held:
+        waiting, self._held = self._held, deque()
+        for work in waiting:
             self._arrive(work)
 
     # Size
 
     def _tick(self) -> None:
         targets = self._policy.targets(self._sample())
-        for role, wanted in targets.replicas.items():
-            self._want(role, max(0, min(self._constants.max_replicas, wanted)), targets)
+        for role, desired in targets.replicas.items():
+            self._want(role, max(0, min(self._constants.max_replicas, desired)), targets)
         self._fill()
         serving = sum(
-            each.ready_seconds <= self._now for pool in self._pools.values() for each in pool
+            replica.ready_seconds <= self._now for pool in self._pools.values() for replica in pool
         )
         self.trail.counts.append((self._now, self._pods, serving))
 
@@ -207,32 +207,32 @@ class AutoscaledFleet:
         return Sample(self._now, pools, self._reports, len(self._held))
 
     def _pool_sample(self, role: Role) -> PoolSample:
-        active = [each for each in self._pools[role] if not each.draining]
-        ready = sum(each.ready_seconds <= self._now for each in active)
+        active = [replica for replica in self._pools[role] if not replica.draining]
+        ready = sum(replica.ready_seconds <= self._now for replica in active)
         return PoolSample(
             role,
-            replicas=self._wanted[role],
+            replicas=self._desired[role],
             ready=ready,
             starting=len(active) - ready,
-            unschedulable=self._wanted[role] - len(active),
+            unschedulable=self._desired[role] - len(active),
             surplus=len(self._pools[role]) - len(active),
         )
 
     def _look(self) -> tuple[EngineSample, ...]:
         return tuple(
-            report(each, self._now, self._constants)
+            report(replica, self._now, self._constants)
             for pool in self._pools.values()
-            for each in pool
-            if each.ready_seconds <= self._now
+            for replica in pool
+            if replica.ready_seconds <= self._now
         )
 
-    def _want(self, role: Role, wanted: int, targets: Targets) -> None:
-        before, self._wanted[role] = self._wanted[role], wanted
-        if wanted != before:
-            change = Change(self._now, role, before, wanted, targets.reason, targets.message)
+    def _want(self, role: Role, desired: int, targets: Targets) -> None:
+        before, self._desired[role] = self._desired[role], desired
+        if desired != before:
+            change = Change(self._now, role, before, desired, targets.reason, targets.message)
             self.trail.changes.append(change)
-        active = [each for each in self._pools[role] if not each.draining]
-        for victim in self._victims(active, targets.victims)[: max(0, len(active) - wanted)]:
+        active = [replica for replica in self._pools[role] if not replica.draining]
+        for victim in self._victims(active, targets.victims)[: max(0, len(active) - desired)]:
             victim.draining = True
             if victim.ready_seconds > self._now:
                 self._pools[role].remove(victim)
@@ -242,8 +242,12 @@ class AutoscaledFleet:
         """Those that start before those that the policy names, before those with least work."""
         place = {name: number for number, name in enumerate(named)}
 
-        def order(each: Replica) -> tuple[bool, int, float]:
-            return each.ready_seconds <= self._now, place.get(each.name, len(place)), each.load
+        def order(replica: Replica) -> tuple[bool, int, float]:
+            return (
+                replica.ready_seconds <= self._now,
+                place.get(replica.name, len(place)),
+                replica.load,
+            )
 
         return sorted(active, key=order)
 
@@ -259,8 +263,8 @@ class AutoscaledFleet:
         while missing:
             missing = False
             for role, pool in self._pools.items():
-                active = sum(not each.draining for each in pool)
-                if active < self._wanted[role] and (budget is None or self._pods < budget):
+                active = sum(not member.draining for member in pool)
+                if active < self._desired[role] and (budget is None or self._pods < budget):
                     replica = self._replica(role, self._now + self._constants.boot_seconds)
                     pool.append(replica)
                     self._at(replica.ready_seconds, replica, READY)

@@ -54,7 +54,7 @@ def draw(path: Path, scene: Scene, trails: Mapping[str, Trail]) -> None:
 
 def _need(axes: Axes, scene: Scene) -> None:
     needed = engines_needed(scene.trace, scene.constants, scene.roles)
-    total = [sum(each) for each in zip(*needed.values(), strict=True)]
+    total = [sum(roles) for roles in zip(*needed.values(), strict=True)]
     mean = smoothed(total, MEAN_SECONDS)[:: MEAN_SECONDS // 6]
     minutes = [at * (MEAN_SECONDS // 6) / 60 for at in range(len(mean))]
     axes.fill_between(minutes, mean, color="lightgrey", label="needed at least")

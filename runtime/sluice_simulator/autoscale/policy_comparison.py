@@ -44,22 +44,22 @@ def contest(scene: Scene, names: Sequence[str], jobs: int = 1) -> tuple[Row, ...
     task = partial(compete, scene, goal)
     if jobs > 1 and len(others) > 1:
         with ProcessPoolExecutor(min(jobs, len(others))) as pool:
-            found = list(pool.map(task, others))
+            rows = list(pool.map(task, others))
     else:
-        found = list(map(task, others))
-    of = {row.policy: row for row in (*found, *([ours] if ours else []))}
+        rows = list(map(task, others))
+    of = {row.policy: row for row in (*rows, *([ours] if ours else []))}
     return tuple(of[name] for name in names)
 
 
 def compete(scene: Scene, goal: float, name: str) -> Row:
     """The best of one policy's grid."""
     tried = [
-        (candidate, found)
+        (candidate, result)
         for ladder in POLICIES[name](scene)
-        for candidate, found in _climbed(scene, goal, ladder)
+        for candidate, result in _climbed(scene, goal, ladder)
     ]
-    best, found = min(tried, key=lambda each: _rank(each[1], goal))
-    return Row(name, best.label, found, len(tried), found.attainment >= goal)
+    best, result = min(tried, key=lambda pair: _rank(pair[1], goal))
+    return Row(name, best.label, result, len(tried), result.attainment >= goal)
 
 
 def play(scene: Scene, candidate: Candidate) -> Trail:
@@ -71,16 +71,18 @@ def play(scene: Scene, candidate: Candidate) -> Trail:
 def candidate_of(scene: Scene, row: Row) -> Candidate:
     """The one that a row is of."""
     ladders = POLICIES[row.policy](scene)
-    return next(each for ladder in ladders for each in ladder if each.label == row.label)
+    return next(
+        candidate for ladder in ladders for candidate in ladder if candidate.label == row.label
+    )
 
 
 def bound_hours(scene: Scene) -> float:
     """ceil(need) of every minute: what promise and lengths allow at best, without a queue."""
     needed = engines_needed(scene.trace, scene.constants, scene.roles)
     return sum(
-        max(1, math.ceil(each)) / 3600
+        max(1, math.ceil(need)) / 3600
         for of_role in needed.values()
-        for each in smoothed(of_role, BOUND_SECONDS)
+        for need in smoothed(of_role, BOUND_SECONDS)
     )
 
 
@@ -89,15 +91,15 @@ def _climbed(scene: Scene, goal: float, ladder: Ladder) -> Iterator[tuple[Candid
     low, high = 0, len(ladder)
     while low < high:
         middle = (low + high) // 2
-        found = outcome(play(scene, ladder[middle]), scene.constants)
-        yield ladder[middle], found
-        if found.attainment >= goal:
+        result = outcome(play(scene, ladder[middle]), scene.constants)
+        yield ladder[middle], result
+        if result.attainment >= goal:
             low = middle + 1
         else:
             high = middle
 
 
-def _rank(found: Outcome, goal: float) -> tuple[bool, float]:
-    if found.attainment >= goal:
-        return False, found.replica_hours
-    return True, -found.attainment
+def _rank(result: Outcome, goal: float) -> tuple[bool, float]:
+    if result.attainment >= goal:
+        return False, result.replica_hours
+    return True, -result.attainment

@@ -2,8 +2,8 @@
 
 Prompts are computed in order, a chunk a step, beside the rows. Without prompts, steps are taken at
 once until an answer ends; whoever comes meanwhile is heard at the end of the step that runs then.
-Pages are reserved for half of an answer, which is what rows hold on average. Knows neither fleet
-nor policy; who calls it keeps the time.
+Pages are reserved for half of an answer, which is what rows hold on average. Who calls it keeps the
+time.
 """
 
 from __future__ import annotations
@@ -175,10 +175,10 @@ class Replica:
     def kv_used(self, now: float) -> float:
         """Share of the pool that requests hold."""
         partly = self.waiting[0].computed_tokens if self.waiting else 0
-        held = self._context + self.rows * self._steps_by(now) + partly
+        kv_tokens = self._context + self.rows * self._steps_by(now) + partly
         if self.role is Role.PREFILL:
-            held += sum(work.prompt_tokens for work in self._prompts)
-        return min(1.0, held / self._constants.kv_pool_tokens)
+            kv_tokens += sum(work.prompt_tokens for work in self._prompts)
+        return min(1.0, kv_tokens / self._constants.kv_pool_tokens)
 
     def itl_seconds(self, now: float) -> float | None:
         """Between two tokens of late; of several steps at once, those that are over count."""

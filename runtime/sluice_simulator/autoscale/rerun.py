@@ -40,15 +40,15 @@ def read(path: Path) -> Sequence[JournalLine]:
     """
     try:
         with path.open(encoding="utf-8") as lines:
-            found = list(read_journal(lines))
+            journal = list(read_journal(lines))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UnusableFileError(f"{path}: {reason}") from None
     except JournalError as error:
         raise UnusableFileError(f"{path}: {error}") from None
-    if not found:
+    if not journal:
         raise UnusableFileError(f"{path}: holds no decision")
-    return found
+    return journal
 
 
 def rerun(lines: Iterable[JournalLine]) -> list[Rerun]:
@@ -86,8 +86,8 @@ def as_json(runs: Sequence[Rerun]) -> str:
                 "timeSeconds": run.line.sample.time_seconds,
                 "unixSeconds": run.line.unix_seconds,
                 "alike": run.alike,
-                "then": _words(run.line.decision),
-                "now": _words(run.now),
+                "then": _as_json(run.line.decision),
+                "now": _as_json(run.now),
                 "leftOutTicks": run.line.left_out_ticks,
             }
         )
@@ -101,6 +101,6 @@ def _when(line: JournalLine, began_seconds: float) -> str:
     return datetime.fromtimestamp(line.unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _words(decision: Decision) -> dict[str, object]:
+def _as_json(decision: Decision) -> dict[str, object]:
     pools = {role: [pool.current, pool.desired] for role, pool in decision.pools.items()}
     return {"reason": decision.reason, "message": decision.message, "pools": pools}

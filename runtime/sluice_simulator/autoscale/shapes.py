@@ -50,9 +50,9 @@ def formed(trace: Trace, form: str) -> Trace:
     total, length = passed[-1], trace.seconds or 1.0
 
     def bent(seconds: float) -> float:
-        wanted = seconds / length * total
-        at = max(1, bisect_left(passed, wanted))
-        into = (wanted - passed[at - 1]) / (passed[at] - passed[at - 1])
+        arrivals = seconds / length * total
+        at = max(1, bisect_left(passed, arrivals))
+        into = (arrivals - passed[at - 1]) / (passed[at] - passed[at - 1])
         return (at - 1 + into) / steps * length
 
     moved = [replace(r, arrival_seconds=bent(r.arrival_seconds)) for r in trace.requests]

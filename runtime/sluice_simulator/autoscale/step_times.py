@@ -2,7 +2,7 @@
 
     seconds = step + (weights + context) read + max(0, prompts computed - weights read)
 
-The prompt's part hides behind reading the weights. Knows no request.
+The prompt's part hides behind reading the weights.
 """
 
 from __future__ import annotations

@@ -46,18 +46,18 @@ def _hours_of_ours(rows: Sequence[Row]) -> float | None:
 
 
 def _cells(row: Row, ours: float | None) -> tuple[str, ...]:
-    found = row.outcome
-    mark = "" if found.attainment >= GOAL else " ≈" if row.reached else " <"
+    result = row.outcome
+    mark = "" if result.attainment >= GOAL else " ≈" if row.reached else " <"
     return (
         row.policy,
         row.label,
-        f"{found.attainment:.2%}{mark}",
-        f"{found.replica_hours:.2f}",
-        f"{ours / found.replica_hours:.2f}" if ours is not None else "",
-        f"{found.ttft_p50_seconds:.2f}",
-        f"{found.ttft_p99_seconds:.2f}",
-        str(found.peak_replicas),
-        str(found.changes),
+        f"{result.attainment:.2%}{mark}",
+        f"{result.replica_hours:.2f}",
+        f"{ours / result.replica_hours:.2f}" if ours is not None else "",
+        f"{result.ttft_p50_seconds:.2f}",
+        f"{result.ttft_p99_seconds:.2f}",
+        str(result.peak_replicas),
+        str(result.changes),
     )
 
 

@@ -57,17 +57,17 @@ def arrangement(
     low, high, best = 0, GRID, None
     while low < high:
         middle = (low + high) // 2
-        found = _played(name, question, model, cost, rates[middle])
-        if keeps(found, question):
-            best, low = (rates[middle], found), middle + 1
+        played = _played(name, question, model, cost, rates[middle])
+        if keeps(played, question):
+            best, low = (rates[middle], played), middle + 1
         else:
             high = middle
-    rate, found = best or (0.0, _played(name, question, model, cost, rates[0]))
+    rate, played = best or (0.0, _played(name, question, model, cost, rates[0]))
     return Arrangement(
         name=name,
         requests_per_second=rate,
-        ttft_seconds=found.ttft_seconds,
-        itl_seconds=found.itl_seconds,
+        ttft_seconds=played.ttft_seconds,
+        itl_seconds=played.itl_seconds,
     )
 
 
@@ -91,10 +91,10 @@ def impossible(question: Question, cost: Cost) -> str | None:
     return None
 
 
-def keeps(found: Figures, question: Question) -> bool:
+def keeps(played: Figures, question: Question) -> bool:
     """Whether a run kept the promise."""
     promise = question.promise
-    return found.ttft_seconds <= promise.ttft_seconds and found.itl_seconds <= promise.itl_seconds
+    return played.ttft_seconds <= promise.ttft_seconds and played.itl_seconds <= promise.itl_seconds
 
 
 def busy_rate(question: Question, cost: Cost) -> float:

@@ -32,7 +32,7 @@ def roofline(model: ModelShape, accelerator: Accelerator, memory_fraction: float
     row = product_row(accelerator.product) if accelerator.product else None
     if row is None or row.peak is None:
         named = accelerator.product or "no product"
-        allowed = ", ".join(each.name for each in PRODUCTS if each.peak)
+        allowed = ", ".join(product.name for product in PRODUCTS if product.peak)
         raise NoCostError(f"no figures for {named}: they are there for {allowed}")
     peak, count = row.peak, max(1, accelerator.count)
     scale = REACHED * count * DOUBLING ** math.log2(count)
@@ -40,9 +40,9 @@ def roofline(model: ModelShape, accelerator: Accelerator, memory_fraction: float
     memory = (accelerator.memory_mib or row.memory_gib * 1024) * 2**20 * count
     tokens = int((memory * memory_fraction - model.weight_bytes) // model.kv_bytes)
     if tokens < min(model.context_tokens, 4096):
-        wanted = math.ceil(model.weight_bytes / 2**30)
+        weights = math.ceil(model.weight_bytes / 2**30)
         raise NoCostError(
-            f"{model.name} does not fit: its weights are {wanted} GiB, and {count} x {row.name} "
+            f"{model.name} does not fit: its weights are {weights} GiB, and {count} x {row.name} "
             f"leave {memory * memory_fraction / 2**30:.0f} GiB; more accelerator.count, or a "
             "larger product"
         )

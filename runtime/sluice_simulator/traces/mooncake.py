@@ -52,13 +52,13 @@ def _whole(path: Path, number: int, row: dict[str, Any], key: str, least: int) -
 
 
 def _blocks(path: Path, number: int, ids: object, prompt_tokens: int) -> tuple[int, ...]:
-    wanted = -(-prompt_tokens // BLOCK_TOKENS)
+    count = -(-prompt_tokens // BLOCK_TOKENS)
     good = isinstance(ids, list) and all(
-        isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in ids
+        isinstance(block, int) and not isinstance(block, bool) and block >= 0 for block in ids
     )
-    if not good or len(ids) != wanted:  # type: ignore[arg-type]
+    if not good or len(ids) != count:  # type: ignore[arg-type]
         allowed = (
-            f"hash_ids: {wanted} whole numbers, one per {BLOCK_TOKENS} of {prompt_tokens} tokens"
+            f"hash_ids: {count} whole numbers, one per {BLOCK_TOKENS} of {prompt_tokens} tokens"
         )
         raise TraceError(path, number, {"hash_ids": _short(ids)}, allowed)
     return tuple(ids)  # type: ignore[arg-type]

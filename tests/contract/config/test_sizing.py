@@ -135,7 +135,7 @@ def test_every_contradiction_is_told_at_once() -> None:
     )
     with pytest.raises(ConfigError) as caught:
         resolve_settings(settings, Accelerator(), SloTargets(itl_milliseconds=50))
-    keys = [each.key for each in caught.value.each]
+    keys = [each.key for each in caught.value.errors]
     assert keys == [
         "minPrefillTokens",
         "chunkSize",
@@ -144,7 +144,7 @@ def test_every_contradiction_is_told_at_once() -> None:
         "schedulingPolicy",
         "mixedChunk",
     ]
-    assert str(caught.value) == "; ".join(map(str, caught.value.each))
+    assert str(caught.value) == "; ".join(map(str, caught.value.errors))
     assert "kvPoolTokens: 1000 is not allowed; allowed: a multiple" in str(caught.value)
 
 

@@ -65,7 +65,7 @@ def test_what_cannot_be_used_is_refused(
 
 def journal_of_a_replay(path: Path) -> None:
     settings, journal = settings_of(AZURE, [Role.MIXED]), Journal()
-    policy = Ours(settings, told=lambda tick: journal.add(settings, tick, 1.7e9))
+    policy = Ours(settings, on_tick=lambda tick: journal.add(settings, tick, 1.7e9))
     AutoscaledFleet(chats(150.0), AZURE, policy, {Role.MIXED: 1}).run()
     path.write_text(journal.text())
 

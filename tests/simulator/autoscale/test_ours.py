@@ -18,7 +18,7 @@ from tests.simulator.autoscale.scenes import chats
 def test_both_pools_and_what_drains_fit_into_the_budget_at_every_moment(budget: int) -> None:
     constants = replace(AZURE, gpu_budget=budget)
     roles, ticks = (Role.PREFILL, Role.DECODE), list[Tick]()
-    policy = Ours(settings_of(constants, roles), told=ticks.append)
+    policy = Ours(settings_of(constants, roles), on_tick=ticks.append)
     trail = AutoscaledFleet(chats(300.0, 3.0), constants, policy, dict.fromkeys(roles, 1)).run()
     assert trail.peak == budget  # the load asks for more
     for tick in ticks:

@@ -156,7 +156,7 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
                 pin.settings if pin else pool_settings(spec, role, accelerator, shared)
             )
         except ConfigError as error:
-            for mistake in error.each:
+            for mistake in error.errors:
                 path = _path(spec, role, mistake.key)
                 yield Refusal(INVALID, f"{path}.{mistake.key}", f"{path}.{mistake}")
     for role, settings in settings_of.items():

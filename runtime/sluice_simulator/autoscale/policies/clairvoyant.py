@@ -46,7 +46,7 @@ class Clairvoyant:
 def plan(needed: Sequence[float], foresight: Foresight, boot_seconds: float) -> list[int]:
     """Engines of each second, where `needed` are used fully."""
     mean = smoothed(needed, foresight.mean_seconds)
-    engines = [max(1, math.ceil(each / foresight.used)) for each in mean]
+    engines = [max(1, math.ceil(need / foresight.used)) for need in mean]
     return _most_ahead(engines, math.ceil(boot_seconds) + 1)
 
 

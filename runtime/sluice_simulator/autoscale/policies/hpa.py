@@ -28,9 +28,9 @@ ADDED_PODS: Final = 4
 MetricOf = Callable[[EngineSample], float]
 
 METRICS: Final[Mapping[str, MetricOf]] = {
-    "requests": lambda each: each.queued_requests + each.running_requests,
-    "waiting": lambda each: each.queued_requests,
-    "kv": lambda each: each.kv_used,
+    "requests": lambda engine: engine.queued_requests + engine.running_requests,
+    "waiting": lambda engine: engine.queued_requests,
+    "kv": lambda engine: engine.kv_used,
 }
 
 
@@ -58,16 +58,18 @@ class Hpa:
         replicas = {}
         for role, rule in self._rules.items():
             pool = sample.pools[role]
-            values = [METRICS[rule.metric](each) for each in ready_engines(sample, role)]
-            wanted = pods_metric_replicas(pool.replicas, values, pool.starting, rule.target)
-            replicas[role] = self._pools[role].applied(sample.time_seconds, pool.replicas, wanted)
+            values = [METRICS[rule.metric](engine) for engine in ready_engines(sample, role)]
+            desired = pods_metric_replicas(pool.replicas, values, pool.starting, rule.target)
+            replicas[role] = self._pools[role].applied(sample.time_seconds, pool.replicas, desired)
         return Targets(replicas, reason="Hpa")
 
 
 def ready_engines(sample: Sample, role: Role) -> list[EngineSample]:
     """Those whose pods have metrics and are not going."""
     return [
-        each for each in sample.engines or () if each.role is role and each.condition == "ready"
+        engine
+        for engine in sample.engines or ()
+        if engine.role is role and engine.condition == "ready"
     ]
 
 
@@ -83,9 +85,9 @@ def pods_metric_replicas(current: int, values: Sequence[float], missing: int, ta
     turned = (ratio < 1 < rebalanced) or (rebalanced < 1 < ratio)
     if abs(1 - rebalanced) <= TOLERANCE or turned:
         return current
-    wanted = math.ceil(rebalanced * pods)
-    against = (rebalanced < 1 and wanted > current) or (rebalanced > 1 and wanted < current)
-    return current if against else wanted
+    desired = math.ceil(rebalanced * pods)
+    against = (rebalanced < 1 and desired > current) or (rebalanced > 1 and desired < current)
+    return current if against else desired
 
 
 def external_metric_replicas(pool: PoolSample, total: float, target: float) -> int:
@@ -106,13 +108,13 @@ class Behaviour:
         self._recommended: deque[tuple[float, int]] = deque()
         self._changed: deque[tuple[float, int]] = deque()
 
-    def applied(self, now: float, current: int, wanted: int) -> int:
+    def applied(self, now: float, current: int, desired: int) -> int:
         """Replicas from `now` on."""
-        self._recommended.append((now, wanted))
+        self._recommended.append((now, desired))
         while self._recommended[0][0] < now - self._down_seconds:
             self._recommended.popleft()
         highest = max(recommended for _, recommended in self._recommended)
-        stable = max(wanted, current) if wanted > current else min(current, highest)
+        stable = max(desired, current) if desired > current else min(current, highest)
         while self._changed and self._changed[0][0] <= now - PERIOD_SECONDS:
             self._changed.popleft()
         began = current - sum(change for _, change in self._changed)

@@ -54,17 +54,19 @@ class KedaTokenAware:
         replicas = {}
         for role, behaviour in self._pools.items():
             current = sample.pools[role].replicas
-            wanted = self._wanted(sample, role)
-            replicas[role] = behaviour.applied(sample.time_seconds, current, wanted)
+            desired = self._desired(sample, role)
+            replicas[role] = behaviour.applied(sample.time_seconds, current, desired)
         return Targets(replicas, reason="TokenAware")
 
-    def _wanted(self, sample: Sample, role: Role) -> int:
+    def _desired(self, sample: Sample, role: Role) -> int:
         engines, pool = ready_engines(sample, role), sample.pools[role]
-        wanted = 1
+        desired = 1
         if role is not Role.DECODE:
-            backlog = sum(each.queued_tokens for each in engines) / self._peak
-            wanted = external_metric_replicas(pool, backlog, self._thresholds.backlog_seconds)
+            backlog = sum(engine.queued_tokens for engine in engines) / self._peak
+            desired = external_metric_replicas(pool, backlog, self._thresholds.backlog_seconds)
         if role is not Role.PREFILL:
-            held = sum(each.kv_used for each in engines)
-            wanted = max(wanted, external_metric_replicas(pool, held, self._thresholds.kv_used))
-        return wanted
+            kv_used = sum(engine.kv_used for engine in engines)
+            desired = max(
+                desired, external_metric_replicas(pool, kv_used, self._thresholds.kv_used)
+            )
+        return desired

@@ -22,18 +22,18 @@ class Ours:
 
     interval_seconds = TICK_SECONDS
 
-    def __init__(self, settings: Settings, told: Callable[[Tick], object] | None = None) -> None:
+    def __init__(self, settings: Settings, on_tick: Callable[[Tick], object] | None = None) -> None:
         """`told`: gets every tick."""
         self._settings = settings
         self._history = History()
-        self._told = told
+        self._on_tick = on_tick
 
     def targets(self, sample: Sample) -> Targets:
         decision = decide(self._settings, self._history, sample)
         tick = Tick(sample, decision)
         self._history = self._history.with_tick(tick)
-        if self._told is not None:
-            self._told(tick)
+        if self._on_tick is not None:
+            self._on_tick(tick)
         return Targets(
             {role: pool.desired for role, pool in decision.pools.items()},
             tuple(name for pool in decision.pools.values() for name in pool.victims),

@@ -48,16 +48,16 @@ class DynamoLike:
         return Targets(replicas, reason="Planner")
 
     def _count(self, sample: Sample) -> None:
-        for each in sample.engines or ():
+        for engine in sample.engines or ():
             totals = (
-                each.prompt_tokens_total or 0,
-                each.generated_tokens_total or 0,
-                each.finished_requests_total or 0,
+                engine.prompt_tokens_total or 0,
+                engine.generated_tokens_total or 0,
+                engine.finished_requests_total or 0,
             )
-            before = self._totals.get(each.name, (0, 0, 0))
+            before = self._totals.get(engine.name, (0, 0, 0))
             grown = [now - then for now, then in zip(totals, before, strict=True)]
-            self._totals[each.name] = totals
-            self._seen.add(each.role, *grown)
+            self._totals[engine.name] = totals
+            self._seen.add(engine.role, *grown)
 
     def _forecast(self, seconds: float) -> None:
         seen = self._seen
@@ -76,11 +76,11 @@ class DynamoLike:
         computing = times.prompt_seconds(max(1, round(prompt)), 0)
         if role is Role.PREFILL:
             return 1 / computing
-        held = prompt + output / 2
+        context_tokens = prompt + output / 2
         spare = 1 - times.base_seconds / itl
         own = computing if role is Role.MIXED else 0.0
-        reading = (own + output * held * times.context_seconds) / spare
-        keeping = output * itl * held / constants.kv_pool_tokens
+        reading = (own + output * context_tokens * times.context_seconds) / spare
+        keeping = output * itl * context_tokens / constants.kv_pool_tokens
         return 1 / max(reading, keeping)
 
     def _reacted(self, sample: Sample, role: Role) -> int:
@@ -92,11 +92,11 @@ class DynamoLike:
         if role is not Role.DECODE:
             signals.append((self._ttft, promise.ttft_seconds))
         if role is not Role.PREFILL:
-            signals.append((lambda each: each.itl_seconds or 0.0, promise.itl_seconds))
+            signals.append((lambda engine: engine.itl_seconds or 0.0, promise.itl_seconds))
         replicas = pool.replicas
-        if any(all(of(each) > limit for each in engines) for of, limit in signals):
+        if any(all(of(engine) > limit for engine in engines) for of, limit in signals):
             replicas += 1
-        elif all(of(each) < limit * SENSITIVITY for each in engines for of, limit in signals):
+        elif all(of(engine) < limit * SENSITIVITY for engine in engines for of, limit in signals):
             replicas -= 1
         return max(self._bounds[role], replicas)
 
