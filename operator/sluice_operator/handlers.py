@@ -2,7 +2,6 @@
 
 Kopf holds the watches, which begin where the informer's listings end. There are no handlers of
 changes, no daemons and no timers: these would put annotations and finalizers on users' objects.
-Knows no store and no queue.
 """
 
 from __future__ import annotations
@@ -121,9 +120,9 @@ def end_watches() -> None:
             task.cancel()
 
 
-def as_connection_info(found: LogIn) -> kopf.ConnectionInfo:
+def as_connection_info(log_in: LogIn) -> kopf.ConnectionInfo:
     """The same log-in in Kopf's words."""
-    configuration = found.configuration
+    configuration = log_in.configuration
     scheme, _, token = configuration.api_key.get("BearerToken", "").partition(" ")
     return kopf.ConnectionInfo(
         server=configuration.host,
@@ -138,10 +137,10 @@ def as_connection_info(found: LogIn) -> kopf.ConnectionInfo:
     )
 
 
-def as_session(found: kopf.ConnectionInfo, begin: Begin) -> kopf.AiohttpSession:
+def as_session(info: kopf.ConnectionInfo, begin: Begin) -> kopf.AiohttpSession:
     """A session whose watches begin where a listing of ours ended. Kopf would have the API server
     stream everything that there is, parse it once more and run a handler for each object."""
-    base = URL(found.server).path.rstrip("/")
+    base = URL(info.server).path.rstrip("/")
 
     async def from_listing(
         request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
@@ -154,13 +153,13 @@ def as_session(found: kopf.ConnectionInfo, begin: Begin) -> kopf.AiohttpSession:
         return await send(request)
 
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=found.as_ssl_context()),
-        headers=found.as_http_headers(),
-        proxy=found.proxy_url,
-        trust_env=found.trust_env,
+        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+        headers=info.as_http_headers(),
+        proxy=info.proxy_url,
+        trust_env=info.trust_env,
         middlewares=(from_listing,),
     )
-    return kopf.AiohttpSession(server=found.server, aiohttp_session=session)
+    return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
 
 
 class NoProgress(kopf.ProgressStorage):

@@ -1,7 +1,7 @@
 """What reconciles and the autoscaler tell each other about a service: values, no deeds.
 
 Reconciles read the cluster and say what is there to be scaled, and between which limits; the
-autoscaler says what it has decided last, for the service's status. Knows neither of the two.
+autoscaler says what it has decided last, for the service's status.
 """
 
 from __future__ import annotations

@@ -70,26 +70,28 @@ def _find(
     pool: PoolSpec, spec: AcceleratorSpec, nodes: tuple[Manifest, ...] | None
 ) -> tuple[Accelerator, Check]:
     count, resource = gpu_count(spec), resource_name(spec)
-    given = Accelerator(product=spec.product, count=count)
+    requested = Accelerator(product=spec.product, count=count)
     if nodes is None:
         text = "Nodes may not be read, so the accelerator is what the spec says."
-        return given, Check("Unknown", "NodesNotReadable", text)
-    found = [gpus_of(node, resource) for node in nodes if _fits(node, pool, spec)]
-    fitting = [gpus for gpus in found if gpus.count >= count]
+        return requested, Check("Unknown", "NodesNotReadable", text)
+    candidates = [gpus_of(node, resource) for node in nodes if _fits(node, pool, spec)]
+    fitting = [gpus for gpus in candidates if gpus.count >= count]
     if not fitting:
-        return given, Check("False", NO_SUCH_NODE, _no_node(nodes, spec))
+        return requested, Check("False", NO_SUCH_NODE, _no_node(nodes, spec))
     smallest = min(fitting, key=_by_size)
-    accelerator = _with(given, smallest)
-    return accelerator, _told(accelerator, smallest, fitting)
+    accelerator = _with(requested, smallest)
+    return accelerator, _accelerator_check(accelerator, smallest, fitting)
 
 
-def _with(given: Accelerator, gpus: NodeGpus) -> Accelerator:
+def _with(requested: Accelerator, gpus: NodeGpus) -> Accelerator:
     """`given` with what a node says."""
-    product = gpus.product or given.product
-    return Accelerator(product=product, memory_mib=gpus.memory_mib, count=given.count)
+    product = gpus.product or requested.product
+    return Accelerator(product=product, memory_mib=gpus.memory_mib, count=requested.count)
 
 
-def _told(accelerator: Accelerator, smallest: NodeGpus, fitting: list[NodeGpus]) -> Check:
+def _accelerator_check(
+    accelerator: Accelerator, smallest: NodeGpus, fitting: list[NodeGpus]
+) -> Check:
     names = _names(gpus.node for gpus in fitting)
     if smallest.product is None:
         text = f"The nodes {names} have GPUs, and no label that tells which"
@@ -130,8 +132,8 @@ def _fits(node: Manifest, pool: PoolSpec, spec: AcceleratorSpec) -> bool:
     selector = node_selector(spec, template.node_selector if template else None)
     if not selector.items() <= labels_of(node).items():
         return False
-    given = template.to_json_dict().get("tolerations") if template else None
-    accepted = [*(given or ()), *tolerations(spec)]
+    pod_tolerations = template.to_json_dict().get("tolerations") if template else None
+    accepted = [*(pod_tolerations or ()), *tolerations(spec)]
     taints = (node.get("spec") or {}).get("taints") or ()
     return all(_is_passing(taint) or _accepts(accepted, taint) for taint in taints)
 
@@ -142,26 +144,32 @@ def _is_passing(taint: dict[str, Any]) -> bool:
 
 def _accepts(accepted: Iterable[dict[str, Any]], taint: dict[str, Any]) -> bool:
     """As the scheduler does it: key, operator, value and effect, each of which may be left out."""
-    for each in accepted:
-        if each.get("effect") not in (None, "", taint.get("effect")):
+    for toleration in accepted:
+        if toleration.get("effect") not in (None, "", taint.get("effect")):
             continue
-        if each.get("operator") == "Exists" and each.get("key") in (None, "", taint["key"]):
+        if toleration.get("operator") == "Exists" and toleration.get("key") in (
+            None,
+            "",
+            taint["key"],
+        ):
             return True
-        if each.get("key") == taint["key"] and each.get("value", "") == taint.get("value", ""):
+        if toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get(
+            "value", ""
+        ):
             return True
     return False
 
 
 def _no_node(nodes: tuple[Manifest, ...], spec: AcceleratorSpec) -> str:
     resource = resource_name(spec)
-    found = [gpus for gpus in (gpus_of(node, resource) for node in nodes) if gpus.count]
+    node_gpus = [gpus for gpus in (gpus_of(node, resource) for node in nodes) if gpus.count]
     text = f"No node has {gpu_count(spec)} x {spec.product or resource}"
-    elsewhere = [gpus for gpus in found if gpus.product and gpus.product == spec.product]
+    elsewhere = [gpus for gpus in node_gpus if gpus.product and gpus.product == spec.product]
     if elsewhere and (label := elsewhere[0].label) not in (None, product_label(spec)):
-        told = f"{_names(gpus.node for gpus in elsewhere)} have it as label {label}"
-        return f"{text} as label {product_label(spec)}; {told}: set accelerator.productLabel"
-    there = sorted({gpus.product or "unknown GPUs" for gpus in found})
-    near = [each for each in there if spec.product and same_product(each, spec.product)]
+        nodes_text = f"{_names(gpus.node for gpus in elsewhere)} have it as label {label}"
+        return f"{text} as label {product_label(spec)}; {nodes_text}: set accelerator.productLabel"
+    there = sorted({gpus.product or "unknown GPUs" for gpus in node_gpus})
+    near = [product for product in there if spec.product and same_product(product, spec.product)]
     if near and spec.product not in there:
         return f"{text} that the pool may land on; products near it: {', '.join(near)}."
     return f"{text} that the pool may land on; there are: {', '.join(there) or 'no GPUs'}."

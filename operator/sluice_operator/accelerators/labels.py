@@ -50,7 +50,7 @@ class NodeGpus:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reading:
     """What one label says."""
 
     product: str
@@ -62,7 +62,7 @@ class Source:
     """A label that names a product, of the resources of `domain`."""
 
     label: str
-    read: Callable[[Labels, str], Told]
+    read: Callable[[Labels, str], Reading]
     """From all labels of the node, and the value of this one."""
     domain: str = ""
     """Empty: any."""
@@ -70,19 +70,21 @@ class Source:
 
 def gpus_of(node: Manifest, resource: str) -> NodeGpus:
     """What a node has of a resource, as far as its labels tell."""
-    found = labels_of(node)
+    node_labels = labels_of(node)
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     count, domain = str(allocatable.get(resource, "0")), resource.partition("/")[0]
     sources = [s for s in (*_of_mig(resource), *SOURCES) if s.domain in ("", domain)]
-    told = ((source.label, source.read(found, str(found[source.label])))
-            for source in sources if found.get(source.label))  # fmt: skip
-    known = [(label, said) for label, said in told if said.product]
-    label, said = known[0] if known else (None, None)
+    readings = ((source.label, source.read(node_labels, str(node_labels[source.label])))
+            for source in sources if node_labels.get(source.label))  # fmt: skip
+    usable = [(label, reading) for label, reading in readings if reading.product]
+    label, reading = usable[0] if usable else (None, None)
     return NodeGpus(
         node=node["metadata"]["name"],
         count=int(count) if count.isdigit() else 0,
-        product=said.product if said else None,
-        memory_mib=said.memory_mib if said else _amount(found.get("nvidia.com/gpu.memory")),
+        product=reading.product if reading else None,
+        memory_mib=reading.memory_mib
+        if reading
+        else _amount(node_labels.get("nvidia.com/gpu.memory")),
         label=label,
     )
 
@@ -92,28 +94,28 @@ def labels_of(node: Manifest) -> Labels:
     return node["metadata"].get("labels") or {}
 
 
-def _discovered(labels: Labels, product: str) -> Told:
+def _discovered(labels: Labels, product: str) -> Reading:
     """NVIDIA's GPU feature discovery. Clients of a shared GPU share its memory."""
     memory, clients = _amount(labels.get("nvidia.com/gpu.memory")), _amount(labels.get(REPLICAS))
-    return _shared(Told(product, memory), clients or 1)
+    return _shared(Reading(product, memory), clients or 1)
 
 
-def _gke(labels: Labels, product: str) -> Told:
+def _gke(labels: Labels, product: str) -> Reading:
     if profile := labels.get(GKE_PARTITION):
-        return Told(f"{product}-MIG-{profile}", _of_profile(str(profile)))
-    return _shared(Told(product), _amount(labels.get(GKE_CLIENTS)) or 1)
+        return Reading(f"{product}-MIG-{profile}", _of_profile(str(profile)))
+    return _shared(Reading(product), _amount(labels.get(GKE_CLIENTS)) or 1)
 
 
-def _amd(labels: Labels, product: str) -> Told:
-    return Told(product, _amount(labels.get("amd.com/gpu.vram")))
+def _amd(labels: Labels, product: str) -> Reading:
+    return Reading(product, _amount(labels.get("amd.com/gpu.vram")))
 
 
-def _aws(prefix: str) -> Callable[[Labels, str], Told]:
-    return lambda labels, product: Told(product, _amount(labels.get(f"{prefix}memory")))
+def _aws(prefix: str) -> Callable[[Labels, str], Reading]:
+    return lambda labels, product: Reading(product, _amount(labels.get(f"{prefix}memory")))
 
 
-def _machine(_: Labels, instance_type: str) -> Told:
-    return Told(product_of_type(instance_type) or "")
+def _machine(_: Labels, instance_type: str) -> Reading:
+    return Reading(product_of_type(instance_type) or "")
 
 
 SOURCES: Final = (
@@ -134,30 +136,30 @@ def _of_mig(resource: str) -> tuple[Source, ...]:
     if domain != NVIDIA or not name.startswith("mig-"):
         return ()
 
-    def own(labels: Labels, product: str) -> Told:
-        return Told(product, _amount(labels.get(f"{resource}.memory")) or _of_profile(name))
+    def own(labels: Labels, product: str) -> Reading:
+        return Reading(product, _amount(labels.get(f"{resource}.memory")) or _of_profile(name))
 
-    def whole(_: Labels, product: str) -> Told:
-        return Told(f"{product}-MIG-{name.removeprefix('mig-')}", _of_profile(name))
+    def whole(_: Labels, product: str) -> Reading:
+        return Reading(f"{product}-MIG-{name.removeprefix('mig-')}", _of_profile(name))
 
     return (Source(f"{resource}.product", own), Source(PRODUCT, whole))
 
 
-def _shared(told: Told, clients: int) -> Told:
-    if clients < 2 and not told.product.endswith(SHARED):
-        return told
-    name = told.product.removesuffix(SHARED) + SHARED
-    return Told(name, told.memory_mib and max(1, told.memory_mib // max(1, clients)))
+def _shared(reading: Reading, clients: int) -> Reading:
+    if clients < 2 and not reading.product.endswith(SHARED):
+        return reading
+    name = reading.product.removesuffix(SHARED) + SHARED
+    return Reading(name, reading.memory_mib and max(1, reading.memory_mib // max(1, clients)))
 
 
 def _of_profile(profile: str) -> int | None:
-    found = _PROFILE.search(profile)
-    return int(found["gib"]) * 1024 if found else None
+    match = _PROFILE.search(profile)
+    return int(match["gib"]) * 1024 if match else None
 
 
 def _amount(value: object) -> int | None:
     """MiB, or a count; AMD's labeller writes 192G where NVIDIA's writes MiB."""
-    found = _SIZE.match(str(value or ""))
-    if found is None or (number := int(found["number"])) == 0:
+    match = _SIZE.match(str(value or ""))
+    if match is None or (number := int(match["number"])) == 0:
         return None
-    return number * 1024 if found["unit"].upper() == "G" else number
+    return number * 1024 if match["unit"].upper() == "G" else number

@@ -1,6 +1,6 @@
 """What a pool's `accelerator` asks of Kubernetes: resource, node labels, tolerations.
 
-Knows the spec alone; nodes are for `find`.
+Nodes are for `find`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def product_label(accelerator: AcceleratorSpec) -> str:
 
 
 def node_selector(
-    accelerator: AcceleratorSpec | None, wanted: Mapping[str, str] | None
+    accelerator: AcceleratorSpec | None, selector: Mapping[str, str] | None
 ) -> dict[str, str]:
     """The labels a pool's node must have: those of the template, and the product."""
-    found = dict(wanted or {})
+    node_labels = dict(selector or {})
     if accelerator is not None and accelerator.product:
-        found[product_label(accelerator)] = accelerator.product
-    return found
+        node_labels[product_label(accelerator)] = accelerator.product
+    return node_labels
 
 
 def tolerations(accelerator: AcceleratorSpec | None) -> list[Manifest]:

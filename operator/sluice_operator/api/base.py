@@ -1,7 +1,7 @@
 """The base of all API types: a pydantic model, and rules across its fields that are written twice.
 
 Each rule is CEL for the API server and a function for the operator (`findings.parse`), side by
-side, so that a spec is refused by both with the same words. Knows no field itself.
+side, so that a spec is refused by both with the same words.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CRD_DEFAULT: Final[dict[str, Any]] = {"x-crd-default": True}
 """Marks a field whose default the API server writes into the object."""
 
 
-def left_out(words: object) -> dict[str, Any]:
+def left_out(text: object) -> dict[str, Any]:
     """Schema extra: what holds when the field is left out, where its type's default is None."""
-    return {"x-left-out": str(words)}
+    return {"x-left-out": str(text)}
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rule:
         """What the API server says, beside the field."""
         return f"allowed: {self.allowed}"
 
-    def words(self, value: Any) -> str:
+    def text(self, value: Any) -> str:
         """What would be allowed in `value`, which breaks the rule."""
         return f"{self.allowed} ({self.further(value)})" if self.further else self.allowed
 

@@ -194,8 +194,8 @@ class ModelSpec(ModelRef, ApiModel):
 
 def _engine_schema(schema: dict[str, Any], model: type[BaseModel]) -> None:
     add_rules(schema, model)
-    for name, words in words_when_left_out().items():
-        schema["properties"][to_camel(name)] |= left_out(words)
+    for name, text in words_when_left_out().items():
+        schema["properties"][to_camel(name)] |= left_out(text)
 
 
 class EngineSpec(EngineSettings, ApiModel):

@@ -1,7 +1,7 @@
 """What is wrong with a part of a custom resource: field, value and what is allowed, a line each.
 
 As the API server finds it: first against the types, and where those hold, against the rules of all
-parts. The words are the contract's; knows no field and no document.
+parts. The words are the contract's.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def parse(kind: type[ApiModelT], value: object, root: str) -> ApiModelT:
         parsed = kind.model_validate(value, by_alias=True, by_name=False)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        raise InvalidSpecError(tuple(_finding(one, kind, root) for one in details)) from None
+        raise InvalidSpecError(tuple(_finding(detail, kind, root) for detail in details)) from None
     if broken := tuple(_broken_rules(parsed, root)):
         raise InvalidSpecError(broken, parsed)
     return parsed
@@ -95,7 +95,7 @@ def _broken_rules(value: object, path: str) -> Iterator[Finding]:
             whole = value.to_json_dict()
             part = whole.get(rule.field) if rule.field else whole
             place = _below(path, rule.field) if rule.field else path
-            yield _refused(place, part, rule.words(value))
+            yield _refused(place, part, rule.text(value))
     for name, field in type(value).model_fields.items():
         below, place = getattr(value, name), _below(path, field.alias or name)
         yield from _given_again(below, field, place)

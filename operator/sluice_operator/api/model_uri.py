@@ -62,10 +62,10 @@ def claim_of_model(model: ModelSpec) -> str | None:
 def adapter_claims(model: ModelSpec) -> list[str]:
     """The claims that adapters are on, but for the model's, in order; `model` is pinned. A cache
     is among them before it has any, so that the first one is served without a restart."""
-    found = {each.claim for each in model.adapters or ()}
+    claims = {adapter.claim for adapter in model.adapters or ()}
     if model.cache is not None:
-        found.add(model.cache.claim)
-    return sorted(claim for claim in found - {claim_of_model(model)} if claim)
+        claims.add(model.cache.claim)
+    return sorted(claim for claim in claims - {claim_of_model(model)} if claim)
 
 
 def snapshot_path(repository: str, commit: str) -> str:

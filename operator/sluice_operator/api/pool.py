@@ -226,5 +226,5 @@ def port_named(pod: Manifest, name: str) -> int | None:
     """The port of that name that the engine of a pod, or of a template, declares."""
     containers = pod["spec"].get("containers") or ()
     engine_ports = (c.get("ports") or () for c in containers if c.get("name") == ENGINE_CONTAINER)
-    declared = (port for each in engine_ports for port in each)
+    declared = (port for ports in engine_ports for port in ports)
     return next((port["containerPort"] for port in declared if port.get("name") == name), None)

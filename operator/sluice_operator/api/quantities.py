@@ -1,6 +1,6 @@
 """Kubernetes quantities as numbers, to be compared: `1024Mi` and `1Gi` are the same amount.
 
-Knows no field; what a spec may say is narrower, and `api/base.py` checks that.
+What a spec may say is narrower, and `api/base.py` checks that.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ def amount(value: Any) -> Decimal | None:
 
 def is_at_most(value: Any, limit: Any) -> bool:
     """Whether `value` is no more than `limit`; what is no quantity is for others to refuse."""
-    given, most = amount(value), amount(limit)
-    return given is None or most is None or given <= most
+    value_amount, most = amount(value), amount(limit)
+    return value_amount is None or most is None or value_amount <= most

@@ -1,7 +1,7 @@
 """Turns a pydantic model into a structural OpenAPI v3 schema, as apiextensions/v1 wants it.
 
 Inlines references, drops titles, nulls and every default that is not marked, tells the others in
-the description, and spells bounds the OpenAPI way. Knows no model.
+the description, and spells bounds the OpenAPI way.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def _structural(node: Schema) -> Schema:
     schema = {key: value for key, value in node.items() if key not in _DROPPED}
     if node.get("x-crd-default"):
         schema["default"] = node["default"]
-    if (words := left_out(node)) is not None:
-        schema["description"] = f"{node['description']} Default: {words}."
+    if (default := left_out(node)) is not None:
+        schema["description"] = f"{node['description']} Default: {default}."
     if node.get("x-kubernetes-int-or-string"):
         schema.pop("type", None)
         return schema

@@ -230,19 +230,19 @@ class InferenceServiceSpec(ApiModel):
     def pool(self, role: Role) -> PoolSpec:
         """The pool of a role; where the spec has none, the default pool, or one that shares the
         budget with the other."""
-        given: PoolSpec | None = getattr(self.pools, role.value) if self.pools else None
-        if given is not None:
-            return given
+        pool: PoolSpec | None = getattr(self.pools, role.value) if self.pools else None
+        if pool is not None:
+            return pool
         return self._part_of_budget() if self.chooses_split else PoolSpec()
 
     @property
     def chooses_split(self) -> bool:
         """Whether the operator chooses how many engines prefill and decode have."""
-        scaling, given = self.autoscaling, self.pools or Pools()
+        scaling, pools = self.autoscaling, self.pools or Pools()
         return (
             self.is_disaggregated
-            and given.prefill is None
-            and given.decode is None
+            and pools.prefill is None
+            and pools.decode is None
             and scaling is not None
             and scaling.gpu_budget is not None
             and scaling.provider == "Internal"
@@ -308,8 +308,8 @@ class InferenceServiceSpec(ApiModel):
 
     def drain_seconds(self, role: Role) -> int:
         """How long streams of the engines of a role may finish after SIGTERM."""
-        given = self.engine_of(role).drain_seconds
-        return DRAIN_SECONDS if given is None else given
+        drain_seconds = self.engine_of(role).drain_seconds
+        return DRAIN_SECONDS if drain_seconds is None else drain_seconds
 
     @property
     def longest_drain_seconds(self) -> int:

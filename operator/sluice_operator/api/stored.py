@@ -35,12 +35,12 @@ def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any
     if isinstance(value, list):
         return [as_stored(entry, kind, (*location, index)) for index, entry in enumerate(value)]
     if isinstance(value, Mapping):
-        known = known_keys(kind, location)
+        schema_keys = known_keys(kind, location)
         named = {_text(key): below for key, below in value.items()}
         return {
             key: as_stored(below, kind, (*location, key))
             for key, below in named.items()
-            if below is not None or (known and key not in known)
+            if below is not None or (schema_keys and key not in schema_keys)
         }
     if isinstance(value, str):
         return _text(value)

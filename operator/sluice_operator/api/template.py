@@ -126,7 +126,9 @@ def _with_label_keys(name: str, field: str) -> Rule:
 
 def _with_volumes(name: str, field: str) -> Rule:
     def holds(template: Any) -> bool:
-        mounts = (m for each in getattr(template, name) or () for m in each.volume_mounts or ())
+        mounts = (
+            m for container in getattr(template, name) or () for m in container.volume_mounts or ()
+        )
         return {m.name for m in mounts} <= {v.name for v in template.volumes or ()}
 
     return Rule(

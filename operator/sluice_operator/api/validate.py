@@ -1,6 +1,6 @@
 """Checks a whole document, as the API server would.
 
-Knows no cluster: admission, quotas and whether references exist are not checked.
+Admission, quotas and whether references exist are not checked.
 """
 
 from __future__ import annotations

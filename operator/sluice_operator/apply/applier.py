@@ -159,8 +159,10 @@ class _Run:
 
     def _lacks_what_pods_need(self) -> bool:
         return any(
-            each.of.kind in _PODS_NEED and each.of not in self.there and not self._is_used(each.of)
-            for each in self.refused
+            refusal.of.kind in _PODS_NEED
+            and refusal.of not in self.there
+            and not self._is_used(refusal.of)
+            for refusal in self.refused
         )
 
     def _is_used(self, of: Identity) -> bool:
@@ -276,8 +278,8 @@ class Applier:
 
 
 def _version(item: Manifest) -> str | None:
-    found: str | None = item["metadata"].get("resourceVersion")
-    return found
+    version: str | None = item["metadata"].get("resourceVersion")
+    return version
 
 
 def _fingerprint(desired: Manifest, live: Manifest, subresource: str) -> str:

@@ -1,7 +1,7 @@
 """Events about edits of children that were reverted: who owns the field, and where to change it.
 
 Pure. An edit is told from a change of plan by the stamp that the child carries; children without
-one are put right without a word. Knows what was overwritten, not how.
+one are put right without a word.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ POOL_FIELDS: Final = {
 
 def repair_events(overwritten: Iterable[Overwritten]) -> tuple[Event, ...]:
     """One event on each child in which somebody's edit was overwritten."""
-    found = (_event(item.desired, item.live) for item in overwritten)
-    return tuple(event for event in found if event is not None)
+    events = (_event(item.desired, item.live) for item in overwritten)
+    return tuple(event for event in events if event is not None)
 
 
 def _event(desired: Manifest, live: Manifest) -> Event | None:

@@ -1,8 +1,7 @@
 """Kubernetes events, as `kubectl describe` shows them.
 
 The name of an event is made from what it says and from the ten minutes in which it says so:
-repeating it, also after a restart, adds nothing. Knows no reason to speak: plans and statuses
-give those.
+repeating it, also after a restart, adds nothing. Plans and statuses give those.
 """
 
 from __future__ import annotations
@@ -103,6 +102,6 @@ def _log(regarding: Manifest, event: Event) -> None:
 
 def _name(regarding: Manifest, event: Event, now: datetime) -> str:
     period = str(int(now.timestamp()) // REPEAT_SECONDS)
-    told = (regarding["metadata"]["uid"], event.type, event.reason, event.message, period)
-    digest = hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    identity = (regarding["metadata"]["uid"], event.type, event.reason, event.message, period)
+    digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     return f"{regarding['metadata']['name']}.{digest}"

@@ -1,6 +1,6 @@
 """Carries out the plan for an object and reports on it, in the same way for every kind.
 
-Knows no kind: what the status says is made elsewhere, once it is known what came of the plan.
+What the status says is made elsewhere, once it is known what came of the plan.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Report:
 class _Refusal:
     """The refusals of one write in a row."""
 
-    told: Refused
+    refused: Refused
     """The first for this generation: some webhooks number their answers. Each other text would be
     another event, and another status, which is a cause to try again at once."""
     generation: int
@@ -52,14 +52,14 @@ class _Refusal:
 
     def then(self, refused: Refused, generation: int) -> _Refusal:
         """After one more."""
-        same = refused.error.summary == self.told.error.summary and generation == self.generation
-        told = refused._replace(error=self.told.error) if same else refused
-        return _Refusal(told, generation, self.since, self.tries + 1)
+        same = refused.error.summary == self.refused.error.summary and generation == self.generation
+        latest = refused._replace(error=self.refused.error) if same else refused
+        return _Refusal(latest, generation, self.since, self.tries + 1)
 
     def has_lasted(self, now: float) -> bool:
         """Whether a person should know."""
         lasts = self.tries >= LASTING_TRIES and now - self.since >= LASTING_SECONDS
-        return self.told.passing is None or lasts
+        return self.refused.passing is None or lasts
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Executor:
         """The outcome, of whose refusals those that may still pass are only tried again. While
         nothing but such is in the way of what is needed, there is nothing to report yet."""
         now = self.clock.monotonic()
-        found = self._noted(live, outcome, now)
-        lasting = tuple(each.told for each in found if each.has_lasted(now))
-        passing = [each.told for each in found if not each.has_lasted(now)]
-        again = next((each.passing for each in passing), None)
-        needed = next((each.passing for each in passing if not each.is_optional), None)
+        refusals = self._noted(live, outcome, now)
+        lasting = tuple(refusal.refused for refusal in refusals if refusal.has_lasted(now))
+        passing = [refusal.refused for refusal in refusals if not refusal.has_lasted(now)]
+        again = next((refusal.passing for refusal in passing), None)
+        needed = next((refusal.passing for refusal in passing if not refusal.is_optional), None)
         interrupted = outcome.interrupted
-        if interrupted is None and all(each.is_optional for each in lasting):
+        if interrupted is None and all(refusal.is_optional for refusal in lasting):
             interrupted = needed
         if again is None and lasting:
             again = lasting[0].error
@@ -104,17 +104,19 @@ class Executor:
     def _noted(self, live: Manifest, outcome: Outcome, now: float) -> list[_Refusal]:
         uid, generation = live["metadata"]["uid"], live["metadata"].get("generation", 0)
         before = self._refusals.pop(uid, {})
-        found = {
-            each.of: before.get(each.of, _Refusal(each, generation, now, 0)).then(each, generation)
-            for each in outcome.refused
+        current = {
+            refusal.of: before.get(refusal.of, _Refusal(refusal, generation, now, 0)).then(
+                refusal, generation
+            )
+            for refusal in outcome.refused
         }
         # What was not tried is as it was.
-        kept = before | found if outcome.interrupted else found
+        kept = before | current if outcome.interrupted else current
         if kept:
             self._refusals[uid] = kept
             if len(self._refusals) > REMEMBERED_OBJECTS:
                 self._refusals.popitem(last=False)
-        return list(found.values())
+        return list(current.values())
 
     async def report(self, live: Manifest, outcome: Outcome, report: Report) -> None:
         """Writes the status of `live` and its events.

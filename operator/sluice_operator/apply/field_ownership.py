@@ -23,12 +23,12 @@ def applied_spec(live: Manifest) -> Manifest | None:
     """The spec as its owner has applied it, without what others have added; None when somebody
     has changed or removed a part of it since."""
     if "managedFields" not in live["metadata"]:
-        found = live["spec"]  # a manifest that is not in a cluster yet
+        spec = live["spec"]  # a manifest that is not in a cluster yet
     else:
         owned = (owned_fields(live, FIELD_MANAGER) or {}).get("f:spec")
-        found = _part(owned, live["spec"], atomic_maps=False) if owned else {}
+        spec = _part(owned, live["spec"], atomic_maps=False) if owned else {}
     noted = (live["metadata"].get("annotations") or {}).get(APPLIED_FIELDS)
-    return found if noted == fields_hash(found) else None
+    return spec if noted == fields_hash(spec) else None
 
 
 def applied_manifest(live: Manifest) -> Manifest | None:
@@ -96,8 +96,8 @@ def _part(owned: FieldSet, live: Any, *, atomic_maps: bool) -> Any:
 def _items(owned: FieldSet, live: list[Any], atomic_maps: bool) -> Iterator[Any]:
     names = [(*_named(key), inner) for key, inner in owned.items()]
     for item in live:
-        for by_key, wanted, inner in names:
-            if (wanted.items() <= item.items()) if by_key else (wanted == item):
+        for by_key, identity, inner in names:
+            if (identity.items() <= item.items()) if by_key else (identity == item):
                 yield _part(inner, item, atomic_maps=atomic_maps)
 
 

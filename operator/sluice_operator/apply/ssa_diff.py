@@ -3,8 +3,6 @@
 Pure. The live object's `managedFields` say which fields this manager owns, and how the server
 keys each list, so no schema is needed. Another manager that changes an owned value takes the
 field out of our set: equal sets and equal values mean that an apply would be a no-op.
-
-Knows neither the client nor the kinds.
 """
 
 from __future__ import annotations
@@ -120,12 +118,12 @@ def _same_list(desired: list[Any], owned: FieldSet, live: list[Any]) -> bool:
         return False
     for key, below in owned.items():
         kind, _, text = key.partition(":")
-        wanted = json.loads(text)
+        identity = json.loads(text)
         if kind == "v":
-            if wanted not in desired or wanted not in live:
+            if identity not in desired or identity not in live:
                 return False
             continue
-        ours, theirs = _item(desired, wanted), _item(live, wanted)
+        ours, theirs = _item(desired, identity), _item(live, identity)
         if _ABSENT in (ours, theirs) or not _same_tree(ours, below, theirs, quantity=False):
             return False
     return True

@@ -2,7 +2,7 @@
 
 Editing the key of one of our list items (the port of a Service) turns it into an item of the
 editor's. Apply keeps that item and adds ours, and the API server refuses every such request because
-both have the same name. Then the refused list is replaced. Pure: knows no client.
+both have the same name. Then the refused list is replaced. Pure.
 """
 
 from __future__ import annotations

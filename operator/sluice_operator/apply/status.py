@@ -1,6 +1,6 @@
 """Writes an object's status, where it differs, and records events about it.
 
-Knows no kind in particular; status and events are made elsewhere.
+Status and events are made elsewhere.
 """
 
 from __future__ import annotations

@@ -96,14 +96,14 @@ class Victims:
     async def mark(self, namespace: str, pool: str, pods: PoolPods, names: Iterable[str]) -> None:
         """Has those of `pods` that are in `names` go first, and no other of the pool, which is
         named by its uid. Routers say the names: those that are none of the pool's do not count."""
-        wanted = pods.names & frozenset(names)
+        victims = pods.names & frozenset(names)
         before = pods.victims | self._marked.pop(pool, frozenset())
-        for name in sorted(before - wanted):
+        for name in sorted(before - victims):
             await self._write(namespace, name, {})
-        for name in sorted(wanted):
+        for name in sorted(victims):
             await self._write(namespace, name, {"annotations": {DELETION_COST: VICTIM}})
-        if wanted:
-            self._marked[pool] = wanted
+        if victims:
+            self._marked[pool] = victims
 
     async def _write(self, namespace: str, name: str, metadata: Manifest) -> None:
         manifest = {

@@ -57,7 +57,7 @@ def is_news(
 
 def scale_events(decision: Decision, written: Iterable[Written]) -> tuple[Event, ...]:
     """An event for each pool that was asked for another number of engines."""
-    return tuple(_event(decision, each) for each in written)
+    return tuple(_event(decision, role) for role in written)
 
 
 def _event(decision: Decision, written: Written) -> Event:

@@ -1,7 +1,7 @@
 """What reconciles have seen of scaled services, what was written since, and who else scales them.
 
 Nothing is read from the API server for a tick: every event of a pod leads to a reconcile of its
-pool, which counts the pods and tells the counts. Knows no load and no decision.
+pool, which counts the pods and tells the counts.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ class OtherScalers:
     def seen(self, uid: str, writes: frozenset[Write], now: float) -> None:
         """Who but the operator owns the replicas of a pool, since when. What is there at first is
         of whoever scaled it before."""
-        known = self._seen.setdefault(uid, _Outside(writes))
-        if writes - known.writes:
-            known.times = [*known.times[-1:], now]
-            known.managers = tuple(sorted({manager for manager, _ in writes}))
-        known.writes = writes
+        outside = self._seen.setdefault(uid, _Outside(writes))
+        if writes - outside.writes:
+            outside.times = [*outside.times[-1:], now]
+            outside.managers = tuple(sorted({manager for manager, _ in writes}))
+        outside.writes = writes
 
     def rivals(self, uid: str, now: float) -> tuple[str, ...]:
         """Who else scales the pool; empty where nobody does."""
-        known = self._seen.get(uid)
-        if known is None or len(known.times) < 2:
+        outside = self._seen.get(uid)
+        if outside is None or len(outside.times) < 2:
             return ()
-        first, last = known.times
+        first, last = outside.times
         contested = last - first <= AGAIN_SECONDS and now - last <= SILENT_SECONDS
-        return known.managers if contested else ()
+        return outside.managers if contested else ()
 
     def forget(self, uid: str) -> None:
         """The pool is gone."""
@@ -78,10 +78,10 @@ class ScalingInventory:
 
     def service(self, key: Key) -> ScaledService | None:
         """The service, where it is to be scaled and all its pools were counted."""
-        found, pods = self._services.get(key), self._pods.get(key, {})
-        if found is None or not (found.pools.keys() | found.fixed_gpus.keys()) <= pods.keys():
+        service, pods = self._services.get(key), self._pods.get(key, {})
+        if service is None or not (service.pools.keys() | service.fixed_gpus.keys()) <= pods.keys():
             return None
-        return found
+        return service
 
     def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
         """Takes a service up; None: it is not to be scaled."""
@@ -113,8 +113,8 @@ class ScalingInventory:
     def rivals(self, key: Key) -> tuple[str, ...]:
         """Who scales a pool of a service that is known against us; empty where nobody does."""
         now, pools = self._clock.monotonic(), self._services[key].pools.values()
-        found = (self._other_scalers.rivals(pool.uid, now) for pool in pools)
-        return tuple(dict.fromkeys(name for names in found for name in names))
+        rivals = (self._other_scalers.rivals(pool.uid, now) for pool in pools)
+        return tuple(dict.fromkeys(name for names in rivals for name in names))
 
     def pool_samples(self, key: Key) -> Mapping[Role, PoolSample]:
         """The scaled pools of a service that is known, as they are now."""
@@ -146,10 +146,10 @@ class ScalingInventory:
 
 def _newer(pool: ScaledPool, before: ScaledService | None, role: Role) -> ScaledPool:
     """`pool` with the newest replicas that are known of the same EnginePool."""
-    known = before.pools.get(role) if before else None
-    if known is None or known.uid != pool.uid or known.generation <= pool.generation:
+    recorded = before.pools.get(role) if before else None
+    if recorded is None or recorded.uid != pool.uid or recorded.generation <= pool.generation:
         return pool
-    return replace(pool, replicas=known.replicas, generation=known.generation)
+    return replace(pool, replicas=recorded.replicas, generation=recorded.generation)
 
 
 def _sample(role: Role, pool: ScaledPool, pods: PoolPods) -> PoolSample:

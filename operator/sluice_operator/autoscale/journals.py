@@ -1,8 +1,8 @@
 """Keeps each service's journal of decisions in a ConfigMap, `NAME-scaling`, for people and replays.
 
 In memory is only what was not written yet. A service's journal is written once a minute at most,
-and that of one where nothing was decided anew every ten. It is an aid: what cannot be
-written is tried again later, and stops nothing. Knows the form of a line from `sluice_autoscaler`.
+and that of one where nothing was decided anew every ten. It is an aid: what cannot be written is
+tried again later, and stops nothing.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Journals:
 
     def add(self, key: Key, live: Manifest, settings: Settings, tick: Tick) -> None:
         """Notes a tick of the service `live`."""
-        found = self._pending.get(key)
-        if found is None:
-            found = self._pending[key] = _Pending(live, written_at=self._clock.monotonic())
-        found.live = live
-        if found.journal.add(settings, tick, unix_seconds=tick.sample.time_seconds):
-            found.dirty = True
-            found.news = found.news or bool(tick.decision.changes)
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = _Pending(live, written_at=self._clock.monotonic())
+        pending.live = live
+        if pending.journal.add(settings, tick, unix_seconds=tick.sample.time_seconds):
+            pending.dirty = True
+            pending.news = pending.news or bool(tick.decision.changes)
 
     def forget(self, key: Key) -> None:
         """The service is gone, or not scaled any more."""
@@ -80,8 +80,8 @@ class Journals:
         """What an operator before this one has noted of a service; nothing where that cannot be
         read."""
         try:
-            found = await self._read(live)
-            lines = journal_lines(found) if found and _is_of(live, found) else []
+            config_map = await self._read(live)
+            lines = journal_lines(config_map) if config_map and _is_of(live, config_map) else []
             return tuple(line.tick for line in read_journal(lines))
         except (RequestError, JournalError) as error:
             logger.info("journal not read", extra=_place(live, error))
@@ -96,7 +96,7 @@ class Journals:
 
     async def flush(self) -> None:
         """Writes all that is pending, as far as there is time."""
-        dirty = [key for key, found in self._pending.items() if found.dirty]
+        dirty = [key for key, pending in self._pending.items() if pending.dirty]
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_SECONDS):
                 await asyncio.gather(*map(self.write, dirty))
@@ -105,26 +105,26 @@ class Journals:
         now = self._clock.monotonic()
         return [
             key
-            for key, found in self._pending.items()
-            if found.dirty
-            and now - found.written_at >= (WRITE_SECONDS if found.news else QUIET_WRITE_SECONDS)
+            for key, pending in self._pending.items()
+            if pending.dirty
+            and now - pending.written_at >= (WRITE_SECONDS if pending.news else QUIET_WRITE_SECONDS)
         ]
 
     async def write(self, key: Key) -> None:
         """Adds what is pending to the ConfigMap."""
-        found = self._pending.get(key)
-        if found is None:
+        pending = self._pending.get(key)
+        if pending is None:
             return
-        lines, found.written_at = found.journal.take(), self._clock.monotonic()
-        news, found.dirty, found.news = found.news, False, False
+        lines, pending.written_at = pending.journal.take(), self._clock.monotonic()
+        news, pending.dirty, pending.news = pending.news, False, False
         try:
-            await self._add(key, found.live, lines)
+            await self._add(key, pending.live, lines)
         except BaseException as error:  # also where it is cancelled
-            found.journal.put_back(lines)
-            found.dirty, found.news = True, news
+            pending.journal.put_back(lines)
+            pending.dirty, pending.news = True, news
             if not isinstance(error, RequestError):
                 raise
-            logger.warning("journal not written", extra=_place(found.live, error))
+            logger.warning("journal not written", extra=_place(pending.live, error))
 
     async def _add(self, key: Key, live: Manifest, lines: list[str]) -> None:
         """Not to a ConfigMap that has the name and is not the service's: the lines are dropped."""

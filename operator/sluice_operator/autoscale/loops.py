@@ -1,7 +1,6 @@
 """A loop for each scaled service, so that none waits for another's routers.
 
-Implements what reconciles see of the autoscaler. Knows how loops begin, pause and end; not what a
-tick does.
+Implements what reconciles see of the autoscaler. Not what a tick does.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ class Autoscaler:
 
     def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
         """See `Autoscaling`."""
-        before = self._tick.known.service(key)
-        self._tick.known.service_seen(key, scaled)
+        before = self._tick.inventory.service(key)
+        self._tick.inventory.service_seen(key, scaled)
         if before and scaled and key in self._tick.memories and _differ(before, scaled):
             self._tick.memories[key].wake.set()
         if scaled is None:
@@ -60,28 +59,28 @@ class Autoscaler:
 
     def pool_seen(self, key: Key, role: Role, pods: PoolPods) -> None:
         """See `Autoscaling`."""
-        self._tick.known.pool_seen(key, role, pods)
+        self._tick.inventory.pool_seen(key, role, pods)
 
     def forget(self, key: Key) -> None:
         """See `Autoscaling`."""
         self._end(key)
-        self._tick.known.forget(key)
+        self._tick.inventory.forget(key)
         self._gone(key)
 
     def last_scaling(self, key: Key) -> Scaling | None:
         """See `Autoscaling`."""
-        found = self._tick.memories.get(key)
-        return found.scaling if found else None
+        memory = self._tick.memories.get(key)
+        return memory.scaling if memory else None
 
     def pools(self) -> Iterator[tuple[Key, ScaledPool, PoolSample, int]]:
         """Every scaled pool, its pods, and how many engines were decided last."""
-        known = self._tick.known
+        inventory = self._tick.inventory
         for key, memories in self._tick.memories.items():
-            scaled = known.service(key)
+            scaled = inventory.service(key)
             if scaled is None or not memories.history.ticks:
                 continue
             decided = memories.history.ticks[-1].decision.pools
-            for role, pods in known.pool_samples(key).items():
+            for role, pods in inventory.pool_samples(key).items():
                 if role in decided:
                     yield key, scaled.pools[role], pods, decided[role].desired
 

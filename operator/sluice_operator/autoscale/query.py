@@ -1,7 +1,7 @@
 """Asks the routers of a service for its load, all at the same time.
 
 A router that does not answer in time, or not with a load, is left out. One may be newer than this
-operator: keys that are unknown are ignored. Knows nothing of what the loads are for.
+operator: keys that are unknown are ignored.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class RouterQuery:
 
     async def __call__(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
         """See `LoadQuery`."""
-        found = await asyncio.gather(*(self._ask(address) for address in routers))
-        return tuple(load for load in found if load is not None)
+        loads = await asyncio.gather(*(self._ask(address) for address in routers))
+        return tuple(load for load in loads if load is not None)
 
     async def quiet(self, routers: Iterable[str], seconds: float) -> None:
         """See `LoadQuery`. A router that does not answer serves nothing, and is asked again."""

@@ -27,8 +27,8 @@ def _freshest(loads: Iterable[ServiceLoad]) -> tuple[EngineSample, ...]:
     for engine in (engine for load in loads for engine in load.engines):
         if engine.report is None:
             continue
-        known = best.get(engine.name)
-        if known is None or _age(engine) < _age(known):
+        freshest = best.get(engine.name)
+        if freshest is None or _age(engine) < _age(freshest):
             best[engine.name] = engine
     return tuple(
         _engine(best[name], report) for name in sorted(best) if (report := best[name].report)
@@ -41,7 +41,7 @@ def _age(engine: EngineLoad) -> float:
 
 def _engine(row: EngineLoad, report: LoadReport) -> EngineSample:
     queues, total = report.queues, report.kv_pages_total
-    held = total - report.kv_pages_free - report.kv_pages_evictable
+    held_pages = total - report.kv_pages_free - report.kv_pages_evictable
     return EngineSample(
         name=row.name,
         role=report.role,
@@ -54,7 +54,7 @@ def _engine(row: EngineLoad, report: LoadReport) -> EngineSample:
         queued_work_seconds=report.queued_work_seconds,
         running_requests=report.running_requests,
         max_running_requests=report.max_running_requests,
-        kv_used=held / total if total else 0.0,
+        kv_used=held_pages / total if total else 0.0,
         bootstrap_requests=queues.bootstrap,
         inflight_requests=queues.inflight,
         prealloc_requests=queues.prealloc,

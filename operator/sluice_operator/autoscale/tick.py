@@ -1,6 +1,6 @@
 """One look at one service: query its load → decide → carry out → tell.
 
-Knows no details of any step. What was seen and decided lately is kept in memory, by service.
+What was seen and decided lately is kept in memory, by service.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TickMemory:
 class ScalingTick:
     """Scales services, one tick of one service at a time."""
 
-    known: ScalingInventory
+    inventory: ScalingInventory
     query: LoadQuery
     carry_out: CarryOut
     record: Record
@@ -81,7 +81,7 @@ class ScalingTick:
 
     async def __call__(self, key: Key) -> float:
         """Returns after how many seconds to look again."""
-        scaled = self.known.service(key)
+        scaled = self.inventory.service(key)
         if scaled is None:
             return TICK_SECONDS
         before = await self._remembered(key, scaled)
@@ -89,11 +89,11 @@ class ScalingTick:
             before.is_quiet = False
             return 0.0  # the service is another one now
         loads = await self.query(scaled.routers)
-        now = self.known.service(key)
+        now = self.inventory.service(key)
         if now is None or now.pools.keys() != scaled.pools.keys():
             return 0.0  # its mode has changed in the meantime
         seconds = self.clock.monotonic() + before.unix_offset_seconds
-        sample = sample_of(loads, self.known.pool_samples(key), seconds)
+        sample = sample_of(loads, self.inventory.pool_samples(key), seconds)
         settings = self._settings(key, scaled)
         tick = Tick(sample, decide(settings, before.history, sample))
         outcome = await self._carried_out(key, scaled, tick.decision)
@@ -107,11 +107,11 @@ class ScalingTick:
 
     async def _carried_out(self, key: Key, scaled: ScaledService, decision: Decision) -> Outcome:
         """Nothing is, while somebody else scales a pool too."""
-        if rivals := self.known.rivals(key):
+        if rivals := self.inventory.rivals(key):
             return Outcome(rivals=rivals)
-        outcome = await self.carry_out(scaled, self.known.pods(key), decision)
+        outcome = await self.carry_out(scaled, self.inventory.pods(key), decision)
         for role, replicas, generation in outcome.written:
-            self.known.replicas_written(key, role, replicas, generation)
+            self.inventory.replicas_written(key, role, replicas, generation)
         return outcome
 
     def _tell(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:
@@ -128,8 +128,8 @@ class ScalingTick:
         try:
             await asyncio.wait((quiet, woken), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in (quiet, woken):
-                each.cancel()
+            for task in (quiet, woken):
+                task.cancel()
             await asyncio.gather(quiet, woken, return_exceptions=True)
         changed = wake.is_set()
         wake.clear()
@@ -150,7 +150,7 @@ class ScalingTick:
         budget = scaled.settings.gpu_budget
         if budget is None:
             return scaled.settings
-        left = max(0, budget - self.known.fixed_gpus(key))
+        left = max(0, budget - self.inventory.fixed_gpus(key))
         return replace(scaled.settings, gpu_budget=left)
 
 

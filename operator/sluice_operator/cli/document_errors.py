@@ -35,8 +35,8 @@ def invalid(document: Document, error: InvalidSpecError) -> DocumentErrors:
 
 def refused(document: Document, refusal: Refusal) -> DocumentErrors:
     """The errors of a document whose plan refuses it."""
-    each = refusal.each or (refusal,)
-    return DocumentErrors(document, refusal.reason, tuple(one.finding for one in each))
+    refusals = refusal.parts or (refusal,)
+    return DocumentErrors(document, refusal.reason, tuple(item.finding for item in refusals))
 
 
 def unreadable(file: str, why: str) -> DocumentErrors:
@@ -71,7 +71,9 @@ def as_json(errors: DocumentErrors) -> Manifest:
             "reason": errors.reason,
             "field": findings[0].field,
             "message": "; ".join(map(str, findings)) if findings[0].field else findings[0].message,
-            "findings": [{"field": each.field, "message": each.message} for each in findings],
+            "findings": [
+                {"field": finding.field, "message": finding.message} for finding in findings
+            ],
         },
         "slo": {},
         "pools": {},

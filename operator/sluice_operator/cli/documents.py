@@ -61,15 +61,15 @@ def read_documents(file: str) -> list[Document]:
     Raises:
         UnusableFileError: there are none, or the file cannot be read.
     """
-    found = [
+    entries = [
         (number, value) for number, value in enumerate(_read(file), start=1) if value is not None
     ]
     # A document without a kind is checked too, so that its author learns what is missing.
-    services = [entry for entry in found if _is_service(entry[1])]
+    services = [entry for entry in entries if _is_service(entry[1])]
     if not services:
-        kinds = sorted({str(value.get("kind")) for _, value in found}) or ["nothing"]
+        kinds = sorted({str(value.get("kind")) for _, value in entries}) or ["nothing"]
         raise UnusableFileError(f"holds {', '.join(kinds)}; allowed: InferenceService")
-    if len(found) == 1:
+    if len(entries) == 1:
         return [Document(file, None, services[0][1])]
     return [Document(file, number, value) for number, value in services]
 

@@ -28,26 +28,26 @@ TIMEOUT_SECONDS: Final = 10.0
 TEXT, JSON, JOURNAL = "text", "json", "journal"
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """The command. 0: done; 1: there is no such journal; 2: no cluster, or not a journal."""
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(arguments)
     try:
         namespace, lines = asyncio.run(_fetched(options.namespace, options.name))
-        found = list(read_journal(lines))
+        journal = list(read_journal(lines))
     except (OperatorError, RequestError, JournalError) as error:
         print(f"sluice autoscale history: {error}", file=sys.stderr)
         return UNUSABLE
-    if not found:
+    if not journal:
         where = f"ConfigMap {journal_name(options.name)} in namespace {namespace}"
-        said = f"no journal of {options.name}: {where} is not there, or holds none"
-        print(f"sluice autoscale history: {said}", file=sys.stderr)
+        message = f"no journal of {options.name}: {where} is not there, or holds none"
+        print(f"sluice autoscale history: {message}", file=sys.stderr)
         return FAILED
     kept = slice(-options.last, None) if options.last else slice(None)
     if options.output == JOURNAL:
         print("\n".join(lines[kept]))
     else:
         show = as_json if options.output == JSON else as_text
-        print("\n".join(show(line) for line in found[kept]))
+        print("\n".join(show(line) for line in journal[kept]))
     return 0
 
 
@@ -88,8 +88,8 @@ async def _fetched(namespace: str | None, name: str) -> tuple[str, list[str]]:
     async with aclosing(Connection(TIMEOUT_SECONDS)) as connection:
         place = namespace or await connection.namespace()
         client = ApiClient(connection, lambda verb, plural: None)
-        found = await client.get(CONFIG_MAP, place, journal_name(name))
-    return place, journal_lines(found) if found else []
+        config_map = await client.get(CONFIG_MAP, place, journal_name(name))
+    return place, journal_lines(config_map) if config_map else []
 
 
 def _count(word: str) -> int:

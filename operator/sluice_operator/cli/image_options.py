@@ -37,13 +37,13 @@ def images_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Im
     Raises:
         ConfigError: names the flag or the variable.
     """
-    given = {name: _image(name, getattr(options, f"{name}_image"), environment) for name in _NAMES}
-    return replace(DEFAULT_IMAGES, **{name: image for name, image in given.items() if image})
+    images = {name: _image(name, getattr(options, f"{name}_image"), environment) for name in _NAMES}
+    return replace(DEFAULT_IMAGES, **{name: image for name, image in images.items() if image})
 
 
-def _image(name: str, given: str | None, environment: Mapping[str, str]) -> str | None:
-    where, image = _flag(name), given
-    if given is None:
+def _image(name: str, chosen: str | None, environment: Mapping[str, str]) -> str | None:
+    where, image = _flag(name), chosen
+    if chosen is None:
         where, image = _variable(name), environment.get(_variable(name)) or None
     if image is not None and not _IMAGE.fullmatch(image):
         raise ConfigError(where, image, _ALLOWED)

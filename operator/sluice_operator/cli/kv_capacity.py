@@ -38,12 +38,12 @@ def capacity_lines(
     capacity = engine_kv_capacity(model, pool)
     if capacity.tokens is None and not is_fetched(spec.model):
         return
-    each = f", {capacity.token_bytes:,} bytes each" if capacity.token_bytes else ""
+    token_size = f", {capacity.token_bytes:,} bytes each" if capacity.token_bytes else ""
     if capacity.tokens is not None:
         how = "" if capacity.how == "exactly" else f"{capacity.how} "
-        yield f"  KV pool: {how}{capacity.tokens:,} tokens an engine{each}"
+        yield f"  KV pool: {how}{capacity.tokens:,} tokens an engine{token_size}"
     else:
-        yield f"  KV pool: tokens that fit are not known{each}: {capacity.missing}"
+        yield f"  KV pool: tokens that fit are not known{token_size}: {capacity.missing}"
 
 
 def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]:

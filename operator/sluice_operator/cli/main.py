@@ -72,27 +72,27 @@ def main(arguments: list[str] | None = None) -> int:
     """The command. 0: done; 1: a service would be refused; 2: a file is unusable."""
     if arguments is None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends it, and not a traceback
-    words = sys.argv[1:] if arguments is None else arguments
-    if words[:1] == [SIMULATE]:
-        return _simulate(SIMULATOR, words[:1], words[1:])
-    if words[:2] == [AUTOSCALE, REPLAY]:
-        return _simulate(SCALING_SIMULATOR, words[:2], words[2:])
-    if words[:2] == [AUTOSCALE, HISTORY]:
+    command_line = sys.argv[1:] if arguments is None else arguments
+    if command_line[:1] == [SIMULATE]:
+        return _simulate(SIMULATOR, command_line[:1], command_line[1:])
+    if command_line[:2] == [AUTOSCALE, REPLAY]:
+        return _simulate(SCALING_SIMULATOR, command_line[:2], command_line[2:])
+    if command_line[:2] == [AUTOSCALE, HISTORY]:
         from sluice_operator.cli import history  # with its client, which takes half a second
 
-        return history.run(words[2:])
-    if words[:1] == [ROLLOUT]:
+        return history.run(command_line[2:])
+    if command_line[:1] == [ROLLOUT]:
         from sluice_operator.cli.rollout import command as rollout  # as above
 
-        return rollout.run(words[1:])
-    if words[:1] == [TRANSLATE]:
-        return translate.run(words[1:])
-    if words[:1] == [EXPLAIN]:
-        return explain.run(words[1:])
-    if not words:
+        return rollout.run(command_line[1:])
+    if command_line[:1] == [TRANSLATE]:
+        return translate.run(command_line[1:])
+    if command_line[:1] == [EXPLAIN]:
+        return explain.run(command_line[1:])
+    if not command_line:
         _parser().print_help()
         return 0
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(command_line)
     try:
         images = images_of(options, os.environ)
     except ConfigError as error:
@@ -113,21 +113,21 @@ def _results(file: str, images: Images) -> list[Result]:
 
 def _result(document: Document, images: Images) -> Result:
     try:
-        found = preview(document.value, images)
+        previewed = preview(document.value, images)
     except InvalidSpecError as error:
         return document_errors.invalid(document, error)
-    if found.plan.refusal is not None:
-        return document_errors.refused(document, found.plan.refusal)
-    return found
+    if previewed.plan.refusal is not None:
+        return document_errors.refused(document, previewed.plan.refusal)
+    return previewed
 
 
 def _plan(results: Sequence[Result], options: argparse.Namespace) -> None:
     if options.output == "json":
-        each = [
+        summaries = [
             document_errors.as_json(i) if isinstance(i, DocumentErrors) else as_json(i)
             for i in results
         ]
-        print(json.dumps(each, indent=2))
+        print(json.dumps(summaries, indent=2))
     elif wrong := _refused(results):
         _complain(wrong)
     else:
@@ -177,7 +177,7 @@ def _status(results: Iterable[Result]) -> int:
     return REFUSED if reasons else 0
 
 
-def _simulate(module: str, command: Sequence[str], words: Sequence[str]) -> int:
+def _simulate(module: str, command: Sequence[str], arguments: Sequence[str]) -> int:
     """Replaces this process by a program of the simulator, which reports missing requirements
     itself. Does not return then."""
     if find_spec(SIMULATOR) is None:
@@ -186,7 +186,7 @@ def _simulate(module: str, command: Sequence[str], words: Sequence[str]) -> int:
         had = "in a checkout, scripts/setup or: pip install '.[operator,simulate]'"
         print(f"{missing} `simulate`: {had}", file=sys.stderr)
         return UNUSABLE
-    return os.execv(sys.executable, [sys.executable, "-m", module, *words])  # noqa: S606
+    return os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -82,11 +82,11 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
     )
     service = {**document, "metadata": metadata, "spec": stored | {"paused": False}}
     model = parsed.spec.model
-    known, status = None, dict[str, Any]()
+    resolved, status = None, dict[str, Any]()
     if is_fetched(model):
-        told = document.get("status")
-        known = pin_of({"status": told if isinstance(told, dict) else None}, model)
-        pin = known or assumed_pin(model)
+        recorded = document.get("status")
+        resolved = pin_of({"status": recorded if isinstance(recorded, dict) else None}, model)
+        pin = resolved or assumed_pin(model)
         status["model"] = previewed(pin, metadata["name"], model)
     if adapters := assumed_adapters(metadata["name"], model):
         status["adapters"] = list(adapters)
@@ -94,7 +94,7 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
         service["status"] = status
     plan = plan_service(ServiceObserved(service, images, nodes=nodes, optional_kinds=(HTTP_ROUTE,)))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
-    return Preview(service, plan, pools, known, adapters)
+    return Preview(service, plan, pools, resolved, adapters)
 
 
 def _read(document: Any) -> ServiceDocument:
@@ -248,7 +248,7 @@ def _assumed_images(plans: Iterable[PoolPlan]) -> Iterator[str]:
         yield "  until an upgrade is taken."
 
 
-def _model(model: ModelSpec, known: ModelStatus | None, service: str) -> Iterator[str]:
+def _model(model: ModelSpec, resolved: ModelStatus | None, service: str) -> Iterator[str]:
     """How the model of a hub or an image gets to the engines; that of a hub is pinned."""
     if is_image(model):
         yield "  Each engine copies it out of the image; mounted, where cluster and nodes can."
@@ -257,9 +257,9 @@ def _model(model: ModelSpec, known: ModelStatus | None, service: str) -> Iterato
             yield "  name a digest, @sha256:…"
     if not is_fetched(model):
         return
-    if known is not None:
-        size = f"{known.bytes / 1e9:.1f} GB, {known.architecture}"
-        yield f"  {known.revision} was resolved to commit {known.commit}: {size}."
+    if resolved is not None:
+        size = f"{resolved.bytes / 1e9:.1f} GB, {resolved.architecture}"
+        yield f"  {resolved.revision} was resolved to commit {resolved.commit}: {size}."
     else:
         yield "  Its revision is resolved to a commit when it is applied; assumed here:"
         yield f"  {model.revision}. What fits is known then:"
@@ -272,17 +272,17 @@ def _model(model: ModelSpec, known: ModelStatus | None, service: str) -> Iterato
 
 def _adapters(model: ModelSpec, fetched: Iterable[Manifest]) -> Iterator[str]:
     """How adapters of a hub get to the engines; `model` is pinned."""
-    for each in fetched:
+    for adapter in fetched:
         assert model.cache is not None
-        yield f"  Adapter {each['name']}: a Job resolves {each['uri']} to a commit and"
+        yield f"  Adapter {adapter['name']}: a Job resolves {adapter['uri']} to a commit and"
         yield f"  downloads it to claim {model.cache.claim}. Engines do not wait for it."
 
 
 def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:
     """What is doubtful about the product that the spec names."""
     accelerator = pool.accelerator.accelerator
-    wanted = plan.spec.pool(pool.role).accelerator if plan.spec else None
-    if warning := unusual_spelling(wanted):
+    requested = plan.spec.pool(pool.role).accelerator if plan.spec else None
+    if warning := unusual_spelling(requested):
         yield f"  ProductSpelling: {warning}"
     if accelerator.product is not None and sizes_of(accelerator)[1] is Source.GENERAL:
         yield f"  ProductUnknown: {accelerator.product} is not in the table of accelerators: sized"

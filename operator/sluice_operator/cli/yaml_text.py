@@ -92,17 +92,17 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _size(node: yaml.Node, known: dict[int, float]) -> float:
+def _size(node: yaml.Node, sizes: dict[int, float]) -> float:
     """Number of values in `node` with aliases expanded; infinite where it contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
-    if id(node) not in known:
-        known[id(node)] = math.inf  # as long as it is not done
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf  # as long as it is not done
         inner = (
             chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
         )
-        known[id(node)] = 1 + sum(_size(below, known) for below in inner)
-    return known[id(node)]
+        sizes[id(node)] = 1 + sum(_size(below, sizes) for below in inner)
+    return sizes[id(node)]
 
 
 _UniqueKeys.yaml_implicit_resolvers = {
@@ -131,7 +131,7 @@ def not_yaml(error: Exception) -> str:
     if not isinstance(error, yaml.MarkedYAMLError):
         return " ".join(str(error).split())
     marks = ((error.context, error.context_mark), (error.problem, error.problem_mark))
-    parts = [f"{words}{_where(mark)}" for words, mark in marks if words]
+    parts = [f"{message}{_where(mark)}" for message, mark in marks if message]
     return " ".join(", ".join(parts).split())
 
 

@@ -1,7 +1,4 @@
-"""Builds conditions from checks, keeping the time of their last transition.
-
-Knows the form of conditions and what Ready and Updated mean, and no kind in particular.
-"""
+"""Builds conditions from checks, keeping the time of their last transition."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def conditions(
 ) -> list[Manifest]:
     """The conditions that say what `checks` found, in their order. A condition whose status is
     the same as in `before` keeps its lastTransitionTime."""
-    known = {condition["type"]: condition for condition in before}
+    former = {condition["type"]: condition for condition in before}
     return [
         {
             "type": kind,
@@ -31,7 +28,7 @@ def conditions(
             "observedGeneration": generation,
             "reason": check.reason,
             "message": check.message,
-            "lastTransitionTime": _transition(known.get(kind), check, now),
+            "lastTransitionTime": _transition(former.get(kind), check, now),
         }
         for kind, check in checks.items()
     ]
@@ -43,15 +40,15 @@ def _transition(before: Mapping[str, Any] | None, check: Check, now: datetime) -
     return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def answering(ready: int, asked: int, what: str, updated: Check) -> Check:
+def answering(ready: int, desired: int, what: str, updated: Check) -> Check:
     """Ready, of `what` there are several of: one that answers will do. `updated` says why none
     does; that none is asked for is no fault."""
     if ready:
         count = f"As many {what} answer as are asked for."
-        if ready < asked:
-            count = f"{ready} of {asked} {what} answer."
+        if ready < desired:
+            count = f"{ready} of {desired} {what} answer."
         return Check("True", reasons.SERVING, count)
-    if not asked:
+    if not desired:
         return Check("True", reasons.SCALED_TO_ZERO, f"No {what} are asked for.")
     return replace(updated, status="False")
 
@@ -77,14 +74,14 @@ def not_stalled(checks: Mapping[str, Check]) -> Check:
 
 def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
     """The condition of one type in a status."""
-    found = (status or {}).get("conditions") or ()
-    return next((dict(c) for c in found if c["type"] == kind), None)
+    entries = (status or {}).get("conditions") or ()
+    return next((dict(c) for c in entries if c["type"] == kind), None)
 
 
 def apply_failed(refused: Iterable[Refused]) -> Check | None:
     """The check of Updated and Stalled when the API server refuses children; None where it refuses
     none of the needed kinds. It names the first in the order of the plan, which others need."""
-    errors = [each.error for each in refused if not each.is_optional]
+    errors = [refusal.error for refusal in refused if not refusal.is_optional]
     if not errors:
         return None
     more = f"; {len(errors) - 1} more refused: see the events" if errors[1:] else ""
@@ -100,11 +97,13 @@ def report_of(
 ) -> Report:
     """The report once `plan` was carried out; `before`: the last status, `notable`: ordinary
     reasons of Updated that are worth an event all the same."""
-    written = [each for each in plan.events if outcome.unwritten.isdisjoint(each.written)]
-    refusals = [Event("Warning", reasons.APPLY_FAILED, str(each.error)) for each in outcome.refused]
+    written = [event for event in plan.events if outcome.unwritten.isdisjoint(event.written)]
+    refusals = [
+        Event("Warning", reasons.APPLY_FAILED, str(refusal.error)) for refusal in outcome.refused
+    ]
     changes = status_events(before, status, notable)
     if outcome.refused:  # each has an event of its own
-        changes = tuple(each for each in changes if each.reason != reasons.APPLY_FAILED)
+        changes = tuple(event for event in changes if event.reason != reasons.APPLY_FAILED)
     return Report(status, (*written, *refusals), changes)
 
 

@@ -35,12 +35,12 @@ def shortfall(
 ) -> Check:
     """Why a Deployment that was applied is not complete: its pods' failures, its controller's
     message, or what the `rest` does (`reason`). `count` says how many there are."""
-    found = tuple(pods)
-    if failure := first_failure(found):
+    current = tuple(pods)
+    if failure := first_failure(current):
         return Check("False", failure.reason, f"{count}; {failure}")
     if reached.failure:
         return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
-    if _is_late(reached, found):
+    if _is_late(reached, current):
         text = f"{count}; no progress within the deadline."
         return Check("False", reasons.PROGRESS_DEADLINE_EXCEEDED, text)
     return Check("False", reason, f"{count}; {rest}.")
@@ -49,10 +49,10 @@ def shortfall(
 def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
     """Whether only a person helps a Deployment that is not complete: a pod's failure is one that
     waiting does not cure, or the Deployment's own deadline has passed."""
-    found = tuple(pods)
-    failure = first_failure(found)
+    current = tuple(pods)
+    failure = first_failure(current)
     lasting = failure is not None and failure.lasting
-    return lasting or (reached.applied and _is_late(reached, found))
+    return lasting or (reached.applied and _is_late(reached, current))
 
 
 def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
@@ -66,12 +66,12 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
         return Progress(applied=False, complete=False, deadline_exceeded=False, failure=None)
     status = live.get("status") or {}
     seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
-    wanted = desired["spec"]["replicas"]
+    replicas = desired["spec"]["replicas"]
     counts = [status.get(k, 0) for k in ("replicas", "updatedReplicas", "availableReplicas")]
     failure, moving = _condition(status, "ReplicaFailure"), _condition(status, "Progressing")
     return Progress(
         applied=seen,
-        complete=seen and all(count == wanted for count in counts),
+        complete=seen and all(count == replicas for count in counts),
         deadline_exceeded=seen and moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED,
         failure=failure.get("message") if failure.get("status") == "True" else None,
     )

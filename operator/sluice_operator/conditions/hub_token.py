@@ -14,15 +14,17 @@ FILE_OPTION: Final = "--token-file: "
 """What the fetcher's messages about the token begin with."""
 
 
-def name_secret(pod: Manifest, told: TerminationMessage) -> TerminationMessage:
+def name_secret(pod: Manifest, termination: TerminationMessage) -> TerminationMessage:
     """`told` by a container of the pod; about the hub's token, with its Secret and key."""
     volumes = (pod.get("spec") or {}).get("volumes") or ()
-    found = next((each["secret"] for each in volumes if each["name"] == TOKEN_VOLUME), None)
-    if found is None or not told.message.startswith(FILE_OPTION):
-        return told
-    secret, key = found["secretName"], found["items"][0]["key"]
-    if told.reason == TOKEN_MISSING:
+    source = next((volume["secret"] for volume in volumes if volume["name"] == TOKEN_VOLUME), None)
+    if source is None or not termination.message.startswith(FILE_OPTION):
+        return termination
+    secret, key = source["secretName"], source["items"][0]["key"]
+    if termination.reason == TOKEN_MISSING:
         message = f"{PLACE}: there is no Secret {secret} with the key {key}"
     else:
-        message = f"{PLACE}: Secret {secret}, key {key}: {told.message.removeprefix(FILE_OPTION)}"
-    return told.model_copy(update={"message": message})
+        message = (
+            f"{PLACE}: Secret {secret}, key {key}: {termination.message.removeprefix(FILE_OPTION)}"
+        )
+    return termination.model_copy(update={"message": message})

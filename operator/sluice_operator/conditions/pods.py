@@ -1,7 +1,7 @@
 """Why a pod is not ready: ordered pure checks, each naming the pod, a reason and a message.
 
-Reads what kubelet and scheduler left in the pod's status, and the JSON that our own processes
-leave as termination message. Knows nothing of pools.
+Reads what kubelet and scheduler left in the pod's status, and the JSON that our own processes leave
+as termination message.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def is_unschedulable(pod: Manifest) -> bool:
 def is_loading(pod: Manifest) -> bool:
     """Whether the pod's engine loads its model and makes progress: its startup probe has passed,
     which it does then, and its liveness probe has not ended it, which it does otherwise."""
-    found = (each for each in _containers(pod) if each["name"] == ENGINE_CONTAINER)
-    engine = next(found, {})
+    engines = (container for container in _containers(pod) if container["name"] == ENGINE_CONTAINER)
+    engine = next(engines, {})
     runs = engine.get("started") and "running" in (engine.get("state") or {})
     starts = bool(runs) and not engine.get("ready") and not is_draining(pod)
     return starts and failure_of(pod) is None
@@ -105,14 +105,16 @@ def is_finished(pod: Manifest) -> bool:
 
 def first_failure(pods: Iterable[Manifest]) -> PodFailure | None:
     """The most important failure: a lasting one, else that of the first pod by name."""
-    found = [failure for pod in sorted(pods, key=_name) if (failure := failure_of(pod))]
-    return next((failure for failure in found if failure.lasting), found[0] if found else None)
+    failures = [failure for pod in sorted(pods, key=_name) if (failure := failure_of(pod))]
+    return next(
+        (failure for failure in failures if failure.lasting), failures[0] if failures else None
+    )
 
 
 def halting_failure(pods: Iterable[Manifest]) -> PodFailure | None:
     """The most important failure for which a roll-out stops."""
-    found = (failure_of(pod) for pod in sorted(pods, key=_name))
-    halting = [failure for failure in found if failure is not None and failure.halts]
+    failures = (failure_of(pod) for pod in sorted(pods, key=_name))
+    halting = [failure for failure in failures if failure is not None and failure.halts]
     return next((failure for failure in halting if failure.lasting), next(iter(halting), None))
 
 
@@ -144,7 +146,7 @@ def _start(pod: Manifest) -> PodFailure | None:
     return _waiting(pod, START_REASONS, None)
 
 
-def _told(pod: Manifest) -> PodFailure | None:
+def _termination(pod: Manifest) -> PodFailure | None:
     """The reason in the process's termination message, unless kubelet knows a better one."""
     for container, ended in _terminations(pod):
         if message := _termination_message(ended):
@@ -180,7 +182,7 @@ def _crash(pod: Manifest) -> PodFailure | None:
 
 
 CHECKS: Final[tuple[Callable[[Manifest], PodFailure | None], ...]] = (
-    _unschedulable, _image, _start, _told, _out_of_memory, _crash,
+    _unschedulable, _image, _start, _termination, _out_of_memory, _crash,
 )  # fmt: skip
 """In the order of a pod's start."""
 
@@ -208,15 +210,17 @@ def _terminations(pod: Manifest) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _restarts(pod: Manifest, container: str) -> int:
-    found = (each.get("restartCount", 0) for each in _containers(pod) if each["name"] == container)
-    return next(found, 0)
+    counts = (
+        status.get("restartCount", 0) for status in _containers(pod) if status["name"] == container
+    )
+    return next(counts, 0)
 
 
 def _memory_limit(pod: Manifest, container: str) -> str | None:
-    found = (pod.get("spec") or {}).get("containers") or ()
-    limits = ((each.get("resources") or {}).get("limits") or {}
-              for each in found if each["name"] == container)  # fmt: skip
-    return next((str(each["memory"]) for each in limits if "memory" in each), None)
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    limits = ((spec.get("resources") or {}).get("limits") or {}
+              for spec in containers if spec["name"] == container)  # fmt: skip
+    return next((str(limit["memory"]) for limit in limits if "memory" in limit), None)
 
 
 def _termination_message(ended: dict[str, Any]) -> TerminationMessage | None:
@@ -234,8 +238,8 @@ def _containers(pod: Manifest) -> list[dict[str, Any]]:
 
 
 def _condition(pod: Manifest, kind: str) -> dict[str, Any]:
-    found = (pod.get("status") or {}).get("conditions") or ()
-    return next((c for c in found if c["type"] == kind), {})
+    entries = (pod.get("status") or {}).get("conditions") or ()
+    return next((c for c in entries if c["type"] == kind), {})
 
 
 def _name(pod: Manifest) -> str:

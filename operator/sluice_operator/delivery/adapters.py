@@ -84,7 +84,7 @@ def plan_adapters(
         return NO_ADAPTERS
     access = () if is_fetched(model) else tuple(hub_access(top, model, fetcher))
     # Also on the claim of another cache, but for one of the operator's that was made anew.
-    known = {
+    recorded = {
         name: adapter
         for name, adapter in fetched_adapters(observed.service).items()
         if adapter.claim_uid == uid_of_claim(observed.children, adapter.claim)
@@ -92,7 +92,7 @@ def plan_adapters(
     missing = [
         adapter
         for adapter in fetched
-        if not _is_asked(known.get(adapter.name), adapter, model, claim)
+        if not _is_fetched(recorded.get(adapter.name), adapter, model, claim)
     ]
     tasks = [
         _task(observed, top, model, fetcher, adapter, claim) for adapter in missing if fetcher.image
@@ -100,11 +100,11 @@ def plan_adapters(
     done = {
         task.name: record for task in tasks if (record := _record(observed, task, model, claim))
     }
-    records = (done.get(adapter.name) or known.get(adapter.name) for adapter in fetched)
+    records = (done.get(adapter.name) or recorded.get(adapter.name) for adapter in fetched)
     return AdapterDelivery(
         manifests=(*access, *_jobs(tasks)),
         fetched=tuple(record for record in records if record is not None),
-        check=_check(tasks, known.keys()) if fetcher.image else _no_fetcher(missing),
+        check=_check(tasks, recorded.keys()) if fetcher.image else _no_fetcher(missing),
         events=tuple(_event(record) for record in done.values()),
     )
 
@@ -125,11 +125,11 @@ def assumed_adapters(service: str, model: ModelSpec) -> tuple[Manifest, ...]:
     )
 
 
-def _is_asked(
-    known: FetchedAdapter | None, adapter: AdapterSpec, model: ModelSpec, claim: str
+def _is_fetched(
+    recorded: FetchedAdapter | None, adapter: AdapterSpec, model: ModelSpec, claim: str
 ) -> bool:
     key = (adapter.uri, model.refresh, claim)
-    return known is not None and (known.uri, known.refresh, known.claim) == key
+    return recorded is not None and (recorded.uri, recorded.refresh, recorded.claim) == key
 
 
 def _task(
@@ -210,5 +210,5 @@ def _no_fetcher(missing: Iterable[AdapterSpec]) -> Check | None:
     return Check("False", INVALID, text)
 
 
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:MAX_NAMED])}{' and others' if len(words) > MAX_NAMED else ''}"
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:MAX_NAMED])}{' and others' if len(names) > MAX_NAMED else ''}"

@@ -87,22 +87,22 @@ def pinned_at(
     """As `pinned`, whatever status says of the model."""
     model = spec.model
     claim = claim_of(service["metadata"]["name"], model)
-    known = fetched_adapters(service) if claim else {}
+    adapters = fetched_adapters(service) if claim else {}
     update = {
         "revision": commit,
         "refresh": None,
         "token_secret_ref": model.token_secret_ref if is_fetched(model) else None,
         "cache": CacheSpec(claim=claim) if claim else None,
-        "adapters": [_pinned(adapter, known) for adapter in model.adapters]
+        "adapters": [_pinned(adapter, adapters) for adapter in model.adapters]
         if model.adapters is not None
         else None,
     }
     return spec.model_copy(update={"model": model.model_copy(update=update)})
 
 
-def _pinned(adapter: AdapterSpec, known: Mapping[str, FetchedAdapter]) -> AdapterSpec:
+def _pinned(adapter: AdapterSpec, fetched_adapters_: Mapping[str, FetchedAdapter]) -> AdapterSpec:
     """Where an adapter of a hub is, of which any version is; others, as they are."""
-    fetched = known.get(adapter.name)
+    fetched = fetched_adapters_.get(adapter.name)
     if not adapter.is_fetched or fetched is None:
         return adapter
     repository = fetched.uri.partition("://")[2].partition("@")[0]

@@ -40,7 +40,7 @@ class Access(NamedTuple):
 @dataclass
 class _Failing:
     since: float
-    told: str = ""
+    logged: str = ""
 
 
 class BlockedKinds:
@@ -56,21 +56,21 @@ class BlockedKinds:
         failing = self._failing.setdefault(access, _Failing(now))
         if now - failing.since < PATIENCE_SECONDS:
             return
-        if not failing.told:
+        if not failing.logged:
             logger.warning("needed kind not followed", extra=fields(cannot=access, error=error))
         is_right = isinstance(error, ApiError) and error.status == FORBIDDEN
-        failing.told = f"no right to {access}" if is_right else f"cannot {access}: {error}"
+        failing.logged = f"no right to {access}" if is_right else f"cannot {access}: {error}"
 
     def succeeded(self, access: Access) -> None:
         """It works, again or from the start."""
         failing = self._failing.pop(access, None)
-        if failing is not None and failing.told:
+        if failing is not None and failing.logged:
             logger.info("needed kind followed again", extra=fields(can=access))
 
     def now(self) -> tuple[Access, ...]:
         """What has failed for so long."""
-        return tuple(access for access, failing in self._failing.items() if failing.told)
+        return tuple(access for access, failing in self._failing.items() if failing.logged)
 
     def reason(self) -> str:
         """Why the operator cannot work, for a person; empty when it can."""
-        return "; ".join(failing.told for failing in self._failing.values() if failing.told)
+        return "; ".join(failing.logged for failing in self._failing.values() if failing.logged)

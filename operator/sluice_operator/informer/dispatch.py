@@ -1,6 +1,6 @@
 """The workers: take a key, reconcile it, and put it back with a delay when that failed.
 
-Knows how failures are spaced, counted and logged; knows no kind.
+Knows how failures are spaced, counted and logged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Keys of reconciled objects, and which keys a changed object concerns.
-
-Knows labels and owner references; knows no cluster and no queue.
-"""
+"""Keys of reconciled objects, and which keys a changed object concerns."""
 
 from __future__ import annotations
 
@@ -75,8 +72,8 @@ def _service_of(metadata: Mapping[str, Any]) -> frozenset[Key]:
 
 def _by_labels(metadata: Mapping[str, Any]) -> frozenset[Key]:
     """For pods, which a ReplicaSet owns, and for children that have lost their owner."""
-    found = metadata.get("labels") or {}
-    service, role = found.get(labels.SERVICE), found.get(labels.ROLE)
+    pod_labels = metadata.get("labels") or {}
+    service, role = pod_labels.get(labels.SERVICE), pod_labels.get(labels.ROLE)
     if service is not None and role in set(labels.Role):
         return frozenset({_pool(metadata["namespace"], service, role)})
     return _service_of(metadata)

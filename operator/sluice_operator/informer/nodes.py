@@ -2,7 +2,7 @@
 
 Kopf does not hold this watch, because here the right is optional, and a refusal no failure. Only
 the part of a node that decides where a pod can run is kept, so the frequent status updates of
-kubelets are no changes. Knows no service.
+kubelets are no changes.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ class Nodes:
             return (), version
         after = self._known or {}
         names = sorted(before.keys() | after.keys())
-        found = (NodeChange(before.get(name), after.get(name)) for name in names)
-        return tuple(change for change in found if change.before != change.after), version
+        changes = (NodeChange(before.get(name), after.get(name)) for name in names)
+        return tuple(change for change in changes if change.before != change.after), version
 
     def update(self, event: str, node: Manifest) -> NodeChange | None:
         """Applies an event of the watch; None when nothing relevant has changed."""
-        known = self._known if self._known is not None else {}
+        nodes = self._known if self._known is not None else {}
         name, after = node["metadata"]["name"], _relevant(node)
-        before = known.pop(name, None)
+        before = nodes.pop(name, None)
         if event == "DELETED":
             return NodeChange(before, None)
-        known[name] = after
+        nodes[name] = after
         return None if before == after else NodeChange(before, after)
 
     async def _read(self) -> str | None:
@@ -143,7 +143,7 @@ class NodeWatch:
             if event["type"] == "ERROR":
                 return
             if event["type"] != "BOOKMARK":
-                self._on_change(_one(self._nodes.update(event["type"], event["object"])))
+                self._on_change(_changes(self._nodes.update(event["type"], event["object"])))
 
     def _log_once(self, text: str) -> None:
         if text != self._last_logged:
@@ -164,7 +164,7 @@ def parse_event(line: bytes) -> dict[str, Any]:
     return event
 
 
-def _one(change: NodeChange | None) -> Iterator[NodeChange]:
+def _changes(change: NodeChange | None) -> Iterator[NodeChange]:
     if change is not None:
         yield change
 

@@ -50,41 +50,41 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class StoreReader:
-    """Reads kinds in `held` from memory once they were listed, those in `asked` and others through
-    `client`. What was read so goes to the store, so that the next reconcile knows no less than this
-    one."""
+    """Reads kinds in `objects` from memory once they were listed. Other kinds, and those in
+    `always_fetched`, are read through `client`. What was read so goes to the store, so that the
+    next reconcile sees at least what this one saw."""
 
-    held: Mapping[Kind, Objects]
+    objects: Mapping[Kind, Objects]
     client: ApiClient
-    asked: frozenset[Kind] = frozenset()
+    always_fetched: frozenset[Kind] = frozenset()
 
     def certain(self) -> StoreReader:
         """See `Reader.certain`."""
-        return replace(self, asked=frozenset(DECISIVE))
+        return replace(self, always_fetched=frozenset(DECISIVE))
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Manifest | None:
         """As `ApiClient.get`. Children are watched by a label that may be lost, so one that the
         store does not have may still be there: these are always asked for."""
-        if kind in RECONCILED and self._is_held(kind, namespace):
-            return self.held[kind].get(namespace, name)
-        found = await self.client.get(kind, namespace, name)
-        if found is not None:
-            self._remember(kind, found)
-        return found
+        if kind in RECONCILED and self._is_in_memory(kind, namespace):
+            return self.objects[kind].get(namespace, name)
+        item = await self.client.get(kind, namespace, name)
+        if item is not None:
+            self._remember(kind, item)
+        return item
 
     async def list_objects(
         self, kind: Kind, namespace: str, label_selector: str
     ) -> tuple[Manifest, ...]:
         """As `ApiClient.list_objects`, for a selector of a service's label and, maybe, a role's."""
-        if not self._is_held(kind, namespace):
-            found = await self.client.list_objects(kind, namespace, label_selector)
-            for item in found:
+        if not self._is_in_memory(kind, namespace):
+            items = await self.client.list_objects(kind, namespace, label_selector)
+            for item in items:
                 self._remember(kind, item)
-            return found
-        wanted = dict(term.split("=", 1) for term in label_selector.split(","))
-        service, role = wanted.pop(labels.SERVICE), wanted.pop(labels.ROLE, None)
-        assert not wanted, f"the store knows no index of {label_selector}"
-        return self.held[kind].select(namespace, service, role)
+            return items
+        terms = dict(term.split("=", 1) for term in label_selector.split(","))
+        service, role = terms.pop(labels.SERVICE), terms.pop(labels.ROLE, None)
+        assert not terms, f"the store knows no index of {label_selector}"
+        return self.objects[kind].select(namespace, service, role)
 
     async def list_kinds(
         self, kinds: Iterable[Kind], namespace: str, label_selector: str
@@ -93,12 +93,12 @@ class StoreReader:
         listings = [self.list_objects(kind, namespace, label_selector) for kind in kinds]
         return tuple(item for items in await asyncio.gather(*listings) for item in items)
 
-    def _is_held(self, kind: Kind, namespace: str) -> bool:
-        is_known = kind in self.held and self.held[kind].was_listed(namespace)
-        return is_known and kind not in self.asked
+    def _is_in_memory(self, kind: Kind, namespace: str) -> bool:
+        is_listed = kind in self.objects and self.objects[kind].was_listed(namespace)
+        return is_listed and kind not in self.always_fetched
 
     def _remember(self, kind: Kind, item: Manifest) -> None:
         """Only what a watch tells of, too: no other event would ever say that it has gone."""
         is_followed = kind in RECONCILED or labels.SERVICE in item["metadata"].get("labels", {})
-        if kind in self.held and is_followed:
-            self.held[kind].put(item)
+        if kind in self.objects and is_followed:
+            self.objects[kind].put(item)

@@ -1,7 +1,7 @@
 """Whether the needed kinds may be listed and watched, namespace by namespace.
 
 Asked before a standby is ready, as it may have to lead, and ever after, as rights come and go. A
-namespace where one is missing is not served; the others are. Knows nothing of what is listed.
+namespace where one is missing is not served; the others are.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Rights:
 
     async def can_follow(self, kind: Kind) -> bool:
         """Whether a kind that is not needed may be watched everywhere, as far as is known."""
-        asked = (self._error("watch", kind, name) for name in self._namespaces)
-        return not any(isinstance(error, ApiError) for error in await asyncio.gather(*asked))
+        errors = (self._error("watch", kind, name) for name in self._namespaces)
+        return not any(isinstance(error, ApiError) for error in await asyncio.gather(*errors))
 
     def _note(self, usable: Iterable[str | None]) -> None:
         before, self.usable = self.usable, tuple(usable)

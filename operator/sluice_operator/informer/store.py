@@ -1,10 +1,9 @@
 """The newest known version of every watched object of one kind, packed to a few hundred bytes.
 
-An object never becomes older here: versions are compared before anything is replaced, so events
-may be repeated, late or out of order, and what the operator itself has written may be put here
-before the watch tells of it. Only a listing overrules what was known before it began, as versions
-go back where the cluster's store was restored from a backup. Knows nothing of where objects come
-from.
+An object never becomes older here: versions are compared before anything is replaced, so events may
+be repeated, late or out of order, and what the operator itself has written may be put here before
+the watch tells of it. Only a listing overrules what was known before it began, as versions go back
+where the cluster's store was restored from a backup.
 """
 
 from __future__ import annotations
@@ -89,8 +88,8 @@ class Objects:
     def remove(self, item: Mapping[str, Any]) -> None:
         """`item` is gone, or no longer watched, since the version that it has here."""
         place, version = place_of(item), version_of(item)
-        known = self._entries.get(place)
-        if known is not None and known.version.number <= version.number:
+        entry = self._entries.get(place)
+        if entry is not None and entry.version.number <= version.number:
             self._drop(place, version.number)
 
     def retain(
@@ -156,19 +155,19 @@ class Objects:
     def _is_news(
         self, place: Place, version: Version, item: Mapping[str, Any], listed_since: int | None
     ) -> bool:
-        known = self._entries.get(place)
-        if known is None:
+        entry = self._entries.get(place)
+        if entry is None:
             return listed_since is not None or version.number > self._emptied_at(place)
-        if listed_since is None or known.order > listed_since:
-            return version.number > known.version.number
+        if listed_since is None or entry.order > listed_since:
+            return version.number > entry.version.number
         # A version may have been given twice: before a backup was restored, and after.
-        return known.version != version or known.packed != _packed(self.kind, item)
+        return entry.version != version or entry.packed != _packed(self.kind, item)
 
     def _keep(self, place: Place, version: Version, item: Mapping[str, Any]) -> None:
         self._forget(place)
         self._order += 1
-        found = item["metadata"].get("labels") or {}
-        service, role = (_shared(found.get(label)) for label in (labels.SERVICE, labels.ROLE))
+        item_labels = item["metadata"].get("labels") or {}
+        service, role = (_shared(item_labels.get(label)) for label in (labels.SERVICE, labels.ROLE))
         packed = _packed(self.kind, item)
         self._entries[place] = _Entry(version, self._order, service, role, packed)
         if service is not None:

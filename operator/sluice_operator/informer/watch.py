@@ -1,8 +1,8 @@
 """The informer: keeps in the store what watches tell, compares it with what the API server has, and
 makes keys of what changes.
 
-A watch begins at the version of a listing, so that nothing lies between the two. Knows which kinds
-concern a reconcile; neither what it does nor how watches are held.
+A watch begins at the version of a listing, so that nothing lies between the two. Neither what it
+does nor how watches are held.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Discrepancy(NamedTuple):
     """An object whose version here was not that of a listing that was asked for afterwards; None:
     not there."""
 
-    known: int | None
+    stored: int | None
     listed: int | None
 
     def persists(self, now: int | None) -> bool:
@@ -61,7 +61,7 @@ class _Discrepancy(NamedTuple):
         if self.listed is None or now is None:
             return (self.listed is None) is not (now is None)
         # No version of one history becomes smaller: then a backup was restored.
-        return now < self.listed or (now == self.known and now > self.listed)
+        return now < self.listed or (now == self.stored and now > self.listed)
 
 
 class Informer:
@@ -145,7 +145,9 @@ class Informer:
         Raises:
             OperatorError: a needed kind could not be listed; the first of these errors.
         """
-        scopes = [each for each in self._scopes.values() if each.namespace in namespaces]
+        scopes = [
+            followed for followed in self._scopes.values() if followed.namespace in namespaces
+        ]
         unlisted = [scope for scope in scopes if not self._was_listed(scope)]
         errors = await asyncio.gather(*map(self._error_of_list, unlisted))
         for scope, error in zip(unlisted, errors, strict=True):
@@ -214,8 +216,12 @@ class Informer:
         if not self._was_listed(scope) or not (discrepancies := await self._differences(scope)):
             return False
         await self._clock.sleep(LAG_SECONDS)
-        now = self._known(scope)
-        late = [place for place, one in discrepancies.items() if one.persists(now.get(place))]
+        now = self._stored_versions(scope)
+        late = [
+            place
+            for place, discrepancy in discrepancies.items()
+            if discrepancy.persists(now.get(place))
+        ]
         if late:
             logger.info("listed again", extra=_fields(scope, objects=len(late)))
             await self._list(scope)
@@ -223,13 +229,17 @@ class Informer:
 
     async def _differences(self, scope: Scope) -> dict[Place, _Discrepancy]:
         """Objects of which the API server has another version, or none."""
-        known, listed = self._known(scope), dict[Place, int]()
+        stored, listed = self._stored_versions(scope), dict[Place, int]()
         async for items, _ in self._pages(scope, metadata_only=True):
             listed |= {place_of(item): version_of(item).number for item in items}
         discrepancies = {
-            place: _Discrepancy(known.get(place), listed.get(place)) for place in known | listed
+            place: _Discrepancy(stored.get(place), listed.get(place)) for place in stored | listed
         }
-        return {place: each for place, each in discrepancies.items() if each.known != each.listed}
+        return {
+            place: discrepancy
+            for place, discrepancy in discrepancies.items()
+            if discrepancy.stored != discrepancy.listed
+        }
 
     def _pages(
         self, scope: Scope, *, metadata_only: bool = False
@@ -242,7 +252,7 @@ class Informer:
     def _was_listed(self, scope: Scope) -> bool:
         return self.objects[scope.kind].was_listed(scope.namespace or "")
 
-    def _known(self, scope: Scope) -> dict[Place, int]:
+    def _stored_versions(self, scope: Scope) -> dict[Place, int]:
         versions = self.objects[scope.kind].versions(scope.namespace)
         return {place: version.number for place, version in versions}
 

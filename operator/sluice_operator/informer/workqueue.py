@@ -1,6 +1,6 @@
 """The queue of keys: each is queued at most once, and taken by at most one worker at a time.
 
-Knows neither what a key means nor how it is processed. Timers are passed in.
+Timers are passed in.
 """
 
 from __future__ import annotations

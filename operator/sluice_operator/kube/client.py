@@ -1,6 +1,6 @@
 """Objects of the API server: get, list, apply, delete, and what the Lease and events need.
 
-Writes name this operator as field manager. Knows no policy: what to write is decided elsewhere.
+Writes name this operator as field manager. What to write is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ class ApiClient:
         self, kind: Kind, namespace: str | None, label_selector: str = ""
     ) -> tuple[Manifest, ...]:
         """Every object of `kind` that matches, in all namespaces when `namespace` is None."""
-        found = [
+        items = [
             {"apiVersion": kind.api_version, "kind": kind.kind, **item}
             async for items, _ in self.pages(kind, namespace, label_selector)
             for item in items
         ]
-        return tuple(found)
+        return tuple(items)
 
     async def list_with_version(
         self, kind: Kind, part: Callable[[Manifest], Manifest]
     ) -> tuple[list[Manifest], str]:
         """The `part` of every object of a cluster-wide `kind`, and the version to watch from."""
-        found: list[Manifest] = []
+        parts: list[Manifest] = []
         version = ""
         async for items, listed_at in self.pages(kind, None):
             version = listed_at
-            found += map(part, items)
-        return found, version
+            parts += map(part, items)
+        return parts, version
 
     async def list_kinds(
         self, kinds: Iterable[Kind], namespace: str, label_selector: str
@@ -170,7 +170,7 @@ class ApiClient:
         index of groups lags behind)."""
         group = kind.api_version.partition("/")[0]
         index = await self._send(Request("GET", "/apis"))
-        if all(each["name"] != group for each in index["groups"]):
+        if all(entry["name"] != group for entry in index["groups"]):
             return False
         try:
             listing = await self._send(Request("GET", _group_path(kind)))
@@ -253,5 +253,5 @@ def _error(request: Request, response: Response) -> Exception:
 
 
 def _causes(status: Manifest) -> tuple[Cause, ...]:
-    found = (status.get("details") or {}).get("causes") or ()
-    return tuple(Cause(each.get("reason", ""), each.get("field", "")) for each in found)
+    causes = (status.get("details") or {}).get("causes") or ()
+    return tuple(Cause(cause.get("reason", ""), cause.get("field", "")) for cause in causes)

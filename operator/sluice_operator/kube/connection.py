@@ -1,6 +1,6 @@
 """Requests to the API server through the `kubernetes` client, which logs in and carries them.
 
-Says what an answer is and what is none. Knows nothing of objects: see `client.py`.
+Says what an answer is and what is none. See `client.py`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ async def _by_kubeconfig(
 
 def _exists(places: str) -> bool:
     """Whether there is one of the files."""
-    return any(Path(each).expanduser().exists() for each in places.split(os.pathsep) if each)
+    return any(Path(place).expanduser().exists() for place in places.split(os.pathsep) if place)
 
 
 def _cause(error: Exception) -> str:
@@ -206,9 +206,9 @@ class Connection:
     async def _logged_in(self) -> client.ApiClient:
         async with self._lock:
             if self._client is None:
-                found = await self._log_in()
-                self._namespace = found.namespace
-                self._client = client.ApiClient(found.configuration)
+                logged_in = await self._log_in()
+                self._namespace = logged_in.namespace
+                self._client = client.ApiClient(logged_in.configuration)
                 self._client.user_agent = "sluice-operator"
             return self._client
 
@@ -221,21 +221,23 @@ class Connection:
             if used.configuration.api_key is not refused_key:
                 return
             try:
-                found = (await self._log_in()).configuration
+                configuration = (await self._log_in()).configuration
             except OperatorError as error:
                 raise UnavailableError(str(request), f"log-in: {error}") from error
-            used.configuration.api_key = found.api_key
-            used.configuration.refresh_api_key_hook = found.refresh_api_key_hook
-            if found.ssl_ca_cert:
-                used.rest_client.ssl_context.load_verify_locations(found.ssl_ca_cert)
-            if found.cert_file:
-                used.rest_client.ssl_context.load_cert_chain(found.cert_file, found.key_file)
+            used.configuration.api_key = configuration.api_key
+            used.configuration.refresh_api_key_hook = configuration.refresh_api_key_hook
+            if configuration.ssl_ca_cert:
+                used.rest_client.ssl_context.load_verify_locations(configuration.ssl_ca_cert)
+            if configuration.cert_file:
+                used.rest_client.ssl_context.load_cert_chain(
+                    configuration.cert_file, configuration.key_file
+                )
 
 
 async def _ask(
     used: client.ApiClient, request: Request, limits: aiohttp.ClientTimeout
 ) -> aiohttp.ClientResponse:
-    asked = await used.param_serialize(
+    serialized = await used.param_serialize(
         request.method,
         request.path,
         query_params=list(request.query.items()),
@@ -244,7 +246,7 @@ async def _ask(
         auth_settings=["BearerToken"],
     )
     response: aiohttp.ClientResponse
-    response = (await used.call_api(*asked, _request_timeout=limits)).response
+    response = (await used.call_api(*serialized, _request_timeout=limits)).response
     return response
 
 

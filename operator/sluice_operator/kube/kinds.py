@@ -1,7 +1,4 @@
-"""Kubernetes objects as plain dicts, the kinds the operator knows, and what names an object.
-
-Knows no client, and nothing of what an object contains beyond its metadata.
-"""
+"""Kubernetes objects as plain dicts, the kinds the operator knows, and what names an object."""
 
 from __future__ import annotations
 

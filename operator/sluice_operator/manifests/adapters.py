@@ -34,9 +34,9 @@ def adapters_text(model: ModelSpec) -> str:
     claim = claim_of_model(model)
     return render_adapters_file(
         [
-            AdapterRef(name=each.name, uri=each.engine_uri(claim, CLAIM_MOUNT))
-            for each in model.adapters or ()
-            if not each.is_fetched
+            AdapterRef(name=adapter.name, uri=adapter.engine_uri(claim, CLAIM_MOUNT))
+            for adapter in model.adapters or ()
+            if not adapter.is_fetched
         ]
     )
 

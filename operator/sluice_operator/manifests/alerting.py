@@ -1,7 +1,7 @@
 """An alert as a value, and the rule that Prometheus reads of it.
 
 Used for the rules of one service, which the operator makes, and for those of all, which come with
-the dashboards. Knows no metric.
+the dashboards.
 """
 
 from __future__ import annotations

@@ -28,6 +28,6 @@ def config_map(owner: Owner, file: str, text: str, component: str, role: str) ->
 
 def engine_config_map(owner: Owner, text: str, role: str, resolved: Manifest) -> Manifest:
     """The ConfigMap with an engine's file, and the sources of its settings."""
-    found = config_map(owner, ENGINE_FILE, text, ENGINE, role)
+    manifest = config_map(owner, ENGINE_FILE, text, ENGINE, role)
     note = {RESOLVED: json.dumps(resolved, sort_keys=True, separators=(",", ":"))}
-    return found | {"metadata": found["metadata"] | {"annotations": note}}
+    return manifest | {"metadata": manifest["metadata"] | {"annotations": note}}

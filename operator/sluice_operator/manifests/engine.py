@@ -196,23 +196,25 @@ def _revision_variable() -> Manifest:
 
 def _spread(template: PodTemplate, selector: dict[str, str]) -> list[Manifest]:
     """As the template says, of the pods of this revision; else over nodes, where possible."""
-    given = [each.to_json_dict() for each in template.topology_spread_constraints or ()]
+    constraints = [
+        constraint.to_json_dict() for constraint in template.topology_spread_constraints or ()
+    ]
     of_these = {"labelSelector": {"matchLabels": selector}}
-    return [each | of_these for each in given] or spread(selector)
+    return [constraint | of_these for constraint in constraints] or spread(selector)
 
 
 def _scheduling(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
     """The template's fields that are copied into the pod; absent ones stay absent."""
-    given = template.to_json_dict()
+    fields = template.to_json_dict()
     names = (
         "affinity", "tolerations", "priorityClassName", "runtimeClassName", "imagePullSecrets",
         "schedulerName",
     )  # fmt: skip
-    found = {name: given[name] for name in names if given.get(name)}
+    scheduling = {name: fields[name] for name in names if fields.get(name)}
     if accepted := tolerations(spec.accelerator):
-        found["tolerations"] = [*found.get("tolerations", ()), *accepted]
+        scheduling["tolerations"] = [*scheduling.get("tolerations", ()), *accepted]
     selector = node_selector(spec.accelerator, template.node_selector)
-    return found | ({"nodeSelector": selector} if selector else {})
+    return scheduling | ({"nodeSelector": selector} if selector else {})
 
 
 def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:

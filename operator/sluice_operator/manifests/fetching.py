@@ -199,12 +199,12 @@ def fetch_container(
     network: HubNetwork | None,
 ) -> Manifest:
     """The container alone, with `/tmp` of the pod, the token and what the network asks for."""
-    given = ("--token-file", TOKEN_FILE) if token else ()
+    token_arguments = ("--token-file", TOKEN_FILE) if token else ()
     mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True}
     return {
         "name": FETCH_CONTAINER,
         "image": image,
-        "args": [*arguments, *given, *network_arguments(network)],
+        "args": [*arguments, *token_arguments, *network_arguments(network)],
         **({"env": variables} if (variables := network_variables(network)) else {}),
         "resources": RESOURCES,
         "securityContext": CONTAINER_SECURITY,

@@ -1,5 +1,5 @@
 """The key by which router and engines of one service know each other: its Secret, and where pods
-find it. Knows no key: it is drawn when the Secret is made.
+find it. It is drawn when the Secret is made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mounts_handover_secret(deployment: Manifest) -> bool:
     """Whether the pods of a Deployment have the key. Those of earlier releases had none in mode
     Mixed."""
     volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
-    return any(each["name"] == HANDOVER for each in volumes)
+    return any(volume["name"] == HANDOVER for volume in volumes)
 
 
 def handover_volumes(secret: str | None) -> list[Manifest]:

@@ -42,13 +42,13 @@ class HubAccess:
 
     def network(self, service: str) -> HubNetwork | None:
         """What fetching containers of a service are given; None where nothing is needed."""
-        found = HubNetwork(
+        network = HubNetwork(
             http_proxy=self.http_proxy or None,
             https_proxy=self.https_proxy or None,
             no_proxy=self.no_proxy or None,
             ca_config_map=ca_name(service) if self.certificates else None,
         )
-        return found if found.to_json_dict() else None
+        return network if network.to_json_dict() else None
 
 
 PUBLIC_HUB: Final = HubAccess()
@@ -76,8 +76,8 @@ def ca_config_maps(owner: Owner, certificates: str, component: str) -> tuple[Man
 
 def network_arguments(network: HubNetwork | None) -> list[str]:
     """Arguments of a fetching container."""
-    given = network is not None and network.ca_config_map
-    return ["--ca-file", f"{CA_FOLDER}/{CA_FILE}"] if given else []
+    has_ca = network is not None and network.ca_config_map
+    return ["--ca-file", f"{CA_FOLDER}/{CA_FILE}"] if has_ca else []
 
 
 def network_variables(network: HubNetwork | None) -> list[Manifest]:
@@ -107,5 +107,5 @@ def network_volumes(network: HubNetwork | None) -> list[Manifest]:
 
 
 def _port(url: str) -> int:
-    found = urlsplit(url)
-    return found.port or (HTTPS if found.scheme == "https" else 80)
+    parts = urlsplit(url)
+    return parts.port or (HTTPS if parts.scheme == "https" else 80)

@@ -59,7 +59,7 @@ def owner(kind: Kind, manifest: Manifest, service: str) -> Owner:
 
 def child_labels(service: str, component: str, role: str | None = None) -> dict[str, str]:
     """The labels of a child of the InferenceService `service`."""
-    found = {
+    child = {
         labels.NAME: f"{labels.PART_OF_SLUICE}-{component}",
         labels.INSTANCE: service,
         labels.COMPONENT: component,
@@ -67,7 +67,7 @@ def child_labels(service: str, component: str, role: str | None = None) -> dict[
         labels.MANAGED_BY: labels.MANAGED_BY_OPERATOR,
         labels.SERVICE: service,
     }
-    return found | ({labels.ROLE: str(role)} if role else {})
+    return child | ({labels.ROLE: str(role)} if role else {})
 
 
 def selector_labels(service: str, role: str) -> dict[str, str]:
@@ -93,5 +93,5 @@ def is_current(desired: Manifest, live: Manifest | None) -> bool:
 
 def stamp_of(manifest: Manifest) -> str | None:
     """The hash that `stamped` added."""
-    found: str | None = (manifest["metadata"].get("annotations") or {}).get(DESIRED_HASH)
-    return found
+    stamp: str | None = (manifest["metadata"].get("annotations") or {}).get(DESIRED_HASH)
+    return stamp

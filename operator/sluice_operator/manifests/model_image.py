@@ -26,9 +26,9 @@ COPIER_MOUNT: Final = "/sluice-copier"
 def image_init_containers(model: ModelImage) -> list[Manifest]:
     """In the order in which they run."""
     if model.mounted:
-        words = (BUSYBOX_IN_IMAGE, "sh", SCRIPT_IN_IMAGE, BUSYBOX_IN_IMAGE, "link", IMAGE_MOUNT)
+        command = (BUSYBOX_IN_IMAGE, "sh", SCRIPT_IN_IMAGE, BUSYBOX_IN_IMAGE, "link", IMAGE_MOUNT)
         mounts = [_mount(MODEL_VOLUME, CLAIM_MOUNT), image_mount()]
-        return [_container(LINK_CONTAINER, model.copier, (*words, CLAIM_MOUNT), mounts)]
+        return [_container(LINK_CONTAINER, model.copier, (*command, CLAIM_MOUNT), mounts)]
     busybox = f"{COPIER_MOUNT}/busybox"
     first = (BUSYBOX_IN_IMAGE, "cp", BUSYBOX_IN_IMAGE, SCRIPT_IN_IMAGE, COPIER_MOUNT)
     then = (busybox, "sh", f"{COPIER_MOUNT}/{SCRIPT}", busybox, "copy", "/", CLAIM_MOUNT)

@@ -175,8 +175,8 @@ def operator_pods(namespace: str) -> Manifest:
 
 
 def _pods(owner: Owner, component: str) -> Manifest:
-    wanted = {labels.SERVICE: owner.service, labels.COMPONENT: component}
-    return {"podSelector": {"matchLabels": wanted}}
+    selector = {labels.SERVICE: owner.service, labels.COMPONENT: component}
+    return {"podSelector": {"matchLabels": selector}}
 
 
 def policy_port(number: int, protocol: str = "TCP") -> Manifest:

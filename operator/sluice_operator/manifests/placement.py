@@ -28,30 +28,30 @@ AS_IT_COMES: Final = Placement()
 def placement_of(pools: Iterable[PoolSpec]) -> Placement:
     """Pull secrets and tolerations of any of `pools`; annotations and node selector as far as all
     of them say the same. No labels: by these, users select engines."""
-    given = tuple(pools)
-    templates = [pool.template or PodTemplate() for pool in given]
-    secrets = [each.to_json_dict() for t in templates for each in t.image_pull_secrets or ()]
+    placed = tuple(pools)
+    templates = [pool.template or PodTemplate() for pool in placed]
+    secrets = [secret.to_json_dict() for t in templates for secret in t.image_pull_secrets or ()]
     accepted: list[Manifest] = []
-    for pool, template in zip(given, templates, strict=True):
-        accepted += [each.to_json_dict() for each in template.tolerations or ()]
+    for pool, template in zip(placed, templates, strict=True):
+        accepted += [toleration.to_json_dict() for toleration in template.tolerations or ()]
         accepted += tolerations(pool.accelerator)
-    found = {
+    spec = {
         "imagePullSecrets": _distinct(secrets),
         "tolerations": _distinct(accepted),
         "nodeSelector": _common(template.node_selector for template in templates),
     }
     return Placement(
         annotations=_common(template.annotations for template in templates),
-        spec={name: value for name, value in found.items() if value},
+        spec={name: value for name, value in spec.items() if value},
     )
 
 
 def _distinct(items: Iterable[Manifest]) -> list[Manifest]:
-    found: list[Manifest] = []
+    distinct: list[Manifest] = []
     for item in items:
-        if item not in found:
-            found.append(item)
-    return found
+        if item not in distinct:
+            distinct.append(item)
+    return distinct
 
 
 def _common(items: Iterable[Mapping[str, str] | None]) -> dict[str, str]:

@@ -35,7 +35,7 @@ def http_route(owner: Owner, route: RouteSpec) -> Manifest:
         "timeouts": {"request": NO_TIMEOUT, "backendRequest": NO_TIMEOUT},
     }
     hosts = {"hostnames": list(route.hostnames)} if route.hostnames else {}
-    parents = [_parent(each) for each in route.parent_refs]
+    parents = [_parent(parent) for parent in route.parent_refs]
     spec = {"parentRefs": parents, **hosts, "rules": [rule]}
     return owner.child(HTTP_ROUTE, owner.service, ROUTER) | {"spec": spec}
 

@@ -5,7 +5,7 @@ Somebody is called when 14.4 times as much misses it for an hour (and still does
 much for six hours. The factors and windows are those of "Alerting on SLOs" in Google's Site
 Reliability Workbook, where they spend 2 % and 5 % of the budget of a month.
 
-Knows no cluster; the metrics are `sluice_contract.cluster.metrics`.
+The metrics are `sluice_contract.cluster.metrics`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Promise:
     alert: str
     budget: float
     """Share that may miss it."""
-    words: str
+    text: str
     panel: str
     limit_seconds: float | None = None
     histograms: tuple[Timed, ...] = ()
@@ -95,9 +95,11 @@ def slo_groups(
     """Groups of a rule file for one service: recorded shares, and alerts on them."""
     where = f'namespace="{namespace}", {SERVICE}="{service}"'
     promises = tuple(_promises(slo))
-    recorded = [_record(each, where, window) for each in promises for window in _windows()]
+    recorded = [_record(promise, where, window) for promise in promises for window in _windows()]
     alerts = [
-        _alert(each, where, pace).to_rule(runbook_url_base) for each in promises for pace in PACES
+        _alert(promise, where, pace).to_rule(runbook_url_base)
+        for promise in promises
+        for pace in PACES
     ]
     return [{"name": f"sluice-slo-{namespace}-{service}", "rules": recorded + alerts}]
 
@@ -164,10 +166,10 @@ def _record(promise: Promise, where: str, window: str) -> Manifest:
 def _missed(promise: Promise, where: str, window: str) -> str:
     if promise.limit_seconds is None:
         failed = (f'code=~"5..|429", {where}', f'outcome="cut", {where}')
-        rates = " or ".join(f"rate({REQUESTS}{{{each}}}[{window}])" for each in failed)
+        rates = " or ".join(f"rate({REQUESTS}{{{outcome}}}[{window}])" for outcome in failed)
         return f"{_sum(rates)} / {_sum(f'rate({REQUESTS}{{{where}}}[{window}])')}"
     *first, last = promise.histograms
-    counts = [f"({each.rate('_count', where, window)} > 0)" for each in first]
+    counts = [f"({first_promise.rate('_count', where, window)} > 0)" for first_promise in first]
     counts.append(last.rate("_count", where, window))
     return " or ".join(
         f"1 - ({_in_time(timed, promise.limit_seconds, where, window)}) / {count}"
@@ -210,7 +212,7 @@ def _alert(promise: Promise, where: str, pace: Pace) -> Alert:
         condition=f"> {threshold} and {MISSED}{pace.short}{selector} > {threshold}",
         lasting=pace.lasting,
         severity=pace.severity,
-        summary=f"{name}: {promise.words}",
+        summary=f"{name}: {promise.text}",
         description=f"{{{{ $value | humanizePercentage }}}} over {pace.long}, of which "
         f"{promise.budget:.1%} may.",
         panel=("sluice-service", promise.panel),

@@ -46,7 +46,7 @@ def applied_record(owner: Owner, spec: Manifest, former: Manifest) -> Manifest:
     would not do: its spec can never be changed."""
     specs = {APPLIED_FILE: spec} | ({FORMER_MODE_FILE: former} if former else {})
     head = owner.child(CONFIG_MAP, applied_name(owner.service), HISTORY)
-    return head | {"data": {file: _text(each) for file, each in specs.items()}}
+    return head | {"data": {file: _text(spec_of_file) for file, spec_of_file in specs.items()}}
 
 
 def spec_in_record(
@@ -77,8 +77,8 @@ def spec_revision(owner: Owner, spec: Manifest, number: int) -> Manifest:
 
 def recorded_spec(item: Manifest) -> Manifest:
     """The spec in a ControllerRevision; empty in one that is none of the operator's."""
-    found = (item.get("data") or {}).get("spec")
-    return found if isinstance(found, dict) else {}
+    spec = (item.get("data") or {}).get("spec")
+    return spec if isinstance(spec, dict) else {}
 
 
 def newest_complete(children: tuple[Manifest, ...]) -> Manifest:
@@ -89,30 +89,30 @@ def newest_complete(children: tuple[Manifest, ...]) -> Manifest:
 
 def by_number(children: tuple[Manifest, ...]) -> list[Manifest]:
     """The ControllerRevisions among a service's children, the oldest first."""
-    found = (item for item in of_kind(children, CONTROLLER_REVISION) if recorded_spec(item))
-    return sorted(found, key=lambda item: (item["revision"], item["metadata"]["name"]))
+    recorded = (item for item in of_kind(children, CONTROLLER_REVISION) if recorded_spec(item))
+    return sorted(recorded, key=lambda item: (item["revision"], item["metadata"]["name"]))
 
 
 def spec_hash(spec: Manifest) -> str:
     """Equal for specs that ask for the same pods."""
-    found = copy.deepcopy(spec)
-    found.pop("paused", None)
-    scaling = found.pop("autoscaling", None) or {}
+    hashed = copy.deepcopy(spec)
+    hashed.pop("paused", None)
+    scaling = hashed.pop("autoscaling", None) or {}
     if divides_budget(spec):
-        found["autoscaling"] = {ACCELERATOR: scaling.get(ACCELERATOR) or {}}
-    model = found.get("model") or {}
+        hashed["autoscaling"] = {ACCELERATOR: scaling.get(ACCELERATOR) or {}}
+    model = hashed.get("model") or {}
     if scheme_of(model.get("uri", "")) != HUB:
         for key in OF_HUBS:
             model.pop(key, None)
     if (adapters := model.get(ADAPTERS)) is not None:
-        claims = {claim_of(each.get("uri", "")) for each in adapters}
+        claims = {claim_of(adapter.get("uri", "")) for adapter in adapters}
         model[ADAPTERS] = sorted(claims - {"", claim_of(model.get("uri", ""))})
-    _strip(found, "router", ("replicas",))
-    _strip(found, "rollout", MANNER)
-    for role in list(found.get("pools") or {}):
-        _strip(found["pools"], role, NUMBERS)
-    _strip(found, "pools", ())
-    return digest(found)
+    _strip(hashed, "router", ("replicas",))
+    _strip(hashed, "rollout", MANNER)
+    for role in list(hashed.get("pools") or {}):
+        _strip(hashed["pools"], role, NUMBERS)
+    _strip(hashed, "pools", ())
+    return digest(hashed)
 
 
 def divides_budget(spec: Manifest) -> bool:

@@ -21,10 +21,10 @@ MAX_MESSAGE: Final = 1024
 
 def adapter_statuses(observed: PoolObserved) -> list[AdapterStatus] | None:
     """Where each adapter is loaded, by name; None where no engine says."""
-    told = observed.adapters.values()
-    loaded = Counter(name for each in told for name in each.loaded)
-    failed = Counter(name for each in told for name in each.failed)
-    why = {name: text for each in told for name, text in each.failed.items()}
+    reports = observed.adapters.values()
+    loaded = Counter(name for report in reports for name in report.loaded)
+    failed = Counter(name for report in reports for name in report.failed)
+    why = {name: text for report in reports for name, text in report.failed.items()}
     return [
         AdapterStatus(
             name=name,
@@ -40,15 +40,15 @@ def adapters_loaded(observed: PoolObserved, spec: EnginePoolSpec) -> Check | Non
     """The condition; None of a pool without adapters."""
     if spec.adapters_digest is None:
         return None
-    told = observed.adapters
-    if not told:
+    reports = observed.adapters
+    if not reports:
         return Check("Unknown", NO_ENGINE, "No engine is ready that would load adapters.")
-    done = {pod: each for pod, each in told.items() if each.digest == spec.adapters_digest}
+    done = {pod: report for pod, report in reports.items() if report.digest == spec.adapters_digest}
     for pod in sorted(done):
         if done[pod].failed:
             return Check("False", LOAD_FAILED, _failed(pod, done[pod]))
-    count = f"{len(done)} of {len(told)} ready engines have the adapters that are asked for"
-    if len(done) < len(told):
+    count = f"{len(done)} of {len(reports)} ready engines have the adapters that are asked for"
+    if len(done) < len(reports):
         return Check("False", LOADING, f"{count}.")
     return Check("True", LOADED, f"{count}.")
 

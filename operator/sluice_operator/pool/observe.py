@@ -76,8 +76,8 @@ class PoolObserver:
             self.reader.list_kinds(POOL_CHILDREN, key.namespace, selector),
             self.reader.list_objects(POD, key.namespace, selector),
         )
-        engines = self._asked(pool, pods)
-        told = await self.reports.of(engines) if self.reports else ()
+        engines = self._engines_to_ask(pool, pods)
+        reports = await self.reports.of(engines) if self.reports else ()
         names = (engine["metadata"]["name"] for engine in engines)
         adapters, adapters_again = await self._adapters(pool, pods)
         again = [adapters_again, self.reports.again_seconds(engines) if self.reports else None]
@@ -86,7 +86,11 @@ class PoolObserver:
             service,
             children,
             pods,
-            {name: said for name, said in zip(names, told, strict=True) if said is not None},
+            {
+                name: report
+                for name, report in zip(names, reports, strict=True)
+                if report is not None
+            },
             adapters,
             min((seconds for seconds in again if seconds is not None), default=None),
         )
@@ -99,12 +103,12 @@ class PoolObserver:
         if self.adapter_reports is None or digest is None:
             return {}, None
         engines = [pod for pod in pods if is_ready(pod)]
-        told = await self.adapter_reports.of(engines, digest)
+        reports = await self.adapter_reports.of(engines, digest)
         names = (engine["metadata"]["name"] for engine in engines)
         again = self.adapter_reports.again_seconds(engines, digest)
-        return dict(zip(names, told, strict=True)), again
+        return dict(zip(names, reports, strict=True)), again
 
-    def _asked(self, pool: Manifest, pods: tuple[Manifest, ...]) -> list[Manifest]:
+    def _engines_to_ask(self, pool: Manifest, pods: tuple[Manifest, ...]) -> list[Manifest]:
         """The engines to ask what they compute on."""
         if self.reports is None or "accelerator" not in pool["spec"]:
             return []

@@ -85,8 +85,8 @@ def is_leaving(observed: PoolObserved) -> bool:
 def _edited(pool: Manifest, spec: EnginePoolSpec) -> PoolPlan:
     what = ", ".join(edits(pool)) or "a field was removed"
     waits = f"nothing follows from it until InferenceService {spec.service_name} has set it back"
-    known = (pool.get("status") or {}).get("revisions") or ()
-    serving = next((entry["name"] for entry in known if entry["current"]), "")
+    revisions = (pool.get("status") or {}).get("revisions") or ()
+    serving = next((entry["name"] for entry in revisions if entry["current"]), "")
     return PoolPlan(spec=spec, revision=serving, edited=f"the pool was edited ({what}); {waits}")
 
 
@@ -125,8 +125,8 @@ def _engines(spec: EnginePoolSpec) -> int:
 def live_deployment(observed: PoolObserved, desired: Manifest) -> Manifest | None:
     """The live Deployment with the name of `desired`."""
     name = desired["metadata"]["name"]
-    found = of_kind(observed.children, DEPLOYMENT)
-    return next((d for d in found if d["metadata"]["name"] == name), None)
+    deployments = of_kind(observed.children, DEPLOYMENT)
+    return next((d for d in deployments if d["metadata"]["name"] == name), None)
 
 
 def _former(observed: PoolObserved, spec: EnginePoolSpec) -> Iterator[Manifest]:
@@ -142,14 +142,14 @@ def _former(observed: PoolObserved, spec: EnginePoolSpec) -> Iterator[Manifest]:
 
 
 def _left_over(
-    observed: PoolObserved, wanted: tuple[Manifest, ...], spec: EnginePoolSpec
+    observed: PoolObserved, kept: tuple[Manifest, ...], spec: EnginePoolSpec
 ) -> tuple[Reference, ...]:
     """What the pool controls and the service plans no longer. Nothing goes without such a plan."""
     planned, wanted_revision = {share.name for share in spec.revisions or ()}, revision(spec)
     if wanted_revision not in planned:
         return ()
     former = planned - {wanted_revision}
-    names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
+    names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in kept}
     return tuple(
         reference_to(child, POOL_CHILDREN)
         for child in observed.children

@@ -1,6 +1,6 @@
 """One EnginePool: observe everything once → plan → apply what differs → report.
 
-The same for every cause, as for an InferenceService. Knows no details of any step.
+The same for every cause, as for an InferenceService.
 """
 
 from __future__ import annotations

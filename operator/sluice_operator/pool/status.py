@@ -63,10 +63,12 @@ def pool_status(
     meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
     generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
     updated = _updated(plan, current, pods)
-    if updated.is_true or any(each.of.kind == DEPLOYMENT.kind for each in refused):
+    if updated.is_true or any(refusal.of.kind == DEPLOYMENT.kind for refusal in refused):
         updated = apply_failed(refused) or updated  # a budget alone keeps no engine from starting
     completed = generation if updated.is_true else before.get("completedGeneration")
-    serving = answering(sum(map(is_ready, pods)), _asked(observed, plan), "engines", updated)
+    serving = answering(
+        sum(map(is_ready, pods)), _desired_engines(observed, plan), "engines", updated
+    )
     checks = _checks(plan, current, pods, serving, updated)
     checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
     if plan.spec and (adapters := adapters_loaded(observed, plan.spec)):
@@ -83,11 +85,11 @@ def pool_status(
         accelerators=_accelerators(observed, current),
         adapters=adapter_statuses(observed),
     ).to_json_dict()
-    found = conditions(before.get("conditions") or (), checks, generation, now)
-    return status | {"conditions": found}
+    checked = conditions(before.get("conditions") or (), checks, generation, now)
+    return status | {"conditions": checked}
 
 
-def _asked(observed: PoolObserved, plan: PoolPlan) -> int:
+def _desired_engines(observed: PoolObserved, plan: PoolPlan) -> int:
     """How many engines there should be; of a pool that was edited, its Deployment knows. Of one
     that cannot be read, at least one."""
     if not plan.edited:
@@ -207,8 +209,8 @@ def _others_ready(pods: list[Manifest], plan: PoolPlan) -> int:
 def _selector(plan: PoolPlan) -> str | None:
     if plan.spec is None:
         return None
-    wanted = selector_labels(plan.spec.service_name, plan.spec.role)
-    return ",".join(f"{key}={value}" for key, value in sorted(wanted.items()))
+    labels = selector_labels(plan.spec.service_name, plan.spec.role)
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def _revisions(
@@ -217,7 +219,7 @@ def _revisions(
     counts = Counter(revision_of(pod) for pod in pods)
     ready = Counter(revision_of(pod) for pod in pods if is_ready(pod))
     loading = Counter(revision_of(pod) for pod in pods if is_loading(pod))
-    found = [
+    revisions = [
         RevisionStatus(
             name=name,
             config=_config(deployment),
@@ -229,21 +231,27 @@ def _revisions(
         for deployment in of_kind(observed.children, DEPLOYMENT)
         if (name := (deployment["metadata"].get("labels") or {}).get(labels.REVISION))
     ]
-    return sorted(found, key=lambda revision: (not revision.current, revision.name))[:32]
+    return sorted(revisions, key=lambda revision: (not revision.current, revision.name))[:32]
 
 
 def _accelerators(
     observed: PoolObserved, current: list[Manifest]
 ) -> list[ReportedAccelerator] | None:
-    told = (observed.accelerators.get(pod["metadata"]["name"]) for pod in current)
-    counts = Counter(each for each in told if each is not None)
-    found = [
+    reported = (observed.accelerators.get(pod["metadata"]["name"]) for pod in current)
+    counts = Counter(accelerator for accelerator in reported if accelerator is not None)
+    accelerators = [
         ReportedAccelerator(
-            product=each.product, memory_mib=each.memory_mib, count=each.count, engines=engines
+            product=accelerator.product,
+            memory_mib=accelerator.memory_mib,
+            count=accelerator.count,
+            engines=engines,
         )
-        for each, engines in counts.items()
+        for accelerator, engines in counts.items()
     ]
-    return sorted(found, key=lambda each: (-each.engines, each.product or ""))[:32] or None
+    return (
+        sorted(accelerators, key=lambda status: (-status.engines, status.product or ""))[:32]
+        or None
+    )
 
 
 def _config(deployment: Manifest) -> str:

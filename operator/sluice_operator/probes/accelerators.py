@@ -1,8 +1,7 @@
 """What engines say that they compute on, each asked once in its life.
 
 Asked are engines that are ready; an answer holds for as long as the container runs, also one that
-does not say. Who does not answer is asked again, ever more seldom. Knows no pool and decides
-nothing.
+does not say. Who does not answer is asked again, ever more seldom.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class AcceleratorReports:
     def again_seconds(self, engines: Iterable[Manifest]) -> float | None:
         """When to ask again; None where each of the engines has answered."""
         silent = [self._silent.get(container_of(engine)) for engine in engines]
-        times = [each.ask_at for each in silent if each is not None]
+        times = [report.ask_at for report in silent if report is not None]
         return max(0.0, min(times) - self._clock.monotonic()) if times else None
 
     async def _of(self, engine: Manifest) -> Accelerator | None:
@@ -81,8 +80,8 @@ class AcceleratorReports:
             failures = silent.failures + 1 if silent else 1
             seconds = SILENCE.delay_seconds(failures, 1.0)
             _keep(self._silent, container, _Silent(failures, now + seconds))
-            said = fields(pod=engine["metadata"]["name"], error=type(error).__name__)
-            logger.info("engine not asked", extra=said)
+            extra = fields(pod=engine["metadata"]["name"], error=type(error).__name__)
+            logger.info("engine not asked", extra=extra)
             return None
         self._silent.pop(container, None)
         _keep(self._known, container, report.accelerator)

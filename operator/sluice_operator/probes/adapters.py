@@ -43,7 +43,7 @@ class EngineAdapters:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Answer:
     adapters: EngineAdapters
     asked_for: str
     """Digest of the file that it should have carried out when it was asked."""
@@ -57,7 +57,7 @@ class AdapterReports:
         self._fetch = fetch
         self._clock = clock
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
-        self._told: dict[str, _Told] = {}
+        self._answers: dict[str, _Answer] = {}
 
     async def of(self, engines: Iterable[Manifest], digest: str) -> tuple[EngineAdapters, ...]:
         """Of each pod; `digest`: of the file that they should carry out."""
@@ -65,29 +65,33 @@ class AdapterReports:
 
     def again_seconds(self, engines: Iterable[Manifest], digest: str) -> float | None:
         """When to ask again; None where each of the engines has all adapters."""
-        told = [self._told.get(container_of(engine)) for engine in engines]
-        times = [each.ask_at for each in told if each and not _is_done(each.adapters, digest)]
+        answers = [self._answers.get(container_of(engine)) for engine in engines]
+        times = [
+            answer.ask_at for answer in answers if answer and not _is_done(answer.adapters, digest)
+        ]
         return max(0.0, min(times) - self._clock.monotonic()) if times else None
 
     async def _of(self, engine: Manifest, digest: str) -> EngineAdapters:
         container, now = container_of(engine), self._clock.monotonic()
-        told = self._told.get(container)
-        known = told.adapters if told else EngineAdapters()
-        if told and (_is_done(known, digest) or (told.asked_for == digest and now < told.ask_at)):
-            return known
+        answer = self._answers.get(container)
+        last = answer.adapters if answer else EngineAdapters()
+        if answer and (
+            _is_done(last, digest) or (answer.asked_for == digest and now < answer.ask_at)
+        ):
+            return last
         waits = FAILED_SECONDS
         try:
             async with self._turns:
-                found = _adapters(await load_report(self._fetch, engine))
-            waits = FAILED_SECONDS if found.digest == digest else AGAIN_SECONDS
+                reported = _adapters(await load_report(self._fetch, engine))
+            waits = FAILED_SECONDS if reported.digest == digest else AGAIN_SECONDS
         except (OSError, TimeoutError, ValidationError) as error:
-            said = fields(pod=engine["metadata"]["name"], error=type(error).__name__)
-            logger.info("engine not asked", extra=said)
-            found = known
-        self._told[container] = _Told(found, digest, now + waits)
-        while len(self._told) > MAX_KEPT:
-            del self._told[next(iter(self._told))]
-        return found
+            extra = fields(pod=engine["metadata"]["name"], error=type(error).__name__)
+            logger.info("engine not asked", extra=extra)
+            reported = last
+        self._answers[container] = _Answer(reported, digest, now + waits)
+        while len(self._answers) > MAX_KEPT:
+            del self._answers[next(iter(self._answers))]
+        return reported
 
 
 def _adapters(report: LoadReport) -> EngineAdapters:

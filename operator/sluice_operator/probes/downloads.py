@@ -33,21 +33,21 @@ class DownloadProgress:
     async def of(self, pods: Iterable[Manifest]) -> FetchProgress | None:
         """The progress of the first of `pods` that runs and answers."""
         for pod in filter(is_running, pods):
-            if (found := await self._of(pod)) is not None:
-                return found
+            if (progress := await self._of(pod)) is not None:
+                return progress
         return None
 
     async def _of(self, pod: Manifest) -> FetchProgress | None:
         uid, now = str(pod["metadata"]["uid"]), self._clock.monotonic()
-        asked_at, known = self._known.get(uid, (None, None))
+        asked_at, progress = self._known.get(uid, (None, None))
         if asked_at is not None and now < asked_at + EVERY_SECONDS:
-            return known
-        found = await self._ask(pod)
-        self._known[uid] = (now, found)
+            return progress
+        progress = await self._ask(pod)
+        self._known[uid] = (now, progress)
         self._known.move_to_end(uid)
         if len(self._known) > MAX_KEPT:
             self._known.popitem(last=False)
-        return found
+        return progress
 
     async def _ask(self, pod: Manifest) -> FetchProgress | None:
         address = pod["status"].get("podIP") or ""

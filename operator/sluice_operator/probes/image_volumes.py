@@ -3,8 +3,7 @@ asked to check and not to make.
 
 One that does not know such volumes, or has their feature gate off, drops what it is told of them.
 
-Asked at most every ten minutes, so that an upgrade of the cluster is noticed. Knows nothing of
-nodes, whose container runtimes have to be able to as well.
+Asked at most every ten minutes, so that an upgrade of the cluster is noticed.
 """
 
 from __future__ import annotations

@@ -81,11 +81,11 @@ class NetworkIsolation:
             return OUTSIDE
         if self.is_due(key):
             ready = tuple(engines)
-            found = [asked for engine in ready if (asked := _ports(engine, http_forbidden))]
-            if not found:
+            probes = [ports for engine in ready if (ports := _ports(engine, http_forbidden))]
+            if not probes:
                 self._answers.pop(key, None)
                 return NO_PORT if ready else NO_ENGINE
-            self._asking[key] = asyncio.create_task(self._ask(key, found[0]))
+            self._asking[key] = asyncio.create_task(self._ask(key, probes[0]))
         answer = self._answers.get(key)
         return answer.check if answer else ASKING
 

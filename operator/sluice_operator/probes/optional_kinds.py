@@ -42,12 +42,12 @@ class OptionalKinds:
             now = self._clock.monotonic()
             if self._asked_at is None or now - self._asked_at >= REFRESH_SECONDS:
                 try:
-                    found = {kind: await self._verdict(kind) for kind in OPTIONAL_CHILDREN}
+                    verdicts = {kind: await self._verdict(kind) for kind in OPTIONAL_CHILDREN}
                 except RequestError as error:
                     logger.warning("discovery of optional kinds failed", extra=fields(error=error))
                 else:
-                    self._log_changes(found)
-                    self._verdicts, self._asked_at = found, now
+                    self._log_changes(verdicts)
+                    self._verdicts, self._asked_at = verdicts, now
             return tuple(kind for kind, verdict in self._verdicts.items() if verdict == USED)
 
     async def _verdict(self, kind: Kind) -> str:
@@ -58,8 +58,8 @@ class OptionalKinds:
                 return FORBIDDEN
         return USED
 
-    def _log_changes(self, found: dict[Kind, str]) -> None:
-        for kind, verdict in found.items():
+    def _log_changes(self, verdicts: dict[Kind, str]) -> None:
+        for kind, verdict in verdicts.items():
             if verdict == self._verdicts.get(kind):
                 continue
             event = "optional kind used" if verdict == USED else "optional kind left out"

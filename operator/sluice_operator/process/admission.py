@@ -1,7 +1,7 @@
 """Answers the API server before it stores an InferenceService, with a certificate that is renewed.
 
 Runs Kopf's webhook server in a thread of its own, and anew whenever it ends. A defect here refuses
-nothing: the operator refuses what is wrong, as it does without admission. Knows no field.
+nothing: the operator refuses what is wrong, as it does without admission.
 """
 
 from __future__ import annotations
@@ -76,23 +76,23 @@ class Admission:
         metadata = new.get("metadata") or {}
         service = f"{metadata.get('namespace')}/{metadata.get('name')}"
         try:
-            found = new_findings(old, new, self._spec_errors)
+            findings = new_findings(old, new, self._spec_errors)
         except Exception:
             logger.exception("admission failed", extra=fields(service=service))
             return ()
-        if found:
-            told = fields(service=service, findings=len(found), first=found[0])
-            logger.info("refused at admission", extra=told)
-        return tuple(map(str, found))
+        if findings:
+            extra = fields(service=service, findings=len(findings), first=findings[0])
+            logger.info("refused at admission", extra=extra)
+        return tuple(map(str, findings))
 
     async def _first_certificate(self) -> Pair:
         """The files, once they can be used."""
-        is_told = False
+        is_logged = False
         while (pair := usable_pair(self._endpoint.folder)) is None:
-            if not is_told:
+            if not is_logged:
                 where = str(self._endpoint.folder)
                 logger.warning("no certificate for admission yet", extra=fields(folder=where))
-                is_told = True
+                is_logged = True
             await self._clock.sleep(LOOK_SECONDS)
         return pair
 
@@ -156,12 +156,12 @@ def usable_pair(folder: Path, former: Pair | None = None) -> Pair | None:
     """What lies in `folder` and can be used; None where there is nothing but the `former`."""
     try:
         # The kubelet changes a link to the folder of both: what lies there belongs together.
-        found = (folder / CERTIFICATE).resolve(strict=True).parent
-        certificate = (found / CERTIFICATE).read_bytes()
+        resolved = (folder / CERTIFICATE).resolve(strict=True).parent
+        certificate = (resolved / CERTIFICATE).read_bytes()
         if former is not None and certificate == former.certificate:
             return None
         tried = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tried.load_cert_chain(found / CERTIFICATE, found / KEY)
+        tried.load_cert_chain(resolved / CERTIFICATE, resolved / KEY)
     except (OSError, ssl.SSLError):
         return None
-    return Pair(found, certificate)
+    return Pair(resolved, certificate)

@@ -24,7 +24,7 @@ class BlockedGauge(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The family, with a series for each."""
-        found = GaugeMetricFamily(self._metric.name, self._metric.help, labels=self._metric.labels)
+        family = GaugeMetricFamily(self._metric.name, self._metric.help, labels=self._metric.labels)
         for verb, kind, namespace in self._blocked():
-            found.add_metric((kind.kind, namespace or "", verb), 1)
-        yield found
+            family.add_metric((kind.kind, namespace or "", verb), 1)
+        yield family

@@ -1,7 +1,7 @@
 """`python -m sluice_operator.process.certificate`: admission's certificate, made anew in time.
 
 A Job's and a CronJob's program. It reads the Secret as files, and writes it and what the API server
-trusts. Exits with 1 where it cannot. Knows nothing of admission but its names.
+trusts. Exits with 1 where it cannot.
 """
 
 from __future__ import annotations
@@ -77,11 +77,15 @@ async def renew(client: ApiClient, folder: Path, namespace: str, now: datetime) 
         made = self_signed(NAME, host, VALID_DAYS)
     trusted = _PEM.findall(_bundle(configuration))
     certificates = [made.certificate if made else used]
-    certificates += [each for each in (used, *trusted) if is_good(each, host, now)]
-    wanted = list(dict.fromkeys(each.strip() + "\n" for each in certificates))
-    if {each.strip() for each in wanted} - {each.strip() for each in trusted}:
+    certificates += [
+        certificate for certificate in (used, *trusted) if is_good(certificate, host, now)
+    ]
+    bundle = list(dict.fromkeys(certificate.strip() + "\n" for certificate in certificates))
+    if {certificate.strip() for certificate in bundle} - {
+        certificate.strip() for certificate in trusted
+    }:
         # First, so that what is served is trusted whichever of the two a replica has by then.
-        await client.apply(CONFIGURATION, _trusting(configuration, wanted), manager=MANAGER)
+        await client.apply(CONFIGURATION, _trusting(configuration, bundle), manager=MANAGER)
     if made is not None:
         await client.apply(SECRET, _secret(namespace, made), manager=MANAGER)
     logger.info("certificate", extra=fields(host=host, renewed=made is not None))

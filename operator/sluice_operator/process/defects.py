@@ -1,7 +1,4 @@
-"""An exception of our own in a reconcile: the status of the object that met it says so.
-
-Knows what conditions say then, and nothing of what was reconciled.
-"""
+"""An exception of our own in a reconcile: the status of the object that met it says so."""
 
 from __future__ import annotations
 
@@ -73,29 +70,29 @@ class Defects:
         """The status as it was, with conditions that say that nothing more is known."""
         before: Manifest = live.get("status") or {}
         generation = live["metadata"].get("generation", 0)
-        known: list[Manifest] = before.get("conditions") or []
+        former: list[Manifest] = before.get("conditions") or []
         message = _message(error, find(before, UPDATED), generation)
         why = Check("False", INTERNAL_ERROR, message)
         checks = dict.fromkeys((UPDATED, PROGRESSING, RECONCILING), why)
         checks[STALLED] = Check("True", INTERNAL_ERROR, message)
         if find(before, READY) is None:
             checks[READY] = Check("Unknown", INTERNAL_ERROR, message)
-        found = conditions(known, checks, generation, self.clock.now())
-        merged = _by_type(known) | _by_type(found)
+        changed = conditions(former, checks, generation, self.clock.now())
+        merged = _by_type(former) | _by_type(changed)
         return before | {"observedGeneration": generation, "conditions": list(merged.values())}
 
 
-def _message(error: Exception, told: Manifest | None, generation: int) -> str:
+def _message(error: Exception, condition: Manifest | None, generation: int) -> str:
     """Type and first line of the exception. What was `told` of one of the same type stays while
     the spec does: some name addresses, and a change of status is a cause to try again at once."""
     head = f"A defect of the operator: {type(error).__name__}"
-    same = told is not None and told.get("observedGeneration") == generation
-    if told is not None and same and told["message"].startswith(head):
-        return str(told["message"])
+    same = condition is not None and condition.get("observedGeneration") == generation
+    if condition is not None and same and condition["message"].startswith(head):
+        return str(condition["message"])
     line = next(iter(str(error).splitlines()), "")[:MAX_TEXT]
     text = f"{head}: {line}" if line else head
     return f"{text}. It is tried again; the operator's log has the traceback."
 
 
-def _by_type(found: Iterable[Manifest]) -> dict[str, Manifest]:
-    return {each["type"]: each for each in found}
+def _by_type(entries: Iterable[Manifest]) -> dict[str, Manifest]:
+    return {condition["type"]: condition for condition in entries}

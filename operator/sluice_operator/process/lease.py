@@ -1,8 +1,7 @@
 """Leader election with a Lease object: one replica writes, the others stand by.
 
-A standby trusts its own clock only: it takes over when the Lease has not changed for as long as
-the Lease itself says, however the holder's clock is set. The holder gives up earlier than that.
-Knows nothing of what the leader does.
+A standby trusts its own clock only: it takes over when the Lease has not changed for as long as the
+Lease itself says, however the holder's clock is set. The holder gives up earlier than that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The operator's HTTP endpoints: liveness, readiness and metrics.
 
-Knows nothing of reconciling; `Health` and the exposition are passed in.
+`Health` and the exposition are passed in.
 """
 
 from __future__ import annotations

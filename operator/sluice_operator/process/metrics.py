@@ -1,6 +1,6 @@
 """The operator's metrics, as collectors made from the contract's table.
 
-Knows prometheus-client; the names, labels and buckets come from `sluice_contract.cluster.metrics`.
+The names, labels and buckets come from `sluice_contract.cluster.metrics`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The operator's main loop: stand by, lead, stop. Creates the parts and runs them.
-
-Knows which parts there are, not how they work.
-"""
+"""The operator's main loop: stand by, lead, stop. Creates the parts and runs them."""
 
 from __future__ import annotations
 
@@ -279,7 +276,7 @@ def _autoscaler(
     journals: Journals,
 ) -> Autoscaler:
     scaling_tick = ScalingTick(
-        known=ScalingInventory(parts.clock),
+        inventory=ScalingInventory(parts.clock),
         query=query,
         carry_out=PoolScaler(parts.client, Victims(parts.client)),
         record=writes.reporter.record,

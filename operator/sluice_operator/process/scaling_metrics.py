@@ -34,9 +34,9 @@ class ScaledReplicas(Collector):
             _family(self._metrics[f"sluice_autoscaler_{name}_replicas"])
             for name in ("desired", "current", "unschedulable")
         )
-        for key, pool, pods, wanted in self._pools():
+        for key, pool, pods, replicas in self._pools():
             place = (key.namespace, key.name, pods.role, pool.accelerator)
-            desired.add_metric(place, wanted)
+            desired.add_metric(place, replicas)
             current.add_metric(place, pods.replicas)
             blocked.add_metric(place, pods.unschedulable)
         yield from (desired, current, blocked)

@@ -1,4 +1,4 @@
-"""A self-signed certificate of a host, and whether one is still good. Knows no file, no cluster."""
+"""A self-signed certificate of a host, and whether one is still good."""
 
 from __future__ import annotations
 

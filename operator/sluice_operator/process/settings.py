@@ -1,6 +1,6 @@
 """The operator's settings, read once from its environment.
 
-Knows the variables and their defaults; nothing else reads the environment.
+Nothing else reads the environment.
 """
 
 from __future__ import annotations

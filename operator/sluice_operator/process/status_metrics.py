@@ -1,6 +1,6 @@
 """Conditions and replicas of every InferenceService, as gauges that are made at each scrape.
 
-Holds the last status of each; a service that is gone has no series. Knows no other kind.
+Holds the last status of each; a service that is gone has no series.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _family(metric: Metric) -> GaugeMetricFamily:
 
 def _shown(status: Manifest) -> _Shown:
     conditions = (
-        (each["type"], each["status"], each.get("reason", ""))
-        for each in status.get("conditions") or ()
+        (condition["type"], condition["status"], condition.get("reason", ""))
+        for condition in status.get("conditions") or ()
     )
     replicas = (
         (role, state, pool[state])

@@ -2,7 +2,7 @@
 
 Kopf ends itself on what a watch may well bring: an ERROR event, a line that was cut, a kind that is
 gone, a right that was taken away. It also ends every other task of its event loop. So the process,
-its Lease and its workers go on without it. Knows no event.
+its Lease and its workers go on without it.
 """
 
 from __future__ import annotations

@@ -225,10 +225,10 @@ class ServiceObserver:
         self, service: Manifest, children: tuple[Manifest, ...], names: Iterable[Name]
     ) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
         """`children` with what else `service` controls under `names`, and what it does not."""
-        known = {(child["kind"], child["metadata"]["name"]) for child in children}
+        labelled = {(child["kind"], child["metadata"]["name"]) for child in children}
         lacking = sorted(
-            (each for each in names if (each[0].kind, each[1]) not in known),
-            key=lambda each: (each[0].plural, each[1]),
+            (child for child in names if (child[0].kind, child[1]) not in labelled),
+            key=lambda child: (child[0].plural, child[1]),
         )
         namespace, uid = service["metadata"]["namespace"], service["metadata"]["uid"]
         gets = (self.reader.get(kind, namespace, name) for kind, name in lacking)

@@ -60,8 +60,8 @@ def rolling_out(children: Children, planned: Mapping[str, Manifest]) -> tuple[Ev
         for pool in of_kind(children, ENGINE_POOL)
         if (desired := planned.get(pool["metadata"]["name"])) is not None
         and not is_current(desired, pool)
-        and (old := _revision(pool)) not in ("", _wanted(desired))
-        and _wanted(pool) != _wanted(desired)
+        and (old := _revision(pool)) not in ("", _desired_revision(desired))
+        and _desired_revision(pool) != _desired_revision(desired)
     )
 
 
@@ -100,17 +100,17 @@ def _rollout(pool: Manifest, desired: Manifest, old: str) -> str:
     before, after = pool["spec"], desired["spec"]
     names = sorted((before.keys() | after.keys()) - NUMBERS)
     changed = ", ".join(name for name in names if before.get(name) != after.get(name))
-    head = f"Pool {after['role']}: revision {old} is replaced by {_wanted(desired)}"
+    head = f"Pool {after['role']}: revision {old} is replaced by {_desired_revision(desired)}"
     return f"{head} (changed: {changed}); it stays until the new one is complete."
 
 
 def _revision(pool: Manifest) -> str:
     """The revision that a pool has been asked for until now."""
-    known = (pool.get("status") or {}).get("revisions") or ()
-    return next((entry["name"] for entry in known if entry["current"]), "")
+    revisions = (pool.get("status") or {}).get("revisions") or ()
+    return next((entry["name"] for entry in revisions if entry["current"]), "")
 
 
-def _wanted(pool: Manifest) -> str:
+def _desired_revision(pool: Manifest) -> str:
     """The revision that the spec of a pool asks for."""
     revisions = pool["spec"].get("revisions")
     return str(revisions[0]["name"]) if revisions else ""

@@ -1,7 +1,6 @@
 """One InferenceService: observe everything once → plan → apply what differs → report.
 
-The same for every cause: created, changed, a child changed, nothing changed. Knows no details of
-any step.
+The same for every cause: created, changed, a child changed, nothing changed.
 """
 
 from __future__ import annotations

@@ -23,12 +23,14 @@ def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for index, adapter in enumerate(spec.model.adapters):
         if adapter.name in spec.model.served_names:
             path = f"{PLACE}[{index}].name"
-            words = f"{shown_json(adapter.name)} is not allowed; allowed: none of the model's names"
-            yield Refusal(INVALID, path, f"{path}: {words}")
+            reason = (
+                f"{shown_json(adapter.name)} is not allowed; allowed: none of the model's names"
+            )
+            yield Refusal(INVALID, path, f"{path}: {reason}")
     claims = {adapter.claim for adapter in spec.model.adapters} - {None}
     if len(claims) > MAX_CLAIMS:
-        words = f"{len(claims)} claims are not allowed; allowed: at most {MAX_CLAIMS}"
-        yield Refusal(INVALID, PLACE, f"{PLACE}: {words}")
+        reason = f"{len(claims)} claims are not allowed; allowed: at most {MAX_CLAIMS}"
+        yield Refusal(INVALID, PLACE, f"{PLACE}: {reason}")
     yield from _mounts(spec)
 
 
@@ -41,5 +43,5 @@ def _mounts(spec: InferenceServiceSpec) -> Iterator[Refusal]:
             if mount.folder in ours:
                 path = f"spec.pools.{role}.template.volumeMounts[{index}].mountPath"
                 allowed = f"all but {', '.join(sorted(ours))}, where adapters are"
-                words = f"{shown_json(mount.mount_path)} is not allowed; allowed: {allowed}"
-                yield Refusal(INVALID, path, f"{path}: {words}")
+                reason = f"{shown_json(mount.mount_path)} is not allowed; allowed: {allowed}"
+                yield Refusal(INVALID, path, f"{path}: {reason}")

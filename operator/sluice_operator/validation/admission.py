@@ -1,7 +1,4 @@
-"""What of a change is refused as it is applied: only what the change itself makes wrong. Pure.
-
-Knows no field, and not who asks.
-"""
+"""What of a change is refused as it is applied: only what the change itself makes wrong. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ def new_findings(
     Nothing where the spec stays, or the object is being deleted."""
     if is_being_deleted(new) or (old is not None and old.get("spec") == new.get("spec")):
         return ()
-    found = [refusal.finding for refusal in spec_errors(new)]
-    if not found or old is None:
-        return tuple(found)
+    findings = [refusal.finding for refusal in spec_errors(new)]
+    if not findings or old is None:
+        return tuple(findings)
     accepted = {_wrong_value(refusal.finding) for refusal in spec_errors(old)}
-    return tuple(finding for finding in found if _wrong_value(finding) not in accepted)
+    return tuple(finding for finding in findings if _wrong_value(finding) not in accepted)
 
 
 def _wrong_value(finding: Finding) -> tuple[str, Any]:

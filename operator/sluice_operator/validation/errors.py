@@ -1,7 +1,7 @@
 """All validation errors of a spec at once: invalid values, contradictions, and what this version
 does not support.
 
-Pure; knows no field. Contradictions need resolved settings, so the caller finds them.
+Pure. Contradictions need resolved settings, so the caller finds them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def validation_errors(
 def invalid(error: InvalidSpecError, contradictions: Contradictions) -> tuple[Refusal, ...]:
     """The errors of a spec that is invalid. If its types are valid, the rest is checked as well; a
     field that breaks a rule is not named twice."""
-    found = tuple(Refusal(INVALID, each.field, str(each)) for each in error.findings)
+    refusals = tuple(Refusal(INVALID, finding.field, str(finding)) for finding in error.findings)
     if not isinstance(error.parsed, InferenceServiceSpec):
-        return found
-    fields = {each.field for each in found}
+        return refusals
+    fields = {refusal.field for refusal in refusals}
     rest = validation_errors(error.parsed, contradictions)
-    return (*found, *(each for each in rest if each.field not in fields))
+    return (*refusals, *(refusal for refusal in rest if refusal.field not in fields))
 
 
-def joined(found: tuple[Refusal, ...]) -> Refusal:
+def joined(refusals: tuple[Refusal, ...]) -> Refusal:
     """One refusal for all of `found`, with the reason and the field of the first."""
-    message = "; ".join(item.message for item in found)
-    return Refusal(found[0].reason, found[0].field, message, found)
+    message = "; ".join(item.message for item in refusals)
+    return Refusal(refusals[0].reason, refusals[0].field, message, refusals)

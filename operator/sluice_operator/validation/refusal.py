@@ -17,7 +17,7 @@ class Refusal:
     reason: str
     field: str
     message: str
-    each: tuple[Refusal, ...] = ()
+    parts: tuple[Refusal, ...] = ()
     """Each error by itself, where there are several; `message` has all of them."""
 
     @property

@@ -33,12 +33,12 @@ def scaling_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 def _of_the_operator(scaling: AutoscalingSpec) -> Iterator[Refusal]:
     """What only the operator's own scaling keeps to."""
-    given = {
+    settings = {
         "gpuBudget": scaling.gpu_budget,
         "target": scaling.target and scaling.target.to_json_dict(),
         "onMetricsLoss": None if scaling.on_metrics_loss == "Hold" else scaling.on_metrics_loss,
     }
-    for name, value in given.items():
+    for name, value in settings.items():
         if value is not None:
             yield _refusal(name, value, "with provider Internal alone: whoever scales decides")
 

@@ -39,13 +39,13 @@ async def test_queued_work_grows_the_pool_and_is_told_once() -> None:
 async def test_what_was_written_counts_before_its_event_comes_back() -> None:
     world = World(scaled_service(), (load(row("a", **BUSY)),))
     await world.tick()
-    (_, wanted), pool = world.writes[0], world.known.pool_samples(KEY)[Role.MIXED]
+    (_, wanted), pool = world.writes[0], world.inventory.pool_samples(KEY)[Role.MIXED]
     assert (pool.replicas, pool.ready, pool.surplus) == (wanted, 1, 0)
-    world.known.pool_seen(KEY, Role.MIXED, old := _pods(replicas=1, generation=1))
-    world.known.service_seen(KEY, world.scaled)
-    assert world.known.pool_samples(KEY)[Role.MIXED].replicas == wanted, f"{old} is older"
-    world.known.pool_seen(KEY, Role.MIXED, _pods(replicas=7, generation=9))
-    assert world.known.pool_samples(KEY)[Role.MIXED].replicas == 7, "somebody has written since"
+    world.inventory.pool_seen(KEY, Role.MIXED, old := _pods(replicas=1, generation=1))
+    world.inventory.service_seen(KEY, world.scaled)
+    assert world.inventory.pool_samples(KEY)[Role.MIXED].replicas == wanted, f"{old} is older"
+    world.inventory.pool_seen(KEY, Role.MIXED, _pods(replicas=7, generation=9))
+    assert world.inventory.pool_samples(KEY)[Role.MIXED].replicas == 7, "somebody has written since"
 
 
 def _pods(replicas: int, generation: int) -> PoolPods:
@@ -80,15 +80,15 @@ async def test_a_write_that_fails_is_told_and_tried_again() -> None:
 
 async def test_a_service_that_is_not_scaled_any_more_is_left_alone() -> None:
     world = World(scaled_service(), (load(row("a", **BUSY)),))
-    world.known.service_seen(KEY, None)
+    world.inventory.service_seen(KEY, None)
     await world.tick()
     assert (world.writes, world.told) == ([], 0)
 
 
 async def test_nothing_is_decided_before_the_pods_of_every_pool_were_counted() -> None:
     world = World(scaled_service(roles=BOTH), (load(row("a", role=Role.PREFILL, **BUSY)),))
-    world.known.forget(KEY)
-    world.known.service_seen(KEY, world.scaled)
+    world.inventory.forget(KEY)
+    world.inventory.service_seen(KEY, world.scaled)
     world.pods(Role.PREFILL, 1)
     await world.tick()
     assert world.writes == []
@@ -103,7 +103,7 @@ def written_by(world: World, generation: int, *managers: str) -> None:
         generation=generation,
         others=frozenset((manager, str(generation)) for manager in managers),
     )
-    world.known.service_seen(KEY, replace(world.scaled, pools={Role.MIXED: pool}))
+    world.inventory.service_seen(KEY, replace(world.scaled, pools={Role.MIXED: pool}))
     world.generation = generation
 
 
@@ -111,7 +111,7 @@ async def test_what_a_person_writes_once_is_replaced_and_whoever_insists_is_left
     world = World(scaled_service(), (load(row("a", **BUSY)),))
     await world.tick()
     written_by(world, 3, "person")
-    world.known.service_seen(KEY, world.scaled)
+    world.inventory.service_seen(KEY, world.scaled)
     await world.tick()
     assert len(world.writes) == 2
     written_by(world, 5, "kube-controller-manager")
@@ -176,7 +176,7 @@ class Switched(World):
 
     async def __call__(self, routers: Iterable[str]) -> tuple[ServiceLoad, ...]:
         loads = await super().__call__(routers)
-        self.known.service_seen(KEY, self.now)
+        self.inventory.service_seen(KEY, self.now)
         for role in self.now.pools if self.now else ():
             self.pods(role, 1)
         return loads

@@ -90,12 +90,12 @@ class World:
     generation: int = 1
 
     def __post_init__(self) -> None:
-        self.known = ScalingInventory(self.clock)
-        self.known.service_seen(KEY, self.scaled)
+        self.inventory = ScalingInventory(self.clock)
+        self.inventory.service_seen(KEY, self.scaled)
         for role, pool in self.scaled.pools.items():
             self.pods(role, pool.replicas)
         self.scaling_tick = ScalingTick(
-            self.known,
+            self.inventory,
             self,
             self._carry_out,
             self._record,
@@ -108,7 +108,7 @@ class World:
     def pods(self, role: Role, replicas: int, **counts: int) -> None:
         """The pods of a pool as its reconcile counts them: as many as are asked for, ready."""
         found: dict[str, Any] = {"live": replicas, "ready": replicas, "planned": replicas} | counts
-        self.known.pool_seen(KEY, role, PoolPods(replicas, self.generation, **found))
+        self.inventory.pool_seen(KEY, role, PoolPods(replicas, self.generation, **found))
 
     async def tick(self, times: int = 1) -> float:
         for _ in range(times):

@@ -274,7 +274,7 @@ def test_revisions_are_told_apart_by_the_files_of_their_engines() -> None:
         resolved = resolve_pool(observed, top, _parsed(observed.service), role)
         state = pool_state(observed.children, resolved.spec, resolved.config_map)
         (former,) = state.others
-        seen.append((state.wanted.fingerprint, former.fingerprint))
+        seen.append((state.desired.fingerprint, former.fingerprint))
     (new, old), of_decode = seen
     assert of_decode == (new, old), "each revision has a partner in the other pool"
     assert "page=32" in new

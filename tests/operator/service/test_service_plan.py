@@ -307,7 +307,7 @@ def test_pools_that_could_not_hand_over_the_kv_cache_are_refused(
     pools = {"prefill": {}, "decode": {"engine": {key: value}}}
     refusal = service_plan({"mode": "Disaggregated", "pools": pools}).refusal
     assert refusal is not None
-    (found,) = refusal.each
+    (found,) = refusal.parts
     assert (found.reason, found.field) == ("InvalidSpec", f"spec.pools.decode.engine.{key}")
     told = f"{json.dumps(value)} in pool decode is not allowed beside {json.dumps(others)} in pool"
     assert told in found.message
@@ -318,7 +318,7 @@ def test_tensor_parallelism_takes_the_gpus_that_an_engine_has() -> None:
     spec: Manifest = {"engine": {"tensorParallelSize": 2}, "pools": {"mixed": pool}}
     refusal = service_plan(spec).refusal
     assert refusal is not None
-    found = next(each for each in refusal.each if each.reason == "InvalidSpec")
+    found = next(each for each in refusal.parts if each.reason == "InvalidSpec")
     assert found.field == "spec.engine.tensorParallelSize"
     assert "spec.pools.mixed.accelerator.count (4)" in found.message
 

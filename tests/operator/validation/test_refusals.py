@@ -187,7 +187,7 @@ def test_autoscaling_that_could_not_be_kept_to_is_refused(
     spec = {"autoscaling": scaling, "pools": {"mixed": pool}}
     refusal = plan_service(service_observed(service(spec))).refusal
     assert refusal is not None
-    found = next(each for each in refusal.each or (refusal,) if each.reason == "InvalidSpec")
+    found = next(each for each in refusal.parts or (refusal,) if each.reason == "InvalidSpec")
     assert found.field == f"spec.autoscaling{field}"
     assert f"allowed: {allowed}" in found.message
 

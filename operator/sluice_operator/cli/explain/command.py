@@ -43,9 +43,9 @@ ANSWER_TOKENS: Final = 211
 Ask = Callable[[Question], Answer]
 
 
-def run(words: Sequence[str], asked: Ask = ask) -> int:
+def run(arguments: Sequence[str], simulate: Ask = ask) -> int:
     """The command. 0: done; 1: a service would be refused; 2: a file or an option is unusable."""
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(arguments)
     try:
         images = images_of(options, os.environ)
         nodes = read_nodes(options.nodes) if options.nodes else None
@@ -63,8 +63,8 @@ def run(words: Sequence[str], asked: Ask = ask) -> int:
         return UNUSABLE
     status = 0
     for document in documents:
-        found = _explained(document, images, nodes, options.accelerator, load, asked)
-        status = max(status, _print(found, options.output))
+        explained = _explained(document, images, nodes, options.accelerator, load, simulate)
+        status = max(status, _print(explained, options.output))
     return status
 
 
@@ -74,43 +74,43 @@ def _explained(
     nodes: tuple[Manifest, ...] | None,
     accelerator: str | None,
     load: Load,
-    asked: Ask,
+    simulate: Ask,
 ) -> Explanation | DocumentErrors:
     value, nodes_known = document.value, nodes is not None
     if accelerator is not None:
         value, nodes = on_accelerator(value, accelerator)
     try:
-        found = preview(value, images, nodes)
+        previewed = preview(value, images, nodes)
     except InvalidSpecError as error:
         return document_errors.invalid(document, error)
-    if found.plan.refusal is not None:
-        return document_errors.refused(document, found.plan.refusal)
-    return _explanation(found, load, asked, nodes_known)
+    if previewed.plan.refusal is not None:
+        return document_errors.refused(document, previewed.plan.refusal)
+    return _explanation(previewed, load, simulate, nodes_known)
 
 
-def _explanation(found: Preview, load: Load, asked: Ask, nodes_known: bool) -> Explanation:
-    spec, answers = found.plan.spec, dict[Question, Answer]()
+def _explanation(previewed: Preview, load: Load, simulate: Ask, nodes_known: bool) -> Explanation:
+    spec, answers = previewed.plan.spec, dict[Question, Answer]()
     assert spec is not None
     pools = []
-    for pool in found.plan.pools:
+    for pool in previewed.plan.pools:
         about = question(spec, pool, load)
         if about not in answers:
-            answers[about] = asked(about)
-        told = verdicts(answers[about])
-        facts = Facts(spec, pool, {each.subject: each for each in told})
+            answers[about] = simulate(about)
+        judged = verdicts(answers[about])
+        facts = Facts(spec, pool, {verdict.subject: verdict for verdict in judged})
         advice = tuple(hints(facts, nodes_known=nodes_known))
-        pools.append(ExplainedPool(pool, answers[about], told, advice))
-    return Explanation(found, load.requests, promise_of(spec), tuple(pools))
+        pools.append(ExplainedPool(pool, answers[about], judged, advice))
+    return Explanation(previewed, load.requests, promise_of(spec), tuple(pools))
 
 
-def _print(found: Explanation | DocumentErrors, output: str) -> int:
-    if isinstance(found, DocumentErrors):
+def _print(explained: Explanation | DocumentErrors, output: str) -> int:
+    if isinstance(explained, DocumentErrors):
         if output == "json":
-            print(json.dumps(document_errors.as_json(found)))
+            print(json.dumps(document_errors.as_json(explained)))
         else:
-            print(document_errors.as_text(found), end="", file=sys.stderr)
+            print(document_errors.as_text(explained), end="", file=sys.stderr)
         return REFUSED
-    print(json.dumps(explained_json(found)) if output == "json" else explained_text(found))
+    print(json.dumps(explained_json(explained)) if output == "json" else explained_text(explained))
     return 0
 
 

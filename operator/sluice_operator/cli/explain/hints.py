@@ -107,7 +107,7 @@ HINTS: Final = (
 
 def hints(facts: Facts, *, nodes_known: bool) -> Iterator[Hint]:
     """Those that hold. `nodes_known`: a cluster's nodes were looked at."""
-    wanted = facts.spec.pool(facts.pool.role).accelerator
-    if not nodes_known and (warning := unusual_spelling(wanted)):
+    accelerator = facts.spec.pool(facts.pool.role).accelerator
+    if not nodes_known and (warning := unusual_spelling(accelerator)):
         yield Hint("ProductSpelling", lambda _: True, warning)
     yield from (hint for hint in HINTS if hint.holds(facts))

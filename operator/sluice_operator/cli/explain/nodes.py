@@ -55,20 +55,20 @@ def on_accelerator(document: Any, product: str) -> tuple[Any, tuple[Manifest, ..
     if not isinstance(document, Mapping) or not isinstance(document.get("spec"), Mapping):
         return document, ()
     spec = document["spec"]
-    given = spec.get("pools") if isinstance(spec.get("pools"), Mapping) else {}
-    roles = _roles(spec.get("mode") == "Disaggregated", given)
-    pools, labels, offered = dict(given), dict[str, str](), dict[str, str]()
+    pools_given = spec.get("pools") if isinstance(spec.get("pools"), Mapping) else {}
+    roles = _roles(spec.get("mode") == "Disaggregated", pools_given)
+    pools, labels, offered = dict(pools_given), dict[str, str](), dict[str, str]()
     for role in roles:
-        pool = given.get(role.value) or {}
+        pool = pools_given.get(role.value) or {}
         accelerator = {**(pool.get("accelerator") or {}), "product": product}
         pools[role.value] = {**pool, "accelerator": accelerator}
         try:
-            wanted = parse(AcceleratorSpec, accelerator, "spec")
+            spec_accelerator = parse(AcceleratorSpec, accelerator, "spec")
         except InvalidSpecError:
             continue  # the service is refused for it
-        labels[product_label(wanted)] = product
+        labels[product_label(spec_accelerator)] = product
         labels |= (pool.get("template") or {}).get("nodeSelector") or {}
-        offered[resource_name(wanted)] = str(max(EACH_NODE, wanted.count or 1))
+        offered[resource_name(spec_accelerator)] = str(max(EACH_NODE, spec_accelerator.count or 1))
     node = {
         "metadata": {"name": ASSUMED, "labels": labels},
         "status": {"allocatable": offered},
@@ -76,10 +76,10 @@ def on_accelerator(document: Any, product: str) -> tuple[Any, tuple[Manifest, ..
     return {**document, "spec": {**spec, "pools": pools}}, (node,)
 
 
-def _roles(apart: bool, given: Mapping[str, Any]) -> tuple[Role, ...]:
+def _roles(apart: bool, pools: Mapping[str, Any]) -> tuple[Role, ...]:
     """Pools to put on the product: of two where one alone is given, that one, so that the service
     is refused as it stands."""
     if not apart:
         return (Role.MIXED,)
     both = (Role.PREFILL, Role.DECODE)
-    return tuple(role for role in both if given.get(role.value) is not None) or both
+    return tuple(role for role in both if pools.get(role.value) is not None) or both

@@ -65,9 +65,9 @@ def promise_of(spec: InferenceServiceSpec) -> Promise:
     return Promise(ttft_seconds=ttft, itl_seconds=itl, share=share)
 
 
-def ask(asked: Question) -> Answer:
+def ask(about: Question) -> Answer:
     """The simulator's answer; where there is none, `missing` says why."""
-    if asked.accelerator.is_cpu:
+    if about.accelerator.is_cpu:
         return _missing(
             "no figures for CPUs, which differ too much: sluice simulate --cost FILE, with a cost "
             "model fitted to yours"
@@ -77,7 +77,7 @@ def ask(asked: Question) -> Answer:
             "the simulator is not installed; it comes with the extra `simulate`: "
             "in a checkout, scripts/setup or: pip install '.[operator,simulate]'"
         )
-    command, text = [sys.executable, "-m", PROGRAM], asked.model_dump_json(by_alias=True)
+    command, text = [sys.executable, "-m", PROGRAM], about.model_dump_json(by_alias=True)
     try:
         done = subprocess.run(
             command,

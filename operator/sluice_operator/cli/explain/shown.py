@@ -58,7 +58,7 @@ class Explanation:
 
 def explained_json(shown: Explanation) -> Manifest:
     """JSON for programs."""
-    pools = {each.pool.role.value: _pool_json(each) for each in shown.pools}
+    pools = {explained.pool.role.value: _pool_json(explained) for explained in shown.pools}
     head = as_json(shown.preview)
     return {
         "name": head["name"],
@@ -70,17 +70,18 @@ def explained_json(shown: Explanation) -> Manifest:
     }
 
 
-def _pool_json(each: ExplainedPool) -> Manifest:
-    check = each.pool.accelerator.verified
+def _pool_json(explained: ExplainedPool) -> Manifest:
+    check = explained.pool.accelerator.verified
     return {
-        "accelerator": each.pool.accelerator.text,
+        "accelerator": explained.pool.accelerator.text,
         "verified": {"status": check.status, "reason": check.reason, "message": check.message},
-        "settings": settings_status(each.pool.settings),
-        "simulated": each.answer.to_json_dict(),
+        "settings": settings_status(explained.pool.settings),
+        "simulated": explained.answer.to_json_dict(),
         "verdicts": [
-            {"subject": v.subject, "reason": v.reason, "message": v.message} for v in each.verdicts
+            {"subject": v.subject, "reason": v.reason, "message": v.message}
+            for v in explained.verdicts
         ],
-        "hints": [{"name": hint.name, "message": hint.text} for hint in each.hints],
+        "hints": [{"name": hint.name, "message": hint.text} for hint in explained.hints],
     }
 
 
@@ -94,34 +95,34 @@ def _lines(shown: Explanation) -> Iterator[str]:
     assert spec is not None
     yield f"InferenceService {meta['namespace']}/{meta['name']}: mode {spec.mode}"
     yield f"  {spec.model.uri}"
-    for each in shown.pools:
+    for explained in shown.pools:
         yield ""
-        yield f"Pool {each.pool.role}: each engine on {each.pool.accelerator.text}"
-        check = each.pool.accelerator.verified
+        yield f"Pool {explained.pool.role}: each engine on {explained.pool.accelerator.text}"
+        check = explained.pool.accelerator.verified
         yield f"  {check.reason}: {check.message}"
-        yield from table(_sizes(each))
+        yield from table(_sizes(explained))
         yield ""
-        yield from _simulated(shown, each)
-        if each.hints:
+        yield from _simulated(shown, explained)
+        if explained.hints:
             yield from ("", "  Hints:")
-            yield from (f"  - {hint.text}" for hint in each.hints)
+            yield from (f"  - {hint.text}" for hint in explained.hints)
 
 
-def _sizes(each: ExplainedPool) -> Iterator[tuple[str, ...]]:
+def _sizes(explained: ExplainedPool) -> Iterator[tuple[str, ...]]:
     yield ("setting", "value", "source", "from", "why")
-    for key, entry in settings_status(each.pool.settings).items():
+    for key, entry in settings_status(explained.pool.settings).items():
         if key in WHY or entry["source"] == "User":
             value = value_text(entry["value"])
             yield (key, value, entry["source"], entry["from"], WHY.get(key, "as the spec says"))
 
 
-def _simulated(shown: Explanation, each: ExplainedPool) -> Iterator[str]:
-    answer, promise, requests = each.answer, shown.promise, shown.requests
+def _simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
+    answer, promise, requests = explained.answer, shown.promise, shown.requests
     if answer.missing is not None:
         yield f"  Not simulated: {answer.missing}"
         if (spec := shown.preview.plan.spec) is not None:
-            yield from capacity_lines(spec, shown.preview.model, each.pool)
-            yield from running_lines(shown.preview.model, each.pool)
+            yield from capacity_lines(spec, shown.preview.model, explained.pool)
+            yield from running_lines(shown.preview.model, explained.pool)
         return
     yield f"  Simulated, not measured: two engines, each {answer.cost_source}."
     yield (
@@ -132,27 +133,27 @@ def _simulated(shown: Explanation, each: ExplainedPool) -> Iterator[str]:
         f"  first token in {promise.ttft_seconds:g} s, {promise.itl_seconds * 1000:g} ms between "
         f"tokens. KV pool: {answer.kv_pool_tokens:,} tokens an engine."
     )
-    if answer.max_running_requests and "max_running_requests" not in each.pool.settings:
+    if answer.max_running_requests and "max_running_requests" not in explained.pool.settings:
         yield f"  maxRunningRequests: {answer.max_running_requests:,}, {BY_ENGINE}."
     yield from table(_arrangements(answer))
     yield ""
-    for verdict in each.verdicts:
-        yield f"  {verdict.subject}: {_words(verdict)}"
+    for verdict in explained.verdicts:
+        yield f"  {verdict.subject}: {_verdict_text(verdict)}"
 
 
 def _arrangements(answer: Answer) -> Iterator[tuple[str, ...]]:
     yield ("arrangement", "kept up to", "TTFT there", "ITL there")
-    for each in answer.arrangements:
+    for arrangement in answer.arrangements:
         yield (
-            ARRANGED[each.name],
-            f"{rate_text(each.requests_per_second)} req/s"
-            if each.requests_per_second
+            ARRANGED[arrangement.name],
+            f"{rate_text(arrangement.requests_per_second)} req/s"
+            if arrangement.requests_per_second
             else "no rate tried",
-            f"{each.ttft_seconds * 1000:.0f} ms",
-            f"{each.itl_seconds * 1000:.1f} ms",
+            f"{arrangement.ttft_seconds * 1000:.0f} ms",
+            f"{arrangement.itl_seconds * 1000:.1f} ms",
         )
 
 
-def _words(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     begins = {"Pays": "pays", "Costs": "does not pay:", "NoDifference": "makes no difference:"}
     return f"{begins[verdict.reason]} {verdict.message}."

@@ -29,26 +29,34 @@ class Verdict:
 
 def verdicts(answer: Answer) -> tuple[Verdict, ...]:
     """One for each comparison; none where nothing was simulated."""
-    return tuple(_verdicts({each.name: each for each in answer.arrangements}))
+    return tuple(_verdicts({arrangement.name: arrangement for arrangement in answer.arrangements}))
 
 
-def _verdicts(found: dict[ArrangementName, Arrangement]) -> Iterator[Verdict]:
-    if not found:
+def _verdicts(arrangements: dict[ArrangementName, Arrangement]) -> Iterator[Verdict]:
+    if not arrangements:
         return
     yield _verdict(
-        "chunking", "with chunks", found["chunked"], "with whole prompts", found["whole"]
+        "chunking",
+        "with chunks",
+        arrangements["chunked"],
+        "with whole prompts",
+        arrangements["whole"],
     )
     yield _verdict(
-        "mixing", "with decode rows in the steps of prompts", found["mixed"],
-        "with steps of their own", found["chunked"],
+        "mixing", "with decode rows in the steps of prompts", arrangements["mixed"],
+        "with steps of their own", arrangements["chunked"],
     )  # fmt: skip
     yield _verdict(
-        "slo.itlMilliseconds", "with chunks chosen for the promise", found["paced"],
-        "with chunks of one size", found["mixed"],
+        "slo.itlMilliseconds", "with chunks chosen for the promise", arrangements["paced"],
+        "with chunks of one size", arrangements["mixed"],
     )  # fmt: skip
-    best = max(found["paced"], found["mixed"], key=lambda each: each.requests_per_second)
+    best = max(
+        arrangements["paced"],
+        arrangements["mixed"],
+        key=lambda arrangement: arrangement.requests_per_second,
+    )
     yield _verdict(
-        "disaggregation", "with prefill and decode apart", found["apart"],
+        "disaggregation", "with prefill and decode apart", arrangements["apart"],
         "with two mixed engines at their best", best,
     )  # fmt: skip
 

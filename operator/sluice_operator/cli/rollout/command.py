@@ -36,9 +36,9 @@ STATUSES: Final = (
 )
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """The command; see `STATUSES`."""
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(arguments)
     try:
         return asyncio.run(_run(options))
     except (MissingServiceError, NothingToUndoError) as error:
@@ -69,15 +69,15 @@ async def _status(opened: Session, options: argparse.Namespace) -> int:
 
 async def _followed(opened: Session) -> Manifest:
     """The service once its roll-out is done or has stopped; prints each change until then."""
-    told: Progress | None = None
+    printed: Progress | None = None
     async with aclosing(opened.states()) as states:
         async for service in states:
             progress = progress_of(service)
             if progress.state != "Waiting":
                 return service
-            if progress != told:
+            if progress != printed:
                 print(progress.line, flush=True)
-                told = progress
+                printed = progress
     raise AssertionError("states have no end")
 
 
@@ -88,26 +88,26 @@ async def _history(opened: Session, options: argparse.Namespace) -> int:
 
 async def _undo(opened: Session, options: argparse.Namespace) -> int:
     service = await opened.service()
-    found = target(service, await opened.revisions(), options.to_revision)
-    spec = undone(service["spec"], recorded_spec(found))
-    told = f"{options.name}: back to the spec of revision {found['revision']}"
-    return await _edit(opened, service, spec, told, is_preview=options.dry_run)
+    revision = target(service, await opened.revisions(), options.to_revision)
+    spec = undone(service["spec"], recorded_spec(revision))
+    message = f"{options.name}: back to the spec of revision {revision['revision']}"
+    return await _edit(opened, service, spec, message, is_preview=options.dry_run)
 
 
 async def _restart(opened: Session, options: argparse.Namespace) -> int:
     service = await opened.service()
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    spec, told = restarted(service["spec"], now), f"{options.name}: restarted"
-    return await _edit(opened, service, spec, told, is_preview=options.dry_run)
+    spec, message = restarted(service["spec"], now), f"{options.name}: restarted"
+    return await _edit(opened, service, spec, message, is_preview=options.dry_run)
 
 
 async def _edit(
-    opened: Session, service: Manifest, spec: Manifest, told: str, *, is_preview: bool
+    opened: Session, service: Manifest, spec: Manifest, message: str, *, is_preview: bool
 ) -> int:
     print(changes(service["spec"], spec), end="")
     if not is_preview:
         await opened.edit(service, spec)
-    print(f"{told} (dry run)" if is_preview else told)
+    print(f"{message} (dry run)" if is_preview else message)
     if tool := puts_back(service):
         text = f"{tool} applies {opened.name} and puts its own spec back: change it there as well"
         print(f"sluice rollout: {text}", file=sys.stderr)

@@ -38,9 +38,9 @@ def progress_of(service: Manifest) -> Progress:
     if updated["status"] == "True":
         return Progress("Done", updated["reason"], updated["message"])
     for kind in (STALLED, PROGRESSING):
-        found = find(status, kind) or {}
-        if _has_stopped(kind, found):
-            return Progress("Stopped", found["reason"], found["message"])
+        condition = find(status, kind) or {}
+        if _has_stopped(kind, condition):
+            return Progress("Stopped", condition["reason"], condition["message"])
     return Progress("Waiting", updated["reason"], updated["message"])
 
 
@@ -62,8 +62,8 @@ def as_text(service: Manifest, pools: Iterable[Manifest]) -> str:
 
 
 def _rows(pools: Iterable[Manifest]) -> Iterator[tuple[str, ...]]:
-    for pool in sorted(pools, key=lambda each: str(each["metadata"]["name"])):
-        for each in (pool.get("status") or {}).get("revisions") or ():
-            age = "wanted" if each["current"] else "former"
-            counts = str(each["replicas"]), str(each["ready"])
-            yield (pool["spec"]["role"], each["name"], age, *counts)
+    for pool in sorted(pools, key=lambda item: str(item["metadata"]["name"])):
+        for revision in (pool.get("status") or {}).get("revisions") or ():
+            age = "wanted" if revision["current"] else "former"
+            counts = str(revision["replicas"]), str(revision["ready"])
+            yield (pool["spec"]["role"], revision["name"], age, *counts)

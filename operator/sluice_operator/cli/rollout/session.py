@@ -49,10 +49,10 @@ class Session:
         Raises:
             MissingServiceError: there is none.
         """
-        found = await self._client.get(INFERENCE_SERVICE, self.namespace, self.name)
-        if found is None:
+        service = await self._client.get(INFERENCE_SERVICE, self.namespace, self.name)
+        if service is None:
             raise self._missing()
-        return found
+        return service
 
     async def pools(self) -> tuple[Manifest, ...]:
         """Its EnginePools."""
@@ -71,10 +71,10 @@ class Session:
     async def states(self) -> AsyncGenerator[Manifest, None]:
         """The InferenceService as it is, and again with each change, without an end."""
         while True:
-            found = await self.service()
-            yield found
+            service = await self.service()
+            yield service
             try:
-                async for line in self._connection.lines(self._watch(found)):
+                async for line in self._connection.lines(self._watch(service)):
                     event = json.loads(line)
                     if event["type"] == "DELETED":
                         raise self._missing()
@@ -89,11 +89,11 @@ class Session:
     def _selector(self) -> str:
         return f"{labels.SERVICE}={self.name}"
 
-    def _watch(self, found: Manifest) -> Request:
+    def _watch(self, service: Manifest) -> Request:
         query = {
             "watch": "true",
             "fieldSelector": f"metadata.name={self.name}",
-            "resourceVersion": found["metadata"]["resourceVersion"],
+            "resourceVersion": service["metadata"]["resourceVersion"],
         }
         return Request("GET", path(INFERENCE_SERVICE, self.namespace), query)
 

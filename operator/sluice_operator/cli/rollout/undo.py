@@ -52,14 +52,14 @@ def target(service: Manifest, revisions: tuple[Manifest, ...], number: int | Non
     Raises:
         NothingToUndoError: it is not there.
     """
-    known, now = by_number(revisions), spec_hash(spec_with_commit(service))
+    recorded, now = by_number(revisions), spec_hash(spec_with_commit(service))
     if number is not None:
-        found = [item for item in known if item["revision"] == number]
-        allowed = ", ".join(str(item["revision"]) for item in known) or "none is recorded"
-        if not found:
+        matching = [item for item in recorded if item["revision"] == number]
+        allowed = ", ".join(str(item["revision"]) for item in recorded) or "none is recorded"
+        if not matching:
             raise NothingToUndoError(f"--to-revision: {number} is not there; allowed: {allowed}")
-        return found[0]
-    former = [item for item in known if spec_hash(recorded_spec(item)) != now]
+        return matching[0]
+    former = [item for item in recorded if spec_hash(recorded_spec(item)) != now]
     if not former:
         text = "no former spec of this service is recorded: only what was complete once is"
         raise NothingToUndoError(text)
@@ -68,59 +68,59 @@ def target(service: Manifest, revisions: tuple[Manifest, ...], number: int | Non
 
 def undone(spec: Manifest, former: Manifest) -> Manifest:
     """`former` with the numbers of `spec`, but its own for parts that `spec` has not."""
-    found = copy.deepcopy(former)
-    _take(found, spec, "paused")
-    _take_scaling(found, spec)
-    _add_left_out(found, spec, pools=not divides_budget(former))
-    _take_numbers(found, spec)
-    if ADAPTERS in found.get("model", {}) and ADAPTERS in spec.get("model", {}):
-        _take(found["model"], spec["model"], ADAPTERS)
-        _add_hub(found["model"], spec["model"])
-    rollout = found.setdefault("rollout", {})
+    restored = copy.deepcopy(former)
+    _take(restored, spec, "paused")
+    _take_scaling(restored, spec)
+    _add_left_out(restored, spec, pools=not divides_budget(former))
+    _take_numbers(restored, spec)
+    if ADAPTERS in restored.get("model", {}) and ADAPTERS in spec.get("model", {}):
+        _take(restored["model"], spec["model"], ADAPTERS)
+        _add_hub(restored["model"], spec["model"])
+    rollout = restored.setdefault("rollout", {})
     for key in MANNER:
         _take(rollout, spec.get("rollout") or {}, key)
     if not rollout:
-        del found["rollout"]
-    return found
+        del restored["rollout"]
+    return restored
 
 
-def _add_hub(found: Manifest, spec: Manifest) -> None:
+def _add_hub(model: Manifest, spec: Manifest) -> None:
     """What adapters of a hub need, where the former model had no hub."""
-    if any(str(each.get("uri", "")).startswith(f"{HUB}://") for each in found[ADAPTERS]):
+    if any(str(adapter.get("uri", "")).startswith(f"{HUB}://") for adapter in model[ADAPTERS]):
         for key in (CACHE, *OF_HUBS):
             if key in spec:
-                found.setdefault(key, spec[key])
+                model.setdefault(key, spec[key])
 
 
-def _take_scaling(found: Manifest, spec: Manifest) -> None:
+def _take_scaling(restored: Manifest, spec: Manifest) -> None:
     """`spec.autoscaling` as it is now, but for what an engine of a divided budget has."""
-    former, now = found.get("autoscaling") or {}, spec.get("autoscaling") or {}
-    if divides_budget(found) and "gpuBudget" not in now:
+    former, now = restored.get("autoscaling") or {}, spec.get("autoscaling") or {}
+    if divides_budget(restored) and "gpuBudget" not in now:
         return  # without a budget there is nothing to divide
-    _take(found, spec, "autoscaling")
+    _take(restored, spec, "autoscaling")
     if ACCELERATOR in former or ACCELERATOR in now:
-        found["autoscaling"] = copy.deepcopy(now)
-        _take(found["autoscaling"], former, ACCELERATOR)
+        restored["autoscaling"] = copy.deepcopy(now)
+        _take(restored["autoscaling"], former, ACCELERATOR)
 
 
-def _add_left_out(found: Manifest, spec: Manifest, *, pools: bool) -> None:
+def _add_left_out(restored: Manifest, spec: Manifest, *, pools: bool) -> None:
     """A section of routers, and `pools`, that have numbers now and were left out before."""
     now = spec.get("pools") or {}
     numbered = any(key in pool for pool in now.values() for key in NUMBERS)
-    if pools and numbered and found.get("mode", MIXED) == spec.get("mode", MIXED):
-        found["pools"] = {role: {} for role in now} | (found.get("pools") or {})
+    if pools and numbered and restored.get("mode", MIXED) == spec.get("mode", MIXED):
+        restored["pools"] = {role: {} for role in now} | (restored.get("pools") or {})
     if "replicas" in (spec.get("router") or {}):
-        found.setdefault("router", {})
+        restored.setdefault("router", {})
 
 
-def _take_numbers(found: Manifest, spec: Manifest) -> None:
+def _take_numbers(restored: Manifest, spec: Manifest) -> None:
     """How many engines and routers there are now."""
-    for role, pool in (found.get("pools") or {}).items():
+    for role, pool in (restored.get("pools") or {}).items():
         if (now := (spec.get("pools") or {}).get(role)) is not None:
             for key in NUMBERS:
                 _take(pool, now, key)
-    if "router" in found and "router" in spec:
-        _take(found["router"], spec["router"], "replicas")
+    if "router" in restored and "router" in spec:
+        _take(restored["router"], spec["router"], "replicas")
 
 
 def restarted(spec: Manifest, now: str) -> Manifest:
@@ -130,7 +130,9 @@ def restarted(spec: Manifest, now: str) -> Manifest:
 
 def changes(before: Manifest, after: Manifest) -> str:
     """What differs, as a diff of YAML; empty where nothing does."""
-    old, new = (to_yaml(_sorted(each)).splitlines(keepends=True) for each in (before, after))
+    old, new = (
+        to_yaml(_sorted(manifest)).splitlines(keepends=True) for manifest in (before, after)
+    )
     return "".join(difflib.unified_diff(old, new, "spec now", "spec after", n=2))
 
 
@@ -156,14 +158,14 @@ def _rows(service: Manifest, revisions: tuple[Manifest, ...]) -> Iterator[tuple[
         yield str(item["revision"]), made, uri, "now" if spec_hash(spec) == now else ""
 
 
-def _take(found: Manifest, now: Manifest, key: str) -> None:
-    found.pop(key, None)
+def _take(restored: Manifest, now: Manifest, key: str) -> None:
+    restored.pop(key, None)
     if key in now:
-        found[key] = now[key]
+        restored[key] = now[key]
 
 
 def _sorted(value: Any) -> Any:
     """With the keys of every mapping in order, so that one that moved is no difference."""
     if isinstance(value, Mapping):
         return {key: _sorted(value[key]) for key in sorted(value)}
-    return [_sorted(each) for each in value] if isinstance(value, list) else value
+    return [_sorted(item) for item in value] if isinstance(value, list) else value

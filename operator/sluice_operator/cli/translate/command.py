@@ -16,7 +16,7 @@ from sluice_operator.kube.kinds import INFERENCE_SERVICE
 REFUSED = 1
 
 
-def run(words: Sequence[str]) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Prints an InferenceService, explained by comments. 1: a flag cannot be translated."""
     parser = argparse.ArgumentParser(
         prog="sluice translate",
@@ -28,26 +28,26 @@ def run(words: Sequence[str]) -> int:
         "--strict", action="store_true", help="refuse unknown flags instead of leaving them out"
     )
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="after --, as the engine has them")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     flags = options.flags[1:] if options.flags[:1] == ["--"] else options.flags
     try:
-        found = translate(options.engine, flags, strict=options.strict)
+        translation = translate(options.engine, flags, strict=options.strict)
     except UntranslatableError as error:
         for line in str(error).splitlines():
             print(f"{options.engine} {line}", file=sys.stderr)
         return REFUSED
-    for line in found.lines:
+    for line in translation.lines:
         print(f"# {line}")
     kind = {"apiVersion": INFERENCE_SERVICE.api_version, "kind": INFERENCE_SERVICE.kind}
-    metadata = {"name": _name(found.spec.get("model", {}))}
-    print(to_yaml({**kind, "metadata": metadata, "spec": found.spec}), end="")
-    for note in found.notes:
+    metadata = {"name": _name(translation.spec.get("model", {}))}
+    print(to_yaml({**kind, "metadata": metadata, "spec": translation.spec}), end="")
+    for note in translation.notes:
         print(f"note: {note}", file=sys.stderr)
     return 0
 
 
 def _name(model: Mapping[str, Any]) -> str:
     """A name for the service, after its model."""
-    words = (model.get("name") or model.get("uri") or "").rstrip("/").rpartition("/")[2]
-    name = re.sub(r"[^a-z0-9]+", "-", words.lower()).lstrip("-0123456789")
+    model_name = (model.get("name") or model.get("uri") or "").rstrip("/").rpartition("/")[2]
+    name = re.sub(r"[^a-z0-9]+", "-", model_name.lower()).lstrip("-0123456789")
     return name[:MAX_NAME].rstrip("-") or "model"

@@ -13,7 +13,7 @@ from sluice_operator.cli.translate.values import (
     fraction,
     model_uri,
     number,
-    words,
+    text_value,
 )
 
 
@@ -27,7 +27,7 @@ class Flag:
     """Our setting, below `spec`; empty: there is nothing to set."""
     says: str = ""
     """What the setting means here, or why there is none."""
-    convert: Convert | None = words
+    convert: Convert | None = text_value
     """None: the flag takes no value."""
     value: Any = None
     """Ours, of a flag that takes none."""
@@ -47,8 +47,8 @@ def needless(*names: str, says: str) -> Flag:
 
 MEANINGS: Final[Mapping[str, tuple[str, Convert]]] = {
     "model.uri": ("where the weights are", model_uri),
-    "model.name": ("the name in the OpenAI API", words),
-    "model.revision": ("branch, tag or commit of a hub model", words),
+    "model.name": ("the name in the OpenAI API", text_value),
+    "model.revision": ("branch, tag or commit of a hub model", text_value),
     "engine.dtype": ("type of weights and activations", DTYPES),
     "engine.kvCacheDtype": ("type of the KV cache", KV_DTYPES),
     "engine.contextLength": ("most tokens of prompt and answer together", number),

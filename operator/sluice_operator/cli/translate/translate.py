@@ -54,19 +54,19 @@ def translate(engine: str, arguments: Sequence[str], *, strict: bool = False) ->
     Raises:
         UntranslatableError: a value is not understood, or a flag is unknown and `strict` is set.
     """
-    known = {name: flag for flag in ENGINES[engine] for name in flag.names}
+    flags = {name: flag for flag in ENGINES[engine] for name in flag.names}
     spec: dict[str, Any] = {}
     lines: list[str] = []
     left_out: list[str] = []
     errors: list[str] = []
-    for name, text in _flags(_without_command(engine, arguments), known):
+    for name, text in _flags(_without_command(engine, arguments), flags):
         try:
-            if name in known:
-                lines.append(_carry_out(name, text, known[name], spec))
+            if name in flags:
+                lines.append(_carry_out(name, text, flags[name], spec))
             elif strict:
-                errors.append(f"--{name}: is not known here{_did_you_mean(name, known)}")
+                errors.append(f"--{name}: is not known here{_did_you_mean(name, flags)}")
             else:
-                left_out.append(_left_out(name, text, known))
+                left_out.append(_left_out(name, text, flags))
                 lines.append(left_out[-1])
         except ValueError as error:
             errors.append(f"--{name}: {error}")
@@ -79,39 +79,43 @@ def translate(engine: str, arguments: Sequence[str], *, strict: bool = False) ->
 
 def _without_command(engine: str, arguments: Sequence[str]) -> list[str]:
     """The flags alone, of a line that starts the engine."""
-    words = list(arguments)
-    while words and _STARTS[engine].fullmatch(words[0]):
-        words.pop(0)
-    return words
+    remaining = list(arguments)
+    while remaining and _STARTS[engine].fullmatch(remaining[0]):
+        remaining.pop(0)
+    return remaining
 
 
-def _flags(arguments: Sequence[str], known: Mapping[str, Flag]) -> Iterator[tuple[str, str | None]]:
+def _flags(arguments: Sequence[str], flags: Mapping[str, Flag]) -> Iterator[tuple[str, str | None]]:
     """Name and value of each flag; a word by itself is the model. What follows an unknown flag and
     is no flag is taken for its value."""
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
+    remaining = list(arguments)
+    while remaining:
+        word = remaining.pop(0)
         if not word.startswith("-"):
             yield "model", word
             continue
         name, equals, text = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
-        flag = known.get(name)
-        takes = flag.convert is not None if flag else bool(words) and not words[0].startswith("-")
+        flag = flags.get(name)
+        takes = (
+            flag.convert is not None
+            if flag
+            else bool(remaining) and not remaining[0].startswith("-")
+        )
         if equals:
             yield name, text
-        elif takes and words and (flag is None or not words[0].startswith("--")):
-            yield name, words.pop(0)
+        elif takes and remaining and (flag is None or not remaining[0].startswith("--")):
+            yield name, remaining.pop(0)
         else:
             yield name, None
 
 
-def _left_out(name: str, text: str | None, known: Iterable[str]) -> str:
-    return f"{_shown(name, text)}: left out, not known here{_did_you_mean(name, known)}"
+def _left_out(name: str, text: str | None, flags: Iterable[str]) -> str:
+    return f"{_shown(name, text)}: left out, not known here{_did_you_mean(name, flags)}"
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
+def _did_you_mean(name: str, flags: Iterable[str]) -> str:
+    near = get_close_matches(name, flags, n=1, cutoff=0.7)
     return f"; did you mean --{near[0]}?" if near else ""
 
 
@@ -133,8 +137,8 @@ def _carry_out(name: str, text: str | None, flag: Flag, spec: dict[str, Any]) ->
             value = flag.convert(text)
         except ValueError as error:
             raise ValueError(f"{text!r} is not allowed; allowed: {error}") from None
-    for path, asked in ((flag.path, value), *flag.also.items()):
-        _put(spec, path, asked)
+    for path, setting in ((flag.path, value), *flag.also.items()):
+        _put(spec, path, setting)
     return f"{_shown(name, text)} is {flag.path}: {_yaml(value)} ({flag.says})"
 
 

@@ -14,9 +14,9 @@ _FACTORS: Final = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
 
 def number(text: str) -> int:
     """An integer, also with k, K, m or M behind it (thousands or 1,024s)."""
-    if not (found := re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmM]?)", text)):
+    if not (match := re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmM]?)", text)):
         raise ValueError("a whole number")
-    value = float(found[1]) * _FACTORS[found[2]]
+    value = float(match[1]) * _FACTORS[match[2]]
     if value != int(value):
         raise ValueError("a whole number")
     return int(value)
@@ -30,7 +30,7 @@ def fraction(text: str) -> float:
         raise ValueError("a number") from None
 
 
-def words(text: str) -> str:
+def text_value(text: str) -> str:
     """The text itself."""
     return text
 

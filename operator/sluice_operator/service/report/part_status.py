@@ -111,7 +111,7 @@ def router_part(
     """How the routers are doing; `waiting`, as long as the Deployment is not the desired one."""
     router_pods = tuple(pods)
     updated = _router_updated(desired, live, router_pods, waiting)
-    ready = answering(*_ready_of_asked(desired, router_pods), "routers", updated)
+    ready = answering(*_ready_and_desired(desired, router_pods), "routers", updated)
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
     hopeless = troubled and given_up(progress(desired, live), router_pods)
     return Part(ready, updated, hopeless)
@@ -120,7 +120,7 @@ def router_part(
 def _router_updated(
     desired: Manifest, live: Manifest | None, pods: tuple[Manifest, ...], waiting: Check
 ) -> Check:
-    reached, ready, replicas = progress(desired, live), *_ready_of_asked(desired, pods)
+    reached, ready, replicas = progress(desired, live), *_ready_and_desired(desired, pods)
     count = f"{ready} of {replicas} routers ready"
     if not reached.applied:
         return prefixed(waiting, count)
@@ -129,7 +129,7 @@ def _router_updated(
     return shortfall(reached, pods, count)
 
 
-def _ready_of_asked(desired: Manifest, pods: Iterable[Manifest]) -> tuple[int, int]:
+def _ready_and_desired(desired: Manifest, pods: Iterable[Manifest]) -> tuple[int, int]:
     return sum(map(is_ready, pods)), desired["spec"]["replicas"]
 
 

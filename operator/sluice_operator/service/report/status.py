@@ -99,9 +99,9 @@ def service_status(
     if plan.spec is None:
         assert obstacle is not None
         serves = any(map(engines_ready, of_kind(observed.children, ENGINE_POOL)))
-        known = before if serves else {}
-        facts = {key: known[key] for key in ("mode", "url", "pools", "resolved") if key in known}
-        checks = _unplanned(plan, obstacle, known)
+        former = before if serves else {}
+        facts = {key: former[key] for key in ("mode", "url", "pools", "resolved") if key in former}
+        checks = _unplanned(plan, obstacle, former)
     else:
         facts = _facts(observed.service, observed.children, plan, plan.spec)
         front = Identity(SERVICE.kind, observed.service["metadata"]["name"])
@@ -209,11 +209,11 @@ def _obstacle(
     return replace(why, message=text)
 
 
-def _unplanned(plan: ServicePlan, why: Check, known: Manifest) -> dict[str, Check]:
+def _unplanned(plan: ServicePlan, why: Check, former: Manifest) -> dict[str, Check]:
     """The checks where nothing is planned; `known`: the last status, if engines are ready."""
     kept = {
         condition["type"]: Check(condition["status"], condition["reason"], condition["message"])
-        for condition in known.get("conditions") or ()
+        for condition in former.get("conditions") or ()
     }
     stalls = plan.refusal is not None or why.reason in reasons.STALLING
     stalled = replace(why, status="True") if stalls else not_stalled({UPDATED: why})

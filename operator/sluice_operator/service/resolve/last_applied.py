@@ -62,7 +62,7 @@ def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec 
         taken = (*_NUMBERS, *_NOT_IN_HISTORY)
     if not spec:
         return None
-    parts = tuple(_given(service.get("spec") or {}, taken))
+    parts = tuple(_set_parts(service.get("spec") or {}, taken))
     if (taken_whole := _read(spec, parts)) is not None:
         return taken_whole
     valid: tuple[SpecPart, ...] = ()
@@ -72,14 +72,14 @@ def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec 
     return _read(spec, valid)
 
 
-def _given(spec: Manifest, parts: Iterable[SpecPart]) -> Iterator[SpecPart]:
+def _set_parts(spec: Manifest, parts: Iterable[SpecPart]) -> Iterator[SpecPart]:
     """Those of `parts` of which `spec` says anything."""
     for part in parts:
         section: Any = spec
         for key in part.section:
             section = section.get(key) if isinstance(section, dict) else None
-        known = section if isinstance(section, dict) else {}
-        if values := {key: known[key] for key in part.fields if key in known}:
+        values_set = section if isinstance(section, dict) else {}
+        if values := {key: values_set[key] for key in part.fields if key in values_set}:
             yield part._replace(values=values)
 
 

@@ -61,9 +61,9 @@ class Pin(NamedTuple):
 def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     """Hash of all that a service says of the engines of a pool."""
     numbers = {"replicas", "autoscaling"}
-    pool = {k: v for k, v in _given(spec.pool(role)).items() if k not in numbers}
-    model = {k: v for k, v in _given(spec.model).items() if k != "adapters"}
-    parts = {"model": model, "engine": _given(spec.engine), "slo": _given(spec.slo)}
+    pool = {k: v for k, v in _set_fields(spec.pool(role)).items() if k not in numbers}
+    model = {k: v for k, v in _set_fields(spec.model).items() if k != "adapters"}
+    parts = {"model": model, "engine": _set_fields(spec.engine), "slo": _set_fields(spec.slo)}
     if spec.model.adapters is not None:  # which there are is no matter of a pod
         parts["adapters"] = {"claims": adapter_claims(spec.model)}
     if spec.tracing is not None:
@@ -74,11 +74,11 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
 
 def router_inputs(spec: InferenceServiceSpec) -> str:
     """Hash of all that a service says of its routers."""
-    router = {k: v for k, v in _given(spec.router).items() if k not in _NOT_THE_PODS}
+    router = {k: v for k, v in _set_fields(spec.router).items() if k not in _NOT_THE_PODS}
     drains = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
     drain = max(drains, default=None)
     parts = {"router": router, "drainSeconds": drain, "mode": spec.mode}
-    traced = {"tracing": _given(spec.tracing)} if spec.tracing is not None else {}
+    traced = {"tracing": _set_fields(spec.tracing)} if spec.tracing is not None else {}
     wait = spec.wait_for_engine_seconds
     waits = {} if wait is None else {"waitForEngineSeconds": wait}
     return _hash(spec, parts | traced | waits)
@@ -150,7 +150,7 @@ def _hash(spec: InferenceServiceSpec, parts: Mapping[str, Any]) -> str:
     return digest({key: value for key, value in {**parts, "upgrade": upgrade}.items() if value})
 
 
-def _given(part: BaseModel | None) -> Manifest:
+def _set_fields(part: BaseModel | None) -> Manifest:
     """What was said, without defaults, which a release may add to."""
     if part is None:
         return {}

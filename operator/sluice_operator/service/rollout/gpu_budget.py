@@ -66,7 +66,7 @@ class Budget:
     pod_surges: Mapping[Role, int] = field(default_factory=dict)
     """Engines that may come beside the others already, where pods are being replaced."""
     former_gpus: int = 0
-    """Held by engines of another mode: until the wanted pools serve, and these have drained."""
+    """Held by engines of another mode: until the desired pools serve, and these have drained."""
 
     @property
     def left(self) -> int:
@@ -161,7 +161,7 @@ def pod_surges(
     surges = {}
     for pool in pools:
         gpus, is_replaced = budget.engine_gpus[pool.role], pool.role in replaced
-        if budget.pod_surges.get(pool.role) and (is_replaced or not pool.wanted.settled):
+        if budget.pod_surges.get(pool.role) and (is_replaced or not pool.desired.settled):
             surges[pool.role] = 1
         elif is_replaced and 2 * gpus <= left:
             surges[pool.role] = 1

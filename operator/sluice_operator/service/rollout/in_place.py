@@ -1,16 +1,15 @@
-"""Roll-outs without room for a surge: an engine of a former revision ends before one of the wanted
+"""Roll-outs without room for a surge: an engine of a former revision ends before one of the desired
 revision starts, so that no pool ever has more engines than it is asked for.
 
-Pure. Knows counts, as `surge` does. Of each pool one engine at a time is replaced, of all pools
-together; the next ones end when the new ones are ready. Where the revisions of two pools work only
-with their own kind, a pool whose last former engine ends takes those of the others along, which
-would serve nobody.
+Pure. Of each pool one engine at a time is replaced, of all pools together; the next ones end when
+the new ones are ready. Where the revisions of two pools work only with their own kind, a pool whose
+last former engine ends takes those of the others along, which would serve nobody.
 
 New engines that do not come up stop the roll-out, and the former ones that are left serve on. Where
 none of use is ready within their deadline, they give their place back. A pool that gets smaller
 keeps former engines before new ones that have failed. Its last former one ends only when a new one
 is ready; or, of a pool of one engine, to try a revision for the first time. The Deployments that
-were complete last stay, without engines, until the wanted revision serves.
+were complete last stay, without engines, until the desired revision serves.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Pools = tuple[PoolState, ...]
 
 def plan_in_place(pools: Pools, stable: Revisions) -> Rollout:
     """The plan for all pools; `stable`: the set that was complete last, as noted in status."""
-    wanted = {pool.role: pool.wanted.name for pool in pools}
+    desired = {pool.role: pool.desired.name for pool in pools}
     former: Former = {pool.role: _kept(pool, pools, stable) for pool in pools}
     is_held = False
     if all(_has_come_up(pool, former[pool.role]) for pool in pools):
@@ -58,7 +57,7 @@ def plan_in_place(pools: Pools, stable: Revisions) -> Rollout:
         if (last := _stable_of(pool, stable)) and not done:
             shares[pool.role].setdefault(last.name, 0)
     reason, message = _reason(pools, former, is_held=is_held)
-    return Rollout(shares, wanted if done else stable, reason, message)
+    return Rollout(shares, desired if done else stable, reason, message)
 
 
 def _former(pool: PoolState) -> tuple[Revision, ...]:
@@ -81,15 +80,15 @@ def _may_have_failed(revision: Revision) -> bool:
 
 def _kept(pool: PoolState, pools: Pools, stable: Revisions) -> int:
     """Former engines that stay before one more is replaced. Of a pool that gets smaller these are
-    those for which no ready engine of the wanted revision is there, and all that serve. All are
-    those that were complete last, where wanted ones were tried, and none of use is ready: within
+    those for which no ready engine of the desired revision is there, and all that serve. All are
+    those that were complete last, where desired ones were tried, and none of use is ready: within
     their deadline, or before the pool had no engines."""
     engines = sum(map(_planned, _former(pool)))
-    is_of_use = _work_together(pools) or all(p.wanted.ready for p in pools if p.replicas)
-    ready = pool.wanted.ready if is_of_use else 0
-    has_failed = any(p.wanted.is_late for p in (pools if not is_of_use else (pool,)))
-    has_slept = not (engines or _planned(pool.wanted) or pool.wanted.ready)
-    is_tried = _stable_of(pool, stable) is not None and _may_have_failed(pool.wanted)
+    is_of_use = _work_together(pools) or all(p.desired.ready for p in pools if p.replicas)
+    ready = pool.desired.ready if is_of_use else 0
+    has_failed = any(p.desired.is_late for p in (pools if not is_of_use else (pool,)))
+    has_slept = not (engines or _planned(pool.desired) or pool.desired.ready)
+    is_tried = _stable_of(pool, stable) is not None and _may_have_failed(pool.desired)
     if is_tried and not ready and (has_failed or has_slept):
         return pool.replicas
     serving = sum(
@@ -104,7 +103,7 @@ def _partners(fingerprint: str, pools: Pools) -> int:
     """Ready engines with this fingerprint in the pool that has fewest of them."""
     return min(
         (
-            sum(r.ready for r in (pool.wanted, *_former(pool)) if r.fingerprint == fingerprint)
+            sum(r.ready for r in (pool.desired, *_former(pool)) if r.fingerprint == fingerprint)
             for pool in pools
             if pool.replicas
         ),
@@ -113,8 +112,8 @@ def _partners(fingerprint: str, pools: Pools) -> int:
 
 
 def _has_come_up(pool: PoolState, former: int) -> bool:
-    """Whether all engines that may be there of the wanted revision are, and are ready."""
-    return pool.wanted.ready >= pool.replicas - former
+    """Whether all engines that may be there of the desired revision are, and are ready."""
+    return pool.desired.ready >= pool.replicas - former
 
 
 def _next(pools: Pools, former: Former) -> Former:
@@ -134,7 +133,7 @@ def _next(pools: Pools, former: Former) -> Former:
 def _may_end(pool: PoolState, former: Former, after: Former, stable: Revisions) -> bool:
     """Whether as many former engines of a pool may end: for engines that are ready; for a revision
     that was not tried; beside others for one that starts; or if they have never served."""
-    new, left = pool.wanted, after[pool.role]
+    new, left = pool.desired, after[pool.role]
     if left == former[pool.role] or new.ready or not _may_have_failed(new):
         return True
     if left and _planned(new) and not new.stopped:
@@ -143,23 +142,23 @@ def _may_end(pool: PoolState, former: Former, after: Former, stable: Revisions) 
 
 
 def _work_together(pools: Pools) -> bool:
-    """Whether former engines of each pool work with wanted ones of the others."""
-    return len({r.fingerprint for pool in pools for r in (pool.wanted, *_former(pool))}) == 1
+    """Whether former engines of each pool work with desired ones of the others."""
+    return len({r.fingerprint for pool in pools for r in (pool.desired, *_former(pool))}) == 1
 
 
 def _is_replaced(pools: Pools, former: Former, stable: Revisions) -> bool:
-    """Whether the wanted revisions are as good as the former ones, of which no engine is left: they
-    serve; while the service sleeps they did, or nothing is known of others."""
+    """Whether no former engine is left and the desired revisions serve. While the service sleeps:
+    whether they served, or no other revision is recorded."""
     if any(former.values()):
         return False
     awake = [pool for pool in pools if pool.replicas]
-    if all(pool.wanted.ready for pool in awake or pools):
+    if all(pool.desired.ready for pool in awake or pools):
         return True
     return not awake and not any(_stable_of(pool, stable) for pool in pools)
 
 
 def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Shares:
-    """The wanted revision gets what the former ones leave; of these the ready engines that have
+    """The desired revision gets what the former ones leave; of these the ready engines that have
     partners are kept longest, then those of the revision that was complete last."""
 
     def worth(revision: Revision) -> tuple[bool, bool, int, str, str]:
@@ -167,7 +166,7 @@ def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Sh
         return partners > 0, is_stable, partners, revision.fingerprint, revision.name
 
     last = stable.get(pool.role, "")
-    shares, left = {pool.wanted.name: pool.replicas - former}, former
+    shares, left = {pool.desired.name: pool.replicas - former}, former
     revisions = sorted(_former(pool), key=worth, reverse=True)
     ready = [(revision, min(revision.ready, _planned(revision))) for revision in revisions]
     for revision, limit in (*ready, *((revision, _planned(revision)) for revision in revisions)):

@@ -1,8 +1,8 @@
-"""From one mode to another: what serves in the former mode stays until the pools of the wanted one
+"""From one mode to another: what serves in the former mode stays until the pools of the desired one
 are complete and serve, and no router uses it any more.
 
 Pure, and without memory: which of both the routers use is read from what they mount, and where that
-is lost from the service's status. First the wanted pools come up beside the former ones, then the
+is lost from the service's status. First the desired pools come up beside the former ones, then the
 routers are replaced, then the former go. A pool that its scaling has at 0 engines has not come up
 while former engines serve.
 """
@@ -56,10 +56,10 @@ NO_FORMER: Final = Former()
 def are_awaited(
     children: Children,
     spec: InferenceServiceSpec,
-    wanted: Iterable[PoolState],
+    desired: Iterable[PoolState],
     former: tuple[Manifest, ...],
 ) -> bool:
-    """Whether one of the `wanted` pools is not there yet with all its engines, or has not reported
+    """Whether one of the `desired` pools is not there yet with all its engines, or has not reported
     any (its status, of which Ready is made, comes after that of its Deployment), while there are
     `former` ones."""
     if not former:
@@ -75,26 +75,26 @@ def are_awaited(
         return bool(reported.get(pool.role))
 
     return not all(
-        pool.wanted.settled and pool.wanted.replicas == pool.replicas and is_there(pool)
-        for pool in wanted
+        pool.desired.settled and pool.desired.replicas == pool.replicas and is_there(pool)
+        for pool in desired
     )
 
 
 def plan_former(
     observed: ServiceObserved,
-    wanted: Iterable[PoolState],
+    desired: Iterable[PoolState],
     former: tuple[Manifest, ...],
     router: PlannedRouter,
 ) -> Former:
     """Which of the `former` pools stay, beside the routers as they are planned: all, until routers
-    run that know the `wanted` pools alone, and each of these that has engines has a ready one."""
+    run that know the `desired` pools alone, and each of these that has engines has a ready one."""
     if router.is_former:
         return Former(former, is_served=True)
     planned = config_map_of_pod(router.deployment["spec"]["template"]["spec"])
     running = (pod for pod in observed.pods if not is_finished(pod))
     in_use = {config_map_of_pod(pod["spec"]) for pod in running}
     has_moved = in_use == {planned}
-    serves = all(pool.wanted.ready or not pool.replicas for pool in wanted)
+    serves = all(pool.desired.ready or not pool.replicas for pool in desired)
     noted = stable_revisions(observed.service, observed.children).keys()
     was_complete = any(pool["spec"]["role"] in noted for pool in former)
     is_left = serves or not (was_complete or _have_ready_engine(observed.children, former))

@@ -69,7 +69,7 @@ def _fingerprint(file: Mapping[str, Any]) -> KvFingerprint:
 
 def paired(pools: Iterable[Manifest], children: tuple[Manifest, ...], updated: Check) -> Check:
     """Whether an engine of each of the live `pools` serves whose KV cache the others can read;
-    `updated`: what keeps the wanted revisions from it. Pools of which none serves are
+    `updated`: what keeps the desired revisions from it. Pools of which none serves are
     reported elsewhere, and what is unknown is no reason to say that nothing serves."""
     serving = {pool["spec"]["role"]: tuple(_serving(pool, children)) for pool in pools}
     if not all(serving.values()):

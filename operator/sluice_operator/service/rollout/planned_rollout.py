@@ -1,8 +1,8 @@
 """The roll-out of a service: of all its pools together, with its routers and what stays of another
 mode. Pure.
 
-Knows no pods: it plans how many engines each revision of each pool should have, and an EnginePool's
-own plan carries that out.
+It plans how many engines each revision of each pool should have, and an EnginePool's own plan
+carries that out.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from sluice_operator.service.rollout.surge import PoolState, Revision, Revisions
 
 def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -> PoolState:
     """The pool that should be as `spec` says, with all revisions that it has; `config_map`: the
-    file of the wanted one."""
+    file of the desired one."""
     name = revision(spec)
     pools = [p for p in of_kind(children, ENGINE_POOL) if p["spec"]["role"] == spec.role]
     uids = {pool["metadata"]["uid"] for pool in pools}
@@ -54,9 +54,9 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
             stopped=state.stopped or state.name in failed,
             is_leaving=bool(planned) and state.name not in planned,
         )
-    wanted = revisions.pop(name, Revision(name, is_tried=False))
-    wanted = replace(wanted, ready=wanted.available, fingerprint=fingerprint_of(config_map))
-    return PoolState(spec.role, spec.replicas, wanted, tuple(revisions.values()))
+    desired = revisions.pop(name, Revision(name, is_tried=False))
+    desired = replace(desired, ready=desired.available, fingerprint=fingerprint_of(config_map))
+    return PoolState(spec.role, spec.replicas, desired, tuple(revisions.values()))
 
 
 def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:

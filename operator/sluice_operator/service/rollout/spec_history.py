@@ -44,10 +44,10 @@ def plan_history(service: Manifest, children: Children, top: Owner) -> History:
     last = max((item["revision"] for item in there.values()), default=0)
     newest = spec_revision(top, spec_with_commit(service), last + 1)
     name = newest["metadata"]["name"]
-    if (known := there.pop(name, None)) is not None:
+    if (recorded := there.pop(name, None)) is not None:
         # Its data can never be changed; the spec may have other numbers.
-        number = last + (known["revision"] < last)
-        newest = spec_revision(top, recorded_spec(known), number)
+        number = last + (recorded["revision"] < last)
+        newest = spec_revision(top, recorded_spec(recorded), number)
     return History((newest,), _kept(top, [*list(there)[1 - MAX_SPECS :], name]))
 
 

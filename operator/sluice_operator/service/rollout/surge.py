@@ -1,14 +1,14 @@
 """How many engines each revision of each pool should have: one plan for all pools of a service.
 
-Pure. Knows counts; no Deployments, no pods. The revisions that the pools are wanted in together
-are a set, and one set replaces another as a whole:
+Pure: it works with counts. The desired revisions of all pools are a set, and one set replaces
+another as a whole:
 
-- the wanted revisions get all their engines at once, beside those that serve (surge), and no more
-  than they have while something keeps them from starting;
-- the stable ones keep all theirs, however unready they are at the moment, until the wanted ones are
-  complete in every pool and the service's status says so. To fewer engines they follow at once; to
-  more only when the wanted ones come no further, as these are asked for more already;
-- any other revision goes, unless its engines serve while those above are too few.
+- The desired revisions get all their engines at once, beside those that serve (surge). While
+  something keeps them from starting, they get no more than they have.
+- The stable revisions keep all their engines, ready or not. They go when the desired revisions are
+  complete in every pool and the service's status says so. A smaller size applies to them at once,
+  a larger one only when the desired revisions are stuck.
+- Any other revision goes, unless its engines serve while those above are too few.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Revision:
     replicas: int = 0
     """Engines that its Deployment is asked for."""
     ready: int = 0
-    """Engines that serve. Of the wanted revision those that are `available`: one that is ready for
+    """Engines that serve. Of the desired revision those that are `available`: one that is ready for
     an instant replaces nobody."""
     available: int = 0
     """Engines that have been ready for some seconds."""
@@ -65,23 +65,23 @@ class PoolState:
 
     role: Role
     replicas: int
-    wanted: Revision
+    desired: Revision
     others: tuple[Revision, ...] = ()
 
     @property
     def is_complete(self) -> bool:
-        """Whether the wanted revision has shown, with all engines, that it works. Of a pool that is
-        asked for no engine nothing is known."""
-        return self.replicas > 0 and self.wanted.settled and self.wanted.replicas == self.replicas
+        """Whether the desired revision has shown, with all engines, that it works. A pool without
+        replicas never shows it."""
+        return self.replicas > 0 and self.desired.settled and self.desired.replicas == self.replicas
 
     @property
     def is_asleep(self) -> bool:
-        """Whether no engine is asked for, and the wanted revision is there with none."""
-        return self.replicas == 0 and self.wanted.settled and self.wanted.replicas == 0
+        """Whether no engine is asked for, and the desired revision is there with none."""
+        return self.replicas == 0 and self.desired.settled and self.desired.replicas == 0
 
     @property
     def all(self) -> tuple[Revision, ...]:
-        return (self.wanted, *self.others)
+        return (self.desired, *self.others)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Rollout:
     """What every pool should have, and why."""
 
     shares: Mapping[Role, Shares]
-    """The wanted revision comes first. One that is not listed goes."""
+    """The desired revision comes first. One that is not listed goes."""
     stable: Revisions
     """To be noted in status. What is noted there already decides, so that a revision is noted to
     be complete before another one goes for it."""
@@ -100,52 +100,52 @@ class Rollout:
 def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
     """The plan for all pools; `stable`: the set that was complete last, as noted in status. Until
     one was complete, the first that served stands for it."""
-    wanted = {pool.role: pool.wanted.name for pool in pools}
+    desired = {pool.role: pool.desired.name for pool in pools}
     complete = are_complete(pools)
     reason, message = reason_of(pools)
-    if complete and stable == wanted:
-        shares = {pool.role: {pool.wanted.name: pool.replicas} for pool in pools}
-        return Rollout(shares, wanted, reason, message)
+    if complete and stable == desired:
+        shares = {pool.role: {pool.desired.name: pool.replicas} for pool in pools}
+        return Rollout(shares, desired, reason, message)
     kept = {
         pool.role: [r for r in pool.others if r.name == stable.get(pool.role)] for pool in pools
     }
-    stopped = any(pool.wanted.stopped for pool in pools)
+    stopped = any(pool.desired.stopped for pool in pools)
     shares = {pool.role: _first_shares(pool, kept[pool.role], stopped) for pool in pools}
     _keep_serving(pools, shares)
     unknown = not any(_has(pool, stable.get(pool.role)) for pool in pools)
-    serves = all(pool.wanted.ready for pool in pools)
+    serves = all(pool.desired.ready for pool in pools)
     done = complete or (unknown and serves)
-    return Rollout(shares, wanted if done else stable, reason, message)
+    return Rollout(shares, desired if done else stable, reason, message)
 
 
 def are_complete(pools: tuple[PoolState, ...]) -> bool:
-    """Whether the wanted revisions have shown that they work. A pool without engines shows nothing,
-    and goes with one that has."""
+    """Whether the desired revisions have shown that they work. A pool without engines shows
+    nothing; the other pools decide for it."""
     shown = any(pool.is_complete for pool in pools)
     return shown and all(pool.is_complete or pool.is_asleep for pool in pools)
 
 
 def _first_shares(pool: PoolState, kept: list[Revision], stopped: bool) -> Shares:
-    """Of the wanted revision and the stable one, which is all that is `kept`."""
-    wanted = _wanted_engines(pool, stopped) if kept else pool.replicas
-    return {pool.wanted.name: wanted} | {
+    """Engines of the desired revision and of the stable one (`kept`)."""
+    engines = _desired_engines(pool, stopped) if kept else pool.replicas
+    return {pool.desired.name: engines} | {
         revision.name: _kept_engines(pool, revision, stopped) for revision in kept
     }
 
 
-def _wanted_engines(pool: PoolState, stopped: bool) -> int:
-    """Engines of the wanted revision beside a stable one; `stopped`: whether the wanted ones come
-    no further. They get no more then, but one at least, which shows when they do."""
-    wanted = pool.wanted
+def _desired_engines(pool: PoolState, stopped: bool) -> int:
+    """Engines of the desired revision beside a stable one. `stopped`: it makes no progress. Then it
+    keeps what it has, at least one engine, which shows when it works again."""
+    desired = pool.desired
     if not stopped:
         return pool.replicas
-    before = wanted.replicas if wanted.planned is None else wanted.planned
+    before = desired.replicas if desired.planned is None else desired.planned
     return min(pool.replicas, max(1, before))
 
 
 def _kept_engines(pool: PoolState, stable: Revision, stopped: bool) -> int:
-    """Engines of the stable revision; `stopped`: whether the wanted ones come no further. From none
-    it goes up at once, as nothing serves."""
+    """Engines of the stable revision. `stopped`: the desired one makes no progress. A stable
+    revision without engines goes up at once, as nothing serves."""
     before = stable.replicas if stable.planned is None else stable.planned
     return pool.replicas if stopped or not before else min(before, pool.replicas)
 
@@ -216,10 +216,10 @@ def _ready_of(pool: PoolState, fingerprint: str) -> int:
 
 
 def counts_of(pools: tuple[PoolState, ...]) -> str:
-    """How many engines of the wanted revisions are ready, for people."""
+    """How many engines of the desired revisions are ready, for people."""
     return ", ".join(
-        f"pool {pool.role}: {pool.wanted.ready} of {pool.replicas} engines of revision "
-        f"{pool.wanted.name} ready"
+        f"pool {pool.role}: {pool.desired.ready} of {pool.replicas} engines of revision "
+        f"{pool.desired.name} ready"
         for pool in pools
     )
 

@@ -76,7 +76,7 @@ def test_what_a_user_sets_against_what_the_sibling_has_is_refused_by_name(
     assert refusal is not None
     assert refusal.field == "spec.pools.decode.engine.pageSize"
     assert "32 in pool decode is not allowed beside 16 in pool prefill" in refusal.message
-    assert len(refusal.each) == 1
+    assert len(refusal.parts) == 1
 
 
 @pytest.mark.usefixtures("_upgraded")

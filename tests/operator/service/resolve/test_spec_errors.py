@@ -35,7 +35,7 @@ def test_a_good_spec_has_no_errors(spec: Manifest) -> None:
 def test_the_errors_are_those_of_the_plan(spec: Manifest) -> None:
     refusal = plan_service(service_observed(service(spec))).refusal
     assert refusal is not None
-    assert found(spec) == [each.message for each in refusal.each or (refusal,)]
+    assert found(spec) == [each.message for each in refusal.parts or (refusal,)]
 
 
 def test_sizes_that_only_nodes_tell_refuse_nothing() -> None:

@@ -61,19 +61,19 @@ def test_an_engine_that_is_ready_for_an_instant_replaces_nobody() -> None:
     wanted = _deployment(NEW, observedGeneration=1, **counts)
     former = _deployment(OLD, observedGeneration=1, **counts)
     state = _state(pool(NEW), wanted, former)
-    assert (state.wanted.ready, state.is_complete) == (0, False)
+    assert (state.desired.ready, state.is_complete) == (0, False)
     assert [revision.ready for revision in state.others] == [1], "it serves at once"
     later = _deployment(NEW, observedGeneration=1, availableReplicas=1, **counts)
     state = _state(pool(NEW), later, former)
-    assert (state.wanted.ready, state.is_complete) == (1, True)
+    assert (state.desired.ready, state.is_complete) == (1, True)
     assert wanted["spec"]["minReadySeconds"] > 0
 
 
 def test_a_revision_without_a_deployment_is_not_there() -> None:
-    assert not _state(pool(NEW)).wanted.is_tried
-    assert _state(pool(NEW), _deployment(NEW)).wanted.is_tried
+    assert not _state(pool(NEW)).desired.is_tried
+    assert _state(pool(NEW), _deployment(NEW)).desired.is_tried
     made = with_trial(with_replicas(_deployment(NEW), 0), None)
-    assert not _state(pool(NEW), made).wanted.is_tried
+    assert not _state(pool(NEW), made).desired.is_tried
 
 
 def test_a_revision_that_the_last_plan_does_not_list_is_leaving() -> None:
@@ -92,7 +92,7 @@ def test_a_revision_that_the_last_plan_does_not_list_is_leaving() -> None:
     ],
 )
 def test_a_deployment_says_that_it_comes_no_further(condition: Manifest, stopped: bool) -> None:
-    wanted = _state(pool(NEW), _deployment(NEW, conditions=[condition])).wanted
+    wanted = _state(pool(NEW), _deployment(NEW, conditions=[condition])).desired
     assert wanted.stopped is stopped
 
 
@@ -108,17 +108,17 @@ def test_a_deployment_says_that_it_comes_no_further(condition: Manifest, stopped
 )
 def test_a_pool_says_what_keeps_its_engines_from_starting(reason: str, stopped: bool) -> None:
     found = _state(_says(reason), _deployment(NEW), _deployment(OLD))
-    assert found.wanted.stopped is stopped
+    assert found.desired.stopped is stopped
     assert [other.stopped for other in found.others] == [False]
-    assert not _state(_says("AllReady", "True"), _deployment(NEW)).wanted.stopped
+    assert not _state(_says("AllReady", "True"), _deployment(NEW)).desired.stopped
 
 
 def test_a_deployment_whose_engines_load_is_not_late() -> None:
     late = _deployment(NEW, conditions=[LATE])
     loading = {"name": revision_of(late), "current": True, "loading": 1}
-    assert not _state(pool(NEW) | {"status": {"revisions": [loading]}}, late).wanted.stopped
+    assert not _state(pool(NEW) | {"status": {"revisions": [loading]}}, late).desired.stopped
     done = loading | {"loading": None}
-    assert _state(pool(NEW) | {"status": {"revisions": [done]}}, late).wanted.stopped
+    assert _state(pool(NEW) | {"status": {"revisions": [done]}}, late).desired.stopped
 
 
 def test_engines_are_counted_as_planned_and_not_as_somebody_edited_them() -> None:
@@ -132,4 +132,4 @@ def test_engines_are_counted_as_planned_and_not_as_somebody_edited_them() -> Non
 
 def test_the_wanted_revision_is_that_of_the_spec() -> None:
     found = _state(pool(NEW), _deployment(NEW), _deployment(OLD))
-    assert found.wanted.name == revision_of(_deployment(NEW)) != revision_of(_deployment(OLD))
+    assert found.desired.name == revision_of(_deployment(NEW)) != revision_of(_deployment(OLD))

@@ -300,7 +300,7 @@ class World(RuleBasedStateMachine):
         """What serves is never taken away for what does not; unless that is asked for."""
         if plan.stable != self.stable and any(self.replicas.values()):
             known = any(r.name == self.stable.get(pool.role) for pool in pools for r in pool.all)
-            tried = (pool.wanted.ready == pool.replicas for pool in pools)
+            tried = (pool.desired.ready == pool.replicas for pool in pools)
             assert all(tried) or not known, "noted before it has shown that it works"
         if not all(pool.replicas for pool in pools):
             return
