@@ -31,16 +31,18 @@ class Claim:
 
     @property
     def held_gpus(self) -> int:
-        """As soon as all of `current` are there."""
+        """GPUs held once all of `current` exist."""
         return (self.current + self.surplus) * self.gpus
 
 
 def allotted(claims: Mapping[Role, Claim], budget: int | None) -> dict[Role, int]:
-    """Engines of each pool, in the order of `claims`. Growth gets free GPUs one engine after
-    another, the pool that lacks the largest share of what it wants first, once there is room for
-    the first engine of every pool that has none: nothing is served before. A pool that shrinks does
-    so. Pods without a place give way to another pool's engines, and where more is held than the
-    budget allows, the pool that lacks least gives first."""
+    """Engines of each pool, in the order of `claims`.
+
+    Growth gets free GPUs one engine after another, for the pool that lacks the largest share of its
+    need. The first engine of every empty pool comes before that: nothing is served without it. A
+    pool that shrinks does so. Pods without a place make room for another pool's engines. If the
+    pools hold more than the budget allows, the pool that lacks least gives first.
+    """
     engines = {role: claim.desired for role, claim in claims.items()}
     if budget is None:
         return engines
@@ -60,12 +62,12 @@ def allotted(claims: Mapping[Role, Claim], budget: int | None) -> dict[Role, int
 
 
 def _first_engines(claims: Mapping[Role, Claim]) -> int:
-    """GPUs of one engine of each pool that has none and wants some."""
+    """GPUs for the first engine of each empty pool that needs one."""
     return sum(claim.gpus for claim in claims.values() if claim.desired and not claim.current)
 
 
 def _asleep(claims: Mapping[Role, Claim], engines: Mapping[Role, int]) -> dict[Role, int]:
-    """Without growth, also of pools without GPUs."""
+    """No growth, also for pools without GPUs."""
     return {
         role: min(engines[role], max(claim.current, claim.minimum))
         for role, claim in claims.items()
@@ -73,7 +75,7 @@ def _asleep(claims: Mapping[Role, Claim], engines: Mapping[Role, int]) -> dict[R
 
 
 def _starved(claims: Mapping[Role, Claim], engines: Mapping[Role, int], free: int) -> Role | None:
-    """Who gets the next engine."""
+    """The pool that gets the next engine."""
     waiting = [
         role
         for role, claim in claims.items()
@@ -83,12 +85,12 @@ def _starved(claims: Mapping[Role, Claim], engines: Mapping[Role, int], free: in
 
 
 def _served(claim: Claim, engines: int) -> float:
-    """Share of what it wants that it has; beyond 1 it has more."""
+    """Share of its need that the pool has; above 1 it has more than it needs."""
     return engines / claim.wanted if claim.wanted else float("inf")
 
 
 def _making_room(claims: Mapping[Role, Claim], engines: dict[Role, int]) -> dict[Role, int]:
-    """Pods that found no place leave, if another pool lacks the GPUs that they may take."""
+    """Unplaced pods leave if another pool lacks the GPUs that they may take."""
     for role, claim in claims.items():
         lacking = any(
             engines[other] < claims[other].desired and claims[other].gpus and not rest.unplaced
@@ -103,8 +105,8 @@ def _making_room(claims: Mapping[Role, Claim], engines: dict[Role, int]) -> dict
 def _given_back(
     claims: Mapping[Role, Claim], engines: dict[Role, int], excess: int
 ) -> dict[Role, int]:
-    """More is held than the budget allows: engines go, down to each pool's minimum. What shrinks
-    anyway, and pods that leave already, are part of it."""
+    """Engines to give up because more is held than the budget allows, down to each pool's minimum.
+    Shrinking pools and draining pods count towards it."""
     excess -= sum((claims[role].current - engines[role]) * claims[role].gpus for role in claims)
     excess -= sum(claim.surplus * claim.gpus for claim in claims.values())
     while excess > 0:

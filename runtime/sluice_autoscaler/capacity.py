@@ -1,4 +1,4 @@
-"""How many engines serve a given load within the latency that is promised: queueing formulas."""
+"""How many engines serve a given load within the promised latency: queueing formulas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def engines_for(
 def keeps(
     engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
 ) -> bool:
-    """Whether so many engines do."""
+    """Whether this many engines keep the promise."""
     share = load.offered_engines / engines
     return share <= _queue_share(engines, load, promise) and _peak_share(
         share, load, promise
@@ -57,9 +57,11 @@ def keeps(
 
 
 def _queue_share(engines: int, load: Forecast, promise: Promise) -> float:
-    """Share of their time for which engines may be given work, so that few requests wait longer
-    than promised. In heavy traffic the wait of M/G/n is exponential, with mean
-    dispersion / (2 n (1 - share)) (Kingman's bound; Kollerstrom 1974 for n servers)."""
+    """Utilisation at which few requests wait longer than promised.
+
+    In heavy traffic the wait of M/G/n is exponential, with mean dispersion / (2 n (1 - share))
+    (Kingman's bound; Kollerstrom 1974 for n servers).
+    """
     exceeding = math.log(1 / (1 - promise.share))
     slack = load.dispersion_seconds * exceeding / (2 * engines * promise.queue_seconds)
     return min(MAX_SHARE, max(MIN_SHARE, 1 - slack))

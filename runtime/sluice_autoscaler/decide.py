@@ -1,4 +1,4 @@
-"""How many engines each pool should have: a pure function of what was seen, and decided, lately."""
+"""How many engines each pool should have: a pure function of recent samples and decisions."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def _needs(settings: Settings, seen: Seen, plans: Mapping[Role, PoolPlan]) -> Ne
 def _within_budget(
     settings: Settings, history: History, sample: Sample, plans: Mapping[Role, PoolPlan]
 ) -> dict[Role, int]:
-    """Engines of each pool. Where the budget is too small for both pools, what they needed of late
-    says who gets the next engine, and who gives one up."""
+    """Engines of each pool. If the budget is too small for both pools, their recent needs decide
+    which pool gets the next engine, and which gives one up."""
     budget = settings.gpu_budget
     needs = lasting_needs(settings, history, sample.time_seconds) if budget is not None else None
     claims = _claims(settings, sample, plans, needs or {})
@@ -151,7 +151,7 @@ def _lacking(plans: Mapping[Role, PoolPlan], engines: Mapping[Role, int], role: 
 
 def _outage(sample: Sample) -> str:
     """Why engines show less load than there is; empty if they show all of it. While requests wait
-    at the routers, or a pool has no ready engine, engines without requests show no load."""
+    at the routers, or a pool has no ready engine, engine reports miss that load."""
     down = [role for role, pool in sample.pools.items() if pool.replicas and not pool.ready]
     if down:
         return f"no engine of {' and '.join(down)} is ready"
@@ -163,7 +163,7 @@ def _outage(sample: Sample) -> str:
 def _without_scale_in(
     plan: PoolPlan, limits: PoolLimits, pool: PoolSample, outage: str
 ) -> PoolPlan:
-    """`plan` without a loss of engines. What was wanted does not count for later decisions."""
+    """`plan` without shrinking. Its `wanted` is cleared, so that later decisions do not use it."""
     fewer = plan.wanted is not None and plan.wanted < pool.replicas
     if plan.desired > pool.replicas or not fewer:
         return replace(plan, wanted=None)
@@ -172,15 +172,15 @@ def _without_scale_in(
 
 
 def victims_of(engines: Iterable[EngineSample], role: Role, count: int) -> tuple[str, ...]:
-    """The names of `count` engines: those that serve nothing any more first, then those with the
-    least work. Engines that leave already are nobody's choice."""
+    """The names of `count` engines to remove: those that no longer serve first, then those with the
+    least work. Engines that are already leaving are not considered."""
     able = [engine for engine in engines if engine.role is role and engine.condition != "draining"]
     return tuple(engine.name for engine in sorted(able, key=_work)[: max(0, count)])
 
 
 def _work(engine: EngineSample) -> tuple[bool, int, float, str]:
-    """Who serves comes last, the most loaded at the end; an engine whose report cannot be true may
-    have any load, so it comes behind all whose load is known."""
+    """Sort key: serving engines come last, the most loaded at the end. An engine with an impossible
+    report may have any load, so it comes after all with a known load."""
     serves = engine.condition == "ready"
     if not possible(engine):
         return serves, 2**62, 0.0, engine.name

@@ -20,9 +20,9 @@ class PoolDecision:
     reason: str
     """One word in CamelCase."""
     message: str
-    """For people: what was seen, in numbers, and what follows."""
+    """For people: measurements in numbers, and what follows."""
     victims: tuple[str, ...] = ()
-    """Engines that had best go first when the pool shrinks."""
+    """Engines that should go first when the pool shrinks."""
     wanted: int | None = None
     """What the load alone asks for; None where it is not known. `desired` follows it within limits,
     budget and rates."""

@@ -1,7 +1,4 @@
-"""What to expect of a pool, learnt from its history: work, its burstiness, length of answers.
-
-Only what was seen is used.
-"""
+"""What to expect of a pool, learnt from its history: work, its burstiness, length of answers."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ SURE_ERRORS: Final = 1.5
 DISPERSION_SECONDS: Final = 300.0
 """Over which its burstiness is learnt."""
 PRIOR_DISPERSION: Final = 0.5
-"""In seconds, while a service is not known: as of prompts that take a quarter second each."""
+"""In seconds, until measured: as of prompts that take a quarter of a second each."""
 PRIOR_SAMPLES: Final = 15
 """So many samples are as good as the prior."""
 TREND_SECONDS: Final = 20.0
 ANSWER_SECONDS: Final = 10.0
-"""Until answers were seen to end."""
+"""Assumed until an answer has ended."""
 ANSWER_SAMPLES: Final = 150
 MAX_ANSWER_SECONDS: Final = 600.0
 
@@ -76,8 +73,8 @@ def kv_trend(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> 
 
 
 def _offered_engines(ticks: Sequence[Measured], dispersion_seconds: float, past: float) -> float:
-    """The mean over a window that is long enough to know it well, or what shorter windows surely
-    show, if that is more. Of a history that is shorter all counts."""
+    """The mean over a window that is long enough for a precise estimate, or what a shorter window
+    surely shows, if that is more. A shorter history is used in full."""
     enough = dispersion_seconds / (RELATIVE_ERROR * RELATIVE_ERROR * past) if past else math.inf
     longest = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, enough))
     best = seconds = arrived = 0.0

@@ -1,4 +1,4 @@
-"""What was seen and decided lately: bounded in time, and never changed in place."""
+"""Recent samples and decisions: bounded in time, and never changed in place."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from sluice_autoscaler.sample import Sample
 
 KEPT_SECONDS: Final = 600.0
 GAP_SECONDS: Final = 60.0
-"""What happens for longer between two ticks is not known, where there was work at the first."""
+"""Longest gap between two ticks within which the load counts as known, if there was work at the
+first."""
 QUIET_GAP_SECONDS: Final = 150.0
-"""The same where there was none: services with nothing to do are looked at every two minutes."""
+"""The same if there was no work: idle services are looked at every two minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class History:
         return History(tuple(kept))
 
     def covers(self, since: float, now: float) -> bool:
-        """Whether the load is known from `since` until `now`, without a gap: an operator that was
-        away has not seen what happened meanwhile."""
+        """Whether the load is known from `since` until `now` without a gap, e.g. of a restarted
+        operator."""
         before = [tick for tick in self.ticks if tick.sample.time_seconds <= since][-1:]
         if not before:
             return False
@@ -68,6 +69,6 @@ class History:
 
 
 def _without_engines(tick: Tick) -> Tick:
-    """Decisions compare engines with those of the sample before, and with no older ones."""
+    """The tick without engine samples: decisions compare engines only with the sample before."""
     engines = None if tick.sample.engines is None else ()
     return replace(tick, sample=replace(tick.sample, engines=engines))

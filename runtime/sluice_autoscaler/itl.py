@@ -16,15 +16,18 @@ from sluice_autoscaler.measured import ItlModel, Measured
 ENOUGH_SAMPLES: Final = 12
 LATELY_SAMPLES: Final = 20
 EVERY: Final = 3
-"""One sample in so many counts: each is a mean over several intervals."""
+"""Only every n-th sample counts: each is a mean over several intervals."""
 ENOUGH_SPREAD: Final = 0.3
 """Of the load: (most - least) / most."""
 MAX_PREFILL_SHARE: Final = 0.9
 
 
 def itl_model(ticks: Sequence[Measured], now: Measured) -> ItlModel | None:
-    """`ticks`: those before `now`. What was learnt once is kept, and only its slope follows what is
-    seen now, until the load varies again. None while no answer runs."""
+    """`ticks`: those before `now`.
+
+    A learnt model is kept, and only its slope follows what is measured now, until the load varies
+    again. None while no answer runs.
+    """
     last = _point(now, _lately(ticks))
     if last is None:
         return None

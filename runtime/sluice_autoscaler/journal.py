@@ -50,10 +50,10 @@ class JournalLine(BaseModel):
 
 
 class Journal:
-    """The last lines of one service, the oldest first; what is older than fits is dropped."""
+    """The last lines of one service, the oldest first; lines that do not fit are dropped."""
 
     def __init__(self, lines: Iterable[str] = (), kept_bytes: int = KEPT_BYTES) -> None:
-        """`lines`: of an earlier life, as `text` gave them."""
+        """`lines`: of an earlier process, as `text` returned them."""
         self._kept_bytes = kept_bytes
         self._lines: list[str] = []
         self._bytes = 0
@@ -100,7 +100,7 @@ class Journal:
 
 
 def read_journal(lines: Iterable[str]) -> Iterator[JournalLine]:
-    """The lines of a journal; blank ones are passed over.
+    """The lines of a journal; blank ones are skipped.
 
     Raises:
         JournalError: a line that is not one of a journal.
@@ -127,7 +127,7 @@ def _outcome(tick: Tick) -> dict[str, tuple[int, str]]:
 
 
 def decided_alike(decision: Decision, other: Decision) -> bool:
-    """Whether both want the same engines for the same reasons; words and measures may differ."""
+    """Whether both decide the same engines for the same reasons; texts and measures may differ."""
     return _outcome_of(decision) == _outcome_of(other)
 
 

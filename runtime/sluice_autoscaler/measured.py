@@ -1,6 +1,6 @@
-"""What a pool was seen to do since the sample before: the numbers that decisions learn from.
+"""What a pool did since the sample before: the numbers that decisions learn from.
 
-Work is counted in seconds of one engine's time, so that engines of other speeds add up.
+Work is counted in seconds of one engine's time, so that engines of different speeds add up.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Measured:
     """Requests that run or wait, by how many an engine can run at once."""
     itl_seconds: float | None = None
     itl: ItlModel | None = None
-    """As learnt by then."""
+    """As learnt so far."""
     pending_share: float = 0.0
     """Of the requests of a decode pool: those whose prompt is not computed yet."""
     need_engines: float | None = None
@@ -109,8 +109,8 @@ def queued_seconds(engine: EngineSample, rate: float | None) -> float:
 
 
 def _kv_engines(engines: Iterable[EngineSample], pairs: Iterable[Pair]) -> float:
-    """An engine whose queue does not move has no pages for it: it is full, and those that wait will
-    need as much as those that run."""
+    """Engines' worth of pages in use and waited for. An engine whose queue does not move is full,
+    and its waiting requests will need as much as those that run."""
     blocked = {new.name: _blocked_requests(old, new) for old, new in pairs}
     return sum(
         1 + waiting / max(1, engine.running_requests) if waiting else engine.kv_used
@@ -159,8 +159,8 @@ Pair = tuple[EngineSample, EngineSample]
 
 
 def _pairs(engines: Iterable[EngineSample], before: Iterable[EngineSample]) -> list[Pair]:
-    """Each engine before and now, in the same life: one that began anew counts from its next
-    sample on, since its totals began anew as well."""
+    """Each engine before and now, in the same epoch. A restarted engine counts from its next
+    sample, because its totals restart too."""
     earlier = {engine.name: engine for engine in before}
     pairs = [(earlier[engine.name], engine) for engine in engines if engine.name in earlier]
     return [(old, new) for old, new in pairs if old.epoch == new.epoch]

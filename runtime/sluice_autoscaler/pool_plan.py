@@ -1,4 +1,4 @@
-"""What one pool should have by its own load, limits and past, before the budget of all pools."""
+"""What one pool should have by its own load, limits and history, before the budget of all pools."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sluice_autoscaler.trade import need_of
 from sluice_autoscaler.wants import PoolView, Want, wants_of
 
 PAGES_AHEAD: Final = 1.5
-"""Starts of an engine by which the use of pages is foreseen: a new engine relieves the others only
+"""How far ahead page use is forecast, in engine start times: a new engine relieves the others only
 as answers end."""
 
 
@@ -54,14 +54,14 @@ def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Meas
 
 
 def measured_of(history: History, role: Role) -> list[Measured]:
-    """What the pool was seen to do at each tick."""
+    """The pool's measurements at each tick."""
     return [
         tick.decision.pools[role].measured for tick in history.ticks if role in tick.decision.pools
     ]
 
 
 def hold_reason(reports: Reports, pool: PoolSample, sample: Sample) -> tuple[str, str] | None:
-    """Why the load of a pool is not known, if so: a reason, and words for people."""
+    """Why the load of a pool is unknown, if it is: a reason, and text for people."""
     if sample.engines is None:
         return "MetricsMissing", "no router answers, so the load is not known"
     if reports.counted or not (pool.ready or reports.unknown):
@@ -76,7 +76,7 @@ def hold_reason(reports: Reports, pool: PoolSample, sample: Sample) -> tuple[str
 def on_hold(
     settings: Settings, limits: PoolLimits, pool: PoolSample, why: tuple[str, str]
 ) -> PoolPlan:
-    """The load is not known: everything stays, or goes to the floor, as the settings say."""
+    """The plan while the load is unknown: everything stays, or goes to the floor, as configured."""
     reason, message = why
     if settings.on_metrics_loss == "Floor":
         return PoolPlan(limits.minimum, None, reason, f"{message}; falls to minReplicas")
@@ -92,7 +92,7 @@ def planned(
     seen: tuple[Reports, Measured],
     least: int,
 ) -> PoolPlan:
-    """The load is known. `least`: engines that the pool keeps without any load."""
+    """The plan by a known load. `least`: engines that the pool keeps without any load."""
     reports, now = seen
     limits, pool = settings.pools[role], sample.pools[role]
     view = _view(measured_of(history, role), now, reports, pool)
@@ -126,8 +126,9 @@ def _view(past: Sequence[Measured], now: Measured, reports: Reports, pool: PoolS
 
 
 def _with_bounds(want: Want, reports: Reports, least: int, current: int) -> Want:
-    """By the load, and one more for each engine that only fails: up to half of all, since it is not
-    the engines where most of them do. With less than half of the reports nothing is given up."""
+    """The load's need within bounds. One more for each engine that only fails, up to half of all:
+    if most fail, the cause is elsewhere. With less than half of the reports, the pool does not
+    shrink."""
     bounded = want if want.engines >= least else replace(want, engines=least, reason="AtMinimum")
     if reports.unknown > len(reports.counted) and bounded.engines < current:
         return replace(bounded, engines=current, message=f"{reports.unknown} reports do not count")

@@ -1,6 +1,6 @@
-"""Which load reports count: those of engines that serve, that are fresh, and that can be true.
+"""Which load reports count: those of serving engines that are fresh and possible.
 
-What is left out is counted by its reason, never averaged in.
+Others are counted by reason, never averaged in.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def reports_of(engines: Iterable[EngineSample], role: Role) -> Reports:
 
 
 def possible(engine: EngineSample) -> bool:
-    """Whether every number can be true."""
+    """Whether every number is possible."""
     counts = (
         engine.queued_requests,
         engine.queued_tokens,
@@ -92,7 +92,7 @@ def possible(engine: EngineSample) -> bool:
 
 
 def warm(engine: EngineSample) -> bool:
-    """Whether its rates count."""
+    """Whether its rates count: it has finished enough requests."""
     finished = engine.finished_requests_total
     return finished is None or finished >= COLD_REQUESTS
 

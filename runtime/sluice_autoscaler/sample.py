@@ -36,7 +36,7 @@ class EngineSample:
     prefill_tokens_per_second: float | None = None
     """At which prompts are computed while some are."""
     itl_seconds: float | None = None
-    """Between two tokens of an answer, of late."""
+    """Recent time between two tokens of an answer."""
     prompt_tokens_total: int | None = None
     """Tokens of the prompts that were received, without those of the prefix cache."""
     generated_tokens_total: int | None = None

@@ -1,4 +1,4 @@
-"""To zero and back: all pools of a service at once, since a request needs each of them."""
+"""To zero and back: all pools of a service together, since a request needs each of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sluice_autoscaler.settings import Settings
 
 
 def is_busy(sample: Sample, measured: Mapping[Role, Measured]) -> bool:
-    """Whether the service has anything to do, or had since the sample before. Where an engine or
-    the routers say nothing, or nothing that can be true, it may have."""
+    """Whether the service has work, or had since the sample before. A missing or impossible report
+    counts as work."""
     if sample.waiting_requests or sample.engines is None:
         return True
     if any(not possible(engine) or has_work(engine) for engine in sample.engines):
@@ -26,8 +26,9 @@ def is_busy(sample: Sample, measured: Mapping[Role, Measured]) -> bool:
 def least_engines(
     settings: Settings, history: History, sample: Sample, busy: bool
 ) -> dict[Role, int]:
-    """Of each pool: its minimum, but one while the service is not idle for long enough, or while
-    another pool keeps an engine. A service without any engine is idle, however new its history."""
+    """The fewest engines of each pool: its minimum, but at least one while the service is not idle
+    for long enough, or while another pool keeps an engine. A service without any engine is idle,
+    however new its history."""
     pools, now = settings.pools, sample.time_seconds
     if not busy and all(
         pool.minimum == 0 and sample.pools[role].replicas == 0 for role, pool in pools.items()

@@ -1,4 +1,4 @@
-"""What a service wants of its autoscaling."""
+"""A service's settings of autoscaling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice_contract.cluster.labels import Role
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Between what a pool may move."""
+    """Limits of one pool."""
 
     minimum: int
     maximum: int
@@ -45,8 +45,8 @@ class Settings:
 
     @property
     def allowed_queue_seconds(self) -> float:
-        """Half of the time to the first token may be spent in the queue, where nothing else is
-        said: the rest is for the prompt itself."""
+        """Allowed time in the queue. By default half of the TTFT promise: the rest is for the
+        prompt itself."""
         if self.queue_seconds is not None:
             return self.queue_seconds
         return 1.0 if self.ttft_seconds is None else self.ttft_seconds / 2

@@ -1,4 +1,4 @@
-"""Up fast, down slow: how much a pool may change at one decision."""
+"""Fast up, slow down: how much a pool may change in one decision."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sluice_autoscaler.decision import engines
 from sluice_autoscaler.history import History, Tick
 
 DOWN_SECONDS: Final = 60.0
-"""A pool shrinks to the most that was wanted in so many seconds, or in twice the time that an
-engine takes to start, if that is longer: what is given up early must be waited for."""
+"""A pool shrinks to the highest need of this many seconds, or of twice an engine's start time if
+that is longer: a removed engine takes that time to come back."""
 MAX_DOWN_SECONDS: Final = 300.0
 RATE_SECONDS: Final = 15.0
 """The window of the two rate limits below."""
 MAX_ADDED: Final = 4
 """A pool grows by so many engines, or to twice its size if that is more."""
 SMALLEST_SHARE: Final = 0.5
-"""It shrinks to no less than this share of its size, or by one engine."""
+"""It shrinks to at least this share of its size, or by one engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedChange:
-    """What is left of a wish to change, and why it is not all of it."""
+    """What remains of a change after limits, and why."""
 
     engines: int
     reason: str = ""
@@ -35,7 +35,7 @@ class LimitedChange:
 def stabilised(
     history: History, role: Role, now: float, current: int, desired: int, boot_seconds: float
 ) -> LimitedChange:
-    """`wanted` engines, within what the last minutes allow."""
+    """`desired` engines, limited by the changes of the last minutes."""
     if desired > current:
         return _grown(history, role, now, current, desired)
     if desired < current:
@@ -74,13 +74,13 @@ def _shrunk(
 
 
 def _knows(history: History, role: Role, since: float, now: float) -> bool:
-    """Whether what the pool's load asked for is known from `since` on."""
+    """Whether the pool's need is known from `since` on."""
     first = next(iter(history.ticks), None)
     return first is not None and role in first.decision.pools and history.covers(since, now)
 
 
 def _need_of(tick: Tick, role: Role, current: int) -> int:
-    """What the load asked for at that tick; where it was not known, what there is now."""
+    """The need at that tick; if unknown, the current engines."""
     pool = tick.decision.pools.get(role)
     return current if pool is None or pool.wanted is None else pool.wanted
 

@@ -1,4 +1,4 @@
-"""How long engines take to start: from the decision to the first of them that is ready, as seen."""
+"""How long engines take to start: measured from the decision to the first ready engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice_autoscaler.history import Tick
 from sluice_autoscaler.sample import Sample
 
 STARTUP_SECONDS: Final = 30.0
-"""Until a start was seen."""
+"""Assumed until a start was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class StartupTime:
     """Of one pool."""
 
     seconds: float | None
-    """The last start that was seen; None before any."""
+    """The last measured start; None before any."""
     asked_seconds: float | None
-    """When the engines were asked for that are awaited now; None: none are."""
+    """When the awaited engines were requested; None: none are awaited."""
 
 
 def startup_of(last: Tick | None, sample: Sample, role: Role) -> StartupTime:
-    """What is known at `sample`, by the tick before it."""
+    """The start-up time known at `sample`, from the tick before it."""
     if last is None or role not in last.decision.pools:
         return StartupTime(None, None)
     measured, decided = last.decision.pools[role].measured, last.decision.pools[role]

@@ -1,7 +1,6 @@
 """Prefill and decode under a budget that is too small for both: which pool gives engines to which.
 
-A pool's need is the work that it has, in engines, without what only waits for the other pool. Knows
-no limits of growth and no reports.
+A pool's need is its own work in engines, without work that only waits for the other pool.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from sluice_autoscaler.wants import PoolView, arriving_want
 TRADE_SECONDS: Final = 30.0
 """Needs are means over so many seconds."""
 WORTH: Final = 1.2
-"""By which the pool that is served worst must be served better: an engine that moves serves nobody
-while it drains and while its successor starts."""
+"""Margin by which the worst-served pool must gain: a moved engine serves nobody while it drains and
+its successor starts."""
 BACKLOG_SECONDS: Final = 60.0
-"""In which a pool should compute what waits beyond the promise."""
+"""Time in which a pool should work off what waits beyond the promise."""
 
 Needs = Mapping[Role, float]
 
@@ -39,9 +38,9 @@ def need_of(settings: Settings, view: PoolView) -> float:
 
 
 def joint_needs(settings: Settings, now: Mapping[Role, Measured], needs: Needs) -> Needs:
-    """`needs` of both pools, as far as one hides the other's: what waits for pages waits for
-    prompts, where those wait longer than is promised; and a pool sees only as many requests as the
-    other lets through."""
+    """`needs` of both pools, corrected where one hides the other's. What waits for pages counts for
+    prompts, if those wait longer than promised. And a pool sees only the requests that the other
+    lets through."""
     prefill, decode = now[Role.PREFILL], now[Role.DECODE]
     waits = prefill.queued_seconds / max(1, prefill.engines)
     behind = max(0.0, 1 - settings.allowed_queue_seconds / waits) if waits else 0.0
@@ -60,12 +59,12 @@ def _work_seconds(prefill: Measured) -> float:
 
 
 def _excess(need: float, engines: int) -> float:
-    """Part of the requests that a pool cannot let through, by those that it can."""
+    """Ratio of requests that a pool cannot let through to those that it can."""
     return max(0.0, need / max(1, engines) - 1)
 
 
 def lasting_needs(settings: Settings, history: History, now: float) -> Needs | None:
-    """Of late; None where something of it is not known, or there are not two pools."""
+    """Recent means of both needs; None if a value is missing or there are not two pools."""
     roles, since = settings.pools.keys(), now - TRADE_SECONDS
     if len(roles) < 2 or not history.covers(since, now):
         return None
@@ -83,8 +82,8 @@ def lasting_needs(settings: Settings, history: History, now: float) -> Needs | N
 def traded(
     claims: Mapping[Role, Claim], needs: Needs, engines: Mapping[Role, int], budget: int
 ) -> dict[Role, int]:
-    """The pools that are to shrink below `engines`, as another cannot grow otherwise and needs the
-    GPUs more; to how many each."""
+    """The pools to shrink below `engines`, and their new sizes, because another pool needs the GPUs
+    more."""
     lacks = {r for r, claim in claims.items() if claim.gpus and engines[r] < claim.desired}
     fair = fair_split(claims, needs, budget)
     takes = {role for role in lacks if fair[role] > claims[role].current}
@@ -99,8 +98,8 @@ def traded(
 
 
 def fair_split(claims: Mapping[Role, Claim], needs: Needs, budget: int) -> dict[Role, int]:
-    """Engines of each pool: one after another to the one that has the smallest share of its need,
-    until the budget is used or each has what it needs, or may have."""
+    """Engines of each pool: one after another for the pool with the smallest share of its need.
+    Ends when the budget is used or each pool has its need or its maximum."""
     split = {role: max(1, claim.minimum) for role, claim in claims.items()}
     free = budget - sum(split[role] * claim.gpus for role, claim in claims.items())
     while True:
@@ -117,5 +116,5 @@ def fair_split(claims: Mapping[Role, Claim], needs: Needs, budget: int) -> dict[
 
 
 def _worst(needs: Needs, engines: Mapping[Role, int]) -> float:
-    """Share of its need that the pool has that is served worst; 1 if all have enough."""
+    """Share of its need that the worst-served pool has; 1 if all have enough."""
     return min(min(1.0, engines[role] / need) if need else 1.0 for role, need in needs.items())

@@ -1,7 +1,7 @@
-"""How many engines each target asks for, by what was measured; the largest answer counts.
+"""How many engines each target needs, by measurements; the largest counts.
 
-A target asks for fewer engines only if they would be loaded well below it: what the engines that
-are left would carry is what counts (N / (N - 1) for one of N).
+A target shrinks only if the remaining engines would stay well below it, with their larger share of
+the load (N / (N - 1) for one of N).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FULL_ROWS: Final = 0.9
 DRAIN_SECONDS: Final = 5.0
 """Within which new engines should compute what waits too long."""
 MAX_GROWTH: Final = 1.5
-"""Pages in use are taken to grow no further while an engine starts."""
+"""Page use is assumed not to grow further while an engine starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ def arriving_want(view: PoolView, settings: Settings) -> Want:
 
 
 def _queued(view: PoolView, settings: Settings) -> Want:
-    """Engines for the work that waits: a number that is set is kept to the letter; otherwise for
-    what waits too long already, within a few seconds, beside what arrives. One prompt is computed
-    by one engine, so no more help than there are requests."""
+    """Engines for the work that waits. A configured limit is kept exactly. Otherwise: enough for
+    what waits too long already, within a few seconds, beside what arrives. One prompt runs on one
+    engine, so never more engines than requests."""
     allowed, seconds = settings.allowed_queue_seconds, view.now.queued_seconds
     if settings.queue_seconds is not None or settings.ttft_seconds is None:
         demand = seconds / allowed
@@ -173,7 +173,7 @@ def _ratio(view: PoolView, demand: float, reason: str, text: str, allowed: str) 
 
 
 def _settled(current: int, grown: int, shrunk: Callable[[], int]) -> int:
-    """`grown` if it is more than there are; else at most as few as `shrunk` allows."""
+    """`grown` if it exceeds the current engines; else at most `shrunk`."""
     return grown if grown >= current else min(current, max(grown, shrunk()))
 
 

@@ -15,13 +15,13 @@ Model = type[BaseModel]
 Location = Sequence[str | int]
 
 UNTOLD: Final[dict[str, Any]] = {"x-untold": True}
-"""Schema extra of a field that is read, and offered to nobody."""
+"""Schema extra of a field that is read but not offered in messages."""
 _BOUNDS: Final = ("gt", "ge", "lt", "le")
 
 
 def known_keys(kind: Model, above: Location) -> list[str]:
-    """The keys of the object at `above`, as they are spelled outside; of alternatives all. Those
-    that nobody writes by hand are left out."""
+    """The keys of the object at `above`, as spelled outside; for alternatives, all of them. Keys
+    that users never write are left out."""
     models = [kind]
     for step in above:
         if fields := _fields(models, step):

@@ -25,7 +25,7 @@ from sluice_contract.cluster.termination import (
 
 from sluice_fetch.errors import FetchError, TransientError
 from sluice_fetch.fetch import Fetcher, Tell
-from sluice_fetch.progress_server import ProgressServer
+from sluice_fetch.progress import ProgressServer
 from sluice_fetch.retry import Retry, Wait
 from sluice_fetch.settings import source
 from sluice_fetch.snapshot import ADAPTER, MODEL
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None, wait: Wait = threading.Event.wa
 
 
 def _teller(port: int | None) -> Tell:
-    """`tell`, which also shows progress at `port`. A port that is taken is no reason to fail."""
+    """`tell`, which also serves progress at `port`. A taken port does not stop the download."""
     if port is None:
         return tell
     try:
@@ -85,7 +85,8 @@ def tell(event: str, fields: Mapping[str, object]) -> None:
 
 
 def leave_message(reason: str, message: str) -> None:
-    """Where Kubernetes looks for it; outside there is no such file."""
+    """Writes the termination message where Kubernetes looks for it; outside Kubernetes that file
+    does not exist."""
     path = Path(os.environ.get("SLUICE_TERMINATION_LOG") or "/dev/termination-log")
     if path.exists():
         line = " ".join(message.split())
@@ -123,11 +124,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _end_on_sigterm() -> None:
-    """Process 1 of a container would ignore the signal; nothing needs an end, the next run goes on.
-
-    Not a handler: that runs in the main thread alone, which a signal to another thread does not
-    wake from a read.
-    """
+    """Ends the process on SIGTERM, which process 1 of a container would ignore. Nothing needs
+    cleaning up: the next run resumes. No signal handler: handlers run in the main thread, which a
+    signal to another thread does not wake from a read."""
 
     def wait() -> None:
         signal.sigwait({signal.SIGTERM})

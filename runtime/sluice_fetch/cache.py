@@ -28,7 +28,7 @@ RESERVE_BYTES: Final = 16 << 20
 
 
 class Cache:
-    """The part of a cache that belongs to one repository."""
+    """The part of a cache for one repository."""
 
     def __init__(self, root: Path, repository: str) -> None:
         self.folder = root / f"models--{repository.replace('/', '--')}"
@@ -50,11 +50,11 @@ class Cache:
         return self.folder / "blobs" / file.etag
 
     def partial(self, file: HubFile) -> Path:
-        """Always the same name, so that another process goes on with it."""
+        """A fixed name, so that another process can resume it."""
         return self.folder / "blobs" / f"{file.etag}.incomplete"
 
     def size_there(self, file: HubFile) -> int:
-        """Bytes of a file that need not be fetched."""
+        """Bytes of a file that are already there."""
         for path in (self.blob(file), self.partial(file)):
             if path.exists():
                 return min(path.stat().st_size, file.size_bytes)
@@ -73,7 +73,7 @@ class Cache:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Waits until no other process writes; a killed one holds nothing."""
+        """Waits until no other process writes; the lock of a killed process is free."""
         (self.folder / "blobs").mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -92,7 +92,7 @@ class Cache:
         _write(self._marker(snapshot.commit), json.dumps({"files": recorded | listed}))
 
     def remember(self, revision: str, commit: str) -> None:
-        """Writes what a revision was, for whoever reads the cache with huggingface_hub."""
+        """Records the commit of a revision, for readers that use huggingface_hub."""
         if revision != commit:
             _write(self.folder / "refs" / revision, commit)
 
@@ -119,7 +119,7 @@ def verified(path: Path, file: HubFile) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Writes a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new")
     with beside.open("w") as file:

@@ -1,4 +1,5 @@
-"""One file into the cache: goes on where a process was killed, verifies, then gives it its name."""
+"""Downloads one file into the cache: resumes after a killed process, verifies, then gives it its
+name."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from sluice_fetch.snapshot import HubFile
 
 @dataclass(frozen=True)
 class Download:
-    """What all files of a commit have in common; `file` may run in several threads."""
+    """The download of a commit's files; `file` may run in several threads."""
 
     source: Source
     commit: str

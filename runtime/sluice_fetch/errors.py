@@ -72,7 +72,7 @@ class TransientError(FetchError):
 
 
 class TokenMissingError(TransientError):
-    """The token's file is not there: its Secret may be made a moment later."""
+    """The token's file is missing; its Secret may be created a moment later."""
 
     reason = TOKEN_MISSING
 
@@ -86,7 +86,7 @@ class HubUnreachableError(TransientError):
 
 
 def from_hub(error: Exception, what: str) -> FetchError:
-    """`error` of huggingface_hub or its HTTP client, raised over `what`, by our name."""
+    """The `FetchError` for an `error` of huggingface_hub or its HTTP client, raised over `what`."""
     if isinstance(error, hub.GatedRepoError | hub.DisabledRepoError):
         return AccessDeniedError(f"{what}: gated; it needs a token whose owner has access")
     if isinstance(error, hub.RepositoryNotFoundError):
@@ -103,7 +103,7 @@ def from_hub(error: Exception, what: str) -> FetchError:
 
 
 def from_disk(error: OSError) -> FetchError:
-    """`error` of the cache's volume, by our name."""
+    """The `FetchError` for an `error` of the cache's volume."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(f"{error.filename or 'cache'}: the volume is full")
     return CacheFailedError(f"{error.filename or 'cache'}: {error.strerror}")

@@ -32,7 +32,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Fetcher:
-    """What a fetch needs of the world."""
+    """A fetch with its dependencies."""
 
     tell: Tell
     clock: Callable[[], float]
@@ -50,7 +50,7 @@ class Fetcher:
         return resolved
 
     def facts(self, source: Source) -> ResolvedModel:
-        """What the revision is now, for whoever has to know before anything is downloaded."""
+        """Facts about the revision's current commit, without downloading it."""
         resolved = self.resolve(source)
         config = self.retry.run(lambda: config_of(source, resolved))
         facts = facts_of(config).model_dump()

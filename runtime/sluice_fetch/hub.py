@@ -48,10 +48,10 @@ def look_up(source: Source) -> tuple[str, tuple[HubFile, ...]]:
 
 @contextmanager
 def content(source: Source, commit: str, file: HubFile, offset: int) -> Iterator[Content]:
-    """The bytes of a file from `offset` on, or all where the server knows no ranges.
+    """The bytes of a file from `offset` on, or all if the server does not support ranges.
 
-    Plain HTTP, not Xet: only so can a file be continued where a killed process left it. The client
-    keeps the token from other hosts that a redirect leads to.
+    Plain HTTP, not Xet: only so can a file be continued after a killed process. The client does not
+    send the token to other hosts on redirects.
     """
     url = hf_hub_url(source.repository, file.name, revision=commit, endpoint=source.endpoint)
     headers = {"Accept-Encoding": "identity"}  # sizes and offsets are those of the file
@@ -97,7 +97,8 @@ class Content:
         self._response = response
 
     def chunks(self) -> Iterator[bytes]:
-        """As they come: with a size of chunk, what a broken connection had begun would be lost."""
+        """Chunks as they arrive: a fixed chunk size would lose the start of a chunk when the
+        connection breaks."""
         return self._response.iter_raw()
 
 

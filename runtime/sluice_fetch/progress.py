@@ -1,15 +1,22 @@
-"""How far a download is: bytes of all, speed, time left. Several threads add; time is passed in."""
+"""How far a download is (bytes, speed, time left), and `GET /progress`, which serves it as JSON.
+
+Several threads add to the meter; time is passed in. The server answers with the last line of
+progress, and with 503 before the first.
+"""
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 WINDOW_SECONDS: Final = 30.0
-"""Speed is that of the last so many seconds."""
+"""Speed is averaged over this many seconds."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,7 @@ class Progress:
     total: int
     bytes_per_second: float
     eta_seconds: float | None
-    """None where nothing has come lately."""
+    """None if nothing arrived recently."""
 
     def fields(self) -> dict[str, int | None]:
         """As a line of output has them."""
@@ -31,7 +38,7 @@ class Progress:
 
 
 class Meter:
-    """Counts what is there and tells `report` at most every `every_seconds`."""
+    """Counts bytes and calls `report` at most every `every_seconds`."""
 
     def __init__(
         self,
@@ -49,12 +56,12 @@ class Meter:
         self._lock = threading.Lock()
 
     def already_there(self, count: int) -> None:
-        """Bytes that an earlier run had left; negative where they turn out to be worth nothing."""
+        """Adds bytes left by an earlier run; negative if they turn out to be unusable."""
         with self._lock:
             self._there += count
 
     def received(self, count: int) -> None:
-        """Bytes that came just now."""
+        """Adds bytes that were just received."""
         with self._lock:
             self._there += count
             self._received += count
@@ -75,3 +82,49 @@ class Meter:
         speed = (self._received - before) / (now - since) if now > since else 0.0
         left = (self._total - self._there) / speed if speed else None
         return Progress(self._there, self._total, speed, left)
+
+
+TIMEOUT_SECONDS: Final = 5.0
+"""For one request; an idle connection is closed after it."""
+
+
+class ProgressServer:
+    """Serves until the process ends; `show` sets the answer."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises OSError where it cannot listen; port 0: any that is free."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server = type("Server", (_Server,), {"address_family": family})
+        self._server: _Server = server((host, port), _Handler)
+        self.port = int(self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def show(self, fields: Mapping[str, object]) -> None:
+        """Sets what is answered from now on."""
+        self._server.shown = json.dumps(dict(fields)).encode()
+
+    def close(self) -> None:
+        """Stops the server."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    shown: bytes | None = None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = TIMEOUT_SECONDS
+    server: _Server
+
+    def do_GET(self) -> None:
+        body = self.server.shown if self.path == "/progress" else None
+        status = 200 if body is not None else 503 if self.path == "/progress" else 404
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        self.wfile.write(body or b"")
+
+    def log_message(self, *_: object) -> None:
+        """Writes nothing: stdout is for events."""

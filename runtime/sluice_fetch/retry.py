@@ -1,4 +1,4 @@
-"""Tries again what failed for a moment: as the hub asks, else ever more seldom."""
+"""Retries transient failures: after the delay that the hub asks for, else with increasing delay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Retry:
     attempts: int = 6
     """In a row without a byte of progress; 31 seconds together where the hub asks for nothing."""
     max_wait_seconds: float = 300.0
-    """What a hub may ask for; windows of rate limits are of five minutes."""
+    """The longest delay that a hub may ask for; rate-limit windows are five minutes."""
 
     def run(
         self,
@@ -35,7 +35,7 @@ class Retry:
         progress: Callable[[], int] = lambda: 0,
         stop: threading.Event = _NEVER,
     ) -> Result:
-        """What `call` returns at last. Attempts count anew once `progress` has changed.
+        """The result of `call`. Attempts are counted anew when `progress` has changed.
 
         Raises:
             TransientError: the last one.

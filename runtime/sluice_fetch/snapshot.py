@@ -1,4 +1,4 @@
-"""What a commit holds and which of its files an engine reads. Values and pure functions."""
+"""The files of a commit, and which of them an engine reads. Values and pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Selection:
     """The files that an engine reads of a model or of an adapter."""
 
     required: dict[str, re.Pattern[str]]
-    """At least one name of each pattern, by how it is called where there is none."""
+    """Required patterns: at least one name must match each; the text names what is missing."""
     optional: frozenset[str]
     refusal: type[FetchError]
 

@@ -1,4 +1,4 @@
-"""Entry point: says which extra to install where the simulator's needs are missing."""
+"""Entry point: names the extra to install if the simulator's requirements are missing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A scheduler that takes many decode steps at once, where they would change nothing but lengths.
+"""A scheduler that takes many decode steps at once, if they change nothing but lengths.
 
-Between two arrivals or ends of answers every step is the one before with one token more in each
-row. Taking a run of them at once leaves the scheduler as the steps themselves would; all other
-steps are those of the engine's scheduler.
+Between two arrivals or ends of answers, every step is the one before with one more token in each
+row. Such a run leaves the scheduler in the same state as its single steps. All other steps are
+those of the engine's scheduler.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Several engines under one trace: pools for prefill and decode, or mixed engines.
 
-Each engine runs the engine's own scheduler and role, with a cost model as device; pages and
-messages go over simulated wires. A request goes to the less loaded of two engines that are drawn,
-of each pool, by what they hold at that moment. An engine hears others between its steps, as the
-real one does. Every step is scheduled; the CPU's part of a step is taken for hidden.
+Each engine runs the engine's own scheduler and role, with a cost model as device. Pages and
+messages use simulated wires. Of each pool two engines are drawn, and the request goes to the one
+with less load at that moment. An engine takes in messages between its steps, as the real one does.
+Every step is scheduled; the CPU's part of a step is assumed to be hidden.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class FleetReplayed:
 
 
 class FleetReplay:
-    """One run; made anew for each."""
+    """One run; create a new one for each."""
 
     def __init__(
         self, trace: Trace, pools: Sequence[Pool], network: Network, options: Options, seed: int = 0

@@ -1,7 +1,7 @@
-"""Connections and wires of a simulated fleet: the ports through which the engines' roles speak.
+"""Connections and wires of a simulated fleet: the ports that the engines' roles use.
 
-A message takes the latency of the network, a read of pages as long as its bytes take on the wires
-of both engines, which carry one read at a time.
+A message takes the latency of the network. A read of pages takes as long as its bytes take on the
+wires of both engines, which carry one read at a time.
 """
 
 from __future__ import annotations

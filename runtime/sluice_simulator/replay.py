@@ -62,7 +62,7 @@ class PendingStep:
 
 
 class Replay:
-    """One run; made anew for each."""
+    """One run; create a new one for each."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Replay:
                 return Replayed(self._record, self._scheduler.status())
 
     def _arrive(self) -> None:
-        """Hands over what has arrived by now; to a static batch only while there is none."""
+        """Hands over what has arrived; to a static batch only while it is empty."""
         first, most = self._arrived, self._most_at_once
         if most is not None and self._record.open_requests(first):
             return

@@ -1,7 +1,7 @@
-"""The runner's side of a simulated step: how long each row is, and what token comes next.
+"""The runner's side of a simulated step: how long each row is, and its next token.
 
-What a runner keeps as keys and values is a length here. The next token depends on the row's length
-only, so chunks, retractions and steps in flight change no answer.
+Keys and values are represented by a length. The next token depends on the row's length only, so
+chunks, retractions and steps in flight change no answer.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class KvTransfer(ContractModel):
 
     @property
     def backend_or_default(self) -> KvBackend:
-        """Where nobody has said it: the one that is authenticated; RDMA is Mooncake's alone."""
+        """The default backend: the authenticated one; for RDMA, Mooncake."""
         return self.backend or ("Mooncake" if self.protocol == "rdma" else "TCP")
 
 

@@ -85,8 +85,8 @@ ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
 
 
 def unsupported(settings: EngineSettings, *, on_cpus: bool = True) -> Iterator[ConfigError]:
-    """A refusal for every setting the user asked for and this version does not have; `on_cpus`:
-    the engine has no accelerator."""
+    """A refusal for every requested setting that this version does not have. `on_cpus`: the engine
+    has no accelerator."""
     for row in ROWS:
         if row.applies(on_cpus=on_cpus) and row.refuses(settings):
             yield ConfigError(row.key, _value(settings, row.key), row.allowed)

@@ -1,7 +1,7 @@
 """How the router names the prefill engine of a request to the decode engine: a signed header.
 
-A decode engine takes a request only with it, so that no client can make one engine connect to
-another. What every signed header has in common, and the keys of a service, are here, too.
+A decode engine takes a request only with it, so no client can make one engine connect to another.
+Keys of a service and the common part of all signed headers are here, too.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ logger = logging.getLogger("sluice.handover")
 
 
 class InvalidSignatureError(Exception):
-    """A header or a greeting that nobody with the key has written, or too long ago. The message
-    says which, and never shows the value."""
+    """A header or a greeting that was not signed with the key, or too long ago. The message says
+    which, and never shows the value."""
 
 
 class PrefillRef(ContractModel):
-    """One life of one prefill engine: where its bootstrap endpoint is, and its epoch."""
+    """One prefill engine in one epoch, with its bootstrap endpoint."""
 
     host: str = Field(min_length=1, max_length=253)
     port: int = Field(ge=1, le=65535)
@@ -61,8 +61,8 @@ class PrefillRef(ContractModel):
 
 
 class Bound(NamedTuple):
-    """What a header is good for besides a request's id. Engines say in their load report whether
-    they know it (`boundHeaders`)."""
+    """What a header is bound to besides a request's id. Engines say in their load report whether
+    they support it (`boundHeaders`)."""
 
     path: str
     """As the engine gets it, still percent-encoded, without a query."""
@@ -235,7 +235,7 @@ def refuse_other_body(digests: Mapping[str, str], body: bytes) -> None:
 
 
 def is_signed(keys: Sequence[bytes], message: bytes, signature_text: str) -> bool:
-    """Whether `given` is the signature of a message with one of the keys."""
+    """Whether `signature_text` is the signature of a message with one of the keys."""
     return any(
         hmac.compare_digest(signature_text.encode(), signature(key, message).encode())
         for key in keys

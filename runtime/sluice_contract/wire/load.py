@@ -107,7 +107,7 @@ class LoadReport(ContractModel):
 
 
 EngineCondition = Literal["ready", "unready", "draining", "failing"]
-"""Whether the router gives an engine new requests (`ready`), or why it does not."""
+"""Whether an engine gets new requests (`ready`), or why not."""
 
 
 class EngineLoad(ContractModel):

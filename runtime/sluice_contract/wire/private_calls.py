@@ -23,7 +23,7 @@ from sluice_contract.wire.handover import (
 PRIVATE_HEADER: Final = "X-Sluice-Private"
 """`BASE64URL(JSON).HEX(HMAC-SHA256)` over request id, time, path and body, from the router."""
 RESUME_MISMATCH: Final = "resume_mismatch"
-"""Error code of a 409: this engine would not go on from the same prompt."""
+"""Error code of a 409: this engine would not continue from the same prompt."""
 MORE_LINE: Final = b': {"more":true}\n'
 """First line of an event that belongs to the next one: they are passed on together, or not at
 all."""
@@ -58,7 +58,7 @@ class AnswerStart(_Value, frozen=True):
 
 
 class ChoiceSoFar(_Value, frozen=True):
-    """What came of one choice: everything that the comments before told, joined."""
+    """One choice so far: all earlier comments, joined."""
 
     ids: list[int] = []
     scores: list[Score] = []
@@ -79,7 +79,7 @@ class CallHead(_Value, frozen=True):
     """The first line of a private call's body."""
 
     seed: int
-    """63 bits, of requests that give none: all attempts draw alike."""
+    """A 63-bit seed for requests without one, so that all attempts sample the same tokens."""
     resume: Resume | None = None
 
 

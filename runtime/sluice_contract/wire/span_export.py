@@ -1,7 +1,7 @@
-"""Sends spans to an OpenTelemetry collector, from a thread of its own and in batches.
+"""Sends spans to an OpenTelemetry collector, from its own thread and in batches.
 
-Imports OpenTelemetry only when it is opened. What a collector does not take in time is dropped, so
-that nobody waits for it.
+OpenTelemetry is imported only when it is opened. Spans that the collector does not take in time are
+dropped, so that no request waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Spans: what one process did for a request, when, and as a part of what.
+"""Spans: what one process did for a request, when, and as part of what.
 
-A span is told once it is over, as a value; `span_export` sends it where a configuration says so.
-Only requests whose `traceparent` is sampled have any.
+A finished span is a value; `span_export` sends it if configured. Only requests with a sampled
+`traceparent` have spans.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Span:
 
 
 Record = Callable[[Span], None]
-"""Takes a span that is over; never waits, never raises."""
+"""Takes a finished span; never waits, never raises."""
 
 
 def record_part(
@@ -59,7 +59,7 @@ _SAMPLED: Final = 1
 
 
 def trace_id(traceparent: str | None) -> str | None:
-    """32 hexadecimal digits; None if the header is missing or not as W3C wants it."""
+    """32 hexadecimal digits; None if the header is missing or not W3C-conformant."""
     match = _TRACEPARENT.fullmatch(traceparent or "")
     return match[1] if match else None
 

@@ -1,8 +1,8 @@
-"""What the router tells an engine of the tenant whose request it is: a signed header.
+"""What the router tells an engine about the tenant of a request: a signed header.
 
-An engine keeps cached prefixes of tenants apart by a salt, and holds their priorities within
-bounds. The salt is made of the service's key, so that no client can guess it; no engine is told the
-tenant's name, which the router's spans carry, nor its API key. Pure functions.
+The salt in it separates the cached prefixes of tenants, and the priority bounds limit theirs. The
+salt is derived from the service's key, so no client can guess it. Engines do not get the tenant's
+API key, nor its name, which only the router's spans carry. Pure functions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TenantClaims(ContractModel):
 
 
 def claims_of(key: bytes, tenant: Tenant) -> TenantClaims:
-    """What engines are told of a tenant. Its salt stays the same while the key that signs does."""
+    """What engines get about a tenant. Its salt stays the same while the signing key does."""
     most = MAX_PRIORITY if tenant.max_priority is None else tenant.max_priority
     default = tenant.default_priority
     return TenantClaims(

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale r
 
 
 def draw(path: Path, scene: Scene, rows: Sequence[Row]) -> None:
-    """A picture of the best of each policy."""
+    """Draws the best candidate of each policy."""
     trails = {f"{row.policy} ({row.label})": play(scene, candidate_of(scene, row)) for row in rows}
     plot.draw(path, scene, trails)
 
@@ -74,7 +74,7 @@ def _rerun(options: argparse.Namespace) -> int:
 
 
 def scene_of(options: argparse.Namespace) -> Scene:
-    """The trace and the constants that were asked for."""
+    """The trace and the constants from the options."""
     trace, constants = _trace(options)
     cut = at_rate(window(trace, options.start, options.seconds), options.rate)
     if not cut.requests:

@@ -1,7 +1,7 @@
-"""Every constant of the replays: one place, so that all policies are compared under the same.
+"""Every constant of the replays in one place, so that all policies are compared under the same.
 
-An engine is a part of an H200 with Llama-3-8B in bfloat16. The figures of the device are what it
-reaches, not its data sheet.
+An engine is a part of an H200 with Llama-3-8B in bfloat16. The device figures are reached values,
+not those of the data sheet.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a request must have: both count."""
+    """The promise of a request: both must hold."""
 
     ttft_seconds: float
     itl_seconds: float
@@ -52,7 +52,7 @@ class Constants:
     """From the decision to the first request that is taken."""
     hand_over_seconds: float = 0.08
     """Two pools: from the end of a prompt until the decode engine has it. Mostly the step that runs
-    there meanwhile; so that times agree with those of the exact fleet."""
+    there meanwhile; chosen to match the exact fleet."""
     report_age_seconds: float = 0.5
     """Of load reports when a policy sees them."""
     first_replicas: int = 2
@@ -76,4 +76,4 @@ AZURE: Final = Constants()
 MOONCAKE: Final = replace(AZURE, share=1 / 2, promise=Promise(10.0, 0.15))
 """Prompts are ten times as long: 12,000 tokens on average, up to 123,000."""
 GOAL: Final = 0.99
-"""Share of the requests that could have what is promised on an idle engine, which must have it."""
+"""Required share: of the requests whose promise an idle engine could keep."""

@@ -1,10 +1,10 @@
-"""How many engines a trace needs at each second, at least: the promise's time between tokens as the
-only limit.
+"""A lower bound for the engines that a trace needs at each second; the promised ITL is the only
+limit.
 
 At T seconds a step, an engine with a share rho of its time for prompts has T (1 - rho) left for
 reading weights and context. With the rows that a rate brings, that is linear in the requests: each
-takes (prompt + output x context read) / (1 - base / T) of an engine. What pages and rows allow is
-linear, too; the greatest of the three counts.
+takes (prompt + output x context read) / (1 - base / T) of an engine. The limits of pages and rows
+are linear, too; the greatest of the three counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluice_simulator.traces.request import Trace, TraceRequest
 def engines_needed(
     trace: Trace, constants: Constants, roles: Sequence[Role]
 ) -> Mapping[Role, list[float]]:
-    """Of each second of the trace; a request's answer counts while it would run."""
+    """Engines for each second of the trace; a request counts while its answer would run."""
     return {role: _of_role(trace, constants, role) for role in roles}
 
 

@@ -1,6 +1,6 @@
-"""The same engines in the exact fleet: the engines' own schedulers, steps, and roles.
+"""The same engines in the exact fleet: with the engines' own schedulers, steps and roles.
 
-What the light fleet leaves out is seen by running a fixed fleet through both.
+Running a fixed fleet through both shows what the light fleet leaves out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAIT_SECONDS: Final = 0.0002
 
 
 def exact_trail(trace: Trace, constants: Constants, replicas: Mapping[Role, int]) -> Trail:
-    """What requests got of a fixed fleet, as the light one tells it."""
+    """The trail of a fixed fleet, in the form of the light one."""
     cost, settings = _cost(constants), _settings(constants)
     pools = [Pool(role, number, cost, settings) for role, number in replicas.items()]
     page_bytes = int(PAGE_TOKENS * constants.device.kv_token_bytes)
@@ -49,7 +49,8 @@ def exact_trail(trace: Trace, constants: Constants, replicas: Mapping[Role, int]
 
 
 def _cost(constants: Constants) -> Cost:
-    """Attention hides behind nothing there; a row costs only what it reads, as here."""
+    """The cost model of the exact fleet: attention is not hidden behind weight reads; a row costs
+    only what it reads, as here."""
     device, share = constants.device, constants.share
     return Cost(
         name="light",

@@ -1,7 +1,7 @@
 """A fleet whose size a policy decides, under a trace: arrivals, starts, drains, and a budget.
 
-Requests go to the less loaded engine of each pool they need, as the router knows them at that
-moment; while a pool has none that is ready, the router holds them. A policy sees load reports of a
+Requests go to the less loaded engine of each pool they need, by the router's knowledge at that
+moment. While a pool has no ready engine, the router holds them. A policy sees load reports of a
 certain age. An engine that must go takes no more requests and holds its GPU until its last answer.
 """
 
@@ -18,8 +18,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.outcome import Change, Trail
 from sluice_simulator.autoscale.policies.policy import Policy, Targets
-from sluice_simulator.autoscale.replica import Replica, Work
-from sluice_simulator.autoscale.reports import report
+from sluice_simulator.autoscale.replica import Replica, Work, report
 from sluice_simulator.autoscale.step_times import StepTimes
 from sluice_simulator.traces.request import Trace
 
@@ -29,7 +28,7 @@ HANDED_OVER = -2
 
 
 class AutoscaledFleet:
-    """One replay; made anew for each."""
+    """One replay; create a new one for each."""
 
     def __init__(
         self, trace: Trace, constants: Constants, policy: Policy, first: Mapping[Role, int]
@@ -57,7 +56,7 @@ class AutoscaledFleet:
             self._pools[role] = [self._replica(role, 0.0) for _ in range(replicas)]
 
     def run(self) -> Trail:
-        """Until every request has ended."""
+        """Runs until every request has ended."""
         works, index, left = self.trail.works, 0, len(self.trail.works)
         tick = self._policy.interval_seconds
         look = tick - self._constants.report_age_seconds
@@ -163,7 +162,8 @@ class AutoscaledFleet:
         return finished
 
     def _hear(self, decode: Replica) -> int:
-        """A decode engine hears of requests and prompts between its steps; how many ended."""
+        """A decode engine takes in requests and prompts between its steps; returns how many
+        requests ended."""
         if decode.busy:
             self._wake(decode)
             return 0
@@ -239,7 +239,8 @@ class AutoscaledFleet:
             self._remove_if_drained(victim)
 
     def _victims(self, active: Sequence[Replica], named: Sequence[str]) -> list[Replica]:
-        """Those that start before those that the policy names, before those with least work."""
+        """Order of removal: starting engines, then those that the policy names, then those with
+        least work."""
         place = {name: number for number, name in enumerate(named)}
 
         def order(replica: Replica) -> tuple[bool, int, float]:

@@ -1,8 +1,8 @@
 """Policies by name, each with the grid over which it is tuned.
 
-A grid is made of ladders. A ladder goes from what costs most to what costs least, and attainment
-falls along it, so that its last good step is found by halving; a ladder of one step is just tried.
-Ours has no grid: it is given the promise.
+A grid is made of ladders. A ladder goes from the most expensive step to the cheapest, and
+attainment falls along it, so its last good step is found by halving. A ladder of one step is just
+tried. Our policy has no grid: it gets the promise.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from sluice_simulator.autoscale.policies.hpa import Hpa, Rule
 from sluice_simulator.autoscale.policies.keda import KedaTokenAware, Thresholds
 from sluice_simulator.autoscale.policies.ours import Ours, settings_of
 from sluice_simulator.autoscale.policies.planner import DynamoLike
-from sluice_simulator.autoscale.policies.policy import Policy
-from sluice_simulator.autoscale.policies.simple import Static
+from sluice_simulator.autoscale.policies.policy import Policy, Static
 from sluice_simulator.traces.request import Trace
 
 REQUESTS: Final = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 48)
@@ -39,7 +38,7 @@ PREFILL_USED: Final = (0.35, 0.5, 0.7)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What all policies of a contest share."""
+    """What all compared policies share."""
 
     trace: Trace
     constants: Constants
@@ -156,4 +155,4 @@ POLICIES: Final[Mapping[str, Grid]] = {
     "static": _static,
     "clairvoyant": _clairvoyant,
 }
-"""What each does is told in the module of its name."""
+"""Each policy is described in its module."""

@@ -1,4 +1,4 @@
-"""What one replay was like, in the figures that policies are compared by."""
+"""One replay in the figures by which policies are compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Change:
 
 @dataclass(slots=True)
 class Trail:
-    """What happened, as the fleet writes it down."""
+    """What happened, as recorded by the fleet."""
 
     works: list[Work] = field(default_factory=list)
     replica_seconds: float = 0.0
@@ -46,9 +46,10 @@ class Outcome:
 
     requests: int
     attained: float
-    """Share of all requests that had what is promised."""
+    """Share of all requests whose promise was kept."""
     attainable: float
-    """Share that could: the others are promised less time than an idle engine takes for them."""
+    """Share whose promise could be kept: the others are promised less time than an idle engine
+    takes for them."""
     replica_hours: float
     ttft_p50_seconds: float
     ttft_p99_seconds: float
@@ -58,7 +59,7 @@ class Outcome:
 
     @property
     def attainment(self) -> float:
-        """Of the requests that could have what is promised."""
+        """Share of kept promises among those that could be kept."""
         return self.attained / self.attainable if self.attainable else 0.0
 
 
@@ -83,7 +84,7 @@ def outcome(trail: Trail, constants: Constants) -> Outcome:
 
 
 def kept(work: Work, constants: Constants) -> bool:
-    """Whether the request had what is promised."""
+    """Whether the promise of the request was kept."""
     promise = constants.promise
     return ttft_seconds(work) <= promise.ttft_seconds and itl_seconds(work) <= promise.itl_seconds
 
@@ -93,7 +94,7 @@ def ttft_seconds(work: Work) -> float:
 
 
 def itl_seconds(work: Work) -> float:
-    """Mean of the answer; 0 of one token."""
+    """Mean ITL of the answer; 0 for one token."""
     return (work.ended_seconds - work.first_token_seconds) / max(1, work.output_tokens - 1)
 
 

@@ -1,6 +1,6 @@
-"""A picture of a contest: what is needed, what each policy held, and what requests got.
+"""A picture of a comparison: the need, the engines of each policy, and the latencies of requests.
 
-Needs matplotlib, and only when it is called.
+Matplotlib is imported only on call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Policies beside each other: of each, the best of its grid.
+"""Compares policies, each with the best of its grid.
 
-A policy with a grid gets what a user could find who knew the trace: the cheapest that reaches the
-goal, else the one that comes nearest. The goal is 99 %, or what ours reaches where that is less:
-costs are compared at equal attainment.
+The best is what a user who knew the trace could find: the cheapest candidate that reaches the goal,
+else the nearest. The goal is 99 %, or what our policy reaches if that is less, so that costs are
+compared at equal attainment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BOUND_SECONDS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy's best candidate, how it did, and of how many replays it is the best."""
+    """A policy's best candidate, its outcome, and the number of replays that were tried."""
 
     policy: str
     label: str
@@ -69,7 +69,7 @@ def play(scene: Scene, candidate: Candidate) -> Trail:
 
 
 def candidate_of(scene: Scene, row: Row) -> Candidate:
-    """The one that a row is of."""
+    """The candidate of a row."""
     ladders = POLICIES[row.policy](scene)
     return next(
         candidate for ladder in ladders for candidate in ladder if candidate.label == row.label
@@ -87,7 +87,7 @@ def bound_hours(scene: Scene) -> float:
 
 
 def _climbed(scene: Scene, goal: float, ladder: Ladder) -> Iterator[tuple[Candidate, Outcome]]:
-    """Those of a ladder that halving tries; all that matters is its last good step."""
+    """The candidates of a ladder that halving tries; the caller needs its last good step."""
     low, high = 0, len(ladder)
     while low < high:
         middle = (low + high) // 2

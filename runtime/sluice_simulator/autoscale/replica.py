@@ -1,9 +1,8 @@
-"""One engine of a light fleet: a queue of prompts, rows that decode, and the step that runs.
+"""One engine of a light fleet: a queue of prompts, rows that decode, and the running step.
 
-Prompts are computed in order, a chunk a step, beside the rows. Without prompts, steps are taken at
-once until an answer ends; whoever comes meanwhile is heard at the end of the step that runs then.
-Pages are reserved for half of an answer, which is what rows hold on average. Who calls it keeps the
-time.
+Prompts are computed in order, a chunk a step, beside the rows. Without prompts, several steps are
+taken at once, until an answer ends; new work then waits for the end of the running step. Pages are
+reserved for half of an answer, the average that rows hold. The caller keeps the time.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_autoscaler.sample import EngineSample
 from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.step_times import StepTimes
 
 ROW_SECONDS: Final = 0.001
-"""What a row counts for, on a whole device, when the router compares engines."""
+"""Weight of a row, on a whole device, when the router compares engines."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Work:
 
 
 class Replica:
-    """Told of work and of the ends of its steps."""
+    """The engine; the fleet calls it with new work and at the end of each step."""
 
     def __init__(
         self, name: str, role: Role, ready_seconds: float, constants: Constants, times: StepTimes
@@ -53,10 +53,10 @@ class Replica:
         self.ready_seconds = ready_seconds
         self.draining = False
         self.version = 0
-        """Of the step that runs: an end that was planned before is void."""
+        """Version of the running step: an event with an older one is void."""
         self.waiting: deque[Work] = deque()
         self.handed_over: list[Work] = []
-        """Whose prompts have come from a prefill engine since the last step began."""
+        """Requests whose prompts came from a prefill engine since the last step began."""
         self.queued_tokens = 0
         self.rows = 0
         self.coming = 0
@@ -125,7 +125,8 @@ class Replica:
         return now + seconds
 
     def interrupt(self, now: float) -> float | None:
-        """Work has come: when the step that runs now ends, if it was to be one of several."""
+        """New work has come; returns the end of the running step if several were planned at
+        once."""
         if self._steps <= 1:
             return None
         steps = self._times.steps_by(now - self._began, self.rows, self._context)
@@ -181,7 +182,7 @@ class Replica:
         return min(1.0, kv_tokens / self._constants.kv_pool_tokens)
 
     def itl_seconds(self, now: float) -> float | None:
-        """Between two tokens of late; of several steps at once, those that are over count."""
+        """Recent ITL; of several steps at once, only finished ones count."""
         steps = self._steps_by(now)
         seconds = self._times.run_seconds(steps, self.rows, self._context) if steps else 0.0
         return self.pace.itl_seconds(now, self.rows * steps, self.rows * seconds)
@@ -219,7 +220,8 @@ class Replica:
 
 
 class Pace:
-    """Rates as the real engine reports them: of steps with prompts, and of late between tokens."""
+    """Rates as the real engine reports them: prefill rate over steps with prompts, and recent
+    ITL."""
 
     FORGETTING: Final = 0.98
     ITL_SECONDS: Final = 10.0
@@ -243,8 +245,8 @@ class Pace:
         return self._weight / self._seconds if self._seconds else None
 
     def itl_seconds(self, now: float, tokens: int, waited_seconds: float) -> float | None:
-        """Of about the last ten seconds; None while no answer ran. `tokens`: those on top of what
-        was told, with their time."""
+        """ITL over about the last ten seconds; None while no answer ran. `tokens` and
+        `waited_seconds`: not yet added."""
         total, waited = self._tokens + tokens, self._waited + waited_seconds
         self._seen.append((now, total, waited))
         while len(self._seen) > 2 and self._seen[1][0] <= now - self.ITL_SECONDS:
@@ -252,3 +254,31 @@ class Pace:
         _, before, waited_before = self._seen[0]
         generated = total - before
         return (waited - waited_before) / generated if generated > 0 else None
+
+
+def report(replica: Replica, now: float, constants: Constants) -> EngineSample:
+    """The engine's load report at `now`; policies see it `report_age_seconds` later."""
+    rate = replica.pace.prefill_tokens_per_second
+    waiting, running = len(replica.waiting), replica.rows
+    decode = replica.role is Role.DECODE
+    return EngineSample(
+        name=replica.name,
+        role=replica.role,
+        epoch=replica.name,
+        condition="draining" if replica.draining else "ready",
+        age_seconds=constants.report_age_seconds,
+        queued_requests=waiting,
+        queued_tokens=replica.queued_tokens,
+        queued_work_seconds=replica.queued_tokens / rate if rate else 0.0,
+        running_requests=running + (replica.coming if decode else 0),
+        max_running_requests=constants.max_running_requests,
+        kv_used=replica.kv_used(now),
+        bootstrap_requests=waiting if replica.role is Role.PREFILL else 0,
+        prealloc_requests=waiting if decode else 0,
+        transfer_requests=replica.coming if decode else 0,
+        prefill_tokens_per_second=rate,
+        itl_seconds=replica.itl_seconds(now),
+        prompt_tokens_total=replica.received_tokens,
+        generated_tokens_total=replica.generated_tokens,
+        finished_requests_total=replica.finished,
+    )

@@ -1,7 +1,7 @@
-"""Decisions of a journal, taken again: the same samples and settings, today's `decide`.
+"""Takes the decisions of a journal again: the same samples and settings, today's `decide`.
 
-Each is decided on the history that the journal has before it, so that one difference does not lead
-to others. Of a journal that was thinned out the history is, too.
+Each decision uses the journal's own history, so that one difference does not cause others. If the
+journal was thinned out, so is the history.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Other forms of a trace, and ramps that are made: the same requests at other times.
+"""Other shapes of a trace, and synthetic ramps: the same requests at other times.
 
-A form keeps order and lengths, and bends time: where the intensity is twice the mean, requests come
-twice as fast as they did. Ramps follow the stages of llm-d's token-aware guide (llm-d/llm-d,
+A shape keeps order and lengths, and bends time: at twice the mean intensity, requests come twice as
+fast. Ramps follow the stages of llm-d's token-aware guide (llm-d/llm-d,
 guides/workload-autoscaling/keda-epp-token-aware), with Poisson arrivals from a seed.
 """
 
@@ -61,7 +61,7 @@ def formed(trace: Trace, form: str) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Some time in which all requests are alike."""
+    """A period with equal requests."""
 
     seconds: float
     rate: float

@@ -1,4 +1,4 @@
-"""How long steps of one engine take: a formula, exact for runs of decode steps that are alike.
+"""How long steps of one engine take: a formula, exact for runs of equal decode steps.
 
     seconds = step + (weights + context) read + max(0, prompts computed - weights read)
 

@@ -1,4 +1,4 @@
-"""What a contest prints: a table for people, JSON lines for everything else."""
+"""The output of a comparison: a table for people, JSON lines for programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The ways to arrange two engines, and up to which load each keeps a promise.
 
 Simulated with the engines' own scheduler and roles: every step of a synthetic trace, at rates of a
-grid that is searched by halving. Two engines, since fewer cannot be split.
+grid that is searched by halving. Two engines are the minimum for a split.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A cost model from limits: what a device could do at most, and the share of it that is reached.
+"""A cost model from limits: what a device could do at most, times the share that is reached.
 
-The share is what the preset of the H200 has, 81 %; with each doubling of GPUs a tenth goes to what
-they tell each other. Nothing here was measured with this engine.
+The share is that of the H200 preset, 81 %. Each doubling of GPUs costs a tenth for communication.
+Nothing here was measured with this engine.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
 def read_lines(path: Path, lines: Iterable[str]) -> list[TraceRequest]:
-    """One request a line; blank lines are passed over.
+    """One request a line; blank lines are skipped.
 
     Raises:
         TraceError: names the line, the value and what is allowed.

@@ -1,7 +1,7 @@
-"""Token ids that stand for a trace's prompts: they hit the prefix cache where the trace says so.
+"""Token ids that stand for a trace's prompts: they hit the prefix cache where the trace does.
 
-What a token means is nothing to the scheduler; only which prompts begin alike. A block's tokens are
-its id, so equal blocks are equal tokens; a prompt without blocks has tokens of its own.
+The scheduler only needs to know which prompts begin alike. A block's tokens are its id, so equal
+blocks are equal tokens; a prompt without blocks has its own tokens.
 """
 
 from __future__ import annotations

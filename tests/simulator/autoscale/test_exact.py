@@ -8,7 +8,7 @@ from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.exact import exact_trail
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
 from sluice_simulator.autoscale.outcome import outcome
-from sluice_simulator.autoscale.policies.simple import Static
+from sluice_simulator.autoscale.policies.policy import Static
 
 from tests.simulator.autoscale.scenes import chats
 

@@ -10,7 +10,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
 from sluice_simulator.autoscale.outcome import Trail, itl_seconds, ttft_seconds
-from sluice_simulator.autoscale.policies.simple import Plan, Static
+from sluice_simulator.autoscale.policies.policy import Plan, Static
 from sluice_simulator.autoscale.replica import Replica
 from sluice_simulator.autoscale.step_times import StepTimes
 from sluice_simulator.traces.request import Trace, TraceRequest

@@ -1,1 +1,1 @@
-"""Who decides how many engines there are: our rule, and the rules of others."""
+"""Policies that decide the number of engines: ours, and those of others."""

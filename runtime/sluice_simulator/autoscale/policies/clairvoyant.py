@@ -1,7 +1,7 @@
-"""What one could do who knows the trace: engines are there when they are needed, and not before.
+"""The result of knowing the trace: engines exist when they are needed, and not before.
 
-A plan has two parameters, which are tuned: over how many seconds the need is averaged, and how much
-of an engine is used. An engine is kept over a pause that is shorter than its start.
+A plan has two tuned parameters: the seconds over which the need is averaged, and the used share of
+an engine. An engine is kept over a pause that is shorter than its start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Foresight:
 
 
 class Clairvoyant:
-    """Numbers of each second."""
+    """Engines for each second."""
 
     interval_seconds = 1.0
 

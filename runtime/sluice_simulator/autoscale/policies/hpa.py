@@ -1,10 +1,10 @@
 """The HorizontalPodAutoscaler's algorithm, for a metric of pods and for an external one.
 
 After kubernetes/kubernetes, pkg/controller/podautoscaler (replica_calculator.go, horizontal.go):
-the ratio of the metric to its target with a tolerance of 10 %; pods without metrics count as idle
-where it would grow, and as on target where it would shrink; the highest recommendation of the last
-five minutes holds a pool up; it grows by four pods or by half of what it becomes in 15 s, whichever
-is more.
+the ratio of the metric to its target, with a tolerance of 10 %. Pods without metrics count as idle
+when it would grow, and as on target when it would shrink. The highest recommendation of the last
+five minutes limits shrinking. Growth is at most four pods or half of the new size in 15 s,
+whichever is more.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def external_metric_replicas(pool: PoolSample, total: float, target: float) -> i
 
 
 class Behaviour:
-    """What becomes of recommendations: one pool's stabilisation and limits, as by default."""
+    """From recommendations to replicas: one pool's default stabilisation and limits."""
 
     def __init__(self, maximum: int, down_seconds: float, minimum: int = 1) -> None:
         self._limits = minimum, maximum

@@ -1,9 +1,9 @@
-"""KEDA's token-aware scaling as llm-d ships it: seconds of prompts that wait, and KV occupancy.
+"""KEDA's token-aware scaling as llm-d ships it: seconds of waiting prompts, and KV occupancy.
 
 After llm-d/llm-d, guides/workload-autoscaling/keda-epp-token-aware: prefill = ceil(prompt tokens
-that are sent to engines and not computed / peak prefill rate / 1.5 s), decode = ceil(sum of the KV
-occupancies / 0.8), both as external metrics of an HPA with its defaults, 1 to 10 engines. Engines
-that do both take the greater number. The peak rate is measured once, and configured.
+sent to engines and not computed / peak prefill rate / 1.5 s), decode = ceil(sum of the KV
+occupancies / 0.8). Both are external metrics of an HPA with its defaults, 1 to 10 engines. Mixed
+engines take the greater number. The peak rate is measured once, and configured.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Ours:
     interval_seconds = TICK_SECONDS
 
     def __init__(self, settings: Settings, on_tick: Callable[[Tick], object] | None = None) -> None:
-        """`told`: gets every tick."""
+        """`on_tick`: called with every tick."""
         self._settings = settings
         self._history = History()
         self._on_tick = on_tick
@@ -43,7 +43,7 @@ class Ours:
 
 
 def settings_of(constants: Constants, roles: Sequence[Role]) -> Settings:
-    """A service's settings that say what the constants promise, and nothing tuned."""
+    """A service's settings with the promise of the constants, and nothing tuned."""
     limits = PoolLimits(minimum=1, maximum=constants.max_replicas, gpus=1)
     return Settings(
         dict.fromkeys(roles, limits),

@@ -1,9 +1,10 @@
 """A planner like that of NVIDIA's Dynamo: a forecast every 180 s, and a reactive step every 5 s.
 
-After ai-dynamo/dynamo, docs/design-docs/planner-design.md. The forecast is the constant one (what
-comes is what came), divided by what an engine can do under the promise as a profile would say; the
-result is a lower bound. Above it the reactive loop adds one engine when all engines expect to break
-the promise, and takes one when all stay below 80 % of it; nothing while a change is under way.
+After ai-dynamo/dynamo, docs/design-docs/planner-design.md. The forecast is constant (the last
+interval repeats), divided by the rate that an engine keeps under the promise, as a profile would
+say. The result is a lower bound. Above it the reactive loop adds one engine when all engines expect
+to break the promise, and removes one when all stay below 80 % of it. It waits while a change is
+under way.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Traffic:
         self.prompt_tokens = self.output_tokens = self.requests = 0
 
     def add(self, role: Role, prompt_tokens: int, output_tokens: int, requests: int) -> None:
-        """What an engine did since it was looked at before; each request counts in one pool."""
+        """Adds what an engine did since the last look; each request counts in one pool."""
         if role is not Role.DECODE:
             self.prompt_tokens += prompt_tokens
             self.requests += requests
