@@ -11,7 +11,7 @@ from sluice_operator.api.schema import inlined_schema
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
 from sluice_operator.api.status import EnginePoolStatus, InferenceServiceStatus
 from sluice_operator.manifests.engine import PROCESS_TEMPLATE_FIELDS
-from sluice_operator.validation import unsupported as of_service
+from sluice_operator.validation import errors as of_service
 
 from docs.generate.fields import Notes, Row, Section, allowed_by, rules_of, sections_of
 from docs.generate.markdown import GENERATED, table

@@ -1,7 +1,7 @@
-"""Every decorator of the operator: what Kopf is told to do, and who does it.
+"""Every decorator of the operator: what Kopf watches, and which function is called.
 
-Kopf holds the watches, which begin where the informer's listings end. There are no handlers of
-changes, no daemons and no timers: these would put annotations and finalizers on users' objects.
+Kopf holds the watches, which begin at the version of the informer's listings. There are no change
+handlers, daemons or timers: these would put annotations and finalizers on users' objects.
 """
 
 from __future__ import annotations
@@ -83,18 +83,23 @@ def admitting(
 
 
 ERROR_BACKOFFS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 5.0)
-"""In seconds. After these Kopf ends, and is started anew with what may be followed by then, a new
-log-in and new certificates."""
+"""In seconds.
+
+After this time Kopf ends and is restarted, with the current rights, a new log-in and new
+certificates.
+"""
 SILENCE_SECONDS: Final = 70.0
 """The API server sends a bookmark every minute: a longer silence is a dead connection."""
 WORKERS: Final = 20
 IDLE_SECONDS: Final = 0.01
-"""Kopf has a task for each object that has lately changed, with the parsed object: few, which end
-soon."""
+"""Kopf keeps a task, with the parsed object, for each recently changed object.
+
+There are few, and they end soon.
+"""
 
 
 def adjust(settings: kopf.OperatorSettings, kinds: Iterable[Kind]) -> None:
-    """Has Kopf watch and do nothing else: it writes nothing, and looks for nothing."""
+    """Limits Kopf to watching: it writes nothing and scans nothing."""
     settings.persistence.progress_storage = NoProgress()
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.posting.enabled = False
@@ -121,7 +126,7 @@ def end_watches() -> None:
 
 
 def as_connection_info(log_in: LogIn) -> kopf.ConnectionInfo:
-    """The same log-in in Kopf's words."""
+    """The log-in as Kopf's type."""
     configuration = log_in.configuration
     scheme, _, token = configuration.api_key.get("BearerToken", "").partition(" ")
     return kopf.ConnectionInfo(
@@ -163,7 +168,7 @@ def as_session(info: kopf.ConnectionInfo, begin: Begin) -> kopf.AiohttpSession:
 
 
 class NoProgress(kopf.ProgressStorage):
-    """Nothing is kept on objects of how far handlers have come."""
+    """Stores no handler progress on objects."""
 
     def fetch(self, **_: Any) -> None:
         return None
@@ -182,7 +187,7 @@ class NoProgress(kopf.ProgressStorage):
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Nothing is kept on objects of what they were, and nothing copied to compare it."""
+    """Stores no former state on objects, and copies nothing to compare."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()

@@ -1,7 +1,7 @@
-"""What reconciles and the autoscaler tell each other about a service: values, no deeds.
+"""Values that reconciles and the autoscaler exchange about a service.
 
-Reconciles read the cluster and say what is there to be scaled, and between which limits; the
-autoscaler says what it has decided last, for the service's status.
+Reconciles read the cluster and say what can be scaled, and within which limits. The autoscaler
+reports its last decision for the service's status.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class PoolPods:
     draining: int = 0
     """Pods that are being deleted, and hold their GPUs until they are gone."""
     planned: int = 0
-    """Engines that the roll-out gives to all revisions together, and one that may come beside
+    """Engines that the roll-out plans for all revisions together, plus one that may come beside
     them while pods are replaced."""
 
     names: frozenset[str] = frozenset()
-    """Of pods that are not being deleted, nor without a place: these go first anyway."""
+    """Names of placed pods that are not being deleted; unplaced pods are removed first anyway."""
     victims: frozenset[str] = frozenset()
     """Those of them that are marked to go first, by whichever operator."""
 
@@ -118,7 +118,7 @@ class Autoscaling(Protocol):
 
 
 class _NoAutoscaling:
-    """Nobody scales."""
+    """Scales nothing."""
 
     def service_seen(self, key: Key, scaled: ScaledService | None) -> None: ...
 
@@ -131,4 +131,4 @@ class _NoAutoscaling:
 
 
 NO_AUTOSCALING: Final[Autoscaling] = _NoAutoscaling()
-"""Of a reconcile that runs by itself."""
+"""For a reconcile without an autoscaler."""

@@ -17,7 +17,7 @@ from sluice_operator.api.crd import engine_pool_crd, inference_service_crd
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine import PROCESS_TEMPLATE_FIELDS
-from sluice_operator.validation.unsupported import refusals
+from sluice_operator.validation.errors import unsupported_parts
 
 from docs.generate.__main__ import generated_pages, main
 from docs.generate.fields import Notes, sections_of
@@ -61,7 +61,7 @@ def test_a_refused_field_says_what_is_allowed_so_far() -> None:
                    },
     }  # fmt: skip
     page = PAGES["inferenceservice.md"]
-    refused = {each.field for each in refusals(InferenceServiceSpec.model_validate(spec))}
+    refused = {each.field for each in unsupported_parts(InferenceServiceSpec.model_validate(spec))}
     assert len(refused) == 4
     for field in refused:
         rows = [row for row in page.splitlines() if row.startswith(f"| `{field}` ")]

@@ -13,7 +13,7 @@ from sluice_contract.wire.load import EngineCondition
 from sluice_operator.cli.image_options import DEFAULT_IMAGES
 from sluice_operator.cli.preview import preview
 from sluice_operator.manifests.network import MONITORING_LABEL
-from sluice_operator.process.status_metrics import STATES
+from sluice_operator.process.metrics import STATES
 from sluice_router.errors import RetryReason
 from sluice_runtime.scheduler.batch import ForwardMode
 from sluice_runtime.server.metrics import HANDOVER_FAILURES

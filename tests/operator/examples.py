@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sluice_contract.cluster import labels
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
-from sluice_operator.manifests.applied_fields import with_applied_fields
+from sluice_operator.manifests.metadata import with_applied_fields
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved

@@ -14,7 +14,7 @@ from sluice_contract.config.accelerators import Accelerator, product_row, same_p
 from sluice_contract.config.sizing import Source, sizes_of
 
 from sluice_operator.accelerators.labels import NodeGpus, gpus_of, labels_of
-from sluice_operator.accelerators.wanted import (
+from sluice_operator.accelerators.node_requirements import (
     gpu_count,
     node_selector,
     product_label,

@@ -5,6 +5,11 @@ own memory. Sources: NVIDIA k8s-device-plugin, `docs/gpu-feature-discovery/READM
 Access to GPUs"; ROCm k8s-device-plugin, `cmd/k8s-node-labeller/README.md`; GKE "Run GPUs in
 Standard node pools"; Karpenter "Well-known labels" for AWS; EKS "Target AI/ML workloads to
 specific nodes with labels".
+
+Nodes without such labels are known by their machine type (`MACHINES`). Sources are the providers'
+own lists, read in 2026: AWS "Accelerated computing instances" (EC2), Azure "GPU accelerated sizes",
+Google Cloud "GPU machine types". Names are those of the accelerator table where it has the product.
+An unknown type is not guessed.
 """
 
 from __future__ import annotations
@@ -14,12 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluice_operator.accelerators.instance_types import LABELS as INSTANCE_TYPE
-from sluice_operator.accelerators.instance_types import product_of_type
-from sluice_operator.accelerators.wanted import AMD, AMD_PRODUCT
+from sluice_operator.accelerators.node_requirements import AMD, AMD_PRODUCT
 from sluice_operator.kube.kinds import Manifest
-
-Labels = Mapping[str, Any]
 
 NVIDIA: Final = "nvidia.com"
 PRODUCT: Final = "nvidia.com/gpu.product"
@@ -29,7 +30,8 @@ GKE_CLIENTS: Final = "cloud.google.com/gke-max-shared-clients-per-gpu"
 REPLICAS: Final = "nvidia.com/gpu.replicas"
 KARPENTER: Final = "karpenter.k8s.aws/instance-gpu-"
 EKS: Final = "eks.amazonaws.com/instance-gpu-"
-
+INSTANCE_TYPES: Final = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
+Labels = Mapping[str, Any]
 SHARED: Final = "-SHARED"
 _PROFILE: Final = re.compile(r"\b\d+g\.(?P<gib>\d+)gb", re.IGNORECASE)
 """Of a MIG instance: its slices and its memory in GiB, e.g. 3g.20gb."""
@@ -125,7 +127,7 @@ SOURCES: Final = (
     Source(GKE, _gke, NVIDIA),
     Source(f"{KARPENTER}name", _aws(KARPENTER)),
     Source(f"{EKS}name", _aws(EKS)),
-    *(Source(label, _machine) for label in INSTANCE_TYPE),
+    *(Source(label, _machine) for label in INSTANCE_TYPES),
 )
 """The most exact first."""
 
@@ -163,3 +165,48 @@ def _amount(value: object) -> int | None:
     if match is None or (number := int(match["number"])) == 0:
         return None
     return number * 1024 if match["unit"].upper() == "G" else number
+
+
+def _patterns(*rows: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
+    return tuple((re.compile(pattern, re.IGNORECASE), product) for pattern, product in rows)
+
+
+MACHINES: Final = _patterns(
+    # AWS
+    (r"^p3dn\.", "V100-32GB"),
+    (r"^p3\.", "V100-16GB"),
+    (r"^p4d\.", "A100-40GB"),
+    (r"^p4de\.", "A100-80GB"),
+    (r"^p5\.", "H100"),
+    (r"^p5en?\.|^p5e\.", "H200"),
+    (r"^p6-b200\.", "B200"),
+    (r"^p6e-gb200\.", "GB200"),
+    (r"^g4dn\.", "T4"),
+    (r"^g5\.", "A10G"),
+    (r"^gr?6\.", "L4"),
+    (r"^g6e\.", "L40S"),
+    # Azure
+    (r"^Standard_NC\d+as_T4_v3$", "T4"),
+    (r"^Standard_NC\d+s_v3$", "V100-16GB"),
+    (r"^Standard_NC\d+ads_A100_v4$", "A100-80GB"),
+    (r"^Standard_ND\d+asr(_A100)?_v4$", "A100-40GB"),
+    (r"^Standard_ND\d+amsr_A100_v4$", "A100-80GB"),
+    (r"^Standard_N[CD]\d+\w*_H100_v5$", "H100"),
+    (r"^Standard_ND\d+\w*_H200_v5$", "H200"),
+    (r"^Standard_ND\d+\w*_GB200_v6$", "GB200"),
+    (r"^Standard_ND\d+\w*_MI300X_v5$", "MI300X"),
+    # Google Cloud
+    (r"^a2-highgpu-|^a2-megagpu-", "A100-40GB"),
+    (r"^a2-ultragpu-", "A100-80GB"),
+    (r"^a3-(high|mega|edge)gpu-", "H100"),
+    (r"^a3-ultragpu-", "H200"),
+    (r"^a4-highgpu-", "B200"),
+    (r"^a4x-highgpu-", "GB200"),
+    (r"^g2-standard-", "L4"),
+    (r"^g4-standard-", "RTX-PRO-6000"),
+)
+
+
+def product_of_type(instance_type: str) -> str | None:
+    """The GPU of a machine type; None where the table has none."""
+    return next((product for pattern, product in MACHINES if pattern.search(instance_type)), None)

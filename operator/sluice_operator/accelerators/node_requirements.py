@@ -1,12 +1,14 @@
-"""What a pool's `accelerator` asks of Kubernetes: resource, node labels, tolerations.
+"""What a pool's `accelerator` asks of nodes: resource, labels, tolerations, and a plausible name.
 
-Nodes are for `find`.
+Pure: reads the spec. Nodes themselves are read in `find`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
+
+from sluice_contract.config.accelerators import labels_near
 
 from sluice_operator.api.pools import GPU_RESOURCE, AcceleratorSpec
 from sluice_operator.kube.kinds import Manifest
@@ -57,3 +59,18 @@ def tolerations(accelerator: AcceleratorSpec | None) -> list[Manifest]:
     resource = resource_name(accelerator)
     keys = dict.fromkeys((resource, f"{resource.partition('/')[0]}/gpu"))
     return [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
+
+
+def unusual_spelling(accelerator: AcceleratorSpec | None) -> str | None:
+    """A warning if no known node label has this product's spelling but a similar one. None if the
+    spec names the label itself."""
+    if accelerator is None or accelerator.product is None or accelerator.product_label:
+        return None
+    near = labels_near(accelerator.product)
+    if not near:
+        return None
+    label = product_label(accelerator)
+    return (
+        f"no node is known to say {accelerator.product}, and these pods go to nodes with the label "
+        f"{label}={accelerator.product} alone; near it: {', '.join(near)}"
+    )

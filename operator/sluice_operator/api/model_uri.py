@@ -1,6 +1,6 @@
-"""Where a model and its adapters come from, and what the engine is told instead.
+"""Where a model and its adapters come from, by URI, and the URI that the engine gets instead.
 
-Understands the URI alone; whether the model is there, others find out.
+Pure: whether the model exists is checked elsewhere.
 """
 
 from __future__ import annotations

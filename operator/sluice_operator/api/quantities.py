@@ -31,6 +31,7 @@ def amount(value: Any) -> Decimal | None:
 
 
 def is_at_most(value: Any, limit: Any) -> bool:
-    """Whether `value` is no more than `limit`; what is no quantity is for others to refuse."""
+    """Whether `value` is at most `limit`. True if either is not a quantity: the field's own rule
+    refuses that."""
     value_amount, most = amount(value), amount(limit)
     return value_amount is None or most is None or value_amount <= most

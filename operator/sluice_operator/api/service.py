@@ -1,6 +1,6 @@
 """InferenceService: what a user asks for, field by field.
 
-The whole v1alpha1 shape, including what `validation/unsupported.py` still refuses.
+The whole v1alpha1 shape, including what `validation/errors.py` still refuses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Carries a plan out: server-side apply of what differs, then deletion of what is left over.
+"""Carries out a plan: server-side apply of what differs, then deletion of what is left over.
 
-A write that is refused stops nothing behind it, but for what would do harm without it: see
-`_Run.holds_back`. Says what it wrote, and decides nothing about what should be there.
+A refused write does not stop later writes, unless they would do harm without it: see
+`_Run.holds_back`. The applier reports what it wrote; the plan decides what should exist.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Outcome:
     unwritten: frozenset[Identity] = frozenset()
     """The objects that are not as planned: those that were refused, and what was held back."""
     interrupted: RequestError | None = None
-    """The API server does not answer: the rest was not tried. To be raised, once what was
-    overwritten before is told."""
+    """The API server does not answer, so the rest was not tried. Raise it after the events about
+    overwritten edits are recorded."""
     again: RequestError | None = None
     """Set: not all was carried out. To be raised once the status is written."""
 
@@ -142,9 +142,9 @@ class _Run:
             self.unwritten.add(refused.of)
 
     def holds_back(self, desired: Manifest) -> bool:
-        """Whether `desired` has to wait: the new owner of its replicas has not taken them over; its
-        pods lack what they need; it binds a role that was refused; or it would end pods that
-        another object of its kind should replace, which was refused."""
+        """Whether `desired` has to wait, for one of four reasons: the new owner of its replicas has
+        not taken them over; its pods lack what they need; it binds a refused role; or it would end
+        pods whose replacement was refused."""
         of = identity(desired)
         live = self.there.get(of)
         waits = (
@@ -177,9 +177,12 @@ class _Run:
 
 
 class Applier:
-    """Writes only what differs. Without memory, but for objects that the server stores otherwise
-    than they were sent (a webhook, an unusual spelling): comparing says "differs" there each time,
-    so what was sent and what became of it is kept, and is sent again only when either changes."""
+    """Writes only what differs.
+
+    The server may store an object differently from what was sent (a webhook, an unusual spelling),
+    and a comparison would then differ every time. For such objects the applier remembers what it
+    sent and what was stored. It sends again only when either changes.
+    """
 
     def __init__(self, client: ApiClient, random_bytes: RandomBytes = secrets.token_bytes) -> None:
         self._client = client

@@ -1,7 +1,7 @@
 """Events about edits of children that were reverted: who owns the field, and where to change it.
 
-Pure. An edit is told from a change of plan by the stamp that the child carries; children without
-one are put right without a word.
+Pure. The stamp of a child tells an edit from a change of plan. Children without a stamp are
+corrected without an event.
 """
 
 from __future__ import annotations

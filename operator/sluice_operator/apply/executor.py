@@ -64,8 +64,8 @@ class _Refusal:
 
 @dataclass(frozen=True)
 class Executor:
-    """Writes the children, then the status and the events of the object they belong to. Knows
-    since when a write is refused; after a restart it lasts anew."""
+    """Writes the children, then the status and the events of the object they belong to. Remembers
+    since when each write is refused; a restart begins anew."""
 
     applier: Applier
     reporter: Reporter

@@ -16,7 +16,7 @@ from sluice_contract.cluster.labels import FIELD_MANAGER
 
 from sluice_operator.apply.ssa_diff import FieldSet, owned_fields
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.applied_fields import APPLIED_FIELDS, fields_hash
+from sluice_operator.manifests.metadata import APPLIED_FIELDS, fields_hash
 
 
 def applied_spec(live: Manifest) -> Manifest | None:

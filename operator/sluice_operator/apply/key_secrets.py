@@ -1,7 +1,7 @@
 """Creates Secrets with a random key, and never reads one.
 
-Whether a Secret is there is learned by creating it: that it exists already is the normal answer.
-Each is tried once for every state in which the plan says that something may wait for it.
+A create request shows whether the Secret exists: "already exists" is the normal answer. Each Secret
+is tried once for every state in which pods may wait for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CreatingClient(Protocol):
 
 
 class KeySecrets:
-    """Creates what is not there. Remembers only what it has tried."""
+    """Creates missing Secrets. Remembers only what it has tried."""
 
     def __init__(self, client: CreatingClient, random_bytes: RandomBytes) -> None:
         self._client = client

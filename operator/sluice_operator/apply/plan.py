@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 from sluice_contract.cluster.labels import FIELD_MANAGER
 
 from sluice_operator.kube.kinds import Manifest, Reference
-from sluice_operator.validation.refusal import Refusal
+from sluice_operator.validation.errors import Refusal
 
 REPLICAS_MANAGER: Final = f"{FIELD_MANAGER}-replicas"
 """The field manager that holds the replicas of pools that their InferenceService does not set."""
@@ -68,7 +68,7 @@ class Plan:
     """What to write. Level-triggered: equal observations give equal plans."""
 
     secrets: tuple[KeySecret, ...] = ()
-    """To be there before anything else is written."""
+    """Must exist before anything else is written."""
     apply: tuple[Manifest, ...] = ()
     """Full desired objects without status, owner references set; to be applied in this order."""
     take_over: tuple[Manifest, ...] = ()
@@ -83,14 +83,14 @@ class Plan:
     events: tuple[Event, ...] = ()
     """Recorded when this plan is carried out; empty at rest."""
     refusal: Refusal | None = None
-    """Set: why the spec is not carried out. The plan is that of what is there all the same."""
+    """Set: why the spec is not carried out. The plan then keeps what exists."""
     paused: bool = False
     """Set: nothing is written but status."""
 
 
 def is_destructive(plan: Plan, children: Iterable[Manifest]) -> bool:
-    """Whether carrying `plan` out would end engines or routers, delete something or move a field
-    to another owner: what another apply would not undo."""
+    """Whether `plan` ends engines or routers, deletes something, or moves a field to another owner:
+    what another apply could not undo."""
     if plan.prune or plan.take_over or plan.let_go:
         return True
     before = {identity(child): child for child in children}
@@ -102,8 +102,8 @@ def is_destructive(plan: Plan, children: Iterable[Manifest]) -> bool:
 
 
 def is_less(desired: Manifest, live: Manifest) -> bool:
-    """Whether `desired` asks for fewer pods than `live`, in all or of a revision. Who does not say
-    how many there are in all leaves that to others."""
+    """Whether `desired` asks for fewer pods than `live`, in all or of one revision. An object
+    without a total leaves the total to its other owner, and only its revisions are compared."""
     after = _counts(desired)
     return any(
         after.get(revision, 0 if after and revision else count) < count

@@ -1,8 +1,8 @@
 """Whether an apply would change anything: a desired manifest against a live object.
 
-Pure. The live object's `managedFields` say which fields this manager owns, and how the server
-keys each list, so no schema is needed. Another manager that changes an owned value takes the
-field out of our set: equal sets and equal values mean that an apply would be a no-op.
+Pure. The live object's `managedFields` say which fields this manager owns, and how the server keys
+each list, so no schema is needed. If another manager changes an owned value, the field leaves our
+set. So equal sets and equal values mean that an apply changes nothing.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _same_list(desired: list[Any], owned: FieldSet, live: list[Any]) -> bool:
 
 
 def _item(items: list[Any], key: Mapping[str, Any]) -> Any:
-    """The item that `key` names. A key field may be left to its default: the item that gives
-    most of the fields, and none otherwise, is the one."""
+    """The item that `key` names. A key field with a default may be left out: then the item with
+    most of the key's fields matches, if there is only one."""
     matching = [
         item
         for item in items

@@ -15,7 +15,7 @@ from sluice_operator.kube.errors import Cause
 from sluice_operator.kube.kinds import Manifest
 
 REPAIR_MANAGER: Final = "sluice-operator-repair"
-"""Its entry in managedFields is removed at once: while it owns fields, no apply could drop them."""
+"""Its entry in managedFields is removed at once: no apply could drop fields that it owns."""
 
 CONFLICT_REASONS: Final = frozenset({"FieldValueDuplicate", "FieldValueForbidden"})
 """Two items of one name; two sources in one volume."""

@@ -1,1 +1,1 @@
-"""Scales the pools of services: query their load → decide → carry out → tell."""
+"""Scales the pools of services: query their load → decide → carry out → record events."""

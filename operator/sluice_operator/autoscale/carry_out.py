@@ -1,8 +1,8 @@
-"""Asks EnginePools for the engines that were decided, as the field manager of scaled replicas.
+"""Writes decided replicas to EnginePools, as the field manager of scaled replicas.
 
-Pools shrink before others grow. A number that somebody has written by hand is replaced. Pods that
-should go first get a lower deletion cost, by which their ReplicaSet chooses among ready pods; a
-cost that cannot be written stops nothing.
+Pools shrink before others grow. A number written by hand is replaced. Pods that should go first get
+a lower deletion cost; ReplicaSets use it to choose among ready pods. If a cost cannot be written,
+scaling continues.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Outcome:
     failed: RequestError | None = None
     """What has stopped the rest: the next tick decides anew."""
     rivals: tuple[str, ...] = ()
-    """Nothing was written, as these field managers scale a pool too."""
+    """Nothing was written, because these field managers scale a pool too."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PoolScaler:
     async def __call__(
         self, scaled: ScaledService, pods: Mapping[Role, PoolPods], decision: Decision
     ) -> Outcome:
-        """Makes the changes that the decision wants, one after the other; `pods`: of each pool."""
+        """Makes the decided changes, one after the other. `pods`: of each pool."""
         written: list[Written] = []
         for change in sorted(decision.changes, key=lambda pool: pool.desired - pool.current):
             pool = scaled.pools[change.role]
@@ -86,16 +86,16 @@ logger = logging.getLogger(__name__)
 
 
 class Victims:
-    """Marks pods, and takes back the marks of those that have stayed, also those of an operator
-    before this."""
+    """Marks pods that should go first, and removes marks from pods that stayed, also marks of an
+    earlier operator process."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._marked: dict[str, frozenset[str]] = {}
 
     async def mark(self, namespace: str, pool: str, pods: PoolPods, names: Iterable[str]) -> None:
-        """Has those of `pods` that are in `names` go first, and no other of the pool, which is
-        named by its uid. Routers say the names: those that are none of the pool's do not count."""
+        """Marks those of `pods` that are in `names`, and no others of the pool with this uid. Names
+        come from routers; names that are not pods of the pool are ignored."""
         victims = pods.names & frozenset(names)
         before = pods.victims | self._marked.pop(pool, frozenset())
         for name in sorted(before - victims):

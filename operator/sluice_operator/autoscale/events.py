@@ -1,6 +1,7 @@
-"""What people hear of a decision: the condition, `status.scaling`, and an event for each change.
+"""What users see of a decision: the condition, `status.scaling`, and an event for each change.
 
-Pure. Says when a status is worth another write: not for numbers alone, which differ each time.
+Pure. It also decides when a status is worth another write: numbers alone are not, as they differ at
+each tick.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def scaling_of(sample: Sample, decision: Decision, outcome: Outcome, now: dateti
 def is_news(
     before: Scaling | None, after: Scaling, decision: Decision, since_told_seconds: float
 ) -> bool:
-    """Whether the status is to be written anew. Where one reason follows another and nothing comes
-    of it, not each time."""
+    """Whether the status is worth a write. A mere change of reason without a change of replicas is
+    not written each time."""
     if before is None or before.check.status != after.check.status:
         return True
     if after.check.status == "True":

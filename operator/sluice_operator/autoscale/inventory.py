@@ -1,7 +1,7 @@
-"""What reconciles have seen of scaled services, what was written since, and who else scales them.
+"""What reconciles saw of scaled services, what was written since, and who else scales them.
 
-Nothing is read from the API server for a tick: every event of a pod leads to a reconcile of its
-pool, which counts the pods and tells the counts.
+A tick reads nothing from the API server. Every event of a pod leads to a reconcile of its pool,
+which counts the pods and reports the counts here.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Outside:
 
 
 class OtherScalers:
-    """Whether somebody else scales a pool too, so that two would write against each other.
+    """Detects another scaler of a pool, so that two do not write against each other.
 
-    One write from outside is replaced: a person tried something. Another soon after is a
-    HorizontalPodAutoscaler or a script; the pool is left to it until it has been silent for long.
+    One write from outside is replaced: a person tried something. A second write soon after is a
+    HorizontalPodAutoscaler or a script. The pool is left to it until it has been silent for long.
     Writes are counted by the uid of the EnginePool.
     """
 
@@ -45,8 +45,8 @@ class OtherScalers:
         self._seen: dict[str, _Outside] = {}
 
     def seen(self, uid: str, writes: frozenset[Write], now: float) -> None:
-        """Who but the operator owns the replicas of a pool, since when. What is there at first is
-        of whoever scaled it before."""
+        """Notes field managers other than the operator that own replicas of a pool, and since when.
+        The first managers seen belong to whoever scaled the pool before."""
         outside = self._seen.setdefault(uid, _Outside(writes))
         if writes - outside.writes:
             outside.times = [*outside.times[-1:], now]
@@ -68,7 +68,8 @@ class OtherScalers:
 
 
 class ScalingInventory:
-    """Services by key, and their pools by role; what is older than a write of ours loses."""
+    """Services by key, and their pools by role. Observations older than our own last write are
+    ignored."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -84,7 +85,7 @@ class ScalingInventory:
         return service
 
     def service_seen(self, key: Key, scaled: ScaledService | None) -> None:
-        """Takes a service up; None: it is not to be scaled."""
+        """Notes a service; None: it is not scaled."""
         if scaled is None:
             self._services.pop(key, None)
             return
@@ -95,7 +96,7 @@ class ScalingInventory:
         self._services[key] = replace(scaled, pools=pools)
 
     def pool_seen(self, key: Key, role: Role, pods: PoolPods) -> None:
-        """Takes the pods of a pool up, and the replicas that it is asked for by now."""
+        """Notes the pods of a pool, and its current replicas."""
         self._pods.setdefault(key, {})[role] = pods
         self._note(key, role, pods.replicas, pods.generation)
 
@@ -129,7 +130,7 @@ class ScalingInventory:
         return self._pods[key]
 
     def fixed_gpus(self, key: Key) -> int:
-        """GPUs that others than the scaled pools of a service that is known hold, or soon will."""
+        """GPUs that the service's unscaled pools and other modes hold, or will hold soon."""
         service, pods = self._services[key], self._pods[key]
         return service.former_gpus + sum(
             gpus * (pods[role].replicas + pods[role].surplus(pods[role].replicas))

@@ -1,8 +1,8 @@
 """Keeps each service's journal of decisions in a ConfigMap, `NAME-scaling`, for people and replays.
 
-In memory is only what was not written yet. A service's journal is written once a minute at most,
-and that of one where nothing was decided anew every ten. It is an aid: what cannot be written is
-tried again later, and stops nothing.
+Memory holds only what was not written yet. A journal is written at most once a minute, and at most
+every ten minutes while no decision changes. The journal is an aid: a failed write is retried later
+and stops nothing. `sluice_autoscaler` defines the form of a line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUIET_WRITE_SECONDS: Final = 600.0
 PENDING_BYTES: Final = 64 * 1024
 """Of one service in memory; what is older is lost when writing fails for long."""
 UNPACKED_BYTES: Final = 8 * 2**20
-"""Of a journal that is read; more is none of ours."""
+"""Maximum size of a journal that is read; a larger one was not written here."""
 LOOK_SECONDS: Final = 5.0
 FLUSH_SECONDS: Final = 3.0
 """For what is pending when the operator ends; its Lease is held until then."""
@@ -154,8 +154,8 @@ def journal_name(service: str) -> str:
 
 
 def journal_manifest(live: Manifest, text: str) -> Manifest:
-    """The ConfigMap with the journal of the service `live`, which goes with it. Not one of its
-    children: those are planned, and watched."""
+    """The ConfigMap with the journal of the service `live`, which owns it. It is not a planned
+    child: children are planned and watched."""
     metadata = live["metadata"]
     owner = {"apiVersion": live["apiVersion"], "kind": live["kind"]}
     owner |= {"name": metadata["name"], "uid": metadata["uid"]}

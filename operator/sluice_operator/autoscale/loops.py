@@ -1,6 +1,7 @@
-"""A loop for each scaled service, so that none waits for another's routers.
+"""A loop for each scaled service, so that no service waits for another's routers.
 
-Implements what reconciles see of the autoscaler. Not what a tick does.
+Implements `Autoscaling`, the autoscaler as reconciles see it. Loops begin, pause and end here;
+`tick` is one iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Autoscaler:
-    """Ticks every service that is scaled, until it is not any more. Loops run inside `run`."""
+    """Ticks every scaled service, until it is no longer scaled. Loops run inside `run`."""
 
     def __init__(self, tick: ScalingTick, clock: Clock, gone: Callable[[Key], None]) -> None:
         """`gone`: called with a service that was deleted."""

@@ -1,7 +1,7 @@
 """Asks the routers of a service for its load, all at the same time.
 
-A router that does not answer in time, or not with a load, is left out. One may be newer than this
-operator: keys that are unknown are ignored.
+A router without a valid answer in time is left out. A router may be newer than this operator, so
+unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sluice_operator.log import fields
 
 TIMEOUT_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 2.0
-"""When a router that has not answered, say as it starts again, is asked anew for a request."""
+"""Delay before a router that did not answer (it may be restarting) is asked again about a
+request."""
 MAX_BYTES: Final = 8 * 2**20
 """Of one answer: ten thousand engines."""
 

@@ -1,4 +1,4 @@
-"""One sample of a service: its routers' answers merged, beside what is known of its pods. Pure."""
+"""One sample of a service: its routers' answers merged, with what is known of its pods. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from sluice_contract.wire.load import EngineLoad, LoadReport, ServiceLoad
 def sample_of(
     loads: Iterable[ServiceLoad], pools: Mapping[Role, PoolSample], time_seconds: float
 ) -> Sample:
-    """The service as its routers see it: what waits in each is added, and of each engine the
-    freshest report counts. A router that has not found its engines yet says nothing of them."""
+    """The service as its routers see it. Waiting requests of all routers are added up; of each
+    engine the freshest report counts. A router that has not found its engines yet is not
+    counted."""
     answered = tuple(loads)
     waiting = sum(load.waiting_requests for load in answered)
     discovered = [load for load in answered if load.discovered]

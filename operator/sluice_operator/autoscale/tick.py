@@ -51,11 +51,11 @@ class TickMemory:
     """What is remembered of a service between two ticks."""
 
     unix_offset_seconds: float
-    """Of the clock that never goes back: samples have Unix time as it was at the first tick, so
-    that they mean something to the next operator, and a clock that is set stops nothing."""
+    """Offset from the monotonic clock to Unix time at the first tick. Samples carry this Unix time,
+    so the next operator process can use them, and a changed system clock does no harm."""
     history: History = field(default_factory=History)
     scaling: Scaling | None = None
-    """As it was last told."""
+    """As it was last reported."""
     told_at_seconds: float = 0.0
     is_quiet: bool = False
     """There was nothing to do, and no pool can shrink."""
@@ -80,7 +80,7 @@ class ScalingTick:
     memories: dict[Key, TickMemory] = field(default_factory=dict)
 
     async def __call__(self, key: Key) -> float:
-        """Returns after how many seconds to look again."""
+        """Returns the seconds until the next look."""
         scaled = self.inventory.service(key)
         if scaled is None:
             return TICK_SECONDS
@@ -106,7 +106,7 @@ class ScalingTick:
         return TICK_SECONDS
 
     async def _carried_out(self, key: Key, scaled: ScaledService, decision: Decision) -> Outcome:
-        """Nothing is, while somebody else scales a pool too."""
+        """Carries out the decision, unless another scaler owns a pool."""
         if rivals := self.inventory.rivals(key):
             return Outcome(rivals=rivals)
         outcome = await self.carry_out(scaled, self.inventory.pods(key), decision)
@@ -122,7 +122,7 @@ class ScalingTick:
             self.changed(key)
 
     async def _slept(self, scaled: ScaledService, wake: asyncio.Event) -> bool:
-        """Sleeps until a request comes, for a while; whether it was woken instead."""
+        """Sleeps for a while, or until a request comes; returns whether a request came."""
         quiet = asyncio.ensure_future(self.query.quiet(scaled.routers, QUIET_SECONDS))
         woken = asyncio.ensure_future(wake.wait())
         try:
@@ -136,7 +136,7 @@ class ScalingTick:
         return changed
 
     async def _remembered(self, key: Key, scaled: ScaledService) -> TickMemory:
-        """What is known of earlier ticks, also of those of an operator before this."""
+        """Earlier ticks of the service, also of an earlier operator process."""
         if key not in self.memories:
             ticks = await self.journals.last_ticks(scaled.live)
             now = self.clock.now().timestamp()

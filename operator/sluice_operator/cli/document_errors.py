@@ -11,7 +11,7 @@ from typing import Final
 from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.cli.documents import Document
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.validation.refusal import INVALID, Refusal
+from sluice_operator.validation.errors import INVALID, Refusal
 
 UNREADABLE: Final = "Unreadable"
 MORE: Final = "(more is checked once this is right)"

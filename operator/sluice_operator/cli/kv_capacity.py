@@ -1,6 +1,6 @@
 """What a preview says of KV capacity, pool by pool: for people, and for programs.
 
-Of others than a hub's models the operator knows no more than the spec says.
+For models that are not from a hub, the operator has only the spec.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def engine_kv_capacity(model: ModelStatus | None, pool: PlannedPool) -> KvCapaci
 def capacity_lines(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Iterator[str]:
-    """An indented line; none where nothing is known, and never will be."""
+    """An indented line; none if the capacity can never be known here."""
     capacity = engine_kv_capacity(model, pool)
     if capacity.tokens is None and not is_fetched(spec.model):
         return
@@ -65,7 +65,7 @@ def running_lines(model: ModelStatus | None, pool: PlannedPool) -> Iterator[str]
 def capacity_json(
     spec: InferenceServiceSpec, model: ModelStatus | None, pool: PlannedPool
 ) -> Manifest | None:
-    """None where nothing is known, and never will be."""
+    """None if the capacity can never be known here."""
     capacity = engine_kv_capacity(model, pool)
     if capacity.tokens is None and not is_fetched(spec.model):
         return None

@@ -1,9 +1,10 @@
 """`sluice plan|render -f service.yaml`: what the operator would do, without a cluster.
 
-Reads files and prints; every decision is the operator's own. `sluice simulate` is the simulator's
-command: another program, since nothing of the operator knows the runtime; so is `sluice autoscale
-replay`. `sluice translate` is `translate.command`, `sluice explain` is `explain.command`. Two ask a
-cluster: `sluice autoscale history`, which is `history`, and `sluice rollout`, `rollout.command`.
+Reads files and prints; every decision is the operator's own code. `sluice simulate` and `sluice
+autoscale replay` start the simulator, a separate program, because the operator does not import the
+runtime. `sluice translate` is `translate.command`; `sluice explain` is `explain.command`. Two
+commands need a cluster: `sluice autoscale history` (`history`) and `sluice rollout`
+(`rollout.command`).
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def _status(results: Iterable[Result]) -> int:
 
 def _simulate(module: str, command: Sequence[str], arguments: Sequence[str]) -> int:
     """Replaces this process by a program of the simulator, which reports missing requirements
-    itself. Does not return then."""
+    itself. Returns only if that fails."""
     if find_spec(SIMULATOR) is None:
         name = " ".join(["sluice", *command])
         missing = f"{name}: the simulator is not installed; it comes with the extra"

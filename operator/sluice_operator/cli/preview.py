@@ -17,7 +17,7 @@ from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.config.sizing import Source, sizes_of
 from sluice_contract.config.supported import unused_without_adapters
 
-from sluice_operator.accelerators.spelling import unusual_spelling
+from sluice_operator.accelerators.node_requirements import unusual_spelling
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.api.service import InferenceServiceSpec

@@ -41,8 +41,8 @@ def _transition(before: Mapping[str, Any] | None, check: Check, now: datetime) -
 
 
 def answering(ready: int, desired: int, what: str, updated: Check) -> Check:
-    """Ready, of `what` there are several of: one that answers will do. `updated` says why none
-    does; that none is asked for is no fault."""
+    """Ready, for a group of `what`: one that answers is enough. `updated` says why none does. A
+    group of desired size zero is no fault."""
     if ready:
         count = f"As many {what} answer as are asked for."
         if ready < desired:
@@ -79,8 +79,9 @@ def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
 
 
 def apply_failed(refused: Iterable[Refused]) -> Check | None:
-    """The check of Updated and Stalled when the API server refuses children; None where it refuses
-    none of the needed kinds. It names the first in the order of the plan, which others need."""
+    """The check of Updated and Stalled when the API server refuses children; None if it refuses
+    none of the needed kinds. It names the first in the order of the plan, because others depend on
+    it."""
     errors = [refusal.error for refusal in refused if not refusal.is_optional]
     if not errors:
         return None
@@ -95,8 +96,8 @@ def report_of(
     status: Manifest,
     notable: frozenset[str] = frozenset(),
 ) -> Report:
-    """The report once `plan` was carried out; `before`: the last status, `notable`: ordinary
-    reasons of Updated that are worth an event all the same."""
+    """The report after `plan` was carried out. `before`: the last status. `notable`: reasons of
+    Updated that get an event although they are normal."""
     written = [event for event in plan.events if outcome.unwritten.isdisjoint(event.written)]
     refusals = [
         Event("Warning", reasons.APPLY_FAILED, str(refusal.error)) for refusal in outcome.refused

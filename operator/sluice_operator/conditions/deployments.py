@@ -47,8 +47,8 @@ def shortfall(
 
 
 def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
-    """Whether only a person helps a Deployment that is not complete: a pod's failure is one that
-    waiting does not cure, or the Deployment's own deadline has passed."""
+    """Whether a Deployment that is not complete needs a person: waiting does not cure a pod's
+    failure, or the Deployment's own deadline has passed."""
     current = tuple(pods)
     failure = first_failure(current)
     lasting = failure is not None and failure.lasting
@@ -56,7 +56,8 @@ def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
 
 
 def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
-    """Whether the deadline counts: to a Deployment an engine that loads makes no progress."""
+    """Whether the deadline counts. A Deployment does not see the progress of an engine that loads
+    its model."""
     return reached.deadline_exceeded and not any(map(is_loading, pods))
 
 

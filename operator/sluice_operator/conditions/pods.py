@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
-from sluice_contract.cluster.termination import EXIT_REFUSED, TerminationMessage
+from sluice_contract.cluster.termination import EXIT_REFUSED, TOKEN_MISSING, TerminationMessage
 
 from sluice_operator.api.template import ENGINE_CONTAINER
-from sluice_operator.conditions.hub_token import name_secret
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.fetching import TOKEN_VOLUME
 
+HUB_ACCESS_FIELD: Final = "spec.model.tokenSecretRef"
+FILE_OPTION: Final = "--token-file: "
+"""What the fetcher's messages about the token begin with."""
 IMAGE_REASONS: Final = frozenset(
     {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"}
 )
@@ -25,7 +28,7 @@ START_REASONS: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 DIED_REASONS: Final = frozenset({"EngineDied", "ApiProcessDied"})
-"""A process was ended from outside, as far as the other one knows; kubelet may know more."""
+"""A process was ended from outside, as seen by the other process; kubelet may know the cause."""
 MODEL_REASONS: Final = frozenset({"ModelLoadFailed", "NotAModel"})
 UNSCHEDULABLE: Final = "Unschedulable"
 SCHEDULING_GATED: Final = "SchedulingGated"
@@ -52,7 +55,7 @@ class PodFailure:
     reason: str
     message: str
     repeats: bool = False
-    """Another attempt will fail too: it has happened so often, or the process says so."""
+    """Another attempt will fail too: it has failed often, or the process says so."""
     restarts: int = 0
     """Of the container that fails."""
 
@@ -63,7 +66,7 @@ class PodFailure:
 
     @property
     def halts(self) -> bool:
-        """Whether a roll-out that makes such pods had better stop. Nodes may still come for pods
+        """Whether a roll-out that makes such pods should stop. Nodes may still come for pods
         without a place, and a first crash may be an accident."""
         fails_to_start = self.reason in IMAGE_REASONS | START_REASONS
         return self.lasting or fails_to_start or self.restarts >= REPEATS
@@ -89,8 +92,8 @@ def is_unschedulable(pod: Manifest) -> bool:
 
 
 def is_loading(pod: Manifest) -> bool:
-    """Whether the pod's engine loads its model and makes progress: its startup probe has passed,
-    which it does then, and its liveness probe has not ended it, which it does otherwise."""
+    """Whether the pod's engine loads its model and makes progress. Then its startup probe has
+    passed, and its liveness probe has not ended it."""
     engines = (container for container in _containers(pod) if container["name"] == ENGINE_CONTAINER)
     engine = next(engines, {})
     runs = engine.get("started") and "running" in (engine.get("state") or {})
@@ -249,3 +252,19 @@ def _name(pod: Manifest) -> str:
 def _line(text: str | None) -> str:
     """One line, without what changes on every attempt."""
     return " ".join((text or "").split())[:1024]
+
+
+def name_secret(pod: Manifest, termination: TerminationMessage) -> TerminationMessage:
+    """A container's termination message; a message about the hub's token gets the pod's Secret and
+    key, which the fetcher does not know."""
+    volumes = (pod.get("spec") or {}).get("volumes") or ()
+    source = next((volume["secret"] for volume in volumes if volume["name"] == TOKEN_VOLUME), None)
+    if source is None or not termination.message.startswith(FILE_OPTION):
+        return termination
+    secret, key = source["secretName"], source["items"][0]["key"]
+    if termination.reason == TOKEN_MISSING:
+        message = f"{HUB_ACCESS_FIELD}: there is no Secret {secret} with the key {key}"
+    else:
+        problem = termination.message.removeprefix(FILE_OPTION)
+        message = f"{HUB_ACCESS_FIELD}: Secret {secret}, key {key}: {problem}"
+    return termination.model_copy(update={"message": message})

@@ -1,6 +1,6 @@
-"""The reasons of Ready and Updated that more than one module has to know, and what they mean.
+"""The reasons of Ready and Updated that several modules use, and what they mean.
 
-Other reasons are defined beside the only check that uses them.
+Other reasons are defined beside their only check.
 """
 
 from __future__ import annotations
@@ -39,4 +39,4 @@ HEALTHY: Final = frozenset(
 """Expected in normal operation; all others cause a warning event. (The event about an edit is
 recorded when it is reverted.)"""
 STALLING: Final = frozenset({APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED})
-"""They need a person, whatever else there is."""
+"""They need a person, whatever the other conditions say."""

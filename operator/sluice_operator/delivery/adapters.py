@@ -1,7 +1,8 @@
-"""How adapters of a hub get to the engines: each is resolved and downloaded by one Job, once. Pure.
+"""How adapters of a hub get to the engines: each is resolved and downloaded by one Job, once.
 
-What was downloaded stands in status, and only what stands there is in the file that engines follow.
-A version that cannot be had leaves the one before, and concerns neither model nor other adapters.
+Pure. Downloaded adapters are recorded in status, and only recorded ones are in the file that
+engines follow. If a version cannot be fetched, the former one stays; the model and other adapters
+are not affected.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sluice_operator.delivery.resolved_model import (
 from sluice_operator.kube.kinds import JOB, Manifest, of_kind
 from sluice_operator.manifests.fetching import adapter_arguments, fetch_job
 from sluice_operator.manifests.metadata import Owner
-from sluice_operator.validation.refusal import INVALID
+from sluice_operator.validation.errors import INVALID
 
 FETCHING_ADAPTERS: Final = "FetchingAdapters"
 MAX_AT_ONCE: Final = 4
@@ -45,9 +46,9 @@ class AdapterDelivery:
     manifests: tuple[Manifest, ...] = ()
     """What the delivery needs, to be applied in this order."""
     fetched: tuple[FetchedAdapter, ...] = ()
-    """What is known of them from now on."""
+    """What is recorded of them now."""
     check: Check | None = None
-    """Why not all are there; one that has failed is told first."""
+    """Why some are missing; a failed one comes first."""
     events: tuple[Event, ...] = ()
 
 
@@ -70,7 +71,7 @@ class _Task:
 
     @property
     def ends(self) -> bool:
-        """Whether no pod of it will come any more."""
+        """Whether its Job creates no more pods."""
         return isinstance(self.outcome, Done | Failed)
 
 
@@ -110,7 +111,7 @@ def plan_adapters(
 
 
 def assumed_adapters(service: str, model: ModelSpec) -> tuple[Manifest, ...]:
-    """The status of adapters that nobody has resolved: for previews."""
+    """Assumed status of unresolved adapters, for previews."""
     claim = claim_of(service, model)
     return tuple(
         FetchedAdapter(
@@ -167,8 +168,8 @@ def _record(
 
 
 def _jobs(tasks: Iterable[_Task]) -> Iterator[Manifest]:
-    """Those that stay or are made, each once: two adapters may be of one repository. One that runs
-    goes on before another is made; one whose outcome is lost goes, and is made again."""
+    """Jobs that stay or are created, each once: two adapters may share a repository. A running Job
+    continues before another is created. A Job with a lost outcome is deleted and created again."""
     jobs = {task.job["metadata"]["name"]: task for task in tasks}
     stay = [task for task in jobs.values() if not isinstance(task.outcome, Lost)]
     yield from (task.job for task in stay if task.ends)

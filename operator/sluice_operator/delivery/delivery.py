@@ -1,8 +1,8 @@
-"""How a hub's model gets to the engines: resolved once, downloaded once where there is a cache, and
-only then are engines made of it. Pure.
+"""How a hub's model gets to the engines: it is resolved once, and downloaded once if there is a
+cache; engines are created only then.
 
-What was resolved stands in status; the next reconcile acts on it, so that nothing is made of a
-commit that is not recorded.
+Pure. The resolved commit is recorded in status, and the next reconcile acts on it. So nothing is
+created from a commit that is not recorded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sluice_operator.manifests.fetching import (
 from sluice_operator.manifests.hub import HubAccess, ca_config_maps
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.placement import AS_IT_COMES, Placement
-from sluice_operator.validation.refusal import INVALID, Refusal
+from sluice_operator.validation.errors import INVALID, Refusal
 
 PLACE: Final = "spec.model.uri"
 UNSUPPORTED_ARCHITECTURE: Final = "UnsupportedArchitecture"
@@ -56,7 +56,7 @@ GB: Final = 1e9
 
 @dataclass(frozen=True)
 class Fetcher:
-    """What models are fetched with, and from where."""
+    """The image that fetches models, and how it reaches hubs."""
 
     image: str
     hub: HubAccess
@@ -72,7 +72,7 @@ class Fetcher:
 
 @dataclass(frozen=True)
 class DeliveryObserved:
-    """What there is of a service, as far as its model is concerned."""
+    """What exists for the delivery of a service's model."""
 
     service: Manifest
     children: tuple[Manifest, ...]
@@ -91,9 +91,9 @@ class Delivery:
     waiting: Check | None = None
     """Set: no engine can be made of the model yet."""
     refusal: Refusal | None = None
-    """Set: only a person helps."""
+    """Set: a person has to act."""
     status: ModelStatus | None = None
-    """What is known of the model from now on; None: as before."""
+    """What is recorded of the model now; None: unchanged."""
     events: tuple[Event, ...] = ()
 
 
@@ -154,7 +154,7 @@ def _replace_claim(observed: DeliveryObserved, pin: ModelStatus, claim: str) -> 
 
 
 def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manifest]:
-    """What there is beside Jobs for as long as something is of a hub."""
+    """What exists beside Jobs while anything of the service comes from a hub."""
     yield fetch_account(top)
     ports = fetcher.hub.ports | fetcher.kept_ports
     yield fetch_policy(top, ports, fetcher.operator_namespace)
@@ -223,7 +223,8 @@ def fetch_task(
 
 
 def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
-    """A Job that is to go on, or has failed. One whose outcome is lost goes, and is made again."""
+    """A Job that should continue, or has failed. A Job with a lost outcome is deleted and created
+    again."""
     if isinstance(outcome, Failed):
         return Delivery((job,), refusal=_refusal(outcome.reason, "", outcome.message))
     if isinstance(outcome, Lost):

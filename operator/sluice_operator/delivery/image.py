@@ -1,4 +1,4 @@
-"""Models of images: who brings them, and by which of two ways. Pure."""
+"""Models in container images: which container brings them, in one of two ways. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.model_uri import IMAGE, scheme_of
 from sluice_operator.api.pool import ModelImage
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.validation.refusal import INVALID, Refusal
+from sluice_operator.validation.errors import INVALID, Refusal
 
 PLACE: Final = "spec.model.uri"
 FIRST_WITH_VOLUMES: Final = {"containerd": (2, 1), "cri-o": (1, 31)}
@@ -28,7 +28,7 @@ def has_digest(model: ModelSpec) -> bool:
 
 
 def image_refusal(model: ModelSpec, copier: str) -> Refusal | None:
-    """Why nobody can bring the model; None where somebody can, or none is needed."""
+    """Why no container can bring the model; None if one can, or none is needed."""
     if not is_image(model) or copier:
         return None
     allowed = "a model that is no image, as SLUICE_FETCH_IMAGE of the operator is not set"
@@ -45,7 +45,7 @@ def model_image(model: ModelSpec, copier: str, *, mounted: bool) -> ModelImage |
 
 
 def nodes_mount_images(nodes: Sequence[Manifest] | None) -> bool:
-    """Whether the container runtime of each node can; unknown is no."""
+    """Whether the container runtime of every node can mount images; unknown counts as no."""
     return bool(nodes) and all(map(_mounts_images, nodes or ()))
 
 

@@ -1,6 +1,6 @@
-"""What came of a Job that resolves or downloads a model: read from its pods. Pure.
+"""The outcome of a Job that resolves or downloads a model, read from its pods.
 
-The pods' termination messages say it all; the Job itself only whether it has given up.
+Pure. The pods' termination messages hold the result; the Job only says whether it has given up.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from pydantic import ValidationError
 from sluice_contract.cluster.termination import EXIT_REFUSED, TerminationMessage
 
 from sluice_operator.api.template import FETCH_CONTAINER
-from sluice_operator.conditions.hub_token import name_secret
-from sluice_operator.conditions.pods import first_failure
+from sluice_operator.conditions.pods import first_failure, name_secret
 from sluice_operator.kube.kinds import JOB, Manifest, controller_uid, of_kind
 
 
 @dataclass(frozen=True)
 class Done:
-    """It has ended well."""
+    """It succeeded."""
 
     message: str
     """What it was to find out."""
@@ -39,14 +38,14 @@ class Running:
     """It is tried, or tried again."""
 
     reason: str = ""
-    """What keeps it from its end; empty: nothing is known to."""
+    """What delays it; empty: nothing known."""
     message: str = ""
     has_pod: bool = True
 
 
 @dataclass(frozen=True)
 class Lost:
-    """It has ended well, but nobody knows any more with what."""
+    """It succeeded, but its result is lost."""
 
 
 Outcome = Done | Failed | Running | Lost

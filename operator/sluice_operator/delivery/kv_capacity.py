@@ -1,7 +1,7 @@
-"""How many tokens one engine's KV cache has room for, of a resolved model. Pure.
+"""How many tokens one engine's KV cache has room for, for a resolved model.
 
-The arithmetic of the engine, on GPUs without what it measures once the weights are loaded, on CPUs
-without what it keeps free of a container's memory for other uses.
+Pure. The same arithmetic as in the engine, with two omissions: on GPUs what the engine measures
+after loading the weights, on CPUs what it leaves free of a container's memory.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ def claim_of(service: str, model: ModelSpec) -> str | None:
 
 
 def pinned(spec: InferenceServiceSpec, service: Manifest) -> InferenceServiceSpec:
-    """`spec` with the commit for the revision, the name of the claim for the cache, and adapters of
-    a hub as folders of that claim, so that what engines are made from depends on nothing else; as
-    it is where the model is not resolved."""
+    """`spec` with fixed versions: the commit for the revision, the claim for the cache, and
+    adapters of a hub as folders of that claim. What engines are made from then depends on nothing
+    else. Unchanged if the model is not resolved."""
     model = spec.model
     pin = pin_of(service, model) if is_fetched(model) else None
     if pin is None and is_fetched(model):
@@ -111,8 +111,8 @@ def _pinned(adapter: AdapterSpec, fetched_adapters_: Mapping[str, FetchedAdapter
 
 
 def spec_with_commit(service: Manifest) -> Manifest:
-    """The spec of a service, which names the commit that its revision is: so it says the same when
-    the branch has moved. As it is where that is not known."""
+    """The spec of a service with the resolved commit as its revision, so that a moved branch
+    changes nothing. Unchanged if the commit is not known."""
     spec: Manifest = service["spec"]
     try:
         model = parse(ModelSpec, spec.get("model") or {}, "spec.model")
@@ -126,7 +126,7 @@ def spec_with_commit(service: Manifest) -> Manifest:
 
 
 def assumed_pin(model: ModelSpec) -> ModelStatus:
-    """Of a model that nobody has resolved: for previews."""
+    """Assumed resolution of an unresolved model, for previews."""
     uri, revision, refresh = requested_version(model)
     return ModelStatus(
         uri=uri,
@@ -139,7 +139,7 @@ def assumed_pin(model: ModelSpec) -> ModelStatus:
 
 
 def assumed_commit(revision: str) -> str:
-    """Of a revision that nobody has resolved: for previews."""
+    """Assumed commit of an unresolved revision, for previews."""
     return revision if re.fullmatch("[0-9a-f]{40}", revision) else UNKNOWN_COMMIT
 
 

@@ -1,8 +1,7 @@
-"""Kinds that the operator needs and that it cannot list, or may not watch.
+"""Kinds that the operator needs and cannot list or watch.
 
-Nothing is reconciled before every needed kind was listed, and nothing is noticed of one that is not
-watched: so a single right that is missing stops more than its kind, and has to be told. Knows
-neither watches nor probes.
+Nothing is reconciled before every needed kind was listed, and changes of an unwatched kind are
+missed. So one missing right affects more than its kind, and has to be reported.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sluice_operator.log import fields
 
 Verb = Literal["list", "watch"]
 PATIENCE_SECONDS: Final = 30.0
-"""How long it may fail before it is told: API servers refuse for a moment after their start."""
+"""How long it may fail before it is reported: API servers refuse for a moment after their start."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ class BlockedKinds:
         self._failing: dict[Access, _Failing] = {}
 
     def failed(self, access: Access, error: OperatorError) -> None:
-        """It was tried once more, in vain."""
+        """One more attempt failed."""
         now = self._clock.monotonic()
         failing = self._failing.setdefault(access, _Failing(now))
         if now - failing.since < PATIENCE_SECONDS:

@@ -1,6 +1,6 @@
-"""The workers: take a key, reconcile it, and put it back with a delay when that failed.
+"""The workers: take a key, reconcile it, and put it back with a delay if that failed.
 
-Knows how failures are spaced, counted and logged.
+Failures are spaced, counted and logged here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Reconcile = Callable[[Key], Awaitable[float | None]]
 event announces."""
 
 FAILURE: Final = Backoff(first_seconds=0.25, cap_seconds=120)
-"""A defect: seldom, and often enough that the alert SluiceReconcileErrors counts it."""
+"""Delay after a defect: long, but short enough that the alert SluiceReconcileErrors counts it."""
 REFUSED: Final = Backoff(first_seconds=0.25, cap_seconds=30)
 """A person has to change something; we should notice soon after that."""
 TRANSIENT: Final = Backoff(first_seconds=0.25, cap_seconds=5)

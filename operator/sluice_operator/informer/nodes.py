@@ -1,8 +1,8 @@
-"""The cluster's nodes, kept up to date by a watch, where the install lets the operator read them.
+"""The cluster's nodes, kept up to date by a watch, if the install lets the operator read them.
 
-Kopf does not hold this watch, because here the right is optional, and a refusal no failure. Only
-the part of a node that decides where a pod can run is kept, so the frequent status updates of
-kubelets are no changes.
+Kopf does not hold this watch: the right is optional here, and a refusal is not a failure. Only the
+part of a node that decides where pods can run is kept. So the frequent status updates of kubelets
+are not changes.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from sluice_operator.kube.kinds import (
 )
 
 DECISIVE: Final = (INFERENCE_SERVICE, ENGINE_POOL, DEPLOYMENT, POD)
-"""What a plan takes away follows from these: who asks for how many engines, which there are, and
-what they use."""
+"""Plans delete or shrink by these kinds: who asks for how many engines, which exist, and what they
+use."""
 
 
 class Reader(Protocol):
@@ -98,7 +98,8 @@ class StoreReader:
         return is_listed and kind not in self.always_fetched
 
     def _remember(self, kind: Kind, item: Manifest) -> None:
-        """Only what a watch tells of, too: no other event would ever say that it has gone."""
+        """Puts `item` into the store, if a watch follows it: otherwise no event would report its
+        deletion."""
         is_followed = kind in RECONCILED or labels.SERVICE in item["metadata"].get("labels", {})
         if kind in self.objects and is_followed:
             self.objects[kind].put(item)

@@ -1,7 +1,7 @@
 """Whether the needed kinds may be listed and watched, namespace by namespace.
 
-Asked before a standby is ready, as it may have to lead, and ever after, as rights come and go. A
-namespace where one is missing is not served; the others are.
+Checked before a standby is ready, as it may have to lead, and repeatedly after that, as rights
+change. A namespace with a missing right is not served; the others are.
 """
 
 from __future__ import annotations

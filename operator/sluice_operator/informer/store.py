@@ -1,9 +1,9 @@
 """The newest known version of every watched object of one kind, packed to a few hundred bytes.
 
-An object never becomes older here: versions are compared before anything is replaced, so events may
-be repeated, late or out of order, and what the operator itself has written may be put here before
-the watch tells of it. Only a listing overrules what was known before it began, as versions go back
-where the cluster's store was restored from a backup.
+An object never becomes older here: versions are compared before anything is replaced. So events may
+be repeated, late or out of order, and the result of the operator's own write may come before its
+event. Only a listing overrules older knowledge: versions go back if the cluster's store was
+restored from a backup.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import POD, Kind, Manifest
 
 REMEMBERED_DELETIONS: Final = 4096
-"""An answer to a write of ours may come after the event that the object is gone: by no more than
-the requests in flight."""
+"""The answer to our own write may come after the event that the object is gone.
+
+The delay is at most that of the requests in flight.
+"""
 COMPRESSION: Final = 1
 """The fastest level; objects are mostly repetitions."""
 
@@ -76,9 +78,9 @@ class Objects:
         return None in self._listed or namespace in self._listed
 
     def put(self, item: Mapping[str, Any], *, listed_since: int | None = None) -> bool:
-        """Keeps `item` unless a version as new is there; whether it was kept. `listed_since`: a
-        listing that was asked for at that mark shows it, which is the truth about its place
-        whatever was known before."""
+        """Keeps `item` unless a version as new is stored; returns whether it was kept.
+        `listed_since`: the mark of a listing that shows `item`. A listing is always right about an
+        object's presence."""
         place, version = place_of(item), version_of(item)
         if not self._is_news(place, version, item, listed_since):
             return False
@@ -95,9 +97,9 @@ class Objects:
     def retain(
         self, namespace: str | None, seen: set[Place], version: int, listed_since: int
     ) -> list[Manifest]:
-        """Drops what a listing at `version`, of one namespace or of all, has not shown; returns
-        what was dropped. What was written after the listing stays; what was known of deletions
-        before its mark is forgotten, as the listing's version says as much."""
+        """Drops objects that a listing at `version`, of one namespace or of all, does not show, and
+        returns them. Writes after the listing stay. Deletions noted before its mark are forgotten,
+        as the listing's version covers them."""
         gone = [
             place
             for place, entry in self._entries.items()
@@ -230,5 +232,5 @@ def _packed(kind: Kind, item: Mapping[str, Any]) -> bytes:
 
 
 def _shared(text: Any) -> Any:
-    """One copy of each text, as most objects have those of others."""
+    """One shared copy of each text, as many objects have the same ones."""
     return sys.intern(text) if isinstance(text, str) else text

@@ -1,9 +1,5 @@
-"""The informer: keeps in the store what watches tell, compares it with what the API server has, and
-makes keys of what changes.
-
-A watch begins at the version of a listing, so that nothing lies between the two. Neither what it
-does nor how watches are held.
-"""
+"""The informer: stores what watches report, compares it with the API server, and turns changes into
+keys. A watch begins at the version of a listing, so that nothing is missed between the two."""
 
 from __future__ import annotations
 
@@ -50,14 +46,14 @@ class Scope(NamedTuple):
 
 
 class _Discrepancy(NamedTuple):
-    """An object whose version here was not that of a listing that was asked for afterwards; None:
-    not there."""
+    """An object whose stored version differs from that of a later listing. None: absent."""
 
     stored: int | None
     listed: int | None
 
     def persists(self, now: int | None) -> bool:
-        """Whether the watch, which has this version now, has told nothing of the listing's."""
+        """Whether the watch, now at this version, still has not delivered the state of the
+        listing."""
         if self.listed is None or now is None:
             return (self.listed is None) is not (now is None)
         # No version of one history becomes smaller: then a backup was restored.
@@ -65,8 +61,8 @@ class _Discrepancy(NamedTuple):
 
 
 class Informer:
-    """The objects of every kind. `namespaces`: none means all; `optional`: further kinds of
-    children, which the cluster has and which nobody waits for."""
+    """The objects of every kind. `namespaces`: none means all. `optional`: kinds of children that
+    only some clusters have; reconciles do not wait for these."""
 
     def __init__(
         self,
@@ -79,13 +75,13 @@ class Informer:
         self.kinds = (*NEEDED, *optional)
         self.objects: Mapping[Kind, Objects] = {kind: Objects(kind) for kind in self.kinds}
         self.has_missed = asyncio.Event()
-        """Set where a watch has not told what it should have."""
+        """Set if a watch has missed something."""
         self._client = client
         self._clock = clock
         self._add = add
         self._written: set[tuple[Kind, Place]] = set()
-        """What no watch and no listing has told of since we wrote it: the answer may have held
-        others' changes."""
+        """Objects that we wrote and that no watch or listing has confirmed: the API server's answer
+        may contain changes by others."""
         self._turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
         self._scopes = {
             path(kind, name): Scope(kind, name)
@@ -93,10 +89,10 @@ class Informer:
             for name in namespaces or (None,)
         }
         self._listed_at: dict[Scope, str] = {}
-        """Versions from which no watch has begun yet."""
+        """Versions of listings at which no watch has begun yet."""
 
     def take(self, kind: Kind, change: str, item: Mapping[str, Any]) -> None:
-        """Keeps what a watch tells."""
+        """Stores what a watch reports."""
         self._written.discard((kind, place_of(item)))
         if change == "DELETED":
             self.objects[kind].remove(item)
@@ -110,9 +106,8 @@ class Informer:
             self._changed(kind, item, before)
 
     def written(self, kind: Kind, result: Manifest) -> None:
-        """Puts what the API server has answered to a write of ours into the store, so that the
-        next reconcile does not depend on how soon the watch tells of it. What no watch would tell
-        of stays out."""
+        """Stores the API server's answer to our own write, so that the next reconcile does not wait
+        for the watch. Objects that no watch would report are not stored."""
         metadata = result["metadata"]
         watched = kind in RECONCILED or labels.SERVICE in (metadata.get("labels") or {})
         if kind in self.objects and watched and "resourceVersion" in metadata:
@@ -123,8 +118,8 @@ class Informer:
                 self._changed(kind, result, before)
 
     def add(self, key: Key) -> None:
-        """Queues `key` if everything that concerns it is known: before that, what is not in the
-        store may be there all the same."""
+        """Queues `key` if everything that concerns it is listed. Before that, an object that is not
+        in the store may still exist."""
         if self.is_synced(key.namespace):
             self._add(key)
 
@@ -157,8 +152,9 @@ class Informer:
             self._add_all(namespace)
 
     async def version_to_watch(self, of: str) -> str | None:
-        """The version from which a watch of the path `of` is to begin: that of the last listing, if
-        none has begun there, else of a new one. None: a path that the informer does not follow.
+        """The version at which a watch of the path `of` should begin: that of the last listing if
+        no watch has begun there, else of a new listing. None: the informer does not follow the
+        path.
 
         Raises:
             OperatorError: it could not be listed.
@@ -170,8 +166,8 @@ class Informer:
         return self._listed_at.pop(scope)
 
     async def verify(self) -> None:
-        """Compares the store with the API server, in case a watch has missed something, and puts
-        every reconciled object into the queue, also where a kind could not be compared.
+        """Compares the store with the API server, in case a watch has missed something. Queues
+        every reconciled object, even if a kind could not be compared.
 
         Raises:
             OperatorError: a kind could not be; the first of these errors.
@@ -212,7 +208,8 @@ class Informer:
         self._listed_at[scope] = version
 
     async def _verify(self, scope: Scope) -> bool:
-        """Lists again where the watch has told something otherwise than it is; whether it had."""
+        """Lists a scope again if the watch and the listing differ; returns whether they
+        differed."""
         if not self._was_listed(scope) or not (discrepancies := await self._differences(scope)):
             return False
         await self._clock.sleep(LAG_SECONDS)

@@ -33,13 +33,13 @@ Written = Callable[[Kind, Manifest], None]
 
 
 def ignore_written(kind: Kind, result: Manifest) -> None:
-    """For those who look at the API server again."""
+    """Default of `written`, for callers that read the API server again."""
 
 
 class ApiClient:
-    """One method per verb. All raise `ApiError` or `UnavailableError`; `apply` a `FailedApplyError`
-    where a 5xx is the API server's own. `written` may be set later, by whoever keeps what was
-    written."""
+    """One method per verb. All raise `ApiError` or `UnavailableError`; `apply` raises
+    `FailedApplyError` for a 5xx of the API server itself. `written` may be set later, by the store
+    of what was written."""
 
     def __init__(self, transport: Transport, count_write: CountWrite) -> None:
         self._transport = transport

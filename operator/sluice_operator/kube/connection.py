@@ -1,6 +1,6 @@
 """Requests to the API server through the `kubernetes` client, which logs in and carries them.
 
-Says what an answer is and what is none. See `client.py`.
+Classifies answers and failures; `client.py` builds the requests.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def _exists(places: str) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    """Without the parts that may hold a token: the line itself, and what stands in the file."""
+    """The cause of a kubeconfig error, without parts that may hold a token (the line and its
+    content)."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{type(error).__name__}: {error.problem} in line {error.problem_mark.line + 1}"
     return f"{type(error).__name__}: {str(error).partition('{')[0]}"

@@ -1,7 +1,7 @@
 """The adapters of a service: the ConfigMap that its engines follow, and where they find the files.
 
-The ConfigMap has one name and changes while pods run, so that adapters come and go without a
-restart. Its folder, and the claims that adapters are on, are part of a revision.
+The ConfigMap keeps its name and changes while pods run, so adapters come and go without a restart.
+Its folder, and the claims with adapters, are part of a revision.
 """
 
 from __future__ import annotations
@@ -90,5 +90,5 @@ def _numbered(spec: EnginePoolSpec) -> Iterable[tuple[int, str]]:
 
 
 def _volume(number: int) -> str:
-    """Not the claim's name, which may be longer than a volume's."""
+    """A volume name made from the claim's name, which may be too long itself."""
     return f"{ADAPTERS_VOLUME}-{number}"

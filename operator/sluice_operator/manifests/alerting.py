@@ -1,7 +1,7 @@
-"""An alert as a value, and the rule that Prometheus reads of it.
+"""An alert as a value, and its Prometheus rule.
 
-Used for the rules of one service, which the operator makes, and for those of all, which come with
-the dashboards.
+Used for the rules of one service, which the operator makes, and for the rules of all services,
+which come with the dashboards.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Final, Literal
 from sluice_operator.kube.kinds import Manifest
 
 RUNBOOK_URL_BASE: Final = "https://example.com/sluice/docs/runbooks"
-"""Where the files of docs/runbooks are; a placeholder, as only who installs Sluice knows that."""
+"""Base URL of docs/runbooks; a placeholder, as only the installation knows it."""
 Severity = Literal["critical", "warning"]
-"""critical: somebody is called at any hour. warning: it waits for the morning."""
+"""critical: pages at any hour. warning: waits for the morning."""
 _IDS: Final = 1_000_000
 
 
 @dataclass(frozen=True)
 class Alert:
-    """When somebody is told, and what."""
+    """When an alert fires, and what it says."""
 
     name: str
     value: str
     """PromQL of what is watched, with the labels that tell where."""
     condition: str
-    """When it is wrong: `> 100`, say; the rule's expression is `value` and this."""
+    """The condition, e.g. `> 100`; the rule's expression is `value` and this."""
     lasting: str
     """How long it must be so, as Prometheus writes it: `5m`."""
     severity: Severity
@@ -64,5 +64,5 @@ class Alert:
 
 
 def panel_id(uid: str, title: str) -> int:
-    """The number of a panel in its dashboard: 1 to a million, from nothing but its names."""
+    """The number of a panel in its dashboard, 1 to a million, derived from its names alone."""
     return zlib.crc32(f"{uid}/{title}".encode()) % _IDS + 1

@@ -8,8 +8,7 @@ from typing import Final
 from sluice_contract.cluster import labels
 
 from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
-from sluice_operator.manifests.digest import digest
-from sluice_operator.manifests.metadata import ENGINE, Owner
+from sluice_operator.manifests.metadata import ENGINE, Owner, digest
 
 ENGINE_FILE: Final = "engine.json"
 ROUTER_FILE: Final = "router.json"

@@ -1,8 +1,9 @@
-"""Deployments of more than one release: notes on what each was made from, and when it stays.
+"""Deployments made by several releases: annotations about their inputs, and when one stays as it
+is.
 
-A Deployment carries a hash of its inputs: all that a user decides about it. While they are the
-same, it stays as it was applied, also when this release would write its pods differently, since
-that would restart them.
+A Deployment carries a hash of its inputs: all that a user decides about it. While the inputs are
+the same, it stays as it was applied. A new release would often write the pods differently, and that
+would restart them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from typing import Final
 from sluice_contract.cluster import labels
 
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.applied_fields import fields_hash
-from sluice_operator.manifests.digest import digest
-from sluice_operator.manifests.metadata import DESIRED_HASH, note_of
+from sluice_operator.manifests.metadata import DESIRED_HASH, digest, fields_hash, note_of
 
 INPUTS: Final = f"{labels.GROUP}/inputs"
 """Annotation: hash of what a user decides about a Deployment's pods."""
@@ -35,8 +34,8 @@ _ATOMIC: Final = frozenset(
 
 
 def deployment_with(manifest: Manifest, replicas: int, inputs: str) -> Manifest:
-    """`manifest`, a Deployment without `replicas`, with that number and our notes. The number is
-    apart from the hash, so that another can be set by one who does not know how it was made."""
+    """`manifest`, a Deployment without `replicas`, with that number and our annotations. The hash
+    excludes the number, so another planner can change the number alone."""
     notes = (manifest["metadata"].get("annotations") or {}) | {
         INPUTS: inputs,
         TEMPLATE: digest([manifest["spec"]["template"], manifest["spec"]["selector"]]),
@@ -51,12 +50,13 @@ def deployment_with(manifest: Manifest, replicas: int, inputs: str) -> Manifest:
 
 
 def restart_mark(restarted_at: str | None) -> dict[str, str]:
-    """The annotation by which pods differ from those before a restart; empty without one."""
+    """The annotation that makes pods differ from those before a restart; empty without a
+    restart."""
     return {RESTARTED_AT: restarted_at} if restarted_at else {}
 
 
 def with_replicas(manifest: Manifest, replicas: int) -> Manifest:
-    """Such a Deployment with another number of replicas."""
+    """A Deployment of `deployment_with`, with another number of replicas."""
     made = note_of(manifest, DESIRED_HASH).partition(".")[0]
     annotations = dict(manifest["metadata"].get("annotations") or {})
     annotations |= {DESIRED_HASH: f"{made}.{replicas}"}
@@ -67,7 +67,8 @@ def with_replicas(manifest: Manifest, replicas: int) -> Manifest:
 
 
 def with_trial(manifest: Manifest, live: Manifest | None) -> Manifest:
-    """Such a Deployment with a note whether it was ever asked for an engine; `live`: as it is."""
+    """A Deployment of `deployment_with`, with a note whether it was ever asked for an engine.
+    `live`: the current one."""
     is_untried = not manifest["spec"]["replicas"] and (live is None or bool(note_of(live, UNTRIED)))
     annotations = {k: v for k, v in _annotations(manifest).items() if k != UNTRIED}
     annotations |= {UNTRIED: "true"} if is_untried else {}
@@ -75,10 +76,12 @@ def with_trial(manifest: Manifest, live: Manifest | None) -> Manifest:
 
 
 def kept(built: Manifest, applied: Manifest | None) -> Manifest:
-    """The Deployment to apply: `built` by this release, or `applied`, what the release before has
-    applied of the live one, where both were made of the same inputs. `built` also where somebody
-    has edited the live one's pods, which have restarted anyway, and where nothing but a restart is
-    new."""
+    """The Deployment to apply: `applied` if `built` has the same inputs, else `built`.
+
+    `built`: as this release makes it. `applied`: as an earlier release applied the live one.
+    `built` is also used if somebody has edited the live pods, which have restarted anyway, or if
+    only a restart is new.
+    """
     if applied is None:
         return built
     before = restart_mark(_annotations(applied["spec"]["template"]).get(RESTARTED_AT))

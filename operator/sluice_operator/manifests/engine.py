@@ -9,7 +9,7 @@ from typing import Final
 
 from sluice_contract.cluster import labels, ports
 
-from sluice_operator.accelerators.wanted import (
+from sluice_operator.accelerators.node_requirements import (
     gpu_count,
     node_selector,
     resource_name,
@@ -24,7 +24,6 @@ from sluice_operator.manifests.accounts import engine_account
 from sluice_operator.manifests.adapters import adapter_mounts, adapter_volumes
 from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.deployments import deployment_with, restart_mark
-from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.fetching import MODEL_VOLUME, init_container, token_volumes
 from sluice_operator.manifests.handover import handover_mounts, handover_volumes
 from sluice_operator.manifests.hub import network_volumes
@@ -32,6 +31,7 @@ from sluice_operator.manifests.metadata import (
     ENGINE,
     Owner,
     child_labels,
+    digest,
     selector_labels,
 )
 from sluice_operator.manifests.model_image import (
@@ -78,8 +78,8 @@ PINNED_FIELDS: Final = (
 
 def revision(spec: EnginePoolSpec) -> str:
     """Hash of everything that changes the engine process. The ConfigMap's name stands for its
-    content. Where the pods run and how many there are is not part of it. A field that is not set
-    does not count, so that a release may add one."""
+    content. Placement and the number of pods do not count. Neither do unset fields, so that a
+    release may add fields."""
     full = spec.to_json_dict()
     template = full.get("template") or {}
     relevant = {name: full[name] for name in PROCESS_FIELDS if full.get(name)}
@@ -149,7 +149,7 @@ def _json(value: Manifest) -> str:
 
 
 def pinned_fields(spec: EnginePoolSpec) -> Manifest:
-    """What the operator's release decides of a pool, with the hash of what the user decides."""
+    """What the operator's release decides about a pool, with the hash of the user's part."""
     full = spec.to_json_dict()
     return {name: full[name] for name in PINNED_FIELDS if name in full}
 
@@ -267,7 +267,7 @@ def _resources(spec: EnginePoolSpec) -> Manifest:
 
 
 def _security(spec: EnginePoolSpec) -> Manifest:
-    """As restricted as can be: RDMA needs memory that stays where it is."""
+    """The restricted security context; RDMA also needs locked memory."""
     if spec.rdma_resource is None:
         return CONTAINER_SECURITY
     return CONTAINER_SECURITY | {"capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}

@@ -15,9 +15,8 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
 from sluice_operator.manifests.adapters import adapter_fields
-from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.handover import handover_secret_name
-from sluice_operator.manifests.metadata import ENGINE, Owner, stamped
+from sluice_operator.manifests.metadata import ENGINE, Owner, stamped, with_applied_fields
 
 STABLE: Final = f"{labels.GROUP}/stable-revision"
 """Annotation: the revision of the pool that was complete last."""
@@ -67,10 +66,12 @@ def _rdma_resource(handover: KvTransfer | None) -> str | None:
 def engine_pool(
     owner: Owner, spec: EnginePoolSpec, stable: str = "", *, sets_replicas: bool = True
 ) -> Manifest:
-    """The EnginePool object. It says which fields it was applied with, so that the pool's own plan
-    can tell whether it still is what the InferenceService asks for. `sets_replicas`: the number
-    of engines is one of them. `stable`: the revision that was complete last, for when no status
-    tells it any more, as after a restore."""
+    """The EnginePool object.
+
+    It carries a hash of the applied fields, so that the pool's own plan can detect edits.
+    `sets_replicas`: the number of engines is one of these fields. `stable`: the last complete
+    revision, for when the status is lost, as after a restore.
+    """
     head = owner.child(ENGINE_POOL, pool_name(owner, spec.role), ENGINE, spec.role)
     fields = spec.to_json_dict()
     if not sets_replicas:
@@ -79,14 +80,14 @@ def engine_pool(
 
 
 def with_stable(pool: Manifest, stable: str) -> Manifest:
-    """An EnginePool, with annotations, that says which of its revisions was complete last, if one
-    was. That is beside its hash: it changes nothing below."""
+    """`pool` with an annotation of its last complete revision, if there was one. The annotation is
+    not part of its hash, so it changes no child."""
     annotations = pool["metadata"]["annotations"] | ({STABLE: stable} if stable else {})
     return pool | {"metadata": pool["metadata"] | {"annotations": annotations}}
 
 
 def pool_replicas(owner: Owner, role: Role, replicas: int | None) -> Manifest:
-    """The number of engines alone of an EnginePool; None: nothing of it."""
+    """An EnginePool with its number of engines alone; None: it sets nothing."""
     metadata = {"name": pool_name(owner, role), "namespace": owner.namespace}
     head = {"apiVersion": ENGINE_POOL.api_version, "kind": ENGINE_POOL.kind, "metadata": metadata}
     return head if replicas is None else head | {"spec": {"replicas": replicas}}

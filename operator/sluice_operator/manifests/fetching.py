@@ -22,14 +22,13 @@ from sluice_operator.kube.kinds import (
     SERVICE_ACCOUNT,
     Manifest,
 )
-from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.hub import (
     network_arguments,
     network_mounts,
     network_variables,
     network_volumes,
 )
-from sluice_operator.manifests.metadata import Owner, child_labels
+from sluice_operator.manifests.metadata import Owner, child_labels, digest
 from sluice_operator.manifests.network import DNS, operator_pods, policy_port
 from sluice_operator.manifests.placement import AS_IT_COMES, Placement
 from sluice_operator.manifests.pods import CONTAINER_SECURITY, POD_SECURITY
@@ -40,7 +39,7 @@ MODEL_VOLUME: Final = "model"
 GROUP_ID: Final = 65532
 """Of the image's user: a claim's files belong to it."""
 RETRIES: Final = 30
-"""Starts of a Job whose pods fail for reasons that may pass: some two and a half hours."""
+"""Retries of a Job whose pods fail for transient reasons: about two and a half hours."""
 TOKEN_VOLUME: Final = "hub-token"  # noqa: S105
 TOKEN_FOLDER: Final = "/etc/sluice/hub"  # noqa: S105
 TOKEN_FILE: Final = f"{TOKEN_FOLDER}/token"
@@ -68,17 +67,18 @@ class FetchTask:
 
 
 def resolve_arguments(endpoint: str, uri: str, revision: str) -> tuple[str, ...]:
-    """Of a container that tells what a revision is."""
+    """Arguments of a container that resolves a revision."""
     return ("--uri", uri, "--revision", revision, "--endpoint", endpoint, "--resolve-only")
 
 
 def fetch_arguments(endpoint: str, uri: str, commit: str) -> tuple[str, ...]:
-    """Of a container that downloads a commit to `CLAIM_MOUNT`."""
+    """Arguments of a container that downloads a commit to `CLAIM_MOUNT`."""
     return ("--uri", uri, "--revision", commit, "--endpoint", endpoint, "--cache", CLAIM_MOUNT)
 
 
 def adapter_arguments(endpoint: str, repository: str, revision: str) -> tuple[str, ...]:
-    """Of a container that resolves an adapter's revision and downloads it to `CLAIM_MOUNT`."""
+    """Arguments of a container that resolves an adapter's revision and downloads it to
+    `CLAIM_MOUNT`."""
     return (*fetch_arguments(endpoint, f"hf://{repository}", revision), "--adapter")
 
 
@@ -89,8 +89,8 @@ def fetch_account(owner: Owner) -> Manifest:
 
 
 def fetch_policy(owner: Owner, hub: Iterable[int], operator_namespace: str) -> Manifest:
-    """Pods that download may reach DNS, and the ports `hub`. The operator may ask how far they
-    are."""
+    """Pods that download may reach DNS and the ports `hub`. The operator may ask them for their
+    progress."""
     asks = {
         "from": [operator_pods(operator_namespace)],
         "ports": [policy_port(ports.FETCH_PROGRESS)],
@@ -130,8 +130,8 @@ def model_claim(owner: Owner, cache: CacheSpec) -> Manifest:
 
 
 def fetch_job(owner: Owner, task: FetchTask) -> Manifest:
-    """A Job that tries again what may pass, and gives up at once what does not. Its name is a hash
-    of its content, which cannot be changed."""
+    """A Job that retries transient failures and gives up on others at once. Its name is a hash of
+    its content, as a Job cannot be changed."""
     name = f"{owner.service}-{task.name}"
     ours = child_labels(owner.service, FETCH, FETCH_ROLE) | {labels.FETCHES: "true"}
     metadata: Manifest = {"labels": ours}
@@ -219,8 +219,8 @@ def fetch_container(
 
 
 def token_volumes(token: SecretKeyRef | None) -> list[Manifest]:
-    """The volume with the token's file. A Secret that is not there yet is no reason to wait in
-    silence: the fetcher names it, and is started again."""
+    """The volume with the token's file. The Secret is optional for the pod: if it is missing, the
+    fetcher reports it and is restarted."""
     if token is None:
         return []
     items = [{"key": token.key, "path": "token"}]

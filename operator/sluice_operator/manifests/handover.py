@@ -1,6 +1,5 @@
-"""The key by which router and engines of one service know each other: its Secret, and where pods
-find it. It is drawn when the Secret is made.
-"""
+"""The key by which router and engines of one service authenticate each other: its Secret, and where
+pods find it. The key is drawn when the Secret is created."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def mounts_handover_secret(deployment: Manifest) -> bool:
 
 
 def handover_volumes(secret: str | None) -> list[Manifest]:
-    """The volume with the key, of a pod that is told of a Secret."""
+    """The volume with the key, for a pod with a Secret."""
     return [{"name": HANDOVER, "secret": {"secretName": secret}}] if secret else []
 
 

@@ -1,6 +1,6 @@
 """How a hub is reached from inside the cluster: its address, proxies, private authorities.
 
-One setting of the operator's for all services; their fetching containers are given it.
+One operator setting for all services; it is passed to their fetching containers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CA_FILE: Final = "ca.crt"
 
 @dataclass(frozen=True)
 class HubAccess:
-    """What the operator is told; what is empty is not used."""
+    """The operator's settings; empty ones are not used."""
 
     endpoint: str = HUB_ENDPOINT
     """The hub, or a mirror of it."""
@@ -41,7 +41,7 @@ class HubAccess:
         return hub_ports(self.endpoint, self.http_proxy, self.https_proxy)
 
     def network(self, service: str) -> HubNetwork | None:
-        """What fetching containers of a service are given; None where nothing is needed."""
+        """The part that fetching containers of a service get; None if nothing is needed."""
         network = HubNetwork(
             http_proxy=self.http_proxy or None,
             https_proxy=self.https_proxy or None,
@@ -55,8 +55,8 @@ PUBLIC_HUB: Final = HubAccess()
 
 
 def hub_ports(endpoint: str, *proxies: str | None) -> frozenset[int]:
-    """Of the hub, of where it keeps files, and of proxies: their addresses a NetworkPolicy cannot
-    know. Raises ValueError where a port is none."""
+    """Ports of the hub, of its file store, and of proxies. A NetworkPolicy cannot name their
+    addresses. Raises ValueError for an invalid port."""
     return frozenset({HTTPS, _port(endpoint), *map(_port, filter(None, proxies))})
 
 

@@ -1,18 +1,26 @@
-"""Metadata of every child: names, labels, the owner, and the hash of what was asked for."""
+"""Metadata of every child: names, labels, the owner, and hashes of what was applied.
+
+Equal values have equal hashes. One hash is of the whole manifest, one only of which fields its
+owner set.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sluice_contract.cluster import labels
 
 from sluice_operator.kube.kinds import Kind, Manifest
-from sluice_operator.manifests.digest import digest
 
 DESIRED_HASH: Final = f"{labels.GROUP}/desired-hash"
 """Annotation: shows from the live object alone whether it was made from the present plan."""
-
+APPLIED_FIELDS: Final = f"{labels.GROUP}/applied-fields"
+"""Annotation: hash of which fields the owner has applied, whatever their values."""
+DIGITS: Final = 10
 ENGINE: Final = "engine"
 ROUTER: Final = "router"
 HISTORY: Final = "history"
@@ -95,3 +103,37 @@ def stamp_of(manifest: Manifest) -> str | None:
     """The hash that `stamped` added."""
     stamp: str | None = (manifest["metadata"].get("annotations") or {}).get(DESIRED_HASH)
     return stamp
+
+
+def digest(value: Any) -> str:
+    """Ten hexadecimal digits of the SHA-256 of `value`'s canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def with_applied_fields(manifest: Manifest) -> Manifest:
+    """`manifest` with the hash of its spec's fields as one more annotation."""
+    metadata = manifest["metadata"]
+    note = {APPLIED_FIELDS: fields_hash(manifest["spec"])}
+    annotations = metadata.get("annotations", {}) | note
+    return manifest | {"metadata": metadata | {"annotations": annotations}}
+
+
+def fields_hash(spec: Any, atomic: frozenset[str] = frozenset()) -> str:
+    """A hash of which fields there are in `spec`; `atomic`: the names of maps that are owned as a
+    whole, and that the API server may complete."""
+    return digest(_structure(spec, atomic))
+
+
+def _structure(value: Any, atomic: frozenset[str]) -> Any:
+    """The fields without their values, and without empty ones, which may or may not be stored."""
+    if isinstance(value, Mapping):
+        return {
+            key: 0 if key in atomic else _structure(below, atomic)
+            for key, below in value.items()
+            if below not in ({}, [], None)
+        }
+    if isinstance(value, list):
+        items = (_structure(item, atomic) for item in value)
+        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+    return 0

@@ -1,8 +1,8 @@
 """What brings the model of an image into an engine's pod.
 
-Where the image's files can be mounted, links to those that an engine reads; else the image itself
-runs once, with a static busybox for its command since it may have no shell, and copies them. Either
-way they are `CLAIM_MOUNT`, and a script of the fetcher's image chooses them.
+If the node can mount images, an init container links the files that an engine reads. Otherwise the
+image itself runs once and copies them; it may have no shell, so the command is a static busybox. In
+both cases the files are at `CLAIM_MOUNT`, and a script of the fetcher's image selects them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PodMonitors, which tell the Prometheus operator where a service's pods have their metrics."""
+"""PodMonitors: where the Prometheus operator finds the metrics of a service's pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REVISION: Final = "__meta_kubernetes_pod_label_serving_sluice_dev_revision"
 
 def pod_monitors(owner: Owner, one_port: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
     """One for the engines and one for the routers. `one_port`: revisions of the former release,
-    whose engines have their metrics at the port of requests."""
+    with metrics at the port of requests."""
     keep = {"action": "keep", "sourceLabels": [_REVISION], "regex": "|".join(one_port)}
     former = [{"port": "http", "relabelings": [keep]}] if one_port else []
     return (

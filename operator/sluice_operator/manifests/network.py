@@ -1,7 +1,7 @@
-"""Services and NetworkPolicies: who may connect to whom, under which name.
+"""Services and NetworkPolicies: who may connect to whom, and under which name.
 
-A pod that a policy selects for both directions is denied everything else, so each component has
-one policy that lists its flows. Of two pools, each has another with those between them.
+A pod selected by a policy for both directions is denied everything else, so each component has one
+policy with all its flows. With two pools, each pool has a second policy for the flows between them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ def front_service(owner: Owner) -> Manifest:
 
 
 def pool_service(owner: Owner, role: Role) -> Manifest:
-    """The headless Service whose EndpointSlices tell the routers which engines are ready.
-
-    It publishes ready addresses only: the default, which the API server would not store."""
+    """The headless Service whose EndpointSlices list the ready engines for the routers. It
+    publishes ready addresses only; that is the default, which the API server would not store."""
     port = {"name": "http", "port": ports.ENGINE_HTTP, "targetPort": "http", "protocol": "TCP"}
     return owner.child(SERVICE, f"{owner.service}-{role}", ENGINE, role) | {
         "spec": {
@@ -67,10 +66,9 @@ def router_policy(
     operator_namespace: str,
     collector: int | None = None,
 ) -> Manifest:
-    """Anyone may send the routers requests; monitoring, and the operator, which scales by it, may
-    read their metrics and load. They may ask engines, DNS and the API server, which a policy cannot
-    name: only its ports, which are counted behind its Service. `collector`: the port to which they
-    send spans, in monitoring."""
+    """Flows of the routers. In: requests from anyone; metrics and load for monitoring and the
+    operator. Out: engines, DNS, the API server, and spans to `collector`, a port in monitoring. A
+    policy cannot name the API server, only its ports, which are those behind its Service."""
     ingress = [
         {"ports": [policy_port(ports.ROUTER_HTTP)]},
         {
@@ -94,9 +92,9 @@ def engine_policy(
     *,
     one_port: bool = False,
 ) -> Manifest:
-    """Routers may send the engines requests; monitoring, and the operator, which asks what they
-    compute on, may read their metrics and load. Engines may connect to nothing but the `collector`
-    of spans, if there is one. `one_port`: some are of the former release, which has both at one."""
+    """Flows of the engines. In: requests from routers; metrics and load for monitoring and the
+    operator, which reads the accelerator there. Out: only the `collector` of spans, if there is
+    one. `one_port`: some engines are of the former release, with both on one port."""
     read = [ports.ENGINE_METRICS, *([ports.ENGINE_HTTP] if one_port else [])]
     ingress = [
         {"from": [_pods(owner, ROUTER)], "ports": [policy_port(ports.ENGINE_HTTP)]},

@@ -1,5 +1,5 @@
-"""What the pods of Jobs take over from the templates of a service's pools, so that what a cluster
-asks of pods is said once: where they may run, who pulls their image, how they are annotated."""
+"""What pods of Jobs copy from the templates of a service's pools: placement, pull secrets and
+annotations. So a cluster's requirements are stated once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluice_operator.accelerators.wanted import tolerations
+from sluice_operator.accelerators.node_requirements import tolerations
 from sluice_operator.api.pools import PoolSpec
 from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import Manifest
@@ -26,8 +26,8 @@ AS_IT_COMES: Final = Placement()
 
 
 def placement_of(pools: Iterable[PoolSpec]) -> Placement:
-    """Pull secrets and tolerations of any of `pools`; annotations and node selector as far as all
-    of them say the same. No labels: by these, users select engines."""
+    """Pull secrets and tolerations of any of `pools`; annotations and node selector that all pools
+    agree on. No labels, because users select engines by labels."""
     placed = tuple(pools)
     templates = [pool.template or PodTemplate() for pool in placed]
     secrets = [secret.to_json_dict() for t in templates for secret in t.image_pull_secrets or ()]

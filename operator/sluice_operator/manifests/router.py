@@ -50,7 +50,7 @@ class RouterDeployment:
     inputs: str
     """Hash of all that the InferenceService says of the routers."""
     handover_secret: str
-    """Secret with the key that signs what only the service's engines are told."""
+    """Secret with the key that signs messages to the service's own engines."""
     keys_secret: str | None = None
     """Secret with the API keys of clients."""
     restarted_at: str | None = None

@@ -1,11 +1,10 @@
-"""Prometheus' rules for the promise of one service: how fast it uses up what it may miss.
+"""Prometheus' rules for the SLO of one service: how fast it uses its error budget.
 
 A promise that 95 % of the requests get their first token in time allows 5 % to miss it: the budget.
-Somebody is called when 14.4 times as much misses it for an hour (and still does), or 6 times as
-much for six hours. The factors and windows are those of "Alerting on SLOs" in Google's Site
-Reliability Workbook, where they spend 2 % and 5 % of the budget of a month.
-
-The metrics are `sluice_contract.cluster.metrics`.
+An alert fires when 14.4 times as much misses it for an hour (and still does), or 6 times as much
+for six hours. Factors and windows are from "Alerting on SLOs" in Google's Site Reliability
+Workbook, where they spend 2 % and 5 % of a month's budget. The metrics are in
+`sluice_contract.cluster.metrics`.
 """
 
 from __future__ import annotations
@@ -185,9 +184,9 @@ def _in_time(timed: Timed, limit_seconds: float, where: str, window: str) -> str
 
 
 def between(limit_seconds: float) -> list[tuple[float, float]]:
-    """The buckets on both sides of a limit with the weight of each, which together give the share
-    below it: linearly, as histogram_quantile does. One bucket where the limit is its bound, and
-    beyond the last one that: what is above it counts as missed."""
+    """The buckets on both sides of a limit, with weights: together they give the share below it,
+    interpolated linearly as in histogram_quantile. One bucket if the limit is its bound. Beyond the
+    last bound, the last bucket: what is above it counts as missed."""
     place = bisect_left(LATENCY_SECONDS, limit_seconds)
     if place == len(LATENCY_SECONDS):
         return [(LATENCY_SECONDS[-1], 1.0)]

@@ -1,9 +1,8 @@
-"""Specs that were carried out. Those that were complete are ControllerRevisions: what a roll-out
-can be undone to. The last one, complete or not, is in a ConfigMap as it is.
+"""Specs that were carried out.
 
-Two specs are the same revision where they ask for the same pods. The rest (how many there are,
-whether the service is paused, how a roll-out goes) is stored too, for parts that a later spec has
-not, and is not compared.
+Complete ones are ControllerRevisions: the targets of `sluice rollout undo`. The last one, complete
+or not, is stored in a ConfigMap. Two specs are the same revision if they ask for the same pods. The
+rest (number of pods, `paused`, roll-out settings) is stored for later use and is not compared.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.model_uri import HUB, scheme_of
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Manifest, of_kind
-from sluice_operator.manifests.digest import digest
-from sluice_operator.manifests.metadata import HISTORY, Owner, stamped
+from sluice_operator.manifests.metadata import HISTORY, Owner, digest, stamped
 
 NUMBERS: Final = ("replicas", "autoscaling")
 """Of a pool, what is no matter of a roll-out."""
@@ -43,7 +41,7 @@ def applied_name(service: str) -> str:
 
 def applied_record(owner: Owner, spec: Manifest, former: Manifest) -> Manifest:
     """That ConfigMap; `former`: the last spec of another mode, or nothing. A ControllerRevision
-    would not do: its spec can never be changed."""
+    does not fit, because its spec can never change."""
     specs = {APPLIED_FILE: spec} | ({FORMER_MODE_FILE: former} if former else {})
     head = owner.child(CONFIG_MAP, applied_name(owner.service), HISTORY)
     return head | {"data": {file: _text(spec_of_file) for file, spec_of_file in specs.items()}}

@@ -60,7 +60,7 @@ class PoolObserver:
     """None: no engine is asked of its adapters."""
 
     def certain(self) -> PoolObserver:
-        """An observer that reads what is decisive from the API server."""
+        """An observer that reads the kinds in `DECISIVE` from the API server."""
         return replace(self, reader=self.reader.certain())
 
     async def observe(self, key: Key) -> PoolObserved | None:

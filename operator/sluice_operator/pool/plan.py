@@ -1,9 +1,8 @@
 """EnginePool → a Deployment for each revision that the service's roll-out gives engines to.
 
-Pure. Which revisions there are, and how many engines of each, is planned for all pools of the
-service at once (`service/rollout`) and stands in the pool's spec; here it is carried out. A pool
-that somebody has edited is not: what is below it stays as it is until its InferenceService has set
-it back.
+Pure. `service/rollout` plans the revisions and their engines for all pools of the service, and
+writes them into the pool's spec; they are carried out here. A pool that somebody has edited is not
+carried out: its children stay until its InferenceService has reverted the edit.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from sluice_operator.manifests.disruption import disruption_budget
 from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
 from sluice_operator.manifests.metadata import ENGINE, is_current, owner
 from sluice_operator.pool.observe import PoolObserved
-from sluice_operator.validation.refusal import Refusal
+from sluice_operator.validation.errors import Refusal
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class PoolPlan(Plan):
     progress: Progress | None = None
     """How far that Deployment has come."""
     replicas_place: str = ""
-    """Where a person says how many engines there should be, in words."""
+    """Where a user sets the number of engines, in words."""
     edited: str = ""
     """Set: `apply` and `prune` are empty, because the pool is not what its InferenceService has
     applied. Says what was edited, by whom, and what is waited for."""
@@ -114,7 +113,7 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
 
 
 def _engines(spec: EnginePoolSpec) -> int:
-    """Engines of the wanted revision: all, but where others have to go first, or its roll-out has
+    """Engines of the desired revision: all, unless others have to go first or its roll-out has
     stopped."""
     shares = {share.name: share.replicas for share in spec.revisions or ()}
     if not spec.in_place and len(shares) < 2:
@@ -130,8 +129,8 @@ def live_deployment(observed: PoolObserved, desired: Manifest) -> Manifest | Non
 
 
 def _former(observed: PoolObserved, spec: EnginePoolSpec) -> Iterator[Manifest]:
-    """The Deployments of the other revisions that the service plans to keep, as they were applied,
-    with their numbers of engines. One of which nobody knows what was applied is left alone."""
+    """The Deployments of other revisions that the service plans to keep, as they were applied, with
+    their numbers of engines. A Deployment without a record of what was applied is not touched."""
     shares = {share.name: share.replicas for share in spec.revisions or ()}
     for live in of_kind(observed.children, DEPLOYMENT):
         name = revision_of(live)
@@ -144,7 +143,8 @@ def _former(observed: PoolObserved, spec: EnginePoolSpec) -> Iterator[Manifest]:
 def _left_over(
     observed: PoolObserved, kept: tuple[Manifest, ...], spec: EnginePoolSpec
 ) -> tuple[Reference, ...]:
-    """What the pool controls and the service plans no longer. Nothing goes without such a plan."""
+    """Children that the pool controls and the service no longer plans. Without a plan of the
+    service, nothing is removed."""
     planned, wanted_revision = {share.name for share in spec.revisions or ()}, revision(spec)
     if wanted_revision not in planned:
         return ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime
+from typing import Final
 
 from sluice_contract.cluster import labels
 
@@ -21,7 +22,12 @@ from sluice_operator.api.conditions import (
     Check,
 )
 from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.api.status import EnginePoolStatus, ReportedAccelerator, RevisionStatus
+from sluice_operator.api.status import (
+    AdapterStatus,
+    EnginePoolStatus,
+    ReportedAccelerator,
+    RevisionStatus,
+)
 from sluice_operator.apply.applier import Refused
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import (
@@ -45,16 +51,16 @@ from sluice_operator.conditions.pods import (
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.engine import MIN_READY_SECONDS, revision_of
 from sluice_operator.manifests.metadata import selector_labels
-from sluice_operator.pool.adapters import adapter_statuses, adapters_loaded
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, is_leaving
+from sluice_operator.probes.adapters import EngineAdapters
 
 
 def pool_status(
     observed: PoolObserved, plan: PoolPlan, now: datetime, refused: tuple[Refused, ...] = ()
 ) -> Manifest:
-    """The whole status of an EnginePool; that of one that is leaving stays as it is. `refused`:
-    what of the plan could not be carried out."""
+    """The whole status of an EnginePool; while it is leaving, its status does not change.
+    `refused`: writes of the plan that failed."""
     if is_leaving(observed):
         return dict(observed.pool.get("status") or {})
     pods = [pod for pod in observed.pods if not is_finished(pod)]
@@ -90,8 +96,8 @@ def pool_status(
 
 
 def _desired_engines(observed: PoolObserved, plan: PoolPlan) -> int:
-    """How many engines there should be; of a pool that was edited, its Deployment knows. Of one
-    that cannot be read, at least one."""
+    """How many engines there should be. For an edited pool: as its Deployment says. For a pool that
+    cannot be read: at least one."""
     if not plan.edited:
         return plan.spec.replicas if plan.spec else 1
     deployments = of_kind(observed.children, DEPLOYMENT)
@@ -169,8 +175,8 @@ def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
 def _halted(
     plan: PoolPlan, current: list[Manifest], pods: list[Manifest], updated: Check
 ) -> Check | None:
-    """A roll-out that stops: engines of the wanted revision fail, and those of the former one serve
-    on. It goes on by itself if they become ready."""
+    """A stopped roll-out: engines of the desired revision fail, and engines of the former one still
+    serve. It continues by itself if the new engines become ready."""
     if updated.is_true or updated.reason in reasons.HEALTHY or not _others_ready(pods, plan):
         return None
     failure = halting_failure(current)
@@ -257,3 +263,52 @@ def _accelerators(
 def _config(deployment: Manifest) -> str:
     volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
     return next((v["configMap"]["name"] for v in volumes if v["name"] == "config"), "")
+
+
+LOADED: Final = "Loaded"
+LOADING: Final = "Loading"
+LOAD_FAILED: Final = "LoadFailed"
+NO_ENGINE: Final = "NoEngine"
+MAX_SHOWN: Final = 512
+MAX_MESSAGE: Final = 1024
+
+
+def adapter_statuses(observed: PoolObserved) -> list[AdapterStatus] | None:
+    """Where each adapter is loaded, by name; None where no engine says."""
+    reports = observed.adapters.values()
+    loaded = Counter(name for report in reports for name in report.loaded)
+    failed = Counter(name for report in reports for name in report.failed)
+    why = {name: text for report in reports for name, text in report.failed.items()}
+    return [
+        AdapterStatus(
+            name=name,
+            loaded=loaded[name],
+            failed=failed[name],
+            message=why[name][:MAX_MESSAGE] if name in why else None,
+        )
+        for name in sorted(loaded | failed)[:MAX_SHOWN]
+    ] or None
+
+
+def adapters_loaded(observed: PoolObserved, spec: EnginePoolSpec) -> Check | None:
+    """The condition; None of a pool without adapters."""
+    if spec.adapters_digest is None:
+        return None
+    reports = observed.adapters
+    if not reports:
+        return Check("Unknown", NO_ENGINE, "No engine is ready that would load adapters.")
+    done = {pod: report for pod, report in reports.items() if report.digest == spec.adapters_digest}
+    for pod in sorted(done):
+        if done[pod].failed:
+            return Check("False", LOAD_FAILED, _failed(pod, done[pod]))
+    count = f"{len(done)} of {len(reports)} ready engines have the adapters that are asked for"
+    if len(done) < len(reports):
+        return Check("False", LOADING, f"{count}.")
+    return Check("True", LOADED, f"{count}.")
+
+
+def _failed(pod: str, adapters: EngineAdapters) -> str:
+    name, why = min(adapters.failed.items())
+    more = len(adapters.failed) - 1
+    rest = f"; so are {more} others" if more else ""
+    return f"{name} is not loaded in {pod}: {why[:MAX_MESSAGE]}{rest}. The others are served."

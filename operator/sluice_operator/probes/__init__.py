@@ -1,1 +1,2 @@
-"""What no watch tells and has to be asked: engines and downloads, and the cluster for its kinds."""
+"""What no watch reports and has to be asked: engines, downloads, and which kinds the cluster
+has."""

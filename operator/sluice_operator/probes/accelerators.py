@@ -1,7 +1,7 @@
-"""What engines say that they compute on, each asked once in its life.
+"""The accelerators that engines report, each asked once per container.
 
-Asked are engines that are ready; an answer holds for as long as the container runs, also one that
-does not say. Who does not answer is asked again, ever more seldom.
+Ready engines are asked. An answer holds as long as the container runs, even an answer without an
+accelerator. An engine that does not answer is asked again with increasing delay.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class AcceleratorReports:
         self._silent: dict[str, _Silent] = {}
 
     async def of(self, engines: Iterable[Manifest]) -> tuple[Accelerator | None, ...]:
-        """Of each pod what its engine computes on; None where it has not answered, or is of a
-        release that does not say."""
+        """The accelerator of each pod's engine; None: no answer yet, or a release that does not
+        report it."""
         return tuple(await asyncio.gather(*(self._of(engine) for engine in engines)))
 
     def again_seconds(self, engines: Iterable[Manifest]) -> float | None:

@@ -1,7 +1,7 @@
-"""What engines say of their adapters, asked until they have carried out what they should.
+"""The adapters that engines report, asked until they have loaded what they should.
 
-An engine that has loaded all of a file is not asked again while the file is the same; one that has
-not, or could not, every few seconds. Decides nothing.
+An engine that has loaded all of a file is not asked again while the file stays the same. Others are
+asked every few seconds.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sluice_operator.probes.accelerators import Fetch, container_of, load_report
 
 ASKED_AT_ONCE: Final = 32
 AGAIN_SECONDS: Final = 3.0
-"""Until an engine has taken a change: the kubelet takes a minute or so to bring it."""
+"""Delay until an engine has taken a change: the kubelet needs about a minute to bring it."""
 FAILED_SECONDS: Final = 15.0
-"""Where adapters have failed, which engines try again; and after no answer."""
+"""Delay after a failed adapter, which engines try again, and after no answer."""
 MAX_KEPT: Final = 50_000
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
-"""How far downloads are: their pods are asked, each at most every few seconds.
+"""Progress of downloads: pods are asked, each at most every few seconds.
 
-Whoever asks more often gets the same answer again, so that showing it is no cause to ask anew. A
-pod that does not answer has none. Decides nothing.
+Within that time a repeated question gets the same answer. So showing progress in a status does not
+cause more requests. A pod that does not answer has no progress.
 """
 
 from __future__ import annotations

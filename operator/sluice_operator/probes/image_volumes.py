@@ -1,9 +1,7 @@
-"""Whether the API server lets pods mount images as volumes: found out by a Deployment that it is
-asked to check and not to make.
+"""Whether the API server lets pods mount images as volumes, tested with a dry-run Deployment.
 
-One that does not know such volumes, or has their feature gate off, drops what it is told of them.
-
-Asked at most every ten minutes, so that an upgrade of the cluster is noticed.
+An API server without such volumes, or with the feature gate off, drops the field. It is asked at
+most every ten minutes, so that an upgrade of the cluster is noticed.
 """
 
 from __future__ import annotations

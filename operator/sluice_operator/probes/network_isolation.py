@@ -1,10 +1,9 @@
-"""NetworkIsolated: whether the cluster enforces NetworkPolicies, found out without further pods.
+"""NetworkIsolated: whether the cluster enforces NetworkPolicies, tested without extra pods.
 
-An engine is connected to at a port that the policies forbid the operator, right after a port that
-they permit has accepted. Asked beside reconciles, of one engine of a service at a time, at most
-every ten minutes: what is enforced is a property of the cluster's network, not of a pod.
-
-Behind a proxy that accepts connections itself, such as a mesh's, the answer says nothing.
+The operator connects to an engine at a port that the policies forbid it, right after a permitted
+port has accepted. This runs beside reconciles, with one engine of a service at a time, at most
+every ten minutes: enforcement is a property of the cluster's network, not of a pod. Behind a proxy
+that accepts connections itself, such as a mesh's, the result means nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Kinds that a cluster may not have: which of them the API server serves now, and lets us list.
+"""Kinds that a cluster may lack: which of them the API server serves now, and lets us list.
 
-It is asked at most once a minute, so a kind that is installed later, or a right that is granted
-later, is used without a restart; only its watch starts with the next process. Plans leave out
-objects of absent kinds.
+It is asked at most once a minute, so a kind or a right added later is used without a restart. Only
+its watch needs a restart of the process. Plans leave out objects of absent kinds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers the API server before it stores an InferenceService, with a certificate that is renewed.
 
-Runs Kopf's webhook server in a thread of its own, and anew whenever it ends. A defect here refuses
-nothing: the operator refuses what is wrong, as it does without admission.
+Kopf's webhook server runs in its own thread, and is restarted whenever it ends. A defect here
+refuses nothing: the operator then refuses wrong specs itself, as without admission.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Admission:
         return run.ended.result()
 
     async def _with_renewal(self, pair: Pair) -> None:
-        """In one event loop, so that no handshake is under way while the certificate changes."""
+        """Runs server and renewal in one event loop, so that no handshake is under way while the
+        certificate changes."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         parts: tuple[Coroutine[Any, Any, None], ...] = (
             self._operator(context),
@@ -153,7 +154,7 @@ class Pair:
 
 
 def usable_pair(folder: Path, former: Pair | None = None) -> Pair | None:
-    """What lies in `folder` and can be used; None where there is nothing but the `former`."""
+    """The usable pair in `folder`; None if there is only the `former` one."""
     try:
         # The kubelet changes a link to the folder of both: what lies there belongs together.
         resolved = (folder / CERTIFICATE).resolve(strict=True).parent

@@ -1,7 +1,7 @@
-"""`python -m sluice_operator.process.certificate`: admission's certificate, made anew in time.
+"""`python -m sluice_operator.process.certificate`: renews admission's self-signed certificate.
 
-A Job's and a CronJob's program. It reads the Secret as files, and writes it and what the API server
-trusts. Exits with 1 where it cannot.
+Runs as a Job and a CronJob. It reads the Secret as files, and writes the Secret and the bundle that
+the API server trusts. Exits with 1 if that fails.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ import os
 import re
 import sys
 from contextlib import aclosing
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sluice_operator.clock import SystemClock
 from sluice_operator.kube.client import ApiClient
@@ -24,7 +30,6 @@ from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import SECRET, Kind, Manifest
 from sluice_operator.log import fields, log_to_stderr
 from sluice_operator.process.admission import CERTIFICATE, KEY
-from sluice_operator.process.self_signed import CertificatePair, is_good, self_signed
 
 CONFIGURATION: Final = Kind(
     "admissionregistration.k8s.io/v1",
@@ -37,9 +42,10 @@ NAME: Final = "sluice-operator-admission"
 MANAGER: Final = "sluice-certificate"
 VALID_DAYS: Final = 90
 RENEWED_AHEAD: Final = timedelta(days=30)
+SKEW: Final = timedelta(hours=1)
+"""Allowed difference between clocks."""
 REQUEST_SECONDS: Final = 10.0
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
-
 logger = logging.getLogger("sluice_operator.certificate")
 
 
@@ -62,7 +68,7 @@ async def _run(folder: Path, namespace: str) -> None:
 
 
 async def renew(client: ApiClient, folder: Path, namespace: str, now: datetime) -> None:
-    """Sees to a certificate that is good for a month, and that the API server trusts it.
+    """Makes sure that the certificate is valid for a month, and that the API server trusts it.
 
     Raises:
         OperatorError: something could not be read or written.
@@ -120,6 +126,63 @@ def _secret(namespace: str, made: CertificatePair) -> Manifest:
         "metadata": {"name": NAME, "namespace": namespace},
         "data": {name: base64.b64encode(text.encode()).decode() for name, text in files.items()},
     }
+
+
+@dataclass(frozen=True)
+class CertificatePair:
+    """A certificate and its private key, as PEM."""
+
+    certificate: str
+    key: str
+
+
+def self_signed(name: str, host: str, days: int) -> CertificatePair:
+    """A new key, and its certificate for `host`, which is its own authority."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    text = certificate.public_bytes(serialization.Encoding.PEM)
+    return CertificatePair(text.decode(), private.decode())
+
+
+def is_good(pem: str, host: str, until: datetime) -> bool:
+    """Whether `pem` is a certificate of `host` that is valid until then."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+    hosts = names.get_values_for_type(x509.DNSName)
+    return host in hosts and until < certificate.not_valid_after_utc
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An exception of our own in a reconcile: the status of the object that met it says so."""
+"""An unexpected exception in a reconcile is shown in the status of its object."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Defects:
-    """Reports exceptions that are no answer of the API server."""
+    """Reports exceptions that do not come from the API server."""
 
     reader: Reader
     reporter: Reporter
@@ -83,8 +83,9 @@ class Defects:
 
 
 def _message(error: Exception, condition: Manifest | None, generation: int) -> str:
-    """Type and first line of the exception. What was `told` of one of the same type stays while
-    the spec does: some name addresses, and a change of status is a cause to try again at once."""
+    """Type and first line of the exception. An earlier message of the same type stays while the
+    spec does: some messages contain addresses, and a changed status would cause an immediate
+    retry."""
     head = f"A defect of the operator: {type(error).__name__}"
     same = condition is not None and condition.get("observedGeneration") == generation
     if condition is not None and same and condition["message"].startswith(head):

@@ -1,7 +1,7 @@
 """Leader election with a Lease object: one replica writes, the others stand by.
 
-A standby trusts its own clock only: it takes over when the Lease has not changed for as long as the
-Lease itself says, however the holder's clock is set. The holder gives up earlier than that.
+A standby trusts only its own clock: it takes over when the Lease has not changed for the duration
+stated in it. The holder gives up earlier than that.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class LeaseName:
 
 @dataclass(frozen=True)
 class LeaseTiming:
-    """In seconds. A holder that could not renew for two thirds of `duration` stops: the rest is a
-    margin for requests in flight and for clocks of different speed."""
+    """In seconds. A holder that could not renew for two thirds of `duration` stops. The rest is a
+    margin for requests in flight and for different clock speeds."""
 
     duration: int = 15
 
@@ -172,8 +172,8 @@ class Leadership:
         self._renewed_at = started_at
 
     async def _still_ours(self) -> Manifest:
-        """The current Lease, when our copy is out of date: a response was lost, somebody edited the
-        Lease, or another process took it. Raises in the last case."""
+        """The current Lease, if our copy is out of date: a response was lost, somebody edited the
+        Lease, or another process took it. Raises LeaseLostError in the last case."""
         lease = await self._client.get(LEASE, self._name.namespace, self._name.name)
         holder = None if lease is None else lease["spec"].get("holderIdentity")
         if lease is None or holder != self._identity:

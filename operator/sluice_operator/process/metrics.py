@@ -1,12 +1,14 @@
 """The operator's metrics, as collectors made from the contract's table.
 
-The names, labels and buckets come from `sluice_contract.cluster.metrics`.
+The names, labels and buckets come from `sluice_contract.cluster.metrics`. Counters and histograms
+are updated as things happen. Three collectors make their gauges at each scrape: conditions and
+replicas of services, replicas of scaled pools, and kinds that the operator cannot read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,15 +18,22 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from sluice_autoscaler.decision import Decision
+from sluice_autoscaler.sample import PoolSample
 from sluice_contract.cluster.metrics import OPERATOR, Metric
 from sluice_contract.version import VERSION
 
-from sluice_operator.process.blocked_metrics import BlockedGauge
-from sluice_operator.process.scaling_metrics import ScaledReplicas
-from sluice_operator.process.status_metrics import ServiceStatuses
+from sluice_operator.informer.blocked import Access
+from sluice_operator.informer.keys import Key
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.scaled import ScaledPool
 
 BY_NAME: Final = {metric.name: metric for metric in OPERATOR}
+STATES: Final = ("desired", "ready", "draining")
+ScaledPools = Callable[[], Iterator[tuple[Key, ScaledPool, PoolSample, int]]]
+"""Every scaled pool, its pods, and how many engines were decided last."""
 
 
 class OperatorMetrics:
@@ -101,3 +110,106 @@ class OperatorMetrics:
             buckets=metric.buckets,
             registry=self._registry,
         )
+
+
+class BlockedGauge(Collector):
+    """Kinds that the operator needs and cannot read; none before `follow` was called."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._blocked: Callable[[], Iterable[Access]] = tuple
+
+    def follow(self, blocked: Callable[[], Iterable[Access]]) -> None:
+        """Calls `blocked` at every scrape."""
+        self._blocked = blocked
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The family, with a series for each."""
+        family = _family(self._metric)
+        for verb, kind, namespace in self._blocked():
+            family.add_metric((kind.kind, namespace or "", verb), 1)
+        yield family
+
+
+class ScaledReplicas(Collector):
+    """Desired and present replicas of scaled pools; none before `follow` was called."""
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        """`metrics`: by name."""
+        self._metrics = metrics
+        self._pools: ScaledPools = lambda: iter(())
+
+    def follow(self, pools: ScaledPools) -> None:
+        """Calls `pools` at every scrape."""
+        self._pools = pools
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The families, with the series of every pool that is scaled."""
+        desired, current, blocked = (
+            _family(self._metrics[f"sluice_autoscaler_{name}_replicas"])
+            for name in ("desired", "current", "unschedulable")
+        )
+        for key, pool, pods, replicas in self._pools():
+            place = (key.namespace, key.name, pods.role, pool.accelerator)
+            desired.add_metric(place, replicas)
+            current.add_metric(place, pods.replicas)
+            blocked.add_metric(place, pods.unschedulable)
+        yield from (desired, current, blocked)
+
+
+def _family(metric: Metric) -> GaugeMetricFamily:
+    return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+
+
+class _Shown(NamedTuple):
+    """What the gauges say of one service."""
+
+    conditions: tuple[tuple[str, str, str], ...]
+    """Type, status and reason."""
+    replicas: tuple[tuple[str, str, int], ...]
+    """Role, state and number."""
+
+
+class ServiceStatuses(Collector):
+    """Conditions and replicas of every InferenceService, from its last reported status."""
+
+    def __init__(self, condition: Metric, replicas: Metric) -> None:
+        self._condition = condition
+        self._replicas = replicas
+        self._last: dict[tuple[str, str], _Shown] = {}
+
+    def record(self, live: Manifest, status: Manifest) -> None:
+        """The `status` that `live` has now; other kinds than InferenceService are left out."""
+        if live["kind"] == INFERENCE_SERVICE.kind:
+            metadata = live["metadata"]
+            self._last[metadata["namespace"], metadata["name"]] = _shown(status)
+
+    def forget(self, key: Key) -> None:
+        """The object is gone."""
+        if key.kind == INFERENCE_SERVICE.kind:
+            self._last.pop((key.namespace, key.name), None)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Both families, with the series of every service that is there."""
+        conditions, replicas = map(_family, (self._condition, self._replicas))
+        for place, shown in self._last.items():
+            for condition in shown.conditions:
+                conditions.add_metric((*place, *condition), 1)
+            for role, state, count in shown.replicas:
+                replicas.add_metric((*place, role, state), count)
+        yield conditions
+        yield replicas
+
+
+def _shown(status: Manifest) -> _Shown:
+    conditions = (
+        (condition["type"], condition["status"], condition.get("reason", ""))
+        for condition in status.get("conditions") or ()
+    )
+    replicas = (
+        (role, state, pool[state])
+        for role, pool in (status.get("pools") or {}).items()
+        for state in STATES
+        if pool.get(state) is not None
+    )
+    return _Shown(tuple(conditions), tuple(replicas))

@@ -1,8 +1,8 @@
-"""Runs Kopf: in a thread with an event loop of its own, and anew whenever it ends.
+"""Runs Kopf in a thread with its own event loop, and restarts it whenever it ends.
 
-Kopf ends itself on what a watch may well bring: an ERROR event, a line that was cut, a kind that is
-gone, a right that was taken away. It also ends every other task of its event loop. So the process,
-its Lease and its workers go on without it.
+Kopf ends itself on normal events of a watch: an ERROR event, a cut line, a removed kind, a revoked
+right. It also ends every other task of its event loop. In its own thread it does not affect the
+Lease and the workers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ AGAIN: Final = Backoff(first_seconds=0.25, cap_seconds=5.0)
 END_SECONDS: Final = 5.0
 """How long Kopf may take to end."""
 IDENTITY: Final[Any] = "sluice-operator"
-"""Among Kopf's peers, of which there are none: it would ask for the name of the process's user, and
-in a pod that has none."""
+"""A fixed identity among Kopf's peers, of which there are none: otherwise Kopf asks for the
+process's user name, which a pod does not have."""
 LASTING_SECONDS: Final = 60.0
 """A run that lasted so long was no failure to start."""
 
@@ -94,7 +94,8 @@ class Watches:
         return run.ended.result() if run.ended.done() else TimeoutError("Kopf does not end")
 
     async def _check_optional(self) -> None:
-        """Kopf would end over a kind that may not be watched, again and again."""
+        """Drops optional kinds that may not be watched: Kopf would end because of them, again and
+        again."""
         optional = self._informer.kinds[len(NEEDED) :]
         allowed = await asyncio.gather(*map(self._rights.can_follow, optional))
         if not all(allowed):
@@ -135,7 +136,7 @@ class KopfRun:
         threading.Thread(target=self._run, name="kopf", daemon=True).start()
 
     def cancel(self) -> None:
-        """Has it end; harmless where it has."""
+        """Ends the run; harmless if it has ended."""
         with self._lock:
             self._is_cancelled = True
             if self._cancel is not None:

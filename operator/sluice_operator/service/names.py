@@ -1,6 +1,7 @@
-"""The names that a service's children have: known before anything is planned.
+"""The names of a service's children, known before anything is planned.
 
-Pure. The names of most ConfigMaps are hashes of their content, which nobody else's objects have.
+Pure. Most ConfigMaps are named by hashes of their content, so nobody else's object can have these
+names.
 """
 
 from __future__ import annotations

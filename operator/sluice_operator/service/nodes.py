@@ -1,7 +1,7 @@
-"""Which services a change of nodes concerns: those whose accelerators one of the nodes has.
+"""Which services a change of nodes concerns: those that ask for an accelerator of such a node.
 
-Changes are collected for a moment, so that a group of new nodes is one look at the services. Those
-without an accelerator are never concerned.
+Changes are collected for a moment, so that a group of new nodes causes one check. Services without
+an accelerator are never concerned.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Final
 from sluice_contract.cluster import labels
 from sluice_contract.wire.fetch_progress import FetchProgress
 
-from sluice_operator.accelerators.wanted import is_nvidia
+from sluice_operator.accelerators.node_requirements import is_nvidia
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.conditions.pods import is_ready
@@ -50,7 +50,7 @@ from sluice_operator.service.names import (
 )
 
 API_SERVER_PORTS: Final = (443, 6443)
-"""Where an API server usually listens. Elsewhere, the operator is told."""
+"""Where an API server usually listens; other ports are a setting of the operator."""
 
 
 Children = tuple[Manifest, ...]
@@ -77,7 +77,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Installation:
-    """What the operator is told of the cluster, and of itself in it."""
+    """The operator's settings about the cluster and about itself."""
 
     api_server_ports: tuple[int, ...] = API_SERVER_PORTS
     """Where routers may reach the API server."""
@@ -97,10 +97,10 @@ class ServiceObserved:
     """The InferenceService as read, status included."""
     images: Images
     children: Children = ()
-    """Every object of the kinds in `SERVICE_CHILDREN` and `optional_kinds` that carries the label
-    `serving.sluice.dev/service: NAME` in the namespace, whoever owns it (also the Deployments
-    that EnginePools own), and those of the service's own that have lost it; each with apiVersion
-    and kind filled in."""
+    """Every object of the kinds in `SERVICE_CHILDREN` and `optional_kinds` with the label
+    `serving.sluice.dev/service: NAME` in the namespace. Whoever owns it: the Deployments of
+    EnginePools are included. Children of the service that lost the label are included too. Each has
+    apiVersion and kind."""
     pods: tuple[Manifest, ...] = ()
     """The router's pods."""
     engines: tuple[Manifest, ...] = ()
@@ -121,9 +121,9 @@ class ServiceObserved:
     accepts_image_volumes: bool = False
     """Whether pods may mount images; only asked for a service whose model is one."""
     isolation: Check | None = None
-    """Whether NetworkPolicies are enforced; None where nobody asks."""
+    """Whether NetworkPolicies are enforced; None: not tested."""
     look_again_seconds: float | None = None
-    """When there may be another answer to that; None: not by itself."""
+    """When that should be tested again; None: not by itself."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class ServiceObserver:
     """None: no engine is connected to."""
 
     def certain(self) -> ServiceObserver:
-        """An observer that reads what is decisive from the API server."""
+        """An observer that reads the kinds in `DECISIVE` from the API server."""
         return replace(self, reader=self.reader.certain())
 
     async def observe(self, key: Key) -> ServiceObserved | None:
@@ -224,7 +224,8 @@ class ServiceObserver:
     async def _unlabelled(
         self, service: Manifest, children: tuple[Manifest, ...], names: Iterable[Name]
     ) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
-        """`children` with what else `service` controls under `names`, and what it does not."""
+        """`children` plus objects under `names` that `service` controls without a label, and the
+        objects under `names` that it does not control."""
         labelled = {(child["kind"], child["metadata"]["name"]) for child in children}
         lacking = sorted(
             (child for child in names if (child[0].kind, child[1]) not in labelled),

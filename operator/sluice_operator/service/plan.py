@@ -84,7 +84,7 @@ class ServicePlan(Plan):
     rollout: Rollout | None = None
     """The roll-out of all pools; None when nothing is planned."""
     former: Former = NO_FORMER
-    """What stays for now of another mode."""
+    """What of another mode stays for now."""
     former_gpus: int = 0
     """GPUs of the budget that engines of another mode hold, also once their pools have gone."""
     upgrade: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ def _children(
     spec: InferenceServiceSpec,
     rollout: PlannedRollout,
 ) -> tuple[Manifest, ...]:
-    """What it needs to serve, in order: what pods need, then the pods, then what protects them."""
+    """The children that serve, in order: what pods need, then the pods, then what protects them."""
     router, pools, installation = rollout.router, rollout.pools, observed.installation
     return (
         *accounts(top),
@@ -247,7 +247,7 @@ def _with_one_port(observed: ServiceObserved) -> tuple[str, ...]:
 def _each_once(
     manifests: Iterable[Manifest], name_conflicts: tuple[Manifest, ...]
 ) -> tuple[Manifest, ...]:
-    """The first of each name, but none that is another's object."""
+    """The first object of each name, without names that belong to somebody else's object."""
     first: dict[Identity, Manifest] = {}
     for manifest in manifests:
         first.setdefault(identity(manifest), manifest)
@@ -262,8 +262,8 @@ def _left_over(
     former: Former,
     stays: frozenset[tuple[str, str]],
 ) -> tuple[Reference, ...]:
-    """What this service controls and no longer wants, nor needs for now. A ConfigMap or a claim
-    stays while anything that stays mounts it, and the way to a hub while engines download."""
+    """What this service controls and no longer needs. A ConfigMap or a claim stays while something
+    that stays mounts it, and the way to a hub stays while engines download."""
     desired = {identity(manifest) for manifest in apply}
     going = {
         pool["metadata"].get("uid")
@@ -289,5 +289,5 @@ def _left_over(
 
 
 def _is_ours(child: Manifest, top: Owner) -> bool:
-    """Whether a child that is not wanted is the service's to remove."""
+    """Whether an unwanted child belongs to the service, so that the plan may remove it."""
     return top.uid is not None and controller_uid(child) == top.uid and not is_being_deleted(child)

@@ -1,6 +1,6 @@
-"""What a person hears when a service's plan is carried out: created, scaled, removed.
+"""Events for users when a service's plan is carried out: created, scaled, removed.
 
-Compares what is there with what is wanted, so at rest there is nothing to say.
+Compares live objects with the plan, so there are none at rest.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ NUMBERS: Final = frozenset({"replicas", "revisions", "inputs"})
 
 
 def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:
-    """What is wanted and not there yet."""
+    """Events about planned children that do not exist yet."""
     there = {identity(child) for child in children}
     new = tuple(child_name for child_name in map(identity, apply) if child_name not in there)
     return (Event("Normal", "Created", f"Created {_listed(new)}.", written=new),) if new else ()
 
 
 def scaled(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
-    """Pools that are to have another number of engines; `planned` by the pool's name. One that is
-    made from the same plan was edited by somebody: that is told when it is taken back. One whose
-    number is not set here is told by its own plan."""
+    """Events about pools with a new number of engines; `planned` by the pool's name. A pool made
+    from the same plan was edited by somebody: the revert is reported instead. A pool whose number
+    is not set here reports it by its own plan."""
     return tuple(
         Event("Normal", "Scaled", _scaling(pool, _replicas(desired)), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
@@ -53,8 +53,8 @@ def scaled(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, 
 
 
 def rolling_out(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
-    """Pools that are to have another revision, with what makes it another; `planned` by name. One
-    that was asked for it before, and has not told yet, is told of once."""
+    """Events about pools with a new revision, and its cause; `planned` by name. A pool that was
+    already asked for this revision, but whose event was not recorded yet, gets it once."""
     return tuple(
         Event("Normal", ROLLING_OUT, _rollout(pool, desired, old), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
@@ -66,8 +66,8 @@ def rolling_out(children: Children, planned: Mapping[str, Manifest]) -> tuple[Ev
 
 
 def leaves_restricted(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
-    """Pools whose engines are to have more rights than the standard restricted allows, as long as
-    they are not there yet; `planned` by the pool's name."""
+    """Events about pools whose engines need more rights than the standard restricted allows, until
+    they exist. `planned` by the pool's name."""
     there = {pool["metadata"]["name"] for pool in of_kind(children, ENGINE_POOL) if _rdma(pool)}
     new = [desired["spec"]["role"] for name, desired in planned.items() if _rdma(desired)
            and name not in there]  # fmt: skip
@@ -82,8 +82,8 @@ def _rdma(pool: Manifest) -> bool:
 
 
 def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
-    """What is no longer wanted. Configurations and the history of specs come and go with every
-    edit: not worth a word."""
+    """Events about children that the plan removes. Configurations and the history of specs change
+    with every edit, so they get no event."""
     quiet = (CONFIG_MAP, CONTROLLER_REVISION)
     gone = tuple(Identity(ref.kind.kind, ref.name) for ref in prune if ref.kind not in quiet)
     return (Event("Normal", "Removed", f"Removed {_listed(gone)}.", written=gone),) if gone else ()

@@ -23,14 +23,16 @@ from sluice_operator.service.report.scaling import scaled_service
 from sluice_operator.service.report.status import service_status
 
 NAME_CONFLICT_SECONDS: Final = 5.0
-"""Objects of others are not watched: whether a name is free again has to be looked at."""
+"""Interval for checking whether a name is free again: objects of others are not watched."""
 
 DRAINING_SECONDS: Final = 5.0
-"""Pods whose pool has gone concern no other object: whether they have left has to be looked at."""
+"""Interval for checking whether pods have left whose pool is gone: they concern no other object."""
 
 NOTABLE: Final = frozenset({reasons.RESOLVING, reasons.FETCHING})
-"""What engines wait for before they are made is an event on the service. A roll-out is told by its
-plan, once, with what makes it one."""
+"""Reasons that are an event on the service: what engines wait for before they are created.
+
+A roll-out gets its event from its plan, once, with its cause.
+"""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sluice_operator.api.findings import Finding
 from sluice_operator.kube.kinds import Manifest, is_being_deleted
-from sluice_operator.validation.refusal import Refusal
+from sluice_operator.validation.errors import Refusal
 
 SpecErrors = Callable[[Manifest], Iterable[Refusal]]
 """Everything that is wrong with the spec of an object."""

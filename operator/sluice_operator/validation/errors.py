@@ -1,19 +1,49 @@
 """All validation errors of a spec at once: invalid values, contradictions, and what this version
 does not support.
 
-Pure. Contradictions need resolved settings, so the caller finds them.
+Pure. Contradictions of engine settings need resolved settings, so the caller finds these. What is
+not supported is a table, `ROWS`: delete a row when the feature is implemented. Engine settings have
+a table of their own, which the engine shares: `sluice_contract.config.supported`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
-from sluice_operator.api.findings import InvalidSpecError
+from sluice_contract.config.supported import unsupported
+from sluice_contract.http_errors import shown_json
+
+from sluice_operator.accelerators.node_requirements import gpu_count
+from sluice_operator.api.adapters import CLAIMS_MOUNT, MAX_CLAIMS
+from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.findings import Finding, InvalidSpecError
+from sluice_operator.api.model_uri import adapter_claims
+from sluice_operator.api.scaling import AutoscalingSpec
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.validation.adapters import adapter_contradictions
-from sluice_operator.validation.refusal import INVALID, Refusal
-from sluice_operator.validation.scaling import scaling_contradictions
-from sluice_operator.validation.unsupported import refusals
+
+INVALID: Final = "InvalidSpec"
+NOT_IMPLEMENTED: Final = "NotImplemented"
+AUTOSCALING: Final = "spec.autoscaling"
+ADAPTERS: Final = "spec.model.adapters"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a spec is not carried out. `field` is the path below the object, e.g. `spec.mode`."""
+
+    reason: str
+    field: str
+    message: str
+    parts: tuple[Refusal, ...] = ()
+    """Each error by itself, where there are several; `message` has all of them."""
+
+    @property
+    def finding(self) -> Finding:
+        """As a finding: the message without its leading field."""
+        return Finding(self.field, self.message.removeprefix(f"{self.field}: "))
+
 
 Contradictions = Callable[[InferenceServiceSpec], Iterable[Refusal]]
 """Finds contradictions in a spec whose types are valid."""
@@ -29,7 +59,7 @@ def validation_errors(
                 *contradictions(spec),
                 *scaling_contradictions(spec),
                 *adapter_contradictions(spec),
-                *refusals(spec),
+                *unsupported_parts(spec),
             )
         )
     )
@@ -47,6 +77,137 @@ def invalid(error: InvalidSpecError, contradictions: Contradictions) -> tuple[Re
 
 
 def joined(refusals: tuple[Refusal, ...]) -> Refusal:
-    """One refusal for all of `found`, with the reason and the field of the first."""
+    """One refusal for all `refusals`, with the reason and the field of the first."""
     message = "; ".join(item.message for item in refusals)
     return Refusal(refusals[0].reason, refusals[0].field, message, refusals)
+
+
+def scaling_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """A refusal for each autoscaling value that contradicts others, or would have no effect."""
+    scaling = spec.autoscaling
+    if scaling is None:
+        return
+    if not any(spec.pool(role).autoscaling for role in spec.roles):
+        places = " or ".join(f"spec.pools.{role}.autoscaling" for role in spec.roles)
+        yield Refusal(
+            INVALID,
+            AUTOSCALING,
+            f"{AUTOSCALING}: this field is not allowed, as no pool is scaled; "
+            f"allowed: beside {places}",
+        )
+    elif scaling.provider == "External":
+        yield from _internal_only(scaling)
+    elif scaling.gpu_budget is not None:
+        yield from _budget_contradictions(spec, scaling.gpu_budget)
+
+
+def _internal_only(scaling: AutoscalingSpec) -> Iterator[Refusal]:
+    """Settings that only provider Internal reads."""
+    settings = {
+        "gpuBudget": scaling.gpu_budget,
+        "target": scaling.target and scaling.target.to_json_dict(),
+        "onMetricsLoss": None if scaling.on_metrics_loss == "Hold" else scaling.on_metrics_loss,
+    }
+    for name, value in settings.items():
+        if value is not None:
+            yield _not_allowed(name, value, "with provider Internal alone: whoever scales decides")
+
+
+def _budget_contradictions(spec: InferenceServiceSpec, budget: int) -> Iterator[Refusal]:
+    """A GPU budget needs pools with GPUs, and must cover their minimum."""
+    gpus = {role: gpu_count(spec.pool(role).accelerator) for role in spec.roles}
+    if not any(gpus.values()):
+        yield _not_allowed("gpuBudget", budget, "beside pools with an accelerator")
+        return
+    least = sum(spec.pool(role).engines * count for role, count in gpus.items())
+    if budget < least:
+        counts = " + ".join(
+            f"{spec.pool(role).engines} x {count} ({role})" for role, count in gpus.items()
+        )
+        yield _not_allowed(
+            "gpuBudget", budget, f"at least {least}: the fewest engines hold {counts}"
+        )
+
+
+def _not_allowed(name: str, value: object, allowed: str) -> Refusal:
+    field = f"{AUTOSCALING}.{name}"
+    return Refusal(INVALID, field, f"{field}: {value} is not allowed; allowed: {allowed}")
+
+
+def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """Adapters named like the model, more claims than a pod can mount, and user mounts at the path
+    of a claim."""
+    if spec.model.adapters is None:
+        return
+    for index, adapter in enumerate(spec.model.adapters):
+        if adapter.name in spec.model.served_names:
+            path = f"{ADAPTERS}[{index}].name"
+            reason = (
+                f"{shown_json(adapter.name)} is not allowed; allowed: none of the model's names"
+            )
+            yield Refusal(INVALID, path, f"{path}: {reason}")
+    claims = {adapter.claim for adapter in spec.model.adapters} - {None}
+    if len(claims) > MAX_CLAIMS:
+        reason = f"{len(claims)} claims are not allowed; allowed: at most {MAX_CLAIMS}"
+        yield Refusal(INVALID, ADAPTERS, f"{ADAPTERS}: {reason}")
+    yield from _mount_contradictions(spec)
+
+
+def _mount_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """User mounts at a path that adapters need: the API server refuses two mounts at one path."""
+    ours = {f"{CLAIMS_MOUNT}/{claim}" for claim in adapter_claims(spec.model)}
+    for role in spec.roles:
+        template = spec.pool(role).template
+        for index, mount in enumerate((template and template.volume_mounts) or ()):
+            if mount.folder in ours:
+                path = f"spec.pools.{role}.template.volumeMounts[{index}].mountPath"
+                allowed = f"all but {', '.join(sorted(ours))}, where adapters are"
+                reason = f"{shown_json(mount.mount_path)} is not allowed; allowed: {allowed}"
+                yield Refusal(INVALID, path, f"{path}: {reason}")
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A field, when it is refused, and what is allowed instead."""
+
+    field: str
+    refuses: Callable[[InferenceServiceSpec], bool]
+    value: Callable[[InferenceServiceSpec], object]
+    allowed: str
+
+
+ROWS: Final = (
+    Unsupported(
+        "spec.slo",
+        lambda s: (
+            s.slo is not None and s.slo.ttft_milliseconds is None and s.slo.itl_milliseconds is None
+        ),
+        lambda _: "a value",
+        "a promise: ttftMilliseconds, itlMilliseconds or both",
+    ),
+)
+
+
+def unsupported_parts(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """A refusal for everything the spec asks for and this version does not have."""
+    for row in ROWS:
+        if row.refuses(spec):
+            yield _not_implemented(row.field, row.value(spec), row.allowed)
+    yield from _pool_refusals(spec)
+    on_cpus = any(spec.pool(role).accelerator is None for role in spec.roles)
+    for error in unsupported(spec.engine or EngineSpec(), on_cpus=on_cpus):
+        yield Refusal(NOT_IMPLEMENTED, f"spec.engine.{error.key}", f"spec.engine.{error}")
+
+
+def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    for role in spec.roles:
+        pool, path = spec.pool(role), f"spec.pools.{role}"
+        for error in unsupported(pool.engine or EngineSpec(), on_cpus=pool.accelerator is None):
+            yield Refusal(NOT_IMPLEMENTED, f"{path}.engine.{error.key}", f"{path}.engine.{error}")
+
+
+def _not_implemented(field: str, value: object, allowed: str) -> Refusal:
+    shown = shown_json(value) if value != "a value" else "this field"
+    return Refusal(
+        NOT_IMPLEMENTED, field, f"{field}: {shown} is not implemented yet; allowed: {allowed}"
+    )

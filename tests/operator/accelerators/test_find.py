@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sluice_operator.accelerators.find import find_accelerator, has_accelerator
-from sluice_operator.accelerators.wanted import node_selector
+from sluice_operator.accelerators.node_requirements import node_selector
 from sluice_operator.api.pools import AcceleratorSpec, PoolSpec
 from sluice_operator.kube.kinds import Manifest
 

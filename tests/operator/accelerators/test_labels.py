@@ -13,9 +13,8 @@ from sluice_contract.config.accelerators import (
 from sluice_contract.config.engine import EngineSettings
 from sluice_contract.config.sizing import resolve_settings
 from sluice_operator.accelerators.find import find_accelerator
-from sluice_operator.accelerators.instance_types import TYPES
-from sluice_operator.accelerators.labels import gpus_of
-from sluice_operator.accelerators.spelling import unusual_spelling
+from sluice_operator.accelerators.labels import MACHINES, gpus_of
+from sluice_operator.accelerators.node_requirements import unusual_spelling
 from sluice_operator.api.pools import AcceleratorSpec, PoolSpec
 from sluice_operator.kube.kinds import Manifest
 
@@ -53,12 +52,12 @@ def test_what_is_not_certain_is_said(name: str) -> None:
 
 
 def test_a_machine_type_has_a_product_of_the_table_and_no_two_rows() -> None:
-    for pattern, product in TYPES:
+    for pattern, product in MACHINES:
         settings = resolve_settings(EngineSettings(), Accelerator(product=product, count=1))
         assert settings["chunk_size"].source == "Product", pattern.pattern
     for name, recorded in NODES.items():
         for value in recorded.labels.values():
-            matching = {product for pattern, product in TYPES if pattern.search(value)}
+            matching = {product for pattern, product in MACHINES if pattern.search(value)}
             assert len(matching) <= 1, (name, matching)
 
 

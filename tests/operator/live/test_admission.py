@@ -16,8 +16,7 @@ import yaml
 from sluice_operator.kube.client import path
 from sluice_operator.kube.connection import APPLY, Request, Response
 from sluice_operator.kube.kinds import INFERENCE_SERVICE
-from sluice_operator.process.certificate import CONFIGURATION
-from sluice_operator.process.self_signed import self_signed
+from sluice_operator.process.certificate import CONFIGURATION, self_signed
 
 from e2e.cluster.bare.certs import Certificate, create_authority, issue
 from e2e.cluster.controlplane_only import ApiServer

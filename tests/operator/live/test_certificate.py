@@ -17,8 +17,7 @@ from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Connection
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import SECRET
-from sluice_operator.process.certificate import CONFIGURATION, NAME, renew
-from sluice_operator.process.self_signed import is_good
+from sluice_operator.process.certificate import CONFIGURATION, NAME, is_good, renew
 
 from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.conftest import OPERATOR_NAMESPACE

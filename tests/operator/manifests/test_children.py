@@ -11,8 +11,7 @@ from sluice_operator.api.base import ApiModel
 from sluice_operator.api.environment import EnvVar, VolumeMount
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.applied_fields import with_applied_fields
-from sluice_operator.manifests.metadata import ENGINE
+from sluice_operator.manifests.metadata import ENGINE, with_applied_fields
 from sluice_operator.pool.plan import plan_pool
 
 from tests.operator.api.documents import document

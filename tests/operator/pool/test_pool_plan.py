@@ -9,10 +9,9 @@ import pytest
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.deployments import UNTRIED
 from sluice_operator.manifests.engine import revision, revision_of
-from sluice_operator.manifests.metadata import is_current, note_of
+from sluice_operator.manifests.metadata import is_current, note_of, with_applied_fields
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sluice_operator.process.self_signed import CertificatePair, is_good, self_signed
+from sluice_operator.process.certificate import CertificatePair, is_good, self_signed
 
 from e2e.cluster.command import run
 

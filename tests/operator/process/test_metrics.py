@@ -6,8 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Manifest
-from sluice_operator.process.metrics import OperatorMetrics
-from sluice_operator.process.status_metrics import ServiceStatuses
+from sluice_operator.process.metrics import OperatorMetrics, ServiceStatuses
 
 from tests.operator.examples import pool, service
 

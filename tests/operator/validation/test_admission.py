@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.validation.admission import new_findings
-from sluice_operator.validation.refusal import INVALID, Refusal
+from sluice_operator.validation.errors import INVALID, Refusal
 
 
 def service(*errors: str, **metadata: Any) -> Manifest:

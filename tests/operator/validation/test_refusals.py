@@ -6,7 +6,7 @@ import pytest
 from sluice_contract.config.supported import ROWS as ENGINE_ROWS
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import plan_service
-from sluice_operator.validation.unsupported import ROWS
+from sluice_operator.validation.errors import ROWS
 
 from tests.operator.examples import FULL_SPEC, service, service_observed
 

@@ -1,6 +1,8 @@
-"""Advice on a service, each with when it holds: one table.
+"""Advice on a service: which arrangements pay, by simulation, and hints from one table.
 
-Pure. What the advice rests on is in docs/explanation/batching.md, docs/how-to/long-prompts.md and
+Pure. A verdict says whether a step beyond the simplest arrangement pays, and at which rate; rates
+are of two engines together. Each hint has its own condition. The reasons are in
+docs/explanation/batching.md, docs/how-to/long-prompts.md and
 docs/how-to/split-prefill-from-decode.md.
 """
 
@@ -8,17 +10,88 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from sluice_contract.config.sizing import Value
+from sluice_contract.wire.explain import Answer, Arrangement, ArrangementName
 
-from sluice_operator.accelerators.spelling import unusual_spelling
+from sluice_operator.accelerators.node_requirements import unusual_spelling
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.cli.explain.verdicts import Verdict
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
+NOTICEABLE: Final = 1.1
+"""Rates within this factor count as equal: they come from a coarse grid."""
 STEADY_CHUNK_TOKENS: Final = 1024
 """Chunks up to here keep gaps small; larger ones are for throughput."""
+Reason = Literal["Pays", "Costs", "NoDifference"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether something pays for this model, these requests and this promise."""
+
+    subject: str
+    """In a word, e.g. `chunking`."""
+    reason: Reason
+    message: str
+
+
+def verdicts(answer: Answer) -> tuple[Verdict, ...]:
+    """One for each comparison; none where nothing was simulated."""
+    return tuple(_verdicts({arrangement.name: arrangement for arrangement in answer.arrangements}))
+
+
+def _verdicts(arrangements: dict[ArrangementName, Arrangement]) -> Iterator[Verdict]:
+    if not arrangements:
+        return
+    yield _verdict(
+        "chunking",
+        "with chunks",
+        arrangements["chunked"],
+        "with whole prompts",
+        arrangements["whole"],
+    )
+    yield _verdict(
+        "mixing", "with decode rows in the steps of prompts", arrangements["mixed"],
+        "with steps of their own", arrangements["chunked"],
+    )  # fmt: skip
+    yield _verdict(
+        "slo.itlMilliseconds", "with chunks chosen for the promise", arrangements["paced"],
+        "with chunks of one size", arrangements["mixed"],
+    )  # fmt: skip
+    best = max(
+        arrangements["paced"],
+        arrangements["mixed"],
+        key=lambda arrangement: arrangement.requests_per_second,
+    )
+    yield _verdict(
+        "disaggregation", "with prefill and decode apart", arrangements["apart"],
+        "with two mixed engines at their best", best,
+    )  # fmt: skip
+
+
+def _verdict(subject: str, how: str, new: Arrangement, else_how: str, old: Arrangement) -> Verdict:
+    ours, theirs = new.requests_per_second, old.requests_per_second
+    if ours == theirs == 0:
+        text = f"neither {how} nor {else_how} is the promise kept at any rate that was tried"
+        return Verdict(subject, "NoDifference", text)
+    if ours > theirs * NOTICEABLE:
+        begins = f"from {rate_text(theirs)} requests/s on, where it is no longer kept {else_how}"
+        if theirs == 0:
+            begins = f"at any load, as it is never kept {else_how}"
+        return Verdict(subject, "Pays", f"{begins}; {how} it is kept up to {rate_text(ours)}")
+    if ours * NOTICEABLE < theirs:
+        kept = f"{how} the promise is kept up to {rate_text(ours)} requests/s"
+        text = f"{kept}, {else_how} up to {rate_text(theirs)}"
+        return Verdict(subject, "Costs", text)
+    return Verdict(
+        subject, "NoDifference", f"kept up to {rate_text(max(ours, theirs))} requests/s either way"
+    )
+
+
+def rate_text(rate: float) -> str:
+    """Requests a second in three digits or, from a thousand on, to the request."""
+    return f"{rate:,.0f}" if rate >= 999.5 else f"{rate:.3g}"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sluice_operator.api.findings import InvalidSpecError
 from sluice_operator.cli import document_errors
 from sluice_operator.cli.document_errors import DocumentErrors
 from sluice_operator.cli.documents import Document, UnusableFileError, read_documents
-from sluice_operator.cli.explain.hints import Facts, hints
+from sluice_operator.cli.explain.advice import Facts, hints, verdicts
 from sluice_operator.cli.explain.nodes import on_accelerator, read_nodes
 from sluice_operator.cli.explain.question import Load, ask, promise_of, question
 from sluice_operator.cli.explain.shown import (
@@ -29,7 +29,6 @@ from sluice_operator.cli.explain.shown import (
     explained_json,
     explained_text,
 )
-from sluice_operator.cli.explain.verdicts import verdicts
 from sluice_operator.cli.image_options import add_images, images_of
 from sluice_operator.cli.preview import Preview, preview
 from sluice_operator.kube.kinds import Manifest

@@ -12,7 +12,7 @@ from typing import Any, Final
 from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.accelerators.wanted import product_label, resource_name
+from sluice_operator.accelerators.node_requirements import product_label, resource_name
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.cli.yaml_text import DuplicateKeyError, ExpandedError, read_yaml_stream

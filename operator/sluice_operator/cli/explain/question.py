@@ -1,7 +1,5 @@
-"""What the simulator is asked about a pool, and how it is asked: another program, over pipes.
-
-Nothing of the operator knows the runtime.
-"""
+"""What the simulator is asked about a pool, and how: as a separate program over pipes, because the
+operator does not import the runtime."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ from typing import Final
 
 from sluice_contract.wire.explain import Answer, ArrangementName, Promise, Requests
 
-from sluice_operator.cli.explain.hints import Hint
-from sluice_operator.cli.explain.verdicts import Verdict, rate_text
+from sluice_operator.cli.explain.advice import Hint, Verdict, rate_text
 from sluice_operator.cli.kv_capacity import BY_ENGINE, capacity_lines, running_lines
 from sluice_operator.cli.preview import Preview, as_json, table, value_text
 from sluice_operator.kube.kinds import Manifest

@@ -25,7 +25,7 @@ from sluice_operator.kube.kinds import (
 
 TIMEOUT_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 1.0
-"""Until a watch that ended is begun anew."""
+"""Delay before a watch that ended is restarted."""
 MANAGER: Final = "sluice"
 """Field manager of what a person edits with this command."""
 

@@ -1,7 +1,7 @@
-"""Which spec a roll-out is undone to, and what becomes of the present one.
+"""Which spec a roll-out is undone to, and what is kept of the present one.
 
-Pure. What is undone is what its pods are made of; how many there are, whether the service is
-paused and how it is rolled out stay as they are now.
+Pure. Undo restores what pods are made of. The number of pods, `paused` and the roll-out settings
+stay as they are now.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def target(service: Manifest, revisions: tuple[Manifest, ...], number: int | Non
 
 
 def undone(spec: Manifest, former: Manifest) -> Manifest:
-    """`former` with the numbers of `spec`, but its own for parts that `spec` has not."""
+    """`former` with the numbers of `spec`; parts that `spec` does not have keep their former
+    numbers."""
     restored = copy.deepcopy(former)
     _take(restored, spec, "paused")
     _take_scaling(restored, spec)

@@ -1,19 +1,78 @@
-"""One row a flag: what it is called there, which of our settings it is, and how they differ."""
+"""One row per flag: its name in another engine, our setting, and how the two differ.
+
+And how values of other engines are read: each reader raises ValueError for what it does not
+understand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sluice_operator.cli.translate.values import (
-    DTYPES,
-    KV_DTYPES,
-    Convert,
-    fraction,
-    model_uri,
-    number,
-    text_value,
+Convert = Callable[[str], Any]
+"""Text of a flag → our value. Raises ValueError, saying what is allowed."""
+_FACTORS: Final = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
+
+
+def number(text: str) -> int:
+    """An integer, also with k, K, m or M behind it (thousands or 1,024s)."""
+    if not (match := re.fullmatch(r"(-?\d+(?:\.\d+)?)([kKmM]?)", text)):
+        raise ValueError("a whole number")
+    value = float(match[1]) * _FACTORS[match[2]]
+    if value != int(value):
+        raise ValueError("a whole number")
+    return int(value)
+
+
+def fraction(text: str) -> float:
+    """A decimal number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number") from None
+
+
+def text_value(text: str) -> str:
+    """The text itself."""
+    return text
+
+
+def one_of(names: Mapping[str, Any]) -> Convert:
+    """Their name → ours; anything else is refused."""
+
+    def convert(text: str) -> Any:
+        if text not in names:
+            raise ValueError(", ".join(names))
+        return names[text]
+
+    return convert
+
+
+def model_uri(text: str) -> str:
+    """A folder, or a model of the hub."""
+    if "://" in text:
+        return text
+    if text.startswith("/"):
+        return f"file://{text}"
+    if text.count("/") == 1:
+        return f"hf://{text}"
+    raise ValueError("/a/folder or organisation/name")
+
+
+DTYPES: Final = one_of(
+    {
+        "auto": "auto",
+        "half": "float16",
+        "float16": "float16",
+        "bfloat16": "bfloat16",
+        "float": "float32",
+        "float32": "float32",
+    }
+)
+KV_DTYPES: Final = one_of(
+    {"auto": "auto", "float16": "float16", "bfloat16": "bfloat16", "float32": "float32"}
 )
 
 
@@ -77,4 +136,4 @@ COMMON: Final = (
         "trust-remote-code", "", None, "no meaning here: a model's own Python code is never run"
     ),
 )
-"""Flags that all engines spell alike."""
+"""Flags with the same spelling in all engines."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_operator.cli.translate.rows import COMMON, Flag, sets, switch
-from sluice_operator.cli.translate.values import fraction, number, one_of
+from sluice_operator.cli.translate.rows import COMMON, Flag, fraction, number, one_of, sets, switch
 
 POLICIES: Final = ("fcfs", "lpm", "random", "dfs-weight", "lof", "priority", "routing-key")
 """Those of SGLang's that have the same name and meaning here."""

@@ -1,7 +1,7 @@
 """Flags of another engine → the spec of an InferenceService, each with a line of explanation.
 
-Pure: arguments in, a frozen value out. A flag that no table has is left out with a line that says
-so, or refused (`strict`); a value that is not understood is always refused.
+Pure: arguments in, a frozen value out. A flag in no table is left out with a line that says so, or
+refused (`strict`). A value that is not understood is always refused.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_operator.cli.translate.rows import COMMON, Flag, needless, sets, switch
-from sluice_operator.cli.translate.values import number, one_of
+from sluice_operator.cli.translate.rows import COMMON, Flag, needless, number, one_of, sets, switch
 
 FLAGS: Final = (
     *COMMON,

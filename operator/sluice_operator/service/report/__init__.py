@@ -1,1 +1,1 @@
-"""What the status of an InferenceService says, and from what it is told."""
+"""The status of an InferenceService, and its sources."""

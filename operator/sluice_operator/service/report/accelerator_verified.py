@@ -1,6 +1,6 @@
-"""AcceleratorVerified: whether the engines of a pool run on what they are sized for.
+"""AcceleratorVerified: whether the engines of a pool run on the accelerator they are sized for.
 
-Pure. What ready engines report counts most, then why none starts, then what the nodes say.
+Pure. Reports of ready engines come first, then why no engine starts, then what nodes say.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def accelerator_verified(pool: PlannedPool, live: Manifest | None) -> Check:
 
 
 def with_missing_node(updated: Check, pool: PlannedPool) -> Check:
-    """The check of a pool whose pods find no place, with what no node has, where it is that."""
+    """The check of a pool with unplaced pods; says what no node has, if that is the cause."""
     nodes_say = pool.accelerator.verified
     if updated.reason != UNSCHEDULABLE or nodes_say.reason != NO_SUCH_NODE:
         return updated
@@ -53,7 +53,7 @@ def with_missing_node(updated: Check, pool: PlannedPool) -> Check:
 
 
 def first_unverified(checks: Iterable[Check]) -> Check:
-    """Of the checks of all pools the one to show: the first that is not True."""
+    """The check to show for all pools: the first that is not True."""
     all_checks = tuple(checks)
     return next((check for check in all_checks if not check.is_true), all_checks[0])
 
@@ -99,7 +99,7 @@ def _sizes(accelerator: Accelerator) -> Sizes:
 
 
 def _larger(planned: Sizes, reported: Sizes) -> bool:
-    """Whether a step as planned may be too much for what was found."""
+    """Whether a planned step may be too large for the accelerator that was found."""
     return (
         planned.chunk_size > reported.chunk_size
         or planned.cuda_graph_max_batch > reported.cuda_graph_max_batch

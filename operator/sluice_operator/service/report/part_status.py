@@ -1,7 +1,7 @@
 """What each part of a service contributes to its status: its pools, and its routers.
 
-Pure. Knows live objects, whether a plan wants them or they are only left in place. What is below
-a pool it takes from the EnginePool.
+Pure. Reads live objects, planned ones and others left in place. The state below a pool is read from
+the EnginePool.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Part(NamedTuple):
     updated: Check
     """It is what the spec asks for."""
     given_up: bool = False
-    """Only a person helps, with what `updated` says. Of a pool its own status tells that."""
+    """A person has to act on `updated`. For a pool, its own status says that."""
 
 
 def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
-    """Whether all that has to answer does; `obstacle`: why nothing is written, if that is so."""
+    """Whether every necessary part answers. `obstacle`: why nothing is written, if that is so."""
     all_checks = tuple(checks)
     idle = next((check for check in all_checks if not check.is_true), None)
     if idle is not None:
@@ -47,7 +47,8 @@ def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
 
 
 def up_to_date(parts: Iterable[Part]) -> Check:
-    """Whether every part is what the spec asks for. One that does not serve is told first."""
+    """Whether every part is what the spec asks for. A part that does not serve is reported
+    first."""
     checks = [part.updated for part in sorted(parts, key=lambda part: part.ready.is_true)]
     done = Check(
         "True", reasons.ALL_READY, "Every pool and the routers are as the spec asks, and ready."

@@ -1,7 +1,7 @@
 """Whether the priorities of a service's tenants have an effect: only some policies read them.
 
-Pure. Refuses nothing: under another policy the highest priority that a tenant may ask for holds
-all the same, and what was accepted stays so.
+Pure. It refuses nothing: the limit of a tenant's priority holds under every policy, and accepted
+specs stay accepted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What becomes of objects of kinds that a cluster may lack: whether they are applied, and whether
-the Gateways that a service names lead to it. Pure; Gateways say so in the HTTPRoute."""
+"""The state of objects of optional kinds: whether they are applied, and whether the service's
+Gateways route to it. Pure; Gateways report in the HTTPRoute."""
 
 from __future__ import annotations
 

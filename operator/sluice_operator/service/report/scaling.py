@@ -1,7 +1,5 @@
-"""What of a service the operator scales, between which limits, and what its status says of it.
-
-Pure. Decides no number of engines.
-"""
+"""Which pools of a service the operator scales, within which limits, and what the status says of
+it. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 
 from sluice_operator.accelerators.find import find_accelerator
-from sluice_operator.accelerators.wanted import gpu_count
+from sluice_operator.accelerators.node_requirements import gpu_count
 from sluice_operator.api.conditions import SCALING_ACTIVE, Check
 from sluice_operator.api.findings import parse
 from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
@@ -33,8 +31,8 @@ NOT_DECIDED = Check("Unknown", "NotDecidedYet", "The operator has not looked at 
 
 
 def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledService | None:
-    """What the autoscaler has to know of a service; None: it is not to scale anything. While pools
-    of a former mode serve it is they that are scaled."""
+    """The input of the autoscaler for a service; None: it scales nothing. While pools of a former
+    mode serve, these are scaled."""
     spec, former_gpus = plan.spec, plan.former_gpus
     if spec is None or plan.paused:
         return None
@@ -97,8 +95,8 @@ def scaling_settings(spec: InferenceServiceSpec) -> Settings:
 
 
 def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Check:
-    """The condition ScalingActive. What an operator before this has said of the same spec holds
-    until this one has looked."""
+    """The condition ScalingActive. The condition of an earlier operator process for the same spec
+    holds until this one has looked."""
     spec = plan.spec
     assert spec is not None
     owners = {role: replicas_owner(spec, role) for role in spec.roles}
@@ -115,7 +113,8 @@ def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None)
 
 
 def scaling_status(before: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Manifest:
-    """The part `scaling` of a status: the last decision, also that of an operator before this."""
+    """The part `scaling` of a status: the last decision, possibly of an earlier operator
+    process."""
     spec = plan.spec
     if spec and not any(spec.pool(role).autoscaling for role in spec.roles):
         return {}
@@ -169,7 +168,7 @@ def _scaled_pool(
 
 
 def _others(pool: Manifest) -> frozenset[tuple[str, str]]:
-    """Who but the operator owns the replicas, and when each has written last."""
+    """Other owners of the replicas, and when each has written last."""
     names = managers_of(pool, "replicas") - {FIELD_MANAGER, REPLICAS_MANAGER}
     entries = pool["metadata"].get("managedFields") or ()
     times = ((entry["manager"], entry.get("time", "")) for entry in entries)

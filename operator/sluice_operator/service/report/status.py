@@ -87,8 +87,9 @@ def service_status(
     refused: tuple[Refused, ...] = (),
     scaling: Scaling | None = None,
 ) -> Manifest:
-    """The whole status of an InferenceService; that of one being deleted stays as it is. `refused`:
-    what of the plan could not be carried out; `scaling`: what the autoscaler has decided last."""
+    """The whole status of an InferenceService; while it is being deleted, its status does not
+    change. `refused`: writes of the plan that failed. `scaling`: the last decision of the
+    autoscaler."""
     before = observed.service.get("status") or {}
     if observed.service["metadata"].get("deletionTimestamp"):
         return dict(before)
@@ -128,7 +129,7 @@ def service_status(
 
 
 def _model(plan: ServicePlan, before: Manifest) -> Manifest:
-    """The model that was resolved last; forgotten with a spec whose model needs no resolving."""
+    """The last resolved model; removed with a spec whose model needs no resolving."""
     if plan.delivery.status is not None:
         return {"model": plan.delivery.status.to_json_dict()}
     if _is_accepted(plan) and plan.spec is not None and not is_fetched(plan.spec.model):
@@ -170,7 +171,8 @@ def _facts(
 
 
 def _mode_served(plan: ServicePlan, spec: InferenceServiceSpec) -> str:
-    """Until the routers know the pools of the wanted mode, the former one is served."""
+    """The mode that is served: the former one until the routers use the pools of the desired
+    mode."""
     if not plan.former.is_served:
         return spec.mode
     return next(mode for mode in MODES if mode != spec.mode)
@@ -317,7 +319,7 @@ def _pool(children: Children, pool: PlannedPool, waiting: Check) -> Part:
 
 
 def _former(pool: Manifest) -> Check:
-    """How a pool of another mode is doing, which stays as it is."""
+    """The state of a pool of another mode that stays for now."""
     role, desired = pool["spec"]["role"], pool["spec"].get("replicas", 1)
     return pool_part(role, pool, desired, pool_updated(role, pool, APPLYING)).ready
 
@@ -329,7 +331,7 @@ def _current(children: Children, pool: PlannedPool) -> Manifest | None:
 
 
 def _waiting(plan: ServicePlan) -> Check:
-    """Of what is not as planned."""
+    """The check of a part that is not as planned."""
     if plan.paused:
         text = "the new spec waits, because spec.paused is true."
         return Check("False", reasons.PAUSED, text)
@@ -352,8 +354,8 @@ def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
 
 
 def _halted(children: Children, plan: ServicePlan, stalled: Check) -> Check | None:
-    """A roll-out that has stopped, while what was there before serves on: engines of a former
-    revision, or the pools of another mode."""
+    """A stopped roll-out while the former state still serves: engines of a former revision, or the
+    pools of another mode."""
     for pool in plan.pools:
         check = lifted(pool.role, _current(children, pool), PROGRESSING)
         if check is not None and check.reason == reasons.ROLLOUT_HALTED:

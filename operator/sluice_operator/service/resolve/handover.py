@@ -1,8 +1,8 @@
-"""What a service needs besides its pools: the key by which router and engines know each other, and
-the ways by which two pools hand over the KV cache.
+"""What a service needs for the hand-over: the key by which router and engines authenticate each
+other, and the flows between the two pools.
 
 Pure. The operator may create Secrets and never reads one, so it cannot see whether the key's Secret
-is there. It is created again, mostly in vain, whenever pods are missing, which may wait for it.
+exists. It tries to create it whenever pods are missing, because they may wait for it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from sluice_operator.api.pool import BOOTSTRAP, EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import KeySecret
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
-from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.handover import KEY, handover_secret, mounts_handover_secret
-from sluice_operator.manifests.metadata import Owner
+from sluice_operator.manifests.metadata import Owner, digest
 from sluice_operator.manifests.network import handover_policies
 from sluice_operator.service.observe import Children
 
@@ -45,8 +44,8 @@ def _bootstrap_port(deployment: Manifest) -> int | None:
 def key_secrets(
     children: Children, top: Owner, router: Manifest, pools: Iterable[EnginePoolSpec]
 ) -> tuple[KeySecret, ...]:
-    """The Secret with the service's key, where `router` or `pools`, as they are planned, or a
-    Deployment that is there mount it; something may wait for it while pods are missing."""
+    """The Secret with the service's key, if the planned `router` or `pools`, or a live Deployment,
+    mount it. Something may wait for it while pods are missing."""
     deployments, planned = tuple(of_kind(children, DEPLOYMENT)), tuple(pools)
     mounted = any(map(mounts_handover_secret, (router, *deployments)))
     if not mounted and not any(pool.handover_secret for pool in planned):

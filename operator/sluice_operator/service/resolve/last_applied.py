@@ -1,8 +1,8 @@
-"""The spec that was carried out last: what a service is planned by while a newer one is refused, or
+"""The spec that was carried out last. A service is planned by it while a newer spec is refused or
 waits for its model.
 
-Pure. Of the newer one only numbers are taken (engines, their limits, the budget, routers), as far
-as they are valid without the rest of it.
+Pure. Of the newer spec only numbers are used (engines, their limits, the budget, routers), as far
+as they are valid on their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sluice_operator.manifests.spec_history import (
     spec_in_record,
 )
 from sluice_operator.service.observe import Children
-from sluice_operator.validation.scaling import scaling_contradictions
+from sluice_operator.validation.errors import scaling_contradictions
 
 
 class SpecPart(NamedTuple):
@@ -54,7 +54,7 @@ _NOT_IN_HISTORY: Final = (SpecPart(("rollout",), MANNER), SpecPart(("model",), (
 
 def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec | None:
     """The spec that was carried out last, with the commit of its model and the numbers of the
-    present one; None where none was, or nothing tells which."""
+    present one. None: there was none, or no record of it."""
     spec, taken = spec_in_record(service["metadata"]["name"], children), _NUMBERS
     if not spec:
         # Of an earlier release: what was complete last is as good as there is.

@@ -1,7 +1,8 @@
-"""Which spec a service is planned by: its present one, or the one that was carried out last while
-the present one is refused or waits for its model.
+"""Which spec a service is planned by: the present one, or the last one carried out while the
+present one is refused or waits for its model.
 
-Pure. What brings the model and adapters is decided with it, as engines are made of what is there.
+Pure. The delivery of model and adapters is decided with it, because engines are made of what
+exists.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.resolve.last_applied import last_applied
 from sluice_operator.service.resolve.model import adapters_of, delivery_of, kept_delivery
 from sluice_operator.service.resolve.pools import contradictions
-from sluice_operator.validation.errors import invalid, joined, validation_errors
-from sluice_operator.validation.refusal import Refusal
+from sluice_operator.validation.errors import Refusal, invalid, joined, validation_errors
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _mode(spec: Manifest) -> str:
 
 
 def _downloads(children: Children, delivery: Delivery) -> frozenset[Identity]:
-    """What brings models, and stays while the present spec is not carried out: a typo ends no
+    """Downloads that continue while the present spec is not carried out, so that a typo ends no
     download."""
     return frozenset(
         identity(child)

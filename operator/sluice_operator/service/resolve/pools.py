@@ -1,7 +1,5 @@
-"""One pool of a service: resolved by this release, or as it was resolved for the same inputs.
-
-Pure. Says what this release would change of a pool that stays.
-"""
+"""One pool of a service: resolved by this release, or as an earlier release resolved the same
+inputs. Pure. Also lists what this release would change of a pool that stays."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from sluice_contract.config.sizing import resolved_values
 from sluice_contract.http_errors import shown_json
 
 from sluice_operator.accelerators.find import AcceleratorFinding, find_accelerator
-from sluice_operator.accelerators.wanted import gpu_count, is_nvidia, resource_name
+from sluice_operator.accelerators.node_requirements import gpu_count, is_nvidia, resource_name
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.pool import EnginePoolSpec, ModelFetch, ModelImage
 from sluice_operator.api.service import InferenceServiceSpec
@@ -54,7 +52,7 @@ from sluice_operator.service.resolve.settings import (
     pool_settings,
     settings_status,
 )
-from sluice_operator.validation.refusal import INVALID, Refusal
+from sluice_operator.validation.errors import INVALID, Refusal
 
 SHARED: Final = (*DEFAULTED, "tensor_parallel_size")
 """The number of GPUs of an engine is the user's, and so is tensor parallelism."""
@@ -128,8 +126,8 @@ def _model_source(
 def _first_engines(
     observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, finding: AcceleratorFinding
 ) -> int:
-    """What the pool of `role` begins with. A scaled one has no fewer engines than it takes to
-    replace those of another mode, as its load is theirs."""
+    """The engines that the pool of `role` begins with. A scaled pool has at least as many engines
+    as it takes to replace those of another mode, because it takes over their load."""
     first = first_engines(spec, role, finding.accelerator)
     scaling = spec.pool(role).autoscaling
     former = former_pools(observed.service, observed.children, spec)
@@ -141,8 +139,8 @@ def _first_engines(
 
 
 def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """Engine settings that contradict each other once they are resolved. What is in use was
-    accepted, whatever this release would make of it."""
+    """Engine settings that contradict each other once they are resolved. Settings in use were
+    accepted before and stay accepted."""
     settings_of: dict[Role, Settings] = {}
     shared = shared_settings(observed.children, spec)
     for role in spec.roles:
@@ -168,7 +166,8 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
 
 
 def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal]:
-    """The image for CPUs would start, find no GPU and end."""
+    """Refuses a GPU pool without an image for GPUs: the image for CPUs would start, find no GPU and
+    end."""
     accelerator = spec.pool(role).accelerator
     if spec.engine_of(role).image or images.engine_of(accelerator):
         return
@@ -181,7 +180,7 @@ def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> It
 
 
 def _at_metrics_port(spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal]:
-    """What would listen where an engine of this release has its metrics."""
+    """Refuses ports that collide with an engine's metrics port."""
     port, transfer, template = (
         ports.ENGINE_METRICS,
         spec.kv_transfer(role),
@@ -202,7 +201,7 @@ def _at_metrics_port(spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal
 def _not_shared(
     spec: InferenceServiceSpec, settings_of: Mapping[Role, Settings]
 ) -> Iterator[Refusal]:
-    """Refusals of what the pools of a service must have alike, and have not."""
+    """Refusals of settings in which the pools of a service must agree and do not."""
     (first, settings), *others = settings_of.items()
     for other, theirs in others:
         for name in SHARED:
@@ -236,7 +235,7 @@ def _sets(spec: InferenceServiceSpec, role: Role, name: str) -> bool:
 
 
 def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """How the KV cache is handed over is said once for both pools, and its port is free."""
+    """The backend of the KV hand-over must be the same for both pools, and its port free."""
     prefill, decode = spec.kv_transfer(Role.PREFILL), spec.kv_transfer(Role.DECODE)
     assert prefill is not None
     assert decode is not None
@@ -255,7 +254,7 @@ def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def _of_rdma(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
-    """Mooncake alone speaks RDMA, and only RDMA has devices."""
+    """Only Mooncake speaks RDMA, and only RDMA needs devices."""
     wrong: list[tuple[str, str, str]] = []
     if transfer.protocol != "rdma":
         named = {"device": transfer.device, "resourceName": transfer.resource_name}
@@ -296,7 +295,7 @@ def _config_map(top: Owner, role: Role, file: EngineFile) -> Manifest:
 
 
 def _default_image(images: Images, spec: InferenceServiceSpec, role: Role, pin: Pin | None) -> str:
-    """Of this release; where it has none, that which is in use."""
+    """The image of this release, else the image in use."""
     configured = images.engine_of(spec.pool(role).accelerator)
     return configured or (str(pin.fields.get("image", "")) if pin else "")
 

@@ -1,13 +1,13 @@
-"""What an operator's release has decided about a pool, and stays while the user's part is the same.
+"""What an operator's release has decided about a pool; it stays while the user's part is the same.
 
-Pure. The inputs of a pool are all that its InferenceService says of its engines; of the routers,
-all that it says of them. Numbers of replicas are not among them, and neither is what nodes have: a
-node that joins restarts nothing. What was decided for equal inputs is read from the live objects:
-from the EnginePool, else from a Deployment, which is still there when a change is taken back.
+Pure. The inputs of a pool are all that its InferenceService says of its engines; the inputs of the
+routers are all that it says of them. Replicas and nodes are no inputs: a node that joins restarts
+nothing. Decisions for equal inputs are read from the live objects: from the EnginePool, else from a
+Deployment, which still exists when a change is reverted.
 
-Pools of one service that hand each other the KV cache have some settings alike. They are decided
-once per service: a pool that is resolved anew takes what nobody has set from what was decided for
-another pool, whatever this release would choose.
+Pools that hand over the KV cache must agree in some settings, which are decided once per service. A
+newly resolved pool takes what the user left out from the decisions for another pool, whatever this
+release would choose.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_spec
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import ENGINE_FILE, RESOLVED
-from sluice_operator.manifests.digest import digest
 from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
 from sluice_operator.manifests.hub import CA_FILE, ca_name, hub_ports
-from sluice_operator.manifests.metadata import note_of
+from sluice_operator.manifests.metadata import digest, note_of
 from sluice_operator.service.observe import Children
 from sluice_operator.service.resolve.settings import Settings, settings_from
 
@@ -53,8 +52,8 @@ class Pin(NamedTuple):
 
     @property
     def has_key(self) -> bool:
-        """Whether the engines have the service's key; those of earlier releases had none in mode
-        Mixed, and a Secret that is mounted anew would restart them."""
+        """Whether the engines mount the service's key. Earlier releases mounted none in mode Mixed,
+        and adding the mount would restart the engines."""
         return bool(_json(self.text).get("handoverKeyFile"))
 
 
@@ -151,7 +150,7 @@ def _hash(spec: InferenceServiceSpec, parts: Mapping[str, Any]) -> str:
 
 
 def _set_fields(part: BaseModel | None) -> Manifest:
-    """What was said, without defaults, which a release may add to."""
+    """The fields that the user set, without defaults, which a release may add to."""
     if part is None:
         return {}
     return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
@@ -189,7 +188,7 @@ def _config_map_of(children: Children, fields: Manifest) -> Manifest | None:
 
 
 def _json(text: str) -> Manifest:
-    """The map in an annotation, which anybody may have edited; empty where there is none."""
+    """The map in an annotation; empty if somebody has broken it."""
     try:
         value = json.loads(text) if text else {}
     except ValueError:
@@ -198,8 +197,8 @@ def _json(text: str) -> Manifest:
 
 
 def shared_settings(children: Children, spec: InferenceServiceSpec) -> Settings:
-    """What is pinned for the pools of a service of what nobody has set; what engines run with goes
-    before what only a former revision has. Empty where nothing is pinned."""
+    """Decided values, for all pools of a service, of settings that the user left out. Values in use
+    come before those of a former revision only. Empty if nothing is decided."""
     if len(spec.roles) == 1:
         return {}
     pins = [

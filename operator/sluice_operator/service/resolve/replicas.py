@@ -1,15 +1,14 @@
-"""How many engines a pool begins with; who decides it from then on, and how that passes from one to
-another.
+"""How many engines a pool begins with, who decides afterwards, and how that ownership changes.
 
-Pure. The first number is the spec's. Where the spec leaves the split of a budget to the operator,
-or a pool takes over from those of another mode, the number comes from what the accelerator can do
-and from requests as they are assumed here. What comes later is the autoscaler's.
+Pure. The first number is the spec's. It is estimated if the operator splits a budget, or a pool
+takes over from pools of another mode: from the accelerator's capacity and assumed requests. Later
+numbers are the autoscaler's.
 
 The number is `spec.replicas` of the EnginePool. It has one owner at a time: the InferenceService,
 whose manifest then contains it; the operator's autoscaler; or whoever writes the pool's scale
-subresource. The next owner holds the live value before the former lets go of it, as a field that
-nobody owns falls back to its default. Until somebody has scaled the pool, the operator holds the
-value in their place, as a field manager of its own.
+subresource. The next owner takes the live value before the former one lets go, because a field
+without an owner falls back to its default. Until somebody has scaled the pool, the operator holds
+the value in their place, under a field manager of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Final
 from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 from sluice_contract.config.accelerators import Accelerator, product_row
 
-from sluice_operator.accelerators.wanted import gpu_count
+from sluice_operator.accelerators.node_requirements import gpu_count
 from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import managers_of
@@ -53,7 +52,7 @@ class ReplicasOwner(StrEnum):
     OPERATOR = "Operator"
     """The operator's autoscaler."""
     EXTERNAL = "External"
-    """A HorizontalPodAutoscaler, KEDA, a person: whoever scales the EnginePool."""
+    """Somebody else: a HorizontalPodAutoscaler, KEDA or a person scales the EnginePool."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ def replicas_owner(spec: InferenceServiceSpec, role: Role) -> ReplicasOwner:
 def plan_replicas(
     spec: InferenceServiceSpec, role: Role, live: Manifest | None, first: int
 ) -> Replicas:
-    """The replicas of the pool of `role`; `live` is its EnginePool. A new one is always made with
-    the number to start from, `first`, and handed over then."""
+    """The replicas of the pool of `role`; `live` is its EnginePool. A new pool is always created
+    with the number `first`, and then passed to its owner."""
     owner = replicas_owner(spec, role)
     managers = managers_of(live, "replicas") if live else frozenset()
     if live is None or owner is ReplicasOwner.SPEC:
@@ -167,7 +166,7 @@ def prefill_share(accelerator: Accelerator) -> float:
 
 
 def split_text(spec: InferenceServiceSpec, accelerator: Accelerator) -> str:
-    """For people: what the budget begins as, and why."""
+    """The first split of the budget and its reason, as text."""
     prefill, decode = (first_engines(spec, role, accelerator) for role in spec.roles)
     return (
         f"{spec.gpu_budget} GPUs begin as {prefill} prefill and {decode} decode engines, as suits "

@@ -1,7 +1,5 @@
-"""The routers of a service: as this release has them, or as another made them of the same inputs.
-
-Pure.
-"""
+"""The routers of a service: as this release makes them, or as an earlier release made them of the
+same inputs. Pure."""
 
 from __future__ import annotations
 
@@ -55,14 +53,14 @@ class PlannedRouter:
     upgrade: tuple[str, ...]
     """What this release would change."""
     is_former: bool = False
-    """They stay as they are, in another mode, but for their number."""
+    """They are of another mode and stay; only their number may change."""
 
 
 def plan_router(
     observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, *, waits: bool = False
 ) -> PlannedRouter:
-    """The routers of a service. `waits`: those of a former mode are to serve on for now, unless
-    they have gone over to the pools of the spec's mode already."""
+    """The routers of a service. `waits`: routers of a former mode should serve on for now, unless
+    they already use the pools of the spec's mode."""
     file = _config_map(top, spec)
     built = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
     live = _live(observed.children, built)

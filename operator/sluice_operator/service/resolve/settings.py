@@ -1,6 +1,7 @@
 """One pool's engine settings: resolved, with their sources, and rendered as the engine's file.
 
-Knows one release's tables and defaults; what stays from an earlier one: `release_decisions.py`.
+These are the tables and defaults of this release; `release_decisions.py` keeps those of an earlier
+one.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def engine_file(
 def _handover_backend(
     spec: InferenceServiceSpec, role: Role, transfer: KvTransfer, in_use: KvBackend | None
 ) -> Resolved:
-    """What carries the KV cache. Where nobody says it, engines that are there keep theirs."""
+    """The backend of the KV hand-over. If the user sets none, running engines keep theirs."""
     if transfer.backend is not None:
         own = spec.pool(role).engine
         origin = f"spec.pools.{role}.engine" if own and own.kv_transfer else "spec"
@@ -132,8 +133,8 @@ def pool_settings(
 
 
 def slo_targets(spec: InferenceServiceSpec, role: Role) -> SloTargets | None:
-    """The part of the promise that each engine keeps by itself. Where nothing is decoded, no time
-    passes between two tokens, and no chunk need be cut for it."""
+    """The part of the SLO that each engine keeps by itself. Prefill engines have no ITL, so no
+    chunk needs to be cut for it."""
     if spec.slo is None:
         return None
     itl = None if role is Role.PREFILL else spec.slo.itl_milliseconds

@@ -1,8 +1,5 @@
-"""What is wrong with the spec of an InferenceService, as far as that is certain without a look at
-the cluster: for admission.
-
-Pure; reads neither nodes nor children. What these would allow is not refused.
-"""
+"""Errors of an InferenceService's spec that are certain without reading the cluster: for admission.
+Pure. Errors that depend on nodes or children are not reported."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.resolve.model import delivery_of
 from sluice_operator.service.resolve.pools import contradictions
-from sluice_operator.validation.errors import invalid, validation_errors
-from sluice_operator.validation.refusal import Refusal
+from sluice_operator.validation.errors import Refusal, invalid, validation_errors
 
 
 def spec_errors(images: Images, service: Manifest) -> tuple[Refusal, ...]:
@@ -38,8 +34,8 @@ def spec_errors(images: Images, service: Manifest) -> tuple[Refusal, ...]:
 def _certain_contradictions(
     observed: ServiceObserved, spec: InferenceServiceSpec
 ) -> Iterator[Refusal]:
-    """Contradictions that hold on whatever accelerator: how large a chunk is, where the spec does
-    not say so, is known with the nodes alone."""
+    """Contradictions that hold on every accelerator. The default chunk size depends on the nodes,
+    so it is not checked here."""
     anywhere = set(contradictions(observed, _without_chunks(spec)))
     return (refusal for refusal in contradictions(observed, spec) if refusal in anywhere)
 

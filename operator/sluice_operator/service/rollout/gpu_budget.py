@@ -1,11 +1,11 @@
-"""Roll-outs within a budget of GPUs: every pod that is there, comes or goes counts.
+"""Roll-outs within a budget of GPUs: every pod that exists, comes or goes counts.
 
-Pure. New engines come up beside the former ones where the budget has room for both sets. Where it
-has not, one takes the other's place; and it starts only when the other has gone, which may take as
-long as a drain. How many engines a pool should have is decided within the same budget elsewhere.
+Pure. New engines come up beside the former ones if the budget has room for both sets. Otherwise one
+takes the other's place, and starts only when the other has gone, which may take as long as a drain.
+The same budget also limits the size of pools, which is decided elsewhere.
 
-What engines hold is counted from their pods, by labels: also those whose EnginePool has gone. They
-hold their GPUs for as long as they drain.
+Held GPUs are counted from pods, by labels, also from pods whose EnginePool is gone. A pod holds its
+GPUs as long as it drains.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.accelerators.wanted import gpu_count
+from sluice_operator.accelerators.node_requirements import gpu_count
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.conditions.pods import is_draining, is_finished
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
@@ -118,8 +118,8 @@ def _engines(pods: tuple[Manifest, ...], role: Role) -> list[Manifest]:
 
 
 def _gpus_of(pod: Manifest) -> int:
-    """GPUs of an engine whose pool may be gone: what it has most of, of devices; a device for RDMA
-    is one at most."""
+    """GPUs of an engine whose pool may be gone: its most frequent device. RDMA devices are at most
+    one."""
     limits = next(
         (
             (container.get("resources") or {}).get("limits") or {}
@@ -139,7 +139,7 @@ def _is_device(resource: str) -> bool:
 def plan_within(
     pools: tuple[PoolState, ...], stable: Revisions, plan: PlanRollout, budget: Budget | None
 ) -> Rollout:
-    """What `plan` wants, as far as the budget allows it now."""
+    """`plan`, limited to what the budget allows now."""
     rollout = plan(pools, stable)
     if budget is None:
         return rollout
@@ -152,9 +152,9 @@ def plan_within(
 def pod_surges(
     pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget | None, replaced: Set[Role]
 ) -> dict[Role, int]:
-    """Engines that may come beside the others of a pool where its pods are replaced and its
-    revision stays; `replaced`: where they are about to be. There has to be room for one that comes
-    and one that drains. What was allowed stays until every pod is new."""
+    """Engines that may come beside the others of a pool whose pods are replaced while its revision
+    stays. `replaced`: pods are about to be replaced. There must be room for one that comes and one
+    that drains. An allowance stays until every pod is new."""
     if budget is None:
         return {}
     left = budget.left - sum(_gpus_held(pool, rollout, budget) for pool in pools)
@@ -178,7 +178,7 @@ def _gpus_held(pool: PoolState, rollout: Rollout, budget: Budget) -> int:
 
 
 def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -> Rollout:
-    """Without new engines for which others have to go first."""
+    """The plan without new engines for which others have to go first."""
     there = {
         pool.role: {revision.name: revision.replicas for revision in pool.all} for pool in pools
     }
@@ -205,8 +205,8 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
 
 
 def _holding(role: Role, replicas: Mapping[str, int], budget: Budget) -> int:
-    """Most pods of a pool that may hold GPUs now: one that was told to go counts until it was seen
-    to be gone, and one that was asked for, or may come beside the others, before it is seen."""
+    """The most pods of a pool that may hold GPUs now. A pod told to go counts until it is gone; a
+    requested one counts before it is seen."""
     counted, surge = budget.counted.get(role, NO_PODS), budget.pod_surges.get(role, 0)
     names = replicas.keys() | counted.live.keys()
     there = sum(max(replicas.get(name, 0), counted.live.get(name, 0)) for name in names)

@@ -1,15 +1,15 @@
-"""Roll-outs without room for a surge: an engine of a former revision ends before one of the desired
-revision starts, so that no pool ever has more engines than it is asked for.
+"""Roll-outs without room for a surge: a former engine ends before a desired one starts, so that no
+pool ever has more engines than its size.
 
-Pure. Of each pool one engine at a time is replaced, of all pools together; the next ones end when
-the new ones are ready. Where the revisions of two pools work only with their own kind, a pool whose
-last former engine ends takes those of the others along, which would serve nobody.
+Pure. Each pool replaces one engine at a time, all pools together. The next ones end when the new
+ones are ready. If the revisions of two pools work only with their own kind, the end of a pool's
+last former engine ends those of the other pools too: they would serve nobody.
 
-New engines that do not come up stop the roll-out, and the former ones that are left serve on. Where
-none of use is ready within their deadline, they give their place back. A pool that gets smaller
-keeps former engines before new ones that have failed. Its last former one ends only when a new one
-is ready; or, of a pool of one engine, to try a revision for the first time. The Deployments that
-were complete last stay, without engines, until the desired revision serves.
+New engines that do not come up stop the roll-out, and the remaining former ones serve on. If no
+useful engine is ready within the deadline, the new engines give their place back. A pool that gets
+smaller keeps former engines before failed new ones. Its last former engine ends only when a new one
+is ready, or, in a pool of one engine, to try a revision for the first time. The Deployments of the
+last complete set stay, without engines, until the desired revision serves.
 """
 
 from __future__ import annotations
@@ -79,10 +79,12 @@ def _may_have_failed(revision: Revision) -> bool:
 
 
 def _kept(pool: PoolState, pools: Pools, stable: Revisions) -> int:
-    """Former engines that stay before one more is replaced. Of a pool that gets smaller these are
-    those for which no ready engine of the desired revision is there, and all that serve. All are
-    those that were complete last, where desired ones were tried, and none of use is ready: within
-    their deadline, or before the pool had no engines."""
+    """Former engines that stay before one more is replaced.
+
+    All stay, up to the pool's size, if no useful desired engine is ready and desired ones were
+    tried: they missed their deadline, or the pool had no engines before. Otherwise a shrinking pool
+    keeps a former engine for each desired one that is not ready, and all former ones that serve.
+    """
     engines = sum(map(_planned, _former(pool)))
     is_of_use = _work_together(pools) or all(p.desired.ready for p in pools if p.replicas)
     ready = pool.desired.ready if is_of_use else 0
@@ -100,7 +102,7 @@ def _kept(pool: PoolState, pools: Pools, stable: Revisions) -> int:
 
 
 def _partners(fingerprint: str, pools: Pools) -> int:
-    """Ready engines with this fingerprint in the pool that has fewest of them."""
+    """Ready engines with this fingerprint, in the pool that has the fewest."""
     return min(
         (
             sum(r.ready for r in (pool.desired, *_former(pool)) if r.fingerprint == fingerprint)
@@ -117,7 +119,7 @@ def _has_come_up(pool: PoolState, former: int) -> bool:
 
 
 def _next(pools: Pools, former: Former) -> Former:
-    """One engine less of each pool of which the largest share is to be replaced still."""
+    """Takes one engine from each pool that has the largest share left to replace."""
     left = {p.role: Fraction(former[p.role], p.replicas) for p in pools if p.replicas}
     largest = max(left.values(), default=Fraction(0))
     after = {
@@ -131,8 +133,8 @@ def _next(pools: Pools, former: Former) -> Former:
 
 
 def _may_end(pool: PoolState, former: Former, after: Former, stable: Revisions) -> bool:
-    """Whether as many former engines of a pool may end: for engines that are ready; for a revision
-    that was not tried; beside others for one that starts; or if they have never served."""
+    """Whether this many former engines of a pool may end. They may for ready engines, for a
+    revision not tried yet, beside others for one that starts, or if they never served."""
     new, left = pool.desired, after[pool.role]
     if left == former[pool.role] or new.ready or not _may_have_failed(new):
         return True
@@ -158,8 +160,8 @@ def _is_replaced(pools: Pools, former: Former, stable: Revisions) -> bool:
 
 
 def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Shares:
-    """The desired revision gets what the former ones leave; of these the ready engines that have
-    partners are kept longest, then those of the revision that was complete last."""
+    """The desired revision gets what the former ones leave. Former ready engines with partners are
+    kept longest, then those of the last complete revision."""
 
     def worth(revision: Revision) -> tuple[bool, bool, int, str, str]:
         partners, is_stable = _partners(revision.fingerprint, pools), revision.name == last

@@ -1,10 +1,10 @@
-"""From one mode to another: what serves in the former mode stays until the pools of the desired one
-are complete and serve, and no router uses it any more.
+"""From one mode to another: the former pools stay until the desired pools are complete and serve,
+and no router uses the former ones.
 
-Pure, and without memory: which of both the routers use is read from what they mount, and where that
-is lost from the service's status. First the desired pools come up beside the former ones, then the
-routers are replaced, then the former go. A pool that its scaling has at 0 engines has not come up
-while former engines serve.
+Pure, and without memory. The mounts of the routers show which pools they use; if that is lost, the
+service's status does. First the desired pools come up beside the former ones, then the routers are
+replaced, then the former pools go. A pool scaled to 0 engines has not come up while former engines
+serve.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from sluice_operator.kube.kinds import (
     controller_uid,
     of_kind,
 )
-from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.engine_pool import STABLE, with_stable
-from sluice_operator.manifests.metadata import note_of, stamped
+from sluice_operator.manifests.metadata import note_of, stamped, with_applied_fields
 from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.resolve.router import PlannedRouter
@@ -42,7 +41,7 @@ class Former:
     pools: tuple[Manifest, ...] = ()
     """Live EnginePools."""
     is_served: bool = False
-    """The routers know no others yet: it is they that serve."""
+    """The routers still use these pools."""
 
     def has(self, child: Manifest) -> bool:
         """Whether `child`, one of the service's children, belongs to these pools."""
@@ -59,9 +58,9 @@ def are_awaited(
     desired: Iterable[PoolState],
     former: tuple[Manifest, ...],
 ) -> bool:
-    """Whether one of the `desired` pools is not there yet with all its engines, or has not reported
-    any (its status, of which Ready is made, comes after that of its Deployment), while there are
-    `former` ones."""
+    """Whether one of the `desired` pools lacks engines or has not reported them, while there are
+    `former` pools. A pool's Ready comes from its status, which is written later than its
+    Deployment's."""
     if not former:
         return False
     serves = _have_ready_engine(children, former)
@@ -86,8 +85,8 @@ def plan_former(
     former: tuple[Manifest, ...],
     router: PlannedRouter,
 ) -> Former:
-    """Which of the `former` pools stay, beside the routers as they are planned: all, until routers
-    run that know the `desired` pools alone, and each of these that has engines has a ready one."""
+    """Which of the `former` pools stay, beside the planned routers. All stay until the running
+    routers use only the `desired` pools, and each of these with engines has a ready one."""
     if router.is_former:
         return Former(former, is_served=True)
     planned = config_map_of_pod(router.deployment["spec"]["template"]["spec"])
@@ -102,9 +101,8 @@ def plan_former(
 
 
 def former_manifests(former: Former) -> Iterator[Manifest]:
-    """Of the `former` pools those that are scaled and have another number of engines planned: as
-    they were applied, with as many as is asked for of their only revision, or of that which was
-    complete last."""
+    """Scaled `former` pools with a new number of engines, as they were applied. The number goes to
+    their only revision, or to the last complete one."""
     for pool in former.pools:
         applied = applied_manifest(pool)
         if applied is None:

@@ -1,8 +1,8 @@
-"""Which engines can work together: the KV fingerprint of a revision, from the ConfigMap with its
-engines' file, and whether those that serve have a partner.
+"""Which engines can work together: the KV fingerprint of a revision, from its engine file, and
+whether serving engines have a partner.
 
-Pure. Of another release's file it reads what the fingerprint is made of, and nothing else. Engines
-tell each other theirs as they have loaded it; this one is for planning, before any runs.
+Pure. From a file of another release only the fingerprint's inputs are read. Running engines compare
+the fingerprints of loaded models; this one is for planning, before any engine runs.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def kv_fingerprint_of(config_map: Manifest) -> KvFingerprint | None:
 
 
 def could_be_equal(first: KvFingerprint | None, second: KvFingerprint | None) -> bool:
-    """Whether engines of both may turn out to be equal once they have loaded: `auto` becomes what
-    the model has."""
+    """Whether engines of both may have equal fingerprints after loading: `auto` becomes the model's
+    value."""
     if first is None or second is None:
         return True
     if AUTO in (first.kv_dtype, second.kv_dtype):
@@ -68,9 +68,9 @@ def _fingerprint(file: Mapping[str, Any]) -> KvFingerprint:
 
 
 def paired(pools: Iterable[Manifest], children: tuple[Manifest, ...], updated: Check) -> Check:
-    """Whether an engine of each of the live `pools` serves whose KV cache the others can read;
-    `updated`: what keeps the desired revisions from it. Pools of which none serves are
-    reported elsewhere, and what is unknown is no reason to say that nothing serves."""
+    """Whether each of the live `pools` has a serving engine whose KV cache the others can read.
+    `updated`: why the desired revisions are not complete. Pools without any serving engine are
+    reported elsewhere, and unknown fingerprints count as equal."""
     serving = {pool["spec"]["role"]: tuple(_serving(pool, children)) for pool in pools}
     if not all(serving.values()):
         return PAIRED

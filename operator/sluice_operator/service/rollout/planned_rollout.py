@@ -31,7 +31,7 @@ from sluice_operator.service.rollout.surge import Rollout, plan_rollout
 
 @dataclass(frozen=True)
 class PlannedPool:
-    """One pool as the plan wants it, and why it is sized as it is."""
+    """One planned pool, and why it is sized as it is."""
 
     role: Role
     replicas: int
@@ -43,14 +43,14 @@ class PlannedPool:
 
 @dataclass(frozen=True)
 class PlannedRollout:
-    """How a service gets to what is resolved, and what stays meanwhile."""
+    """How a service gets to the resolved pools, and what stays meanwhile."""
 
     rollout: Rollout
     """Of all pools."""
     pools: tuple[PlannedPool, ...]
     router: PlannedRouter
     former: Former
-    """What stays for now of another mode."""
+    """What of another mode stays for now."""
     former_gpus: int
     """GPUs of the budget that engines of another mode hold, also once their pools have gone."""
 

@@ -60,7 +60,7 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
 
 
 def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:
-    """Whether this release would write the pods of a pool otherwise, made of the same inputs."""
+    """Whether this release would write the pods of a pool differently for the same inputs."""
     built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
     stays = any(
         revision_of(item) == revision(spec) and kept(built, applied_manifest(item)) is not built
@@ -70,7 +70,7 @@ def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[s
 
 
 def replaces_pods(children: Children, top: Owner, spec: EnginePoolSpec) -> bool:
-    """Whether a revision that stays is about to get other pods, such as with a toleration."""
+    """Whether a revision that stays gets new pods, e.g. for a new toleration."""
     built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
     return any(
         revision_of(item) == revision(spec)

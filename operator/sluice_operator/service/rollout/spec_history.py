@@ -1,7 +1,7 @@
-"""The specs that a service has been complete with, for `sluice rollout undo`.
+"""The specs with which a service was complete, for `sluice rollout undo`.
 
-Pure. A spec is recorded once the status says that all of it is there and ready, so what has failed
-is never gone back to. The last ones stay, each once; the newest is the one in use.
+Pure. A spec is recorded when the status says that all of it is ready, so undo never goes back to a
+failed one. The last ones are kept, each once; the newest is in use.
 """
 
 from __future__ import annotations

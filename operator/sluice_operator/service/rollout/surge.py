@@ -38,8 +38,8 @@ class Revision:
     replicas: int = 0
     """Engines that its Deployment is asked for."""
     ready: int = 0
-    """Engines that serve. Of the desired revision those that are `available`: one that is ready for
-    an instant replaces nobody."""
+    """Engines that serve. For the desired revision: those that are `available`, because an engine
+    that was ready for an instant replaces nothing."""
     available: int = 0
     """Engines that have been ready for some seconds."""
     settled: bool = False
@@ -91,8 +91,8 @@ class Rollout:
     shares: Mapping[Role, Shares]
     """The desired revision comes first. One that is not listed goes."""
     stable: Revisions
-    """To be noted in status. What is noted there already decides, so that a revision is noted to
-    be complete before another one goes for it."""
+    """Recorded in status before anything follows from it: a revision is recorded as complete before
+    another one goes for it."""
     reason: str
     message: str
 
@@ -199,7 +199,8 @@ def _serving(pool: PoolState, pools: tuple[PoolState, ...], shares: Shares) -> i
 def _is_alone(
     fingerprint: str, pools: tuple[PoolState, ...], shares: Mapping[Role, Shares]
 ) -> bool:
-    """Whether kept engines of some pools have this fingerprint, and those of another have not."""
+    """Whether kept engines of some pools have this fingerprint, and those of another pool do
+    not."""
     kept = [
         any(
             revision.name in shares[pool.role] and revision.ready

@@ -10,10 +10,9 @@ import pytest
 import yaml
 from sluice_contract.cluster import labels
 from sluice_contract.wire.explain import Answer, Arrangement, Question
+from sluice_operator.cli.explain.advice import HINTS, rate_text, verdicts
 from sluice_operator.cli.explain.command import run
-from sluice_operator.cli.explain.hints import HINTS
 from sluice_operator.cli.explain.question import ask
-from sluice_operator.cli.explain.verdicts import rate_text, verdicts
 from sluice_operator.kube.kinds import Manifest
 
 A100, H100 = "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3"

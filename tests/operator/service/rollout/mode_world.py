@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from sluice_contract.config.router import parse_router_config
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
-from sluice_operator.manifests.applied_fields import with_applied_fields
 from sluice_operator.manifests.deployments import with_replicas
+from sluice_operator.manifests.metadata import with_applied_fields
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status

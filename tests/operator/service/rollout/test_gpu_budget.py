@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.applied_fields import with_applied_fields
+from sluice_operator.manifests.metadata import with_applied_fields
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.scaling import scaled_service
