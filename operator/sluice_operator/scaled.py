@@ -20,7 +20,7 @@ from sluice_operator.kube.kinds import Manifest
 
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 VICTIM: Final = "-1"
-"""Annotation of a pod, and its value on one that had best go first."""
+"""Annotation of a pod, and its value on a pod that should go first."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
-"""The pydantic base of everything that crosses a process or API boundary.
-
-Knows how fields are spelled outside (camelCase) and how a refusal reads.
-"""
+"""The pydantic base of everything that crosses a process or API boundary: how fields are spelled
+outside (camelCase) and how a refusal reads."""
 
 from __future__ import annotations
 
@@ -54,7 +52,8 @@ class ConfigError(ValueError):
 
 
 class ContradictionsError(ConfigError):
-    """Several at once: the key is that of the first one, `str()` is one line and names them all."""
+    """Several errors at once: the key is that of the first one, `str()` is one line and names them
+    all."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         first = errors[0]
@@ -70,7 +69,7 @@ class ContradictionsError(ConfigError):
 def config_error_from(error: ValidationError, kind: Model) -> ConfigError:
     """All findings about a `kind`, each with key, value and what is allowed, as one line.
 
-    Unknown keys come first: one may be a misspelt one that is then missing.
+    Unknown keys come first: one may be a misspelling of a missing key.
     """
     findings = error.errors(include_url=False)
     findings.sort(key=lambda finding: finding["type"] != "extra_forbidden")
@@ -101,15 +100,15 @@ AGAIN: Final = "is given again; allowed: once"
 
 
 class RepeatedKey(NamedTuple):
-    """One key that stands twice in an object."""
+    """A key that occurs twice in an object."""
 
     key: str
     outermost: bool
-    """Whether that is the object around all others."""
+    """Whether it is in the outermost object."""
 
 
 def repeated_key(text: str | bytes) -> RepeatedKey | None:
-    """Such a key anywhere in a text that is known to be JSON, an inner one first."""
+    """A repeated key anywhere in a text that is valid JSON, an inner one first."""
     repeated: list[str] = []
     seen_in_last = 0
 

@@ -1,6 +1,6 @@
-"""Where in a model a finding was made: the keys known there, and the bounds of its number.
+"""Where in a model a finding was made: the known keys there, and the bounds of its number.
 
-Walks a model's fields along the location that pydantic tells.
+Walks a model's fields along pydantic's location.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What a field takes, in plain words: one row for each kind of finding that models can make.
 
-Of requests and of configuration files. Knows pydantic's names of findings, none of its sentences,
-and no field.
+For requests and for configuration files. Uses pydantic's types of findings, none of its sentences.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ WORDS: Final[Mapping[str, Words]] = {
 
 
 def allowed_words(kind: Model, finding: ErrorDetails) -> str:
-    """What would have been allowed where `finding` was made in `kind`: both ends of a range."""
+    """What is allowed at `finding` in `kind`: both ends of a range."""
     return WORDS[finding["type"]](finding.get("ctx", {}) | bounds_at(kind, finding["loc"]))
 
 
 def unknown_field(key: str, allowed_keys: Sequence[str]) -> str:
-    """What is said of a key that is none of `known`; of many keys those that may be meant."""
+    """The text for an unknown key; of many `allowed_keys` only those that may be meant."""
     meant = get_close_matches(key, allowed_keys, n=1)
     hint = f"did you mean {meant[0]}? " if meant else ""
     allowed = ", ".join(allowed_keys)
@@ -84,7 +83,7 @@ def path_of(location: Location, root: str = "") -> str:
 
 
 def _choices(context: Mapping[str, Any]) -> str:
-    """In the quotes that values have, and as JSON spells true and false."""
+    """Choices quoted as values are, with JSON's spelling of true and false."""
     expected = str(context["expected"])
     return _BOOLEANS.get(expected, expected.replace("'", '"'))
 

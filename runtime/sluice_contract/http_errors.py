@@ -71,7 +71,8 @@ class Mistake:
     code: str
     message: str
     closes: bool = False
-    """Whether the connection ends too: the rest of the request would be read as another one's."""
+    """Whether the connection is closed too: the rest of the request would be read as another
+    one."""
 
 
 def error_object(
@@ -94,8 +95,7 @@ def closing_response(status: int, body: bytes, headers: str = "") -> bytes:
 
 
 def no_route(path: str) -> Mistake:
-    """404; says what this server does instead of another task, and what a client's base URL should
-    be where that is at fault."""
+    """404; says what this server does, and the right base URL if a client's is wrong."""
     parts = [part for part in path.split("/") if part]
     if len(parts) > 1 and parts[0] == "v1" and parts[1] in _OTHER_TASKS:
         message = (
@@ -114,10 +114,8 @@ def method_not_allowed(method: str, path: str) -> Mistake:
 
 
 def not_json(body: bytes) -> Mistake:
-    """400 for a body that could not be read as a JSON object.
-
-    Costs the same whatever the size: where in it the mistake is, is said of short bodies only.
-    """
+    """400 for a body that is not a JSON object. The cost does not depend on the size: the position
+    of the mistake is named only for short bodies."""
     begin = body[:_LOOKED_AT_BYTES].lstrip(b" \t\r\n")
     if begin and begin[:1] != b"{":
         text = shown(begin.decode(errors="replace"))
@@ -179,7 +177,7 @@ def head_too_large(target_bytes: int, headers: Iterable[tuple[str, int]]) -> Mis
 
 
 def head_too_long() -> Mistake:
-    """431 for a head that is too long as a whole, or is not read to its end for that."""
+    """431 for a head that is too long as a whole, or was not read to its end because of that."""
     message = f"the request's head is too long; allowed: {MAX_HEAD_BYTES} bytes"
     return Mistake(431, "head_too_large", message, closes=True)
 
@@ -190,7 +188,7 @@ def not_http() -> Mistake:
 
 
 def otherwise_bad(status: int, reason: str | None) -> Mistake:
-    """What else an HTTP library refuses."""
+    """Other refusals of an HTTP library."""
     return Mistake(status, "bad_request", reason or "bad request")
 
 

@@ -35,7 +35,7 @@ class Retry:
         progress: Callable[[], int] = lambda: 0,
         stop: threading.Event = _NEVER,
     ) -> Result:
-        """The result of `call`. Attempts are counted anew when `progress` has changed.
+        """The result of `call`. Attempts are counted from zero when `progress` has changed.
 
         Raises:
             TransientError: the last one.

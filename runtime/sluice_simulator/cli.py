@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice simulate") 
 
 
 def _simulate(options: argparse.Namespace) -> Simulation:
-    """Nothing is simulated before all that was given is found usable."""
+    """Checks all input before it simulates anything."""
     if options.plot:
         check_plot(options.plot)
     trace, cost, config = _trace(options), cost_named(options.cost), read_config(options.config)

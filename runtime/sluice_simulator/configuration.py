@@ -1,7 +1,7 @@
 """From an engine's configuration and a cost model to the scheduler's settings.
 
-The functions are the engine's own, with the cost model's accelerator in place of the device that is
-there. What a simulation cannot honour is refused.
+The functions are the engine's own, with the cost model's accelerator in place of a real one.
+Settings that a simulation cannot honour are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a replay runs its batches on: something that answers a batch with tokens and seconds.
+"""The device of a replay: it answers a batch with tokens and seconds.
 
-Here the one with a cost model. A benchmark has one that runs a real model and measures it, on the
-same virtual clock.
+This one has a cost model. A benchmark has one that runs a real model and measures it, on the same
+virtual clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Device(Protocol):
 
     @property
     def host_seconds(self) -> float:
-        """CPU time a step, in which the device waits unless it has another one to run."""
+        """CPU time per step; the device waits for it unless another batch is queued."""
         ...
 
     @property
@@ -67,12 +67,12 @@ class Leaper(Protocol):
         ...
 
     def leap(self, steps: int) -> Leap:
-        """Takes so many at once; not more than were foreseen."""
+        """Takes this many steps at once; not more than were foreseen."""
         ...
 
 
 class SimulatedDevice:
-    """No device at all: lengths and a formula."""
+    """Simulates a device: lengths and a formula."""
 
     def __init__(
         self, requests: Sequence[TraceRequest], cost: Cost, *, overlap: bool = False

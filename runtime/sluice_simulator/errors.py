@@ -1,4 +1,4 @@
-"""What ends a simulation before it begins; `str()` is one line for the person who asked for it."""
+"""Errors before a simulation begins; `str()` is one line for the user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 INSTALL: Final = "in a checkout, scripts/setup or: pip install '.[operator,simulate]'"
-"""How what the simulator needs is had; names no package of an index."""
+"""How to install the simulator's requirements; names no package of an index."""
 
 
 class SimulatorError(Exception):

@@ -79,7 +79,7 @@ class PendingStep:
 
 
 class FleetEngine:
-    """One engine: the loop's turn, when something has come or a step has ended."""
+    """One engine: its loop runs when a message has come or a step has ended."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class FleetEngine:
         record: Record,
         on_delta: Callable[[TokenDelta], None],
     ) -> None:
-        """`told`: gets what clients get."""
+        """`on_delta`: called with what clients get."""
         self._calendar = wires.calendar
         self._settings = settings = replace(pool.settings, report_chunks=pool.role is Role.PREFILL)
         pages = settings.limits.kv_pool_tokens // settings.page_size
@@ -116,7 +116,7 @@ class FleetEngine:
         self.wake()
 
     def wake(self) -> None:
-        """A turn at this moment, after whatever else happens now."""
+        """Runs the loop at this moment, after all other events of it."""
         if self._pending is None and not self._woken:
             self._woken = True
             self._calendar.at(self._calendar.now, self._turn)
@@ -166,7 +166,7 @@ class FleetEngine:
         self._turn()
 
     def _tell(self, deltas: Sequence[TokenDelta]) -> None:
-        """Tokens that were drawn elsewhere."""
+        """Reports tokens that another engine sampled."""
         self._record.tokens(deltas, self._calendar.now)
         for delta in deltas:
             self._on_delta(delta)
@@ -201,7 +201,7 @@ class FleetReplay:
         computes its prompt."""
 
     def run(self) -> FleetReplayed:
-        """Until every request of the trace has ended."""
+        """Runs until every request of the trace has ended."""
         calendar = self._wires.calendar
         for number, request in enumerate(self._trace.requests):
             calendar.at(request.arrival_seconds, partial(self._arrive, number))
@@ -234,7 +234,8 @@ class FleetReplay:
         return min(drawn, key=lambda engine: engine.load, default=None)
 
     def _on_delta(self, delta: TokenDelta) -> None:
-        """A request holds its prefill engine until its first token, the other until its last."""
+        """Releases a request's engines: the prefill engine at its first token, the other at its
+        last."""
         engines = self._serving[delta.request_id]
         left = 0 if delta.finish_reason else 1
         while len(engines) > left:

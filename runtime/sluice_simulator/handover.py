@@ -48,7 +48,7 @@ class Calendar:
         heapq.heappush(self._events, (seconds, next(self._order), event))
 
     def run(self) -> None:
-        """Until nothing is left."""
+        """Runs until no event is left."""
         while self._events:
             self.now, _, event = heapq.heappop(self._events)
             event()
@@ -90,14 +90,14 @@ class Wires:
         """When the last chunk of a room was computed."""
 
     def later(self, event: Callable[[], None]) -> None:
-        """After the latency of the network."""
+        """Calls something after the latency of the network."""
         self.calendar.at(self.calendar.now + self.network.latency_seconds, event)
 
     def finished(self, room: int) -> None:
         self._finished[room] = self.calendar.now
 
     def closed(self, room: int) -> None:
-        """Its request decodes from now on, or has failed."""
+        """The room is closed: its request decodes, or has failed."""
         if (finished := self._finished.pop(room, None)) is not None:
             self.seen.seconds.append(self.calendar.now - finished)
 

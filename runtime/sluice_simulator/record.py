@@ -118,7 +118,7 @@ class Record:
         return self._next_sample
 
     def sample(self, status: Status, now: float) -> None:
-        """The state at `now`; the next one is wanted an interval later."""
+        """The state at `now`; the next sample is an interval later."""
         self.samples.append(
             Sample(now, status.usage_ratio, status.running_requests, status.queued_requests)
         )

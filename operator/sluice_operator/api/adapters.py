@@ -1,4 +1,4 @@
-"""The adapters of a service: where each comes from, and what engines are told instead."""
+"""The adapters of a service: where each comes from, and the URI that engines get instead."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class AdapterSpec(ApiModel):
         return claim_of(self.uri) or None
 
     def engine_uri(self, model_claim: str | None, model_mount: str) -> str:
-        """What engines are told; the claim of the model is mounted at `model_mount`, once."""
+        """The URI that engines get; the claim of the model is mounted at `model_mount`, once."""
         claim = self.claim
         if claim is None:
             return self.uri

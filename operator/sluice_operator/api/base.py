@@ -77,7 +77,7 @@ LIST_MAP_KEYS: Final = "x-kubernetes-list-map-keys"
 
 
 def list_map(*keys: str) -> dict[str, Any]:
-    """Schema extra: a list whose entries are told apart by `keys`."""
+    """Schema extra: a list whose entries are identified by `keys`."""
     return {"x-kubernetes-list-type": "map", LIST_MAP_KEYS: list(keys)}
 
 

@@ -1,7 +1,7 @@
 """What is wrong with a part of a custom resource: field, value and what is allowed, a line each.
 
-As the API server finds it: first against the types, and where those hold, against the rules of all
-parts. The words are the contract's.
+As in the API server, types are checked first; if they hold, the rules of all parts. The wording is
+the contract's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class InvalidSpecError(ValueError):
     def __init__(self, findings: tuple[Finding, ...], parsed: object = None) -> None:
         self.findings = findings
         self.parsed = parsed
-        """What was read all the same, where only rules are broken."""
+        """The parsed value, if only rules are broken."""
         super().__init__("\n".join(str(finding) for finding in findings))
 
 
@@ -107,7 +107,7 @@ def _below(path: str, key: str) -> str:
 
 
 def _given_again(entries: Any, field: FieldInfo, path: str) -> Iterator[Finding]:
-    """The entries of a list that have the keys of a former one."""
+    """Entries of a list with the same keys as an earlier entry."""
     extra = field.json_schema_extra
     if not isinstance(entries, list) or not isinstance(extra, dict) or LIST_MAP_KEYS not in extra:
         return

@@ -1,7 +1,7 @@
-"""Turns a pydantic model into a structural OpenAPI v3 schema, as apiextensions/v1 wants it.
+"""Turns a pydantic model into a structural OpenAPI v3 schema, as apiextensions/v1 requires.
 
-Inlines references, drops titles, nulls and every default that is not marked, tells the others in
-the description, and spells bounds the OpenAPI way.
+Inlines references, and drops titles, nulls and every unmarked default. Defaults that it drops are
+stated in the description. Bounds are written the OpenAPI way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def structural_schema(model: type[BaseModel]) -> Schema:
 
 
 def left_out(node: Schema) -> str | None:
-    """What holds when a field is left out, in words; None when that is nothing."""
+    """What holds when a field is left out, in words; None if nothing does."""
     if "x-left-out" in node:
         return str(node["x-left-out"])
     value = node.get("default")
@@ -61,7 +61,7 @@ def _structural(node: Schema) -> Schema:
 
 
 def _resolved(node: Schema, definitions: Schema) -> Schema:
-    """The node with its own reference resolved; what stands beside the reference wins."""
+    """The node with its own reference resolved; keys beside the reference win."""
     if "$ref" not in node:
         return node
     target = definitions[node["$ref"].rpartition("/")[2]]

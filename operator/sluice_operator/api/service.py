@@ -249,7 +249,7 @@ class InferenceServiceSpec(ApiModel):
         )
 
     def _part_of_budget(self) -> PoolSpec:
-        """Between one engine and all but one of those that the budget is enough for."""
+        """At least one engine, at most all but one of the budget's."""
         assert self.autoscaling is not None
         accelerator = self.autoscaling.accelerator or AcceleratorSpec()
         engines = (self.autoscaling.gpu_budget or 0) // (accelerator.count or 1)
@@ -258,7 +258,7 @@ class InferenceServiceSpec(ApiModel):
         return PoolSpec(autoscaling=scaling, accelerator=accelerator)
 
     def accelerator_path(self, role: Role) -> str:
-        """Where a person has set, or would set, the GPUs of one engine of a role."""
+        """The path where a user sets the GPUs of one engine of a role."""
         if self.chooses_split:
             return "spec.autoscaling.accelerator"
         return f"spec.pools.{role}.accelerator"
@@ -298,7 +298,7 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def restarted_at(self) -> str | None:
-        """What marks the last restart that was asked for."""
+        """The mark of the last requested restart."""
         return self.rollout.restarted_at if self.rollout else None
 
     @property
@@ -318,8 +318,8 @@ class InferenceServiceSpec(ApiModel):
 
     @property
     def wait_for_engine_seconds(self) -> int | None:
-        """How long the routers hold a request until an engine is up: as long as one may take to
-        load, where a pool may have none. None: as routers do by default."""
+        """How long the routers hold a request until an engine is up. If a pool may have no engine:
+        as long as one may take to load. None: the routers' default."""
         asleep = any(
             scaling is not None and scaling.min_replicas == 0
             for scaling in (self.pool(role).autoscaling for role in self.roles)

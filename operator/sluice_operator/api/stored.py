@@ -1,6 +1,6 @@
-"""A document as the API server reads it: what is one value there is one value here.
+"""A document as the API server reads it: equal values there are equal here.
 
-Knows of a model which keys it has, since a null of those is as good as left out; refuses nothing.
+The keys of a model matter, because a null at one of them counts as left out. Refuses nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ class BeyondInt64(float):
 
 
 def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any:
-    """`value`, which stands at `location` of a `kind`: 2.0 is 2, keys are text, null is left out.
-
-    But not the null of an unknown key or of a list, which are for others to refuse.
-    """
+    """`value` at `location` of a `kind`, normalised: 2.0 is 2, keys are text, null is left out. The
+    null of an unknown key or of a list stays, and is refused later."""
     if isinstance(value, list):
         return [as_stored(entry, kind, (*location, index)) for index, entry in enumerate(value)]
     if isinstance(value, Mapping):

@@ -41,8 +41,8 @@ RESERVED_CONTAINERS: Final = (
 
 
 def _pairs_once(name: str, field: str, pair: tuple[str, str], default: str = "") -> Rule:
-    """Each pair of values once in a list: by these the API server tells a pod's entries apart.
-    `default`: of the second value, where it may be left out."""
+    """Each pair of values once in a list: the API server identifies a pod's entries by them.
+    `default`: of the second value, if it may be left out."""
 
     def repeated(owner: Any) -> list[str]:
         entries = (entry.to_json_dict() for entry in getattr(owner, name) or ())

@@ -1,1 +1,1 @@
-"""What a plan becomes: server-side apply, status, events."""
+"""Carries out plans: server-side apply, status, events."""

@@ -70,42 +70,42 @@ _PODS_NEED: Final = frozenset(
     kind.kind
     for kind in (CONFIG_MAP, SECRET, SERVICE_ACCOUNT, PERSISTENT_VOLUME_CLAIM, NETWORK_POLICY)
 )
-"""Pods do not start without these; without a policy they would be open to everybody."""
+"""Pods do not start without these; without a policy they would be open to everyone."""
 _OPTIONAL: Final = frozenset(kind.kind for kind in OPTIONAL_CHILDREN)
 
 
 class Refused(NamedTuple):
-    """One write of a plan that the API server refuses: somebody's quota, policy or edit is in the
-    way, and only a person can clear it. Also a failure over it that lasts."""
+    """One write of a plan that the API server refuses: a quota, policy or edit is in the way, and a
+    person has to clear it. A failure that lasts counts too."""
 
     of: Identity
     error: ApiError
     passing: RequestError | None = None
-    """Set: how it was raised. It may pass by itself, so it is no refusal before it has lasted."""
+    """Set: the error. It may pass by itself, so it is reported only if it lasts."""
     is_record: bool = False
     """The object is the plan's record."""
 
     @property
     def is_optional(self) -> bool:
-        """Whether routers and engines do without the object."""
+        """Whether routers and engines work without the object."""
         return self.is_record or self.of.kind in _OPTIONAL
 
     @property
     def keeps_pods(self) -> bool:
-        """Whether pods stay as they are for it."""
+        """Whether pods stay as they are because of this refusal."""
         return not self.is_optional and self.of.kind in _MAKE_PODS | _PODS_NEED
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of carrying a plan out."""
+    """The outcome of carrying out a plan."""
 
     refused: tuple[Refused, ...] = ()
     """In the order of the plan."""
     overwritten: tuple[Overwritten, ...] = ()
-    """The objects that were there and are different now."""
+    """Existing objects that were changed."""
     unwritten: frozenset[Identity] = frozenset()
-    """The objects that are not as planned: those that were refused, and what was held back."""
+    """Objects that are not as planned: refused or held back."""
     interrupted: RequestError | None = None
     """The API server does not answer, so the rest was not tried. Raise it after the events about
     overwritten edits are recorded."""
@@ -114,7 +114,7 @@ class Outcome:
 
 
 class _Run:
-    """What has come of a plan so far."""
+    """The outcome of a plan so far."""
 
     def __init__(self, children: Iterable[Manifest]) -> None:
         self.there = {identity(child): child for child in children}
@@ -125,7 +125,7 @@ class _Run:
 
     @contextmanager
     def collecting(self, of: Identity) -> Iterator[None]:
-        """Notes what is refused in the block, which is about the object `of`."""
+        """Records a refusal raised in the block; it is about the object `of`."""
         try:
             yield
         except FailedApplyError as error:
@@ -142,8 +142,8 @@ class _Run:
             self.unwritten.add(refused.of)
 
     def holds_back(self, desired: Manifest) -> bool:
-        """Whether `desired` has to wait, for one of four reasons: the new owner of its replicas has
-        not taken them over; its pods lack what they need; it binds a refused role; or it would end
+        """Whether `desired` has to wait. There are four reasons: the new owner of its replicas has
+        not taken them over; its pods lack what they need; it binds a refused role; it would end
         pods whose replacement was refused."""
         of = identity(desired)
         live = self.there.get(of)
@@ -166,8 +166,8 @@ class _Run:
         )
 
     def _is_used(self, of: Identity) -> bool:
-        """Whether pods were made that need it: so a Secret, which is never read, is there. A full
-        quota refuses also to make what exists."""
+        """Whether pods were made that need the object. Then a Secret, which is never read, must
+        exist. A full quota refuses even to create what exists."""
         deployments = (item for its, item in self.there.items() if its.kind == DEPLOYMENT.kind)
         return of.kind == SECRET.kind and any(of.name in mounted_secrets(d) for d in deployments)
 
@@ -231,8 +231,8 @@ class Applier:
                 run.overwritten.append(Overwritten(desired, live))
 
     async def _hand_over(self, manifest: Manifest) -> None:
-        """Not by force: a value that has changed since it was read is another's, and looked at
-        again."""
+        """Takes over fields without force: a value changed since it was read belongs to somebody
+        else, and is read again."""
         kind = WRITTEN[manifest["apiVersion"], manifest["kind"]]
         await self._client.apply(kind, manifest, manager=REPLICAS_MANAGER, force=False)
 

@@ -1,7 +1,7 @@
 """Kubernetes events, as `kubectl describe` shows them.
 
-The name of an event is made from what it says and from the ten minutes in which it says so:
-repeating it, also after a restart, adds nothing. Plans and statuses give those.
+The name of an event is made from its content and a period of ten minutes. So repeating it adds
+nothing, even after a restart. Plans and statuses produce the events.
 """
 
 from __future__ import annotations

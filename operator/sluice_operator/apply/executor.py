@@ -1,6 +1,6 @@
 """Carries out the plan for an object and reports on it, in the same way for every kind.
 
-What the status says is made elsewhere, once it is known what came of the plan.
+The status is computed elsewhere, after the outcome of the plan is known.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from sluice_operator.kube.kinds import Manifest
 
 LASTING_SECONDS: Final = 30.0
 LASTING_TRIES: Final = 3
-"""A 5xx or a conflict may pass by itself, as when etcd elects a leader. For longer it is a refusal:
-a webhook is away, or server-side apply itself fails over the object."""
+"""A 5xx or a conflict may pass by itself, as when etcd elects a leader.
+
+If it lasts this long, it is a refusal: a webhook is down, or server-side apply itself fails for the
+object.
+"""
 REMEMBERED_OBJECTS: Final = 10_000
 
 
@@ -43,15 +46,15 @@ class _Refusal:
     """The refusals of one write in a row."""
 
     refused: Refused
-    """The first for this generation: some webhooks number their answers. Each other text would be
-    another event, and another status, which is a cause to try again at once."""
+    """The first one for this generation: some webhooks number their answers. A new text would be a
+    new event and a new status, and so cause an immediate retry."""
     generation: int
     since: float
     """On the monotonic clock."""
     tries: int
 
     def then(self, refused: Refused, generation: int) -> _Refusal:
-        """After one more."""
+        """The record after one more refusal."""
         same = refused.error.summary == self.refused.error.summary and generation == self.generation
         latest = refused._replace(error=self.refused.error) if same else refused
         return _Refusal(latest, generation, self.since, self.tries + 1)
@@ -74,7 +77,7 @@ class Executor:
     """By the uid of the object that the refused ones belong to."""
 
     async def carry_out(self, live: Manifest, plan: Plan, children: Iterable[Manifest]) -> Outcome:
-        """Makes `children` what the plan of `live` wants.
+        """Makes `children` what the plan of `live` contains.
 
         Raises:
             RequestError: interrupted half-way by something temporary.
@@ -86,8 +89,8 @@ class Executor:
         return outcome
 
     def _judged(self, live: Manifest, outcome: Outcome) -> Outcome:
-        """The outcome, of whose refusals those that may still pass are only tried again. While
-        nothing but such is in the way of what is needed, there is nothing to report yet."""
+        """The outcome without refusals that may still pass: these are only retried. If only such
+        refusals block what is needed, nothing is reported yet."""
         now = self.clock.monotonic()
         refusals = self._noted(live, outcome, now)
         lasting = tuple(refusal.refused for refusal in refusals if refusal.has_lasted(now))

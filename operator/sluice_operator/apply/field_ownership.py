@@ -1,9 +1,9 @@
 """Which part of an EnginePool its owner has applied, and which part others have edited.
 
-Pure. The server's `managedFields` say what is still the owner's: an edit takes the field from it,
-also one that only removes. So the owner leaves a hash of which fields there were, and as long as
-what it owns has that hash, the values are its own. A hash of the values would not do: a webhook
-may alter them, and they are the owner's all the same.
+Pure. The server's `managedFields` list the owner's fields: an edit removes the field from them,
+even a mere deletion. The owner stores a hash of the names of its fields. While its owned fields
+have that hash, the values are its own. A hash of values would not work: a webhook may alter them,
+and they would still be the owner's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def applied_manifest(live: Manifest) -> Manifest | None:
 
 
 def whole_manifest(live: Manifest) -> Manifest:
-    """An object as it is, whoever has applied it."""
+    """A live object as a manifest, whoever applied it."""
     kept = ("name", "namespace", "labels", "annotations", "ownerReferences")
     metadata = {key: live["metadata"][key] for key in kept if key in live["metadata"]}
     head = {"apiVersion": live["apiVersion"], "kind": live["kind"]}
@@ -69,7 +69,7 @@ def edits(live: Manifest) -> tuple[str, ...]:
 
 
 def managers_of(live: Manifest, name: str) -> frozenset[str]:
-    """Who owns a field of the spec, however he has written it."""
+    """The managers that own a field of the spec, with any kind of write."""
     return frozenset(
         entry["manager"]
         for entry in live["metadata"].get("managedFields") or ()

@@ -37,7 +37,7 @@ class Outcome:
 
     written: tuple[Written, ...] = ()
     failed: RequestError | None = None
-    """What has stopped the rest: the next tick decides anew."""
+    """What stopped the rest: the next tick decides again."""
     rivals: tuple[str, ...] = ()
     """Nothing was written, because these field managers scale a pool too."""
 

@@ -54,7 +54,7 @@ class OtherScalers:
         outside.writes = writes
 
     def rivals(self, uid: str, now: float) -> tuple[str, ...]:
-        """Who else scales the pool; empty where nobody does."""
+        """Who else scales the pool; empty if nobody does."""
         outside = self._seen.get(uid)
         if outside is None or len(outside.times) < 2:
             return ()
@@ -112,7 +112,7 @@ class ScalingInventory:
         self._pods.pop(key, None)
 
     def rivals(self, key: Key) -> tuple[str, ...]:
-        """Who scales a pool of a service that is known against us; empty where nobody does."""
+        """Other scalers of the service's pools; empty if there are none."""
         now, pools = self._clock.monotonic(), self._services[key].pools.values()
         rivals = (self._other_scalers.rivals(pool.uid, now) for pool in pools)
         return tuple(dict.fromkeys(name for names in rivals for name in names))

@@ -75,7 +75,7 @@ class ScalingTick:
     decided: Callable[[Decision], None]
     """Counts decisions."""
     changed: Callable[[Key], None]
-    """Called with a service whose status is to be written anew."""
+    """Called with a service whose status needs a new write."""
     clock: Clock
     memories: dict[Key, TickMemory] = field(default_factory=dict)
 

@@ -147,7 +147,7 @@ def _has_all(observed: DeliveryObserved, pin: ModelStatus, claim: str) -> bool:
 
 
 def _replace_claim(observed: DeliveryObserved, pin: ModelStatus, claim: str) -> ModelStatus:
-    """`pin`, of which `claim` has everything."""
+    """`pin`, with everything downloaded to `claim`."""
     return pin.model_copy(
         update={"claim": claim, "claim_uid": uid_of_claim(observed.children, claim)}
     )

@@ -100,9 +100,10 @@ def pinned_at(
     return spec.model_copy(update={"model": model.model_copy(update=update)})
 
 
-def _pinned(adapter: AdapterSpec, fetched_adapters_: Mapping[str, FetchedAdapter]) -> AdapterSpec:
-    """Where an adapter of a hub is, of which any version is; others, as they are."""
-    fetched = fetched_adapters_.get(adapter.name)
+def _pinned(adapter: AdapterSpec, downloads: Mapping[str, FetchedAdapter]) -> AdapterSpec:
+    """An adapter of a hub at its downloaded folder, if any version was downloaded; others
+    unchanged."""
+    fetched = downloads.get(adapter.name)
     if not adapter.is_fetched or fetched is None:
         return adapter
     repository = fetched.uri.partition("://")[2].partition("@")[0]

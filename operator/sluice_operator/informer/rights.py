@@ -59,7 +59,7 @@ class Rights:
             await self._clock.sleep(CALM_SECONDS * len(self.usable) if is_calm else AGAIN_SECONDS)
 
     async def look(self) -> None:
-        """Asks once for everything: first what a listing says, which takes no time."""
+        """Checks everything once; listings first, which are quick."""
         self._note([name for name in self._namespaces if await self._may("list", name)])
         if self.usable == self._namespaces:
             self.are_complete.set()

@@ -47,7 +47,7 @@ class ApiClient:
         self.written: Written = ignore_written
 
     def certain(self) -> ApiClient:
-        """A reader of what there is now, which this one is."""
+        """A reader of the current state: this one."""
         return self
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:

@@ -57,7 +57,7 @@ class UnavailableError(RequestError):
 
 
 class FailedApplyError(UnavailableError):
-    """The API server answered an apply with 5xx, and said why: it may pass, or be so for ever."""
+    """The API server answered an apply with 5xx and a reason: it may pass, or be permanent."""
 
     def __init__(self, refusal: ApiError, retry_after_seconds: float | None = None) -> None:
         self.refusal = refusal

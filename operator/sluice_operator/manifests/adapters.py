@@ -90,5 +90,5 @@ def _numbered(spec: EnginePoolSpec) -> Iterable[tuple[int, str]]:
 
 
 def _volume(number: int) -> str:
-    """A volume name made from the claim's name, which may be too long itself."""
+    """The name of a claim's volume, by number: a claim's name may be too long for it."""
     return f"{ADAPTERS_VOLUME}-{number}"

@@ -28,7 +28,7 @@ CACHE: Final = "cache"
 OF_HUBS: Final = ("refresh", "tokenSecretRef")
 """Of a model that is not downloaded: they are about its adapters alone."""
 MANNER: Final = ("strategy", "restartedAt")
-"""Of `spec.rollout`, likewise."""
+"""The same for `spec.rollout`."""
 APPLIED_FILE: Final = "spec.json"
 FORMER_MODE_FILE: Final = "former-mode.json"
 """The last spec of another mode, whose pools are still there."""

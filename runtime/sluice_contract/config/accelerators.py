@@ -165,7 +165,7 @@ CPU: Final = Sizes(512, 0)
 """A prefill step of 512 tokens keeps the gap between decode steps modest on a few cores."""
 
 GENERAL_MEMORY_FRACTION: Final = 0.85
-"""Where the memory of a device is not known; on CPUs, of the container's."""
+"""Assumed if the memory of a device is unknown; on CPUs, of the container's."""
 FIXED_MIB: Final = 512
 CHUNK_TOKEN_MIB: Final = 1.5
 MIN_CHUNK_TOKENS: Final = 2048
@@ -192,8 +192,9 @@ def product_row(product: str) -> ProductRow | None:
 
 
 def labels_near(product: str) -> tuple[str, ...]:
-    """How nodes may spell a product that no known label spells so, a part of a device or not: the
-    labels of its row, else those with all its words, or like it. Empty where one spells it so."""
+    """How nodes may spell a product that no known label spells like this: the labels of its row,
+    else labels with all its words, or similar ones. Empty if a label has this spelling. A part of a
+    device is allowed."""
     whole = PART.split(product)[0]
     labels = {_letters(label): label for row in PRODUCTS for label in row.labels}
     if whole in labels.values():
@@ -208,8 +209,8 @@ def labels_near(product: str) -> tuple[str, ...]:
 
 
 def same_product(name: str, other: str) -> bool:
-    """Whether two names are of one product, as labels, drivers and clouds spell them. A driver does
-    not say that a GPU is shared."""
+    """Whether two names mean one product; labels, drivers and clouds spell it differently. A driver
+    does not report that a GPU is shared."""
     name, other = SHARED.sub("", name), SHARED.sub("", other)
     rows = product_row(name), product_row(other)
     if rows[0] is not None or rows[1] is not None:
@@ -229,8 +230,8 @@ def tier_sizes(memory_gib: float, *, wide: bool) -> Sizes:
 
 
 def requests_in_pool(pool_tokens: int, cuda_graph_max_batch: int) -> int:
-    """How many requests of a GPU run at once where nobody has set it: those of a typical length
-    that the KV pool holds, but no fewer than CUDA graphs are captured for."""
+    """How many requests run at once on a GPU by default: those of a typical length that the KV pool
+    holds, but at least as many as CUDA graphs are captured for."""
     requests = min(pool_tokens // TYPICAL_TOKENS, MAX_RUNNING_REQUESTS)
     least = max(MIN_RUNNING_REQUESTS, cuda_graph_max_batch)
     return max(requests // RUNNING_STEP * RUNNING_STEP, least)

@@ -1,4 +1,4 @@
-"""LoRA adapters of a model: how an engine is told of them, in its own file or in one it follows."""
+"""LoRA adapters of a model: how an engine gets them, in its own file or in one it follows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sluice_contract.base import ContractModel, config_error_from
 
 DEFAULT_MAX_LORAS_PER_BATCH: Final = 8
 LEAST_MAX_LORA_RANK: Final = 16
-"""Of an engine that is not told the largest rank: at least, for adapters that come later."""
+"""The largest LoRA rank is at least this if the engine does not configure it, for adapters that
+come later."""
 MAX_ADAPTERS: Final = 256
 _DIGEST_DIGITS: Final = 16
 
@@ -61,5 +62,5 @@ def render_adapters_file(adapters: Sequence[AdapterRef]) -> str:
 
 
 def adapters_digest(content: bytes) -> str:
-    """By which an engine says which file it has carried out."""
+    """The digest by which an engine reports which file it has carried out."""
     return hashlib.sha256(content).hexdigest()[:_DIGEST_DIGITS]

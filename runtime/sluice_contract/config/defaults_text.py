@@ -1,6 +1,6 @@
-"""What holds when a key of `engine.json` is left out, in words: for people, beside `sizing`.
+"""What holds when a key of `engine.json` is left out, in words for people, beside `sizing`.
 
-The CRDs and the reference show them. Decides nothing.
+The CRDs and the reference show them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""How prefill engines hand the KV cache to decode engines, as a person sets it, and the KV
-fingerprint: whether an engine can go on with pages that another engine computed.
-
-Pages are handed over only between engines with equal fingerprints.
-"""
+"""The settings of the KV hand-over between prefill and decode engines, and the KV fingerprint:
+whether an engine can use pages that another engine computed. Pages are handed over only between
+engines with equal fingerprints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What this version of the engine can do: one table that engine and operator both refuse by.
+"""What this version of the engine can do: one table by which both engine and operator refuse.
 
-A row leaves this table when the feature lands.
+A row is deleted when the feature lands.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def unused_without_adapters(settings: EngineSettings) -> Iterator[str]:
 
 
 def _value(settings: ContractModel, key: str) -> object:
-    """The value at a key, of which each part is spelled as outside."""
+    """The value at a key; its parts are spelled as outside."""
     value: object = settings
     for part in key.split("."):
         assert isinstance(value, ContractModel)

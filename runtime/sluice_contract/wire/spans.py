@@ -44,8 +44,8 @@ def record_part(
     seconds: tuple[float, float],
     attributes: Attributes,
 ) -> None:
-    """Records a part of the span `parent`, from start to end, if that is sampled and spans are
-    wanted."""
+    """Records a part of the span `parent`, from start to end, if it is sampled and spans are
+    recorded."""
     if record is not None and is_sampled(parent):
         record(Span(name, child_of(parent), parent, *seconds, attributes=attributes))
 

@@ -258,7 +258,7 @@ class AutoscaledFleet:
             self._fill()
 
     def _fill(self) -> None:
-        """Starts what is wanted and fits into the budget, one of each pool after the other."""
+        """Starts missing engines within the budget, one of each pool after the other."""
         budget = self._constants.gpu_budget
         missing = True
         while missing:

@@ -1,1 +1,1 @@
-"""What engines bear, arranged in the ways that there are: the simulations of `sluice explain`."""
+"""The load that engines bear, in every arrangement: the simulations of `sluice explain`."""

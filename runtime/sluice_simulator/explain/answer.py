@@ -42,7 +42,7 @@ def answered(question: Question) -> Answer:
 
 
 def _chosen_rows(question: Question, model: ModelShape, cost: Cost) -> int:
-    """As the engine chooses."""
+    """The rows that the engine would choose."""
     memory_mib = memory_mib_of(question.accelerator) or 0
     return running_requests(
         cost.kv_pool_tokens,

@@ -28,11 +28,11 @@ from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
 
 NAMES: Final[tuple[ArrangementName, ...]] = ("whole", "chunked", "mixed", "paced", "apart")
 REQUESTS, MOST_REQUESTS = 160, 2_000
-"""Of a run: enough for the share of a promise, and seconds to simulate."""
+"""Requests of a run: enough for the share of a promise, and quick to simulate."""
 LENGTH: Final = 8
-"""Of a run, in promised times to the first token: a shorter one ends before a queue breaks them."""
+"""Length of a run, in promised TTFTs: a shorter run ends before a queue breaks the promise."""
 SPREAD: Final = 0.5
-"""Lengths are drawn between so much less and so much more than the average."""
+"""Lengths are drawn between (1 - this) and (1 + this) times the average."""
 GRID, GRID_STEP, GRID_FIRST = 16, 1.2, 0.12
 """Rates that are tried: shares of the rate at which the devices would be busy all the time."""
 BYTES_PER_SECOND: Final = 12.5e9

@@ -160,7 +160,7 @@ def _roles(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _whole_pages(spec: dict[str, Any]) -> Iterator[str]:
-    """Rounds the pool down to pages, of which it consists here."""
+    """Rounds the pool down to whole pages."""
     tokens, page = spec.get("engine", {}).get("kvPoolTokens", 0), _page_size(spec)
     if tokens % page:
         _put(spec, "engine.kvPoolTokens", whole := tokens - tokens % page)

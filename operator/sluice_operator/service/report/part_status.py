@@ -25,7 +25,7 @@ APPLYING: Final = Check("False", reasons.APPLYING, "the new spec is being applie
 
 
 class Part(NamedTuple):
-    """How one part of a service is doing."""
+    """The state of one part of a service."""
 
     ready: Check
     """It serves."""
@@ -74,7 +74,7 @@ def pool_summary(live: Manifest | None, desired: int, accelerator: str | None) -
 
 
 def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) -> Part:
-    """How a pool is doing, of which `desired` engines are wanted."""
+    """The state of a pool with `desired` engines."""
     ready = engines_ready(live)
     return Part(answering(ready, desired, f"engines of pool {role}", updated), updated)
 

@@ -1,6 +1,6 @@
 """What an InferenceService reports: whether it serves, whether it is up to date, and why not.
 
-Pure; `now` is only used for transitions. What is below a pool it takes from the EnginePool.
+Pure; `now` is only used for transitions. The state below a pool is read from the EnginePool.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _obstacle(
 
 
 def _unplanned(plan: ServicePlan, why: Check, former: Manifest) -> dict[str, Check]:
-    """The checks where nothing is planned; `known`: the last status, if engines are ready."""
+    """The checks if nothing is planned; `former`: the last status, if engines are ready."""
     kept = {
         condition["type"]: Check(condition["status"], condition["reason"], condition["message"])
         for condition in former.get("conditions") or ()
@@ -278,7 +278,7 @@ def _checks(
 
 
 def _front(service: Manifest, children: Children) -> Check:
-    """Whether there is the Service of our own at which the routers are found."""
+    """Whether the service's own Service for clients exists."""
     name, uid = (service["metadata"][key] for key in ("name", "uid"))
     for item in of_kind(children, SERVICE):
         if item["metadata"]["name"] == name and controller_uid(item) == uid:
@@ -325,13 +325,13 @@ def _former(pool: Manifest) -> Check:
 
 
 def _current(children: Children, pool: PlannedPool) -> Manifest | None:
-    """The live pool, if it is what the plan wants."""
+    """The live pool, if it is as planned."""
     live = _child(children, ENGINE_POOL, pool.manifest)
     return live if is_current(pool.manifest, live) else None
 
 
 def _waiting(plan: ServicePlan) -> Check:
-    """The check of a part that is not as planned."""
+    """Updated, for a part that is not as planned yet."""
     if plan.paused:
         text = "the new spec waits, because spec.paused is true."
         return Check("False", reasons.PAUSED, text)

@@ -57,7 +57,7 @@ def _kept(top: Owner, names: list[str]) -> frozenset[tuple[str, str]]:
 
 
 def _is_complete(service: Manifest) -> bool:
-    """Whether all that the spec asks for has been seen to work."""
+    """Whether all that the spec asks for has worked."""
     updated = find(service.get("status"), UPDATED) or {}
     stated = (updated.get("status"), updated.get("reason"), updated.get("observedGeneration"))
     return stated == ("True", reasons.ALL_READY, service["metadata"].get("generation"))

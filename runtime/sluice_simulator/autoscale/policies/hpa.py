@@ -74,7 +74,7 @@ def ready_engines(sample: Sample, role: Role) -> list[EngineSample]:
 
 
 def pods_metric_replicas(current: int, values: Sequence[float], missing: int, target: float) -> int:
-    """Pods that a metric of pods asks for; `missing` pods have none."""
+    """Pods for a metric of pods; `missing` pods have none."""
     if not values:
         return current
     ratio = sum(values) / len(values) / target
@@ -91,7 +91,7 @@ def pods_metric_replicas(current: int, values: Sequence[float], missing: int, ta
 
 
 def external_metric_replicas(pool: PoolSample, total: float, target: float) -> int:
-    """Pods that an external metric asks for, of which each is to have `target`."""
+    """Pods for an external metric with an average value of `target` per pod."""
     current = pool.ready + pool.starting + pool.unschedulable
     if not current:
         return math.ceil(total / target)
