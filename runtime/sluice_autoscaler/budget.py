@@ -52,7 +52,7 @@ def allotted(claims: Mapping[Role, Claim], budget: int | None) -> dict[Role, int
     }
     free = budget - sum(claim.held_gpus for claim in claims.values())
     if free < 0:
-        return _given_back(claims, growing, -free)
+        return _over_budget(claims, growing, -free)
     if _first_engines(claims) > free:
         return _asleep(claims, growing)
     while starved := _starved(claims, growing, free):
@@ -102,7 +102,7 @@ def _making_room(claims: Mapping[Role, Claim], engines: dict[Role, int]) -> dict
     return engines
 
 
-def _given_back(
+def _over_budget(
     claims: Mapping[Role, Claim], engines: dict[Role, int], excess: int
 ) -> dict[Role, int]:
     """Engines to give up because more is held than the budget allows, down to each pool's minimum.

@@ -146,7 +146,7 @@ class FleetEngine:
         now = self._calendar.now
         self._role.receive(now)
         self._role.plan(now)
-        self._tell(self._scheduler.take_first_tokens())
+        self._report(self._scheduler.take_first_tokens())
         if (batch := self._scheduler.next_batch(now)) is None:
             return
         tokens, seconds = self._device.run(batch)
@@ -165,7 +165,7 @@ class FleetEngine:
             self._on_delta(delta)
         self._turn()
 
-    def _tell(self, deltas: Sequence[TokenDelta]) -> None:
+    def _report(self, deltas: Sequence[TokenDelta]) -> None:
         """Reports tokens that another engine sampled."""
         self._record.tokens(deltas, self._calendar.now)
         for delta in deltas:

@@ -98,7 +98,7 @@ def _broken_rules(value: object, path: str) -> Iterator[Finding]:
             yield _refused(place, part, rule.text(value))
     for name, field in type(value).model_fields.items():
         below, place = getattr(value, name), _below(path, field.alias or name)
-        yield from _given_again(below, field, place)
+        yield from _repeated_entries(below, field, place)
         yield from _broken_rules(below, place)
 
 
@@ -106,7 +106,7 @@ def _below(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _given_again(entries: Any, field: FieldInfo, path: str) -> Iterator[Finding]:
+def _repeated_entries(entries: Any, field: FieldInfo, path: str) -> Iterator[Finding]:
     """Entries of a list with the same keys as an earlier entry."""
     extra = field.json_schema_extra
     if not isinstance(entries, list) or not isinstance(extra, dict) or LIST_MAP_KEYS not in extra:

@@ -44,7 +44,7 @@ class OtherScalers:
     def __init__(self) -> None:
         self._seen: dict[str, _Outside] = {}
 
-    def seen(self, uid: str, writes: frozenset[Write], now: float) -> None:
+    def note(self, uid: str, writes: frozenset[Write], now: float) -> None:
         """Notes field managers other than the operator that own replicas of a pool, and since when.
         The first managers seen belong to whoever scaled the pool before."""
         outside = self._seen.setdefault(uid, _Outside(writes))
@@ -91,7 +91,7 @@ class ScalingInventory:
             return
         before, now = self._services.get(key), self._clock.monotonic()
         for pool in scaled.pools.values():
-            self._other_scalers.seen(pool.uid, pool.others, now)
+            self._other_scalers.note(pool.uid, pool.others, now)
         pools = {role: _newer(pool, before, role) for role, pool in scaled.pools.items()}
         self._services[key] = replace(scaled, pools=pools)
 

@@ -102,7 +102,7 @@ class ScalingTick:
         self.decided(tick.decision)
         self.journals.add(key, scaled.live, settings, tick)
         await self.record(scaled.live, scale_events(tick.decision, outcome.written))
-        self._tell(key, before, tick, outcome)
+        self._report(key, before, tick, outcome)
         return TICK_SECONDS
 
     async def _carried_out(self, key: Key, scaled: ScaledService, decision: Decision) -> Outcome:
@@ -114,7 +114,7 @@ class ScalingTick:
             self.inventory.replicas_written(key, role, replicas, generation)
         return outcome
 
-    def _tell(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:
+    def _report(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:
         after = scaling_of(tick.sample, tick.decision, outcome, self.clock.now())
         now = self.clock.monotonic()
         if is_news(before.scaling, after, tick.decision, now - before.told_at_seconds):

@@ -75,7 +75,7 @@ def with_trial(manifest: Manifest, live: Manifest | None) -> Manifest:
     return manifest | {"metadata": manifest["metadata"] | {"annotations": annotations}}
 
 
-def kept(built: Manifest, applied: Manifest | None) -> Manifest:
+def to_apply(built: Manifest, applied: Manifest | None) -> Manifest:
     """The Deployment to apply: `applied` if `built` has the same inputs, else `built`.
 
     `built`: as this release makes it. `applied`: as an earlier release applied the live one.

@@ -77,7 +77,7 @@ class PoolObserver:
             self.reader.list_objects(POD, key.namespace, selector),
         )
         engines = self._engines_to_ask(pool, pods)
-        reports = await self.reports.of(engines) if self.reports else ()
+        reports = await self.reports.fetch(engines) if self.reports else ()
         names = (engine["metadata"]["name"] for engine in engines)
         adapters, adapters_again = await self._adapters(pool, pods)
         again = [adapters_again, self.reports.again_seconds(engines) if self.reports else None]
@@ -103,7 +103,7 @@ class PoolObserver:
         if self.adapter_reports is None or digest is None:
             return {}, None
         engines = [pod for pod in pods if is_ready(pod)]
-        reports = await self.adapter_reports.of(engines, digest)
+        reports = await self.adapter_reports.fetch(engines, digest)
         names = (engine["metadata"]["name"] for engine in engines)
         again = self.adapter_reports.again_seconds(engines, digest)
         return dict(zip(names, reports, strict=True)), again

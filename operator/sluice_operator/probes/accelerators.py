@@ -57,10 +57,10 @@ class AcceleratorReports:
         self._known: dict[str, Accelerator | None] = {}
         self._silent: dict[str, _Silent] = {}
 
-    async def of(self, engines: Iterable[Manifest]) -> tuple[Accelerator | None, ...]:
+    async def fetch(self, engines: Iterable[Manifest]) -> tuple[Accelerator | None, ...]:
         """The accelerator of each pod's engine; None: no answer yet, or a release that does not
         report it."""
-        return tuple(await asyncio.gather(*(self._of(engine) for engine in engines)))
+        return tuple(await asyncio.gather(*(self._fetch_one(engine) for engine in engines)))
 
     def again_seconds(self, engines: Iterable[Manifest]) -> float | None:
         """When to ask again; None where each of the engines has answered."""
@@ -68,7 +68,7 @@ class AcceleratorReports:
         times = [report.ask_at for report in silent if report is not None]
         return max(0.0, min(times) - self._clock.monotonic()) if times else None
 
-    async def _of(self, engine: Manifest) -> Accelerator | None:
+    async def _fetch_one(self, engine: Manifest) -> Accelerator | None:
         container, now = container_of(engine), self._clock.monotonic()
         silent = self._silent.get(container)
         if container in self._known or (silent and now < silent.ask_at):

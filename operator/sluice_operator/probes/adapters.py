@@ -59,9 +59,9 @@ class AdapterReports:
         self._turns = asyncio.Semaphore(ASKED_AT_ONCE)
         self._answers: dict[str, _Answer] = {}
 
-    async def of(self, engines: Iterable[Manifest], digest: str) -> tuple[EngineAdapters, ...]:
+    async def fetch(self, engines: Iterable[Manifest], digest: str) -> tuple[EngineAdapters, ...]:
         """Of each pod; `digest`: of the file that they should carry out."""
-        return tuple(await asyncio.gather(*(self._of(engine, digest) for engine in engines)))
+        return tuple(await asyncio.gather(*(self._fetch_one(engine, digest) for engine in engines)))
 
     def again_seconds(self, engines: Iterable[Manifest], digest: str) -> float | None:
         """When to ask again; None where each of the engines has all adapters."""
@@ -71,7 +71,7 @@ class AdapterReports:
         ]
         return max(0.0, min(times) - self._clock.monotonic()) if times else None
 
-    async def _of(self, engine: Manifest, digest: str) -> EngineAdapters:
+    async def _fetch_one(self, engine: Manifest, digest: str) -> EngineAdapters:
         container, now = container_of(engine), self._clock.monotonic()
         answer = self._answers.get(container)
         last = answer.adapters if answer else EngineAdapters()

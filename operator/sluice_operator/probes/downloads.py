@@ -28,25 +28,25 @@ class DownloadProgress:
     def __init__(self, fetch: Fetch, clock: Clock) -> None:
         self._fetch = fetch
         self._clock = clock
-        self._known: OrderedDict[str, tuple[float, FetchProgress | None]] = OrderedDict()
+        self._last: OrderedDict[str, tuple[float, FetchProgress | None]] = OrderedDict()
 
-    async def of(self, pods: Iterable[Manifest]) -> FetchProgress | None:
+    async def first_of(self, pods: Iterable[Manifest]) -> FetchProgress | None:
         """The progress of the first of `pods` that runs and answers."""
         for pod in filter(is_running, pods):
-            if (progress := await self._of(pod)) is not None:
+            if (progress := await self._progress_of(pod)) is not None:
                 return progress
         return None
 
-    async def _of(self, pod: Manifest) -> FetchProgress | None:
+    async def _progress_of(self, pod: Manifest) -> FetchProgress | None:
         uid, now = str(pod["metadata"]["uid"]), self._clock.monotonic()
-        asked_at, progress = self._known.get(uid, (None, None))
+        asked_at, progress = self._last.get(uid, (None, None))
         if asked_at is not None and now < asked_at + EVERY_SECONDS:
             return progress
         progress = await self._ask(pod)
-        self._known[uid] = (now, progress)
-        self._known.move_to_end(uid)
-        if len(self._known) > MAX_KEPT:
-            self._known.popitem(last=False)
+        self._last[uid] = (now, progress)
+        self._last.move_to_end(uid)
+        if len(self._last) > MAX_KEPT:
+            self._last.popitem(last=False)
         return progress
 
     async def _ask(self, pod: Manifest) -> FetchProgress | None:

@@ -165,7 +165,7 @@ class ServiceObserver:
             self._engines(versions, selector), self._fetchers(versions, selector)
         )
         mounts = any(map(has_model_image, versions)) and await self.image_volumes.accepted()
-        progress = await self.progress.of(fetchers) if self.progress else None
+        progress = await self.progress.first_of(fetchers) if self.progress else None
         names = child_names(service, optional, with_ca=bool(self.installation.hub.certificates))
         children, conflicts = await self._unlabelled(service, children, names)
         # A lost EnginePool says which ConfigMaps are in use.

@@ -72,7 +72,7 @@ def outcome(trail: Trail, constants: Constants) -> Outcome:
     feasible = sum(times.idle_seconds(w.prompt_tokens) <= promise.ttft_seconds for w in works)
     return Outcome(
         requests=len(works),
-        attained=_share([kept(work, constants) for work in works]),
+        attained=_share([kept_promise(work, constants) for work in works]),
         attainable=feasible / len(works),
         replica_hours=trail.replica_seconds / 3600,
         ttft_p50_seconds=ttft.p50,
@@ -83,7 +83,7 @@ def outcome(trail: Trail, constants: Constants) -> Outcome:
     )
 
 
-def kept(work: Work, constants: Constants) -> bool:
+def kept_promise(work: Work, constants: Constants) -> bool:
     """Whether the promise of the request was kept."""
     promise = constants.promise
     return ttft_seconds(work) <= promise.ttft_seconds and itl_seconds(work) <= promise.itl_seconds

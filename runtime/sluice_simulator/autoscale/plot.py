@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from sluice_simulator.autoscale.constants import GOAL, Constants
 from sluice_simulator.autoscale.demand import engines_needed, smoothed
 from sluice_simulator.autoscale.grids import Scene
-from sluice_simulator.autoscale.outcome import Trail, kept
+from sluice_simulator.autoscale.outcome import Trail, kept_promise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +72,7 @@ def _shares(trail: Trail, constants: Constants) -> list[float]:
     for work in trail.works:
         minute = int(work.arrival_seconds // 60)
         arrived[minute] += 1
-        good[minute] += kept(work, constants)
+        good[minute] += kept_promise(work, constants)
     return [
         max(LEAST_SHARE, of_it / every) if every else 1.0
         for of_it, every in zip(good, arrived, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.deployments import RESTARTED_AT, deployment_with, kept
+from sluice_operator.manifests.deployments import RESTARTED_AT, deployment_with, to_apply
 
 from tests.operator.examples import of, pool_plan, service_plan
 
@@ -36,19 +36,19 @@ def test_engines_and_routers_get_a_mark_and_nothing_else() -> None:
 def test_pods_of_a_former_release_stay_as_they_were_written() -> None:
     for applied, built in zip(deployments(), deployments(RESTART), strict=True):
         newer = of_next_release(built)
-        restarted = kept(newer, applied)
+        restarted = to_apply(newer, applied)
         assert marks(restarted) == marks(newer)
         assert "fsGroup" not in restarted["spec"]["template"]["spec"]["securityContext"]
-        assert kept(newer, restarted) == restarted, "once is enough"
-        taken_back = kept(of_next_release(applied), restarted)
+        assert to_apply(newer, restarted) == restarted, "once is enough"
+        taken_back = to_apply(of_next_release(applied), restarted)
         assert taken_back == applied
 
 
 def test_a_restart_by_the_same_release_keeps_nothing_back() -> None:
     for applied, built in zip(deployments(), deployments(RESTART), strict=True):
-        assert kept(built, applied) is built, "else an upgrade would be told of"
-        assert kept(built, built) is built
-        assert kept(applied, built) is applied, "and taken back"
+        assert to_apply(built, applied) is built, "else an upgrade would be told of"
+        assert to_apply(built, built) is built
+        assert to_apply(applied, built) is applied, "and taken back"
 
 
 def of_next_release(deployment: Manifest) -> Manifest:

@@ -55,10 +55,10 @@ async def test_an_answer_holds_for_the_life_of_the_container() -> None:
     clock = FakeClock()
     reports = AcceleratorReports(engines.fetch, clock)
     for said in (None, None, H200):
-        assert await reports.of([engine("a")]) == (said,)
+        assert await reports.fetch([engine("a")]) == (said,)
         clock.elapsed_seconds += 10.0
     for _ in range(2):
-        assert await reports.of([engine("a"), engine("b", "fd00::1")]) == (H200, None)
+        assert await reports.fetch([engine("a"), engine("b", "fd00::1")]) == (H200, None)
         assert reports.again_seconds([engine("a"), engine("b")]) is None, "it does not say, ever"
     assert engines.asked == ["http://10.0.0.1:8000/load"] * 3 + ["http://[fd00::1]:8000/load"]
 
@@ -68,16 +68,16 @@ async def test_an_engine_is_asked_at_its_metrics_port_and_a_former_one_at_that_o
 ):
     engines = Engines(load(H200), load(H200))
     new, former = engine("a", "10.0.0.1", "metrics"), engine("b", "10.0.0.2", "http")
-    await AcceleratorReports(engines.fetch, FakeClock()).of([new, former])
+    await AcceleratorReports(engines.fetch, FakeClock()).fetch([new, former])
     assert engines.asked == ["http://10.0.0.1:8080/load", "http://10.0.0.2:8000/load"]
 
 
 async def test_who_does_not_answer_is_asked_ever_more_seldom() -> None:
     engines, clock = Engines(*[OSError("refused")] * 12, load(H200)), FakeClock()
     reports, silent, waits = AcceleratorReports(engines.fetch, clock), [engine("a")], []
-    while await reports.of(silent) == (None,):
+    while await reports.fetch(silent) == (None,):
         waits.append(reports.again_seconds(silent) or 0.0)
-        assert await reports.of(silent) == (None,), "not before its time"
+        assert await reports.fetch(silent) == (None,), "not before its time"
         clock.elapsed_seconds += waits[-1]
     assert waits == [min(300.0, 5.0 * 2**index) for index in range(12)]
     assert reports.again_seconds(silent) is None
@@ -96,14 +96,14 @@ async def test_so_many_are_asked_at_once_and_no_more(monkeypatch: pytest.MonkeyP
         return load(H200)
 
     reports = AcceleratorReports(fetch, FakeClock())
-    assert await reports.of([engine(name) for name in "abcdefg"]) == (H200,) * 7
+    assert await reports.fetch([engine(name) for name in "abcdefg"]) == (H200,) * 7
     assert most == 2
 
 
 async def test_a_pod_without_an_address_is_not_asked() -> None:
     engines = Engines()
     pod: Manifest = {"metadata": {"name": "p"}}
-    assert await AcceleratorReports(engines.fetch, FakeClock()).of([pod]) == (None,)
+    assert await AcceleratorReports(engines.fetch, FakeClock()).fetch([pod]) == (None,)
     assert engines.asked == []
 
 
@@ -112,7 +112,7 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = Engines(*[load(H200)] * 4)
     reports = AcceleratorReports(engines.fetch, FakeClock())
     for container in "abca":
-        assert await reports.of([engine(container)]) == (H200,)
+        assert await reports.fetch([engine(container)]) == (H200,)
     assert len(engines.asked) == 4, "the oldest was asked again"
 
 

@@ -34,19 +34,19 @@ async def test_a_pod_is_asked_again_only_after_a_while() -> None:
     pods, clock = Pods(), FakeClock()
     progress = DownloadProgress(pods, clock)
     for _ in range(3):
-        found = await progress.of([_pod()])
+        found = await progress.first_of([_pod()])
         assert found is not None
         assert (found.bytes, found.total) == (5, 10)
     assert pods.asked == ["http://10.0.0.1:8080/progress"]
     await clock.sleep(EVERY_SECONDS)
-    await progress.of([_pod()])
+    await progress.first_of([_pod()])
     assert len(pods.asked) == 2
 
 
 async def test_whoever_does_not_run_or_answer_has_none() -> None:
     silent, strange = Pods(None), Pods(b"[]")
-    assert await DownloadProgress(silent, FakeClock()).of([_pod()]) is None
-    assert await DownloadProgress(strange, FakeClock()).of([_pod(address="::1")]) is None
+    assert await DownloadProgress(silent, FakeClock()).first_of([_pod()]) is None
+    assert await DownloadProgress(strange, FakeClock()).first_of([_pod(address="::1")]) is None
     assert strange.asked == ["http://[::1]:8080/progress"]
-    assert await DownloadProgress(silent, FakeClock()).of([_pod("Pending")]) is None
+    assert await DownloadProgress(silent, FakeClock()).first_of([_pod("Pending")]) is None
     assert len(silent.asked) == 1

@@ -25,7 +25,7 @@ from sluice_operator.api.service import MODES, InferenceServiceSpec, RouterSpec
 from sluice_operator.apply.field_ownership import applied_manifest, whole_manifest
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
-from sluice_operator.manifests.deployments import kept, with_replicas
+from sluice_operator.manifests.deployments import to_apply, with_replicas
 from sluice_operator.manifests.handover import (
     HANDOVER_KEY_FILE,
     handover_secret_name,
@@ -79,7 +79,7 @@ def plan_router(
     applied = applied_manifest(live) if live else None
     if applied is not None and spec.asks_for_keys and not mounts_handover_secret(applied):
         applied = None  # engines serve nothing without their signature
-    deployment = kept(built, applied)
+    deployment = to_apply(built, applied)
     there = {item["metadata"]["name"] for item in of_kind(observed.children, CONFIG_MAP)}
     if deployment is built or not mounted_config_maps(deployment) <= there:
         return PlannedRouter(built, (file,), ())

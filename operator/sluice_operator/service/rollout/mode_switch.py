@@ -108,7 +108,7 @@ def former_manifests(former: Former) -> Iterator[Manifest]:
         if applied is None:
             continue
         shares: list[Manifest] = applied["spec"].get("revisions") or []
-        planned = list(_asked_for(pool, shares, in_place=bool(applied["spec"].get("inPlace"))))
+        planned = list(_new_shares(pool, shares, in_place=bool(applied["spec"].get("inPlace"))))
         if planned == shares:
             continue
         spec = applied["spec"] | {"revisions": planned}
@@ -117,7 +117,7 @@ def former_manifests(former: Former) -> Iterator[Manifest]:
         yield with_stable(made, note_of(pool, STABLE))
 
 
-def _asked_for(pool: Manifest, shares: list[Manifest], *, in_place: bool) -> Iterator[Manifest]:
+def _new_shares(pool: Manifest, shares: list[Manifest], *, in_place: bool) -> Iterator[Manifest]:
     """The `shares` of the revisions of a pool; `in_place`: there is no room for others beside."""
     stable = shares[0]["name"] if len(shares) == 1 else note_of(pool, STABLE)
     others = sum(share["replicas"] for share in shares if share["name"] != stable)

@@ -24,7 +24,7 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
     of_kind,
 )
-from sluice_operator.manifests.deployments import TEMPLATE, UNTRIED, kept
+from sluice_operator.manifests.deployments import TEMPLATE, UNTRIED, to_apply
 from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
 from sluice_operator.manifests.engine_pool import STABLE
 from sluice_operator.manifests.metadata import Owner, note_of
@@ -63,7 +63,7 @@ def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[s
     """Whether this release would write the pods of a pool differently for the same inputs."""
     built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
     stays = any(
-        revision_of(item) == revision(spec) and kept(built, applied_manifest(item)) is not built
+        revision_of(item) == revision(spec) and to_apply(built, applied_manifest(item)) is not built
         for item in of_kind(children, DEPLOYMENT)
     )
     return (f"pool {spec.role}: its pods",) if stays else ()
@@ -74,7 +74,7 @@ def replaces_pods(children: Children, top: Owner, spec: EnginePoolSpec) -> bool:
     built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
     return any(
         revision_of(item) == revision(spec)
-        and note_of(item, TEMPLATE) != note_of(kept(built, applied_manifest(item)), TEMPLATE)
+        and note_of(item, TEMPLATE) != note_of(to_apply(built, applied_manifest(item)), TEMPLATE)
         for item in of_kind(children, DEPLOYMENT)
     )
 
