@@ -1,5 +1,4 @@
-"""Clients' connections: how many there may be, what each may hold and for how long, and how they
-are closed when the router leaves.
+"""A client's connection: what it may hold and for how long, and which one is closed for another.
 
 A client may send its next request at any moment on a connection that it was not told to give up.
 So a connection is closed only after an answer that said `Connection: close`, or after it was quiet
@@ -10,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,11 +25,9 @@ from sluice_contract.http_errors import (
 )
 
 from sluice_router.errors import BadRequestError, OverloadedError, RouterError
+from sluice_router.head_bytes import HeadBytes
 from sluice_router.limits import ByteBudget
 
-CHECK_SECONDS: Final = 0.05
-"""Between two looks for connections that can be closed, while the router leaves."""
-BACKLOG: Final = 1024
 SOCKET_BUFFER_BYTES: Final = 65_536
 """Of each direction of a connection. The kernel would let a buffer grow to megabytes, which count
 as the container's memory, and would hand over as much at once."""
@@ -45,7 +41,6 @@ WRITE_SECONDS = 45.0
 LIBRARY_HEADERS: Final = 4 * MAX_HEADERS
 LIBRARY_HEADER_BYTES: Final = 8 * MAX_HEADER_BYTES
 """Where the HTTP library stops parsing a head: it would make many objects of few bytes."""
-_HEAD_END: Final = b"\r\n\r\n"
 
 
 @dataclass(frozen=True)
@@ -71,8 +66,8 @@ class Connection(web.RequestHandler):
     """
 
     __slots__ = (
-        "_behind", "_body", "_close_timer", "_counted", "_head_bytes", "_head_timer",
-        "_last_fed", "_limits", "_loose_bytes", "_quiet_since", "_waits_for_request",
+        "_body", "_close_timer", "_counted", "_head_timer", "_heads", "_limits", "_quiet_since",
+        "_waits_for_request",
     )  # fmt: skip
 
     def __init__(
@@ -94,14 +89,7 @@ class Connection(web.RequestHandler):
         self._quiet_since = loop.time()
         self._body: aiohttp.StreamReader = aiohttp.streams.EMPTY_PAYLOAD
         """Of the latest request."""
-        self._head_bytes = 0
-        """Of requests that are complete and not answered yet."""
-        self._loose_bytes = 0
-        """Behind them, or behind the latest piece of a body: of a head, or a body's trailers."""
-        self._last_fed = b""
-        """The last bytes that aiohttp got."""
-        self._behind = b""
-        """What came while a request was answered; aiohttp has not seen it."""
+        self._heads = HeadBytes()
         self._counted = 0
         """Bytes that the budget holds for this connection."""
         self._head_timer: asyncio.TimerHandle | None = None
@@ -141,7 +129,7 @@ class Connection(web.RequestHandler):
             finished = await super().finish_response(request, resp, start_time)
             if not request.content.is_eof():
                 await _discard_rest(request.content)
-            if self._messages or self._behind:
+            if self._messages or self._heads.behind:
                 await self._flush()
         finally:
             if not self._force_close:
@@ -181,8 +169,7 @@ class Connection(web.RequestHandler):
         self._stop_head_timer()
         if self._close_timer is not None:
             self._close_timer.cancel()
-        self._behind = b""
-        self._head_bytes = self._loose_bytes = 0
+        self._heads.drop()
         self._count()
 
     def close_if_quiet(self, since: float) -> None:
@@ -231,21 +218,21 @@ class Connection(web.RequestHandler):
 
     def _put_behind(self, data: bytes) -> None:
         """Reading goes on for a little, for that is how a client that leaves is noticed."""
-        self._behind += data
+        self._heads.behind += data
         self._buffer_paused = True  # aiohttp then asks when it has taken a request
-        if len(self._behind) >= SOCKET_BUFFER_BYTES:
+        if len(self._heads.behind) >= SOCKET_BUFFER_BYTES:
             self._pause_transport_reading()
         self._count()
 
     def _resume_reading_if_drained(self) -> None:
         """aiohttp calls it when it has taken a request from those that wait."""
-        if not self._behind:
+        if not self._heads.behind:
             super()._resume_reading_if_drained()
         elif self._takes_bytes():
             self._feed_behind()
 
     def _feed_behind(self) -> None:
-        data, self._behind = self._behind, b""
+        data, self._heads.behind = self._heads.behind, b""
         self._feed(data)
         if not self._close:
             super()._resume_reading_if_drained()
@@ -258,14 +245,11 @@ class Connection(web.RequestHandler):
         grown = body.total_bytes - body_bytes
         if came:
             self._note_requests(data, came)
-        elif grown and data:
-            self._loose_bytes = max(len(data) - grown, 0)
         else:
-            self._loose_bytes += len(data) - grown
+            self._heads.add_piece(data, grown)
         self._count(whole_request=came > 0)
         if data:
-            long = len(data) >= len(_HEAD_END)
-            self._last_fed = (data if long else self._last_fed + data)[-len(_HEAD_END) :]
+            self._heads.remember_end(data)
             if not (came or grown):
                 self._judge_head()
 
@@ -273,46 +257,34 @@ class Connection(web.RequestHandler):
         """So many requests are complete but for the body of the last."""
         self._body = self._messages[-1][1]
         is_alone = came == 1 and self._waits_for_request
-        body_bytes = self._body.total_bytes if is_alone else 0
-        rest = self._rest(data, body_bytes, is_alone=is_alone)
-        self._head_bytes += self._loose_bytes + len(data) - body_bytes - rest
-        self._loose_bytes = rest
+        self._heads.add_requests(
+            data,
+            self._body.total_bytes if is_alone else 0,
+            is_alone=is_alone,
+            is_parsed=len(self._messages) < self._max_msg_queue_size,
+            body_ended=self._body.is_eof(),
+        )
         self._waits_for_request = False
         self._stop_head_timer()
         self._limits.waiting.pop(self, None)
 
-    def _rest(self, data: bytes, body_bytes: int, *, is_alone: bool) -> int:
-        """How many bytes at the end of what came may be of a further head: none, if it ends as a
-        head does; of one request it is known; else it may be all."""
-        parses_all = len(self._messages) < self._max_msg_queue_size
-        ends = (data or self._last_fed).endswith(_HEAD_END)
-        if parses_all and (ends or not self._body.is_eof()):
-            return 0
-        if not data:
-            return self._loose_bytes
-        head = 0
-        if is_alone:
-            begun = self._last_fed[1:] if self._loose_bytes else b""
-            head = max(0, (begun + data).find(_HEAD_END) + len(_HEAD_END) - len(begun))
-        return max(0, len(data) - body_bytes - head)
-
     def _wait_for_request(self) -> None:
         self._waits_for_request = True
-        self._head_bytes = 0
+        self._heads.complete = 0
         self._limits.waiting[self] = None
-        if self._behind:
+        if self._heads.behind:
             self._feed_behind()
         self._count()
-        if self._loose_bytes and self._waits_for_request:
+        if self._heads.unfinished and self._waits_for_request:
             self._start_head_timer()
 
     def _judge_head(self) -> None:
         """More of a head came, or of trailers, which does not end it."""
         if self._force_close or self._close:
             return
-        if self._loose_bytes > MAX_HEAD_BYTES:
+        if self._heads.unfinished > MAX_HEAD_BYTES:
             self._give_up(BadRequestError(http_errors.head_too_long()))
-        elif self._waits_for_request and self._loose_bytes:
+        elif self._waits_for_request and self._heads.unfinished:
             self._limits.waiting.pop(self, None)
             self._limits.waiting[self] = None
             self._start_head_timer()
@@ -320,7 +292,7 @@ class Connection(web.RequestHandler):
     def _count(self, *, whole_request: bool = False) -> None:
         """Count all that is held; what does not fit ends the connection, unless it completes a
         request: that is refused as others are."""
-        holds = self._head_bytes + self._loose_bytes + len(self._behind)
+        holds = self._heads.held
         more, budget = holds - self._counted, self._limits.budget
         try:
             if whole_request or more < 0:
@@ -336,7 +308,7 @@ class Connection(web.RequestHandler):
         if self._waits_for_request:
             self._refuse(error)
             return
-        self._behind = b""
+        self._heads.behind = b""
         if not self._body.is_eof():
             self._body.set_exception(error)
         self.close()
@@ -371,7 +343,7 @@ class Connection(web.RequestHandler):
 
     def _head_is_late(self) -> None:
         """A client that sent nothing at all gets no answer: it may keep connections for later."""
-        if self._loose_bytes:
+        if self._heads.unfinished:
             self._refuse(BadRequestError(http_errors.head_too_late(HEAD_SECONDS)))
         else:
             self.force_close()
@@ -394,16 +366,6 @@ def _mistake(error: HttpProcessingError) -> http_errors.Mistake:
     return http_errors.not_http()
 
 
-def _open_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; its connections inherit the options."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    opened = socket.create_server((host, port), family=family)
-    opened.setblocking(False)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-    return opened
-
-
 async def _discard_rest(body: aiohttp.StreamReader) -> None:
     """Read what a client still sends after it was refused: it would not see the answer otherwise.
 
@@ -415,46 +377,3 @@ async def _discard_rest(body: aiohttp.StreamReader) -> None:
                 await body.readany()
     except (TimeoutError, RuntimeError, OSError, aiohttp.ClientError, RouterError):
         return  # RuntimeError: the connection is closed
-
-
-class Listener:
-    """Accepts connections for one application."""
-
-    def __init__(self, runner: web.AppRunner, limits: ConnectionLimits) -> None:
-        """`runner` is set up."""
-        assert runner.server is not None
-        self._limits = limits
-        self._server = runner.server
-        self._sockets: list[asyncio.Server] = []
-
-    async def listen(self, hosts: Sequence[str], port: int) -> int:
-        """Accept connections at each of `hosts`; returns the port, chosen if `port` is 0.
-
-        Raises:
-            OSError: an address cannot be had.
-        """
-        loop = asyncio.get_running_loop()
-        for host in hosts:
-            opened = _open_socket(host, port)
-            self._sockets.append(
-                await loop.create_server(self._connection, sock=opened, backlog=BACKLOG)
-            )
-            port = opened.getsockname()[1]
-        return port
-
-    def _connection(self) -> Connection:
-        return Connection(self._server, self._limits, asyncio.get_running_loop())
-
-    def close(self) -> None:
-        """Accept no more."""
-        for accepting in self._sockets:
-            accepting.close()
-
-    async def all_closed(self, quiet_seconds: float) -> None:
-        """Return when no connection is left; close those that were quiet for `quiet_seconds`."""
-        loop = asyncio.get_running_loop()
-        while connections := self._server.connections:
-            for connection in connections:
-                assert isinstance(connection, Connection)
-                connection.close_if_quiet(loop.time() - quiet_seconds)
-            await asyncio.sleep(CHECK_SECONDS)

@@ -30,13 +30,14 @@ from sluice_router.accounting import UNKNOWN_ROUTE, Guard
 from sluice_router.app import ConfiguredParts, Parts, build_app
 from sluice_router.attempts import Sender, open_session
 from sluice_router.auth import ApiKeys, tenant_signer
-from sluice_router.connections import ConnectionLimits, Listener
+from sluice_router.connections import ConnectionLimits
 from sluice_router.discovery import LoadPoller, SliceFollower, slice_client
 from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.forward import Dispatcher
 from sluice_router.kube import Cluster, in_cluster
 from sluice_router.limits import ByteBudget, Lifecycle
+from sluice_router.listener import Listener
 from sluice_router.monitoring import Monitoring
 from sluice_router.resume import PrivateCallSigner
 from sluice_router.targets import chooser, prefill_signer

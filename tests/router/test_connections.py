@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from sluice_contract.config.router import Auth
 from sluice_contract.http_errors import MAX_HEAD_BYTES
-from sluice_router import connections
+from sluice_router import connections, listener
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
@@ -253,7 +253,7 @@ async def test_a_client_that_reads_no_answer_holds_up_no_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.2)
-    monkeypatch.setattr(connections, "SOCKET_BUFFER_BYTES", 4096)
+    monkeypatch.setattr(listener, "SOCKET_BUFFER_BYTES", 4096)
     server = {"drain_seconds": 2 * PATIENCE_SECONDS}
     async with (
         fakes.running_router("http://127.0.0.1:9", server=server, auth=keys_in(tmp_path)) as router,
@@ -303,7 +303,7 @@ async def test_connections_that_were_answered_keep_nobody_out(
     sent: bytes, tmp_path: Path, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of them need no key, so anybody could open as many as there may be."""
-    monkeypatch.setattr(connections, "SOCKET_BUFFER_BYTES", 4096)
+    monkeypatch.setattr(listener, "SOCKET_BUFFER_BYTES", 4096)
     for name in ("DISCARD_SECONDS", "WRITE_SECONDS"):
         monkeypatch.setattr(connections, name, 2 * PATIENCE_SECONDS)
     async with AsyncExitStack() as stack:
