@@ -29,7 +29,7 @@ from sluice_router.attempts import Call, Reply
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError, error_in
 from sluice_router.forward import Dispatcher, ResumingForwarder
-from sluice_router.limits import Body, ByteBudget, Lifecycle
+from sluice_router.limits import Body, Budgets, Lifecycle
 from sluice_router.monitoring import health
 from sluice_router.pick import affinity_of
 from sluice_router.relay import Relay
@@ -54,7 +54,7 @@ class Parts:
     """What the routes need."""
 
     dispatcher: Dispatcher
-    budget: ByteBudget
+    budgets: Budgets
     lifecycle: Lifecycle
     telemetry: Telemetry
     clock: Clock
@@ -90,7 +90,7 @@ class Routes:
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
         """An OpenAI completion: checked, then passed through."""
-        body = Body(self._parts.budget, request.get(TENANT))
+        body = Body(self._parts.budgets.bodies, request.get(TENANT))
         try:
             return await self._forward(request, body)
         finally:
@@ -102,7 +102,7 @@ class Routes:
 
     async def _forward(self, request: web.Request, body: Body | None) -> web.StreamResponse:
         tenant = request.get(TENANT)
-        relay = Relay(request, self._parts.budget, tenant)
+        relay = Relay(request, self._parts.budgets.bodies, tenant)
         try:
             headers = edge.request_headers(request.headers, request[ID], request[TRACE])
             async with self._parts.lifecycle.request():

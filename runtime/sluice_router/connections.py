@@ -26,7 +26,7 @@ from sluice_contract.http_errors import (
 
 from sluice_router.errors import BadRequestError, OverloadedError, RouterError
 from sluice_router.head_bytes import HeadBytes
-from sluice_router.limits import ByteBudget
+from sluice_router.limits import HeadBudget
 
 SOCKET_BUFFER_BYTES: Final = 65_536
 """Of each direction of a connection. The kernel would let a buffer grow to megabytes, which count
@@ -48,7 +48,7 @@ class ConnectionLimits:
     """What all connections share."""
 
     max_connections: int
-    budget: ByteBudget
+    heads: HeadBudget
     """Holds what came on a connection and is no body."""
     on_refusal: Callable[[int], None]
     """Called with the status of each answer that is made before there is a request."""
@@ -57,12 +57,30 @@ class ConnectionLimits:
     answered: dict[Connection, asyncio.Transport] = field(default_factory=dict)
     """Connections that only stay until their client has read an answer, or sent a body's rest."""
 
+    def free_head_bytes(self, count: int, coming: Connection, *, complete: bool) -> bool:
+        """Whether `count` more bytes of `coming` fit, if need be once others are closed.
+
+        Those are connections with an unfinished head, first the one that has waited longest; all of
+        them for a complete head, none if that is not enough for an unfinished one.
+        """
+        missing = self.heads.missing(count)
+        unfinished = [c for c in self.waiting if c.unfinished_bytes] if missing > 0 else []
+        closed: list[Connection] = []
+        for connection in unfinished:
+            if missing > 0 and connection is not coming:
+                missing -= connection.unfinished_bytes
+                closed.append(connection)
+        if missing <= 0 or complete:
+            for connection in closed:
+                connection.drop_unfinished_head(self.heads.refusal())
+        return missing <= 0
+
 
 class Connection(web.RequestHandler):
     """aiohttp's, except that bytes and time are bounded in every state.
 
-    All bytes that are no body's count against the byte budget. What comes while a whole request is
-    answered waits for the end of that; after `SOCKET_BUFFER_BYTES` of it nothing more is read.
+    All bytes that are no body's count against the budget of heads. What comes while a whole request
+    is answered waits for the end of that; after `SOCKET_BUFFER_BYTES` of it nothing more is read.
     """
 
     __slots__ = (
@@ -91,7 +109,7 @@ class Connection(web.RequestHandler):
         """Of the latest request."""
         self._heads = HeadBytes()
         self._counted = 0
-        """Bytes that the budget holds for this connection."""
+        """Bytes that the budget of heads holds for this connection."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
 
@@ -171,6 +189,17 @@ class Connection(web.RequestHandler):
             self._close_timer.cancel()
         self._heads.drop()
         self._count()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of a head, or of trailers, that has not ended."""
+        return self._heads.unfinished
+
+    def drop_unfinished_head(self, error: RouterError) -> None:
+        """Refuse the request that has begun to come, and give its bytes back at once."""
+        self._heads.drop()
+        self._count()
+        self._refuse(error)
 
     def close_if_quiet(self, since: float) -> None:
         """Close it if it has waited for a request since then and none is on its way in."""
@@ -291,17 +320,15 @@ class Connection(web.RequestHandler):
 
     def _count(self, *, whole_request: bool = False) -> None:
         """Count all that is held; what does not fit ends the connection, unless it completes a
-        request: that is refused as others are."""
-        holds = self._heads.held
-        more, budget = holds - self._counted, self._limits.budget
-        try:
-            if whole_request or more < 0:
-                budget.held_bytes += more
-            else:
-                budget.take(more, holds)
-            self._counted = holds
-        except OverloadedError as error:
-            self._give_up(error)
+        request."""
+        holds, limits = self._heads.held, self._limits
+        more = holds - self._counted
+        fits = more <= 0 or limits.free_head_bytes(more, self, complete=whole_request)
+        if not (fits or whole_request):
+            self._give_up(limits.heads.refusal())
+            return
+        limits.heads.held_bytes += more
+        self._counted = holds
 
     def _give_up(self, error: RouterError) -> None:
         """Refuse what comes in; an answer to an earlier request is finished before the end."""

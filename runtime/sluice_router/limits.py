@@ -1,8 +1,9 @@
 """What the router bounds: the bytes that it holds for clients, the requests that it serves at once,
 how long each takes, and how much of all that one tenant may have.
 
-One byte budget covers heads, bodies, and answers that are held until they are whole. A body is held
-until an engine has begun to answer, because until then another engine may need it. After that a
+One byte budget covers bodies, and answers that are held until they are whole. Heads have another,
+since they come without an API key: they take no bytes of a tenant's body. A body is held until an
+engine has begun to answer, because until then another engine may need it. After that a
 body whose answer can be resumed stays as evictable, with what came of the answer: when a new
 request needs the bytes, the oldest evictable body is dropped.
 
@@ -17,7 +18,7 @@ import asyncio
 from asyncio import sleep
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 
@@ -26,6 +27,8 @@ from sluice_router.errors import DrainingError, OverloadedError, RouterError, Ti
 SMALL_BYTES: Final = 65_536
 LARGE_SHARE: Final = 0.75
 """Share of the budget that requests above `SMALL_BYTES` may fill: the rest lets others pass."""
+HEADS_DIVISOR: Final = 8
+"""Heads have an eighth of `server.maxBufferedBytes`, bodies and answers the rest."""
 RESERVE: Final = 0.25
 """Share of a capacity that is for tenants below their share."""
 
@@ -84,6 +87,9 @@ class ByteBudget:
         Raises:
             OverloadedError: they are beyond the budget, or the tenant's; nothing was counted.
         """
+        if count <= 0:
+            self.held_bytes += count
+            return
         capacity = self._max_bytes * (1.0 if holder_bytes <= SMALL_BYTES else LARGE_SHARE)
         limit = self.shares.limit(tenant, count, capacity)
         if not self._evict_for(count, limit):
@@ -110,7 +116,7 @@ class ByteBudget:
         if tenant is None:
             return (
                 f"the router holds {self.held_bytes} bytes of requests; allowed: {self._max_bytes} "
-                "(server.maxBufferedBytes)"
+                "(server.maxBufferedBytes without its eighth for heads)"
             )
         return (
             f"your requests: {self.shares.held(tenant)} bytes are held and {count} more come; "
@@ -130,6 +136,44 @@ class ByteBudget:
     def give_back(self, count: int) -> None:
         """Bytes are no longer held."""
         self.held_bytes -= count
+
+
+class HeadBudget:
+    """Counts the bytes of clients' connections that are no body's: of heads, and of what came
+    behind a request that is being answered."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.held_bytes = 0
+
+    def missing(self, count: int) -> int:
+        """How many bytes must be given back before `count` more fit; not positive if they fit."""
+        return self.held_bytes + count - self._max_bytes
+
+    def refusal(self) -> OverloadedError:
+        """The error for bytes that do not fit."""
+        return OverloadedError(
+            f"the router holds {self.held_bytes} bytes of heads; allowed: {self._max_bytes} "
+            "(an eighth of server.maxBufferedBytes)"
+        )
+
+
+class Budgets(NamedTuple):
+    """What the router may hold for clients, in bytes."""
+
+    bodies: ByteBudget
+    heads: HeadBudget
+
+    @property
+    def held_bytes(self) -> int:
+        """In all."""
+        return self.bodies.held_bytes + self.heads.held_bytes
+
+
+def split_budget(max_bytes: int) -> Budgets:
+    """The budgets for `server.maxBufferedBytes`."""
+    heads = max_bytes // HEADS_DIVISOR
+    return Budgets(ByteBudget(max_bytes - heads), HeadBudget(heads))
 
 
 class Body:

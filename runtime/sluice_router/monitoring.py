@@ -15,7 +15,7 @@ from sluice_contract.wire.load import EngineLoad, ServiceLoad
 from sluice_router.engines import Clock, EngineState, Fleet, condition
 from sluice_router.errors import JSON_CONTENT_TYPE
 from sluice_router.forward import Dispatcher
-from sluice_router.limits import ByteBudget, Lifecycle
+from sluice_router.limits import Budgets, Lifecycle
 from sluice_router.telemetry import CONTENT_TYPE, RouterLoad, Telemetry
 
 MAX_WAIT_SECONDS: Final = 600
@@ -33,14 +33,14 @@ class Monitoring:
         self,
         fleet: Fleet,
         dispatcher: Dispatcher,
-        budget: ByteBudget,
+        budgets: Budgets,
         lifecycle: Lifecycle,
         telemetry: Telemetry,
         clock: Clock,
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
-        self._budget = budget
+        self._budgets = budgets
         self._lifecycle = lifecycle
         self._telemetry = telemetry
         self._clock = clock
@@ -102,7 +102,7 @@ class Monitoring:
             (engine.endpoint.role, condition(engine, now)) for engine in self._fleet.engines()
         ]
         dispatcher = self._dispatcher
-        load = RouterLoad(self._lifecycle.inflight, dispatcher.waiting, self._budget.held_bytes)
+        load = RouterLoad(self._lifecycle.inflight, dispatcher.waiting, self._budgets.held_bytes)
         text = self._telemetry.render(states, dispatcher.picks.counts, load)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 

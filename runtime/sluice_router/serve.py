@@ -36,7 +36,7 @@ from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.forward import Dispatcher
 from sluice_router.kube import Cluster, in_cluster
-from sluice_router.limits import ByteBudget, Lifecycle
+from sluice_router.limits import Lifecycle, split_budget
 from sluice_router.listener import Listener
 from sluice_router.monitoring import Monitoring
 from sluice_router.resume import PrivateCallSigner
@@ -126,9 +126,9 @@ def _parts(
         telemetry.retry,
     )
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
-    budget = ByteBudget(config.server.max_buffered_bytes)
+    budgets = split_budget(config.server.max_buffered_bytes)
     configured = ConfiguredParts(call_signer, _guard(config), spans)
-    return Parts(dispatcher, budget, lifecycle, telemetry, clock, configured)
+    return Parts(dispatcher, budgets, lifecycle, telemetry, clock, configured)
 
 
 def _guard(config: RouterConfig) -> Guard:
@@ -190,7 +190,7 @@ async def _listen_for_monitoring(
     app = Monitoring(
         fleet,
         parts.dispatcher,
-        parts.budget,
+        parts.budgets,
         parts.lifecycle,
         parts.telemetry,
         parts.clock,
@@ -236,7 +236,7 @@ def _connection_limits(config: RouterConfig, parts: Parts) -> ConnectionLimits:
     def count(status: int) -> None:
         parts.telemetry.request(UNKNOWN_ROUTE, status, "complete", 0.0)
 
-    return ConnectionLimits(config.server.max_connections, parts.budget, count)
+    return ConnectionLimits(config.server.max_connections, parts.budgets.heads, count)
 
 
 async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:

@@ -57,17 +57,17 @@ async def first_answers(*waiting: RawConnection, at_least: int = 1) -> list[int]
 
 @pytest.mark.process
 async def test_slow_uploads_fill_a_part_of_the_budget_and_nothing_more(tmp_path: Path) -> None:
-    """30 clients hold back the last byte of 4 MiB each; a budget of 32 MiB takes 6 of them."""
+    """30 clients hold back the last byte of 4 MiB each; a budget of 36 MiB takes 5 of them."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(fakes.running_engine(fakes.streams))
         config = tmp_path / "router.json"
-        server = fakes.LOOPBACK | {"drainSeconds": 0.1, "maxBufferedBytes": 32 * MEBIBYTE}
+        server = fakes.LOOPBACK | {"drainSeconds": 0.1, "maxBufferedBytes": 36 * MEBIBYTE}
         config.write_text(json.dumps({"engines": [engine.url], "server": server}))
         router = await stack.enter_async_context(running(config))
         before = router.resident_mebibytes()
         slow = [await stack.enter_async_context(raw_connection(router.url)) for _ in range(30)]
         await asyncio.gather(*(all_but_one_byte_of(one, LARGE) for one in slow))
-        refused = await first_answers(*slow, at_least=30 - 6)
+        refused = await first_answers(*slow, at_least=30 - 5)
         assert set(refused) == {429}
         assert router.resident_mebibytes() - before < 40
         async with raw_connection(router.url) as small:
@@ -77,7 +77,7 @@ async def test_slow_uploads_fill_a_part_of_the_budget_and_nothing_more(tmp_path:
 
 async def test_a_body_is_let_go_when_its_answer_begins() -> None:
     """Six streams at once, each begun by 4 MiB, with a budget for one."""
-    server = {"max_buffered_bytes": 6 * MEBIBYTE}
+    server = {"max_buffered_bytes": 7 * MEBIBYTE}
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(fakes.running_engine(fakes.streams_when_let))
         router = await stack.enter_async_context(fakes.running_router(engine.url, server=server))
@@ -192,15 +192,15 @@ async def test_heads_count_against_the_budget_until_they_are_complete() -> None:
         b"X-%d: " % n + b"x" * 8000 + b"\r\n" for n in range(15)
     )
     async with (
-        fakes.running_router("http://127.0.0.1:9", server={"max_buffered_bytes": 375_000}) as up,
+        fakes.running_router("http://127.0.0.1:9", server={"max_buffered_bytes": 3_000_000}) as up,
         AsyncExitStack() as stack,
     ):
         slow = [await stack.enter_async_context(raw_connection(up.url)) for _ in range(5)]
         for connection in slow:
             connection.writer.write(endless)
-        refused = await first_answers(*slow, at_least=3)
+        refused = await first_answers(*slow, at_least=2)
         assert set(refused) == {429}
-        assert len(refused) in (3, 4)
+        assert len(refused) in (2, 3)
         for connection in slow:
             connection.writer.transport.abort()
         for _ in range(10):  # more than the budget, one after the other
@@ -324,6 +324,14 @@ def test_bytes_are_shared_as_requests_are(size: int, most: int) -> None:
         body.release()
     assert budget.held_bytes == 0
     assert len([body_of(budget, "b", size) for _ in range(most)]) == most
+
+
+def test_nothing_more_is_never_refused() -> None:
+    budget = ByteBudget(KIBIBYTE)
+    budget.take(KIBIBYTE, KIBIBYTE)
+    budget.take(0, 2 * SMALL_BYTES)
+    budget.take(-1, 2 * SMALL_BYTES)
+    assert budget.held_bytes == KIBIBYTE - 1
 
 
 def test_what_may_be_dropped_is_not_counted_for_its_tenant() -> None:

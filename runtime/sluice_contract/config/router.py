@@ -130,9 +130,9 @@ class RouterServer(ContractModel):
         default=512 * 1024 * 1024 * 3 // 8,
         ge=64 * 1024,
         description="Bytes of request heads and bodies that are held at once, in all: each until "
-        "an engine begins to answer. What is beyond is answered 429; a quarter is kept for "
-        "requests of at most 64 KiB. The operator sets three eighths of the memory limit; the "
-        "default is that of 512 MiB.",
+        "an engine begins to answer. What is beyond is answered 429. An eighth is for heads; of "
+        "the rest a quarter is kept for requests of at most 64 KiB. The operator sets three "
+        "eighths of the memory limit; the default is that of 512 MiB.",
     )
     max_connections: int = Field(
         default=4096,
