@@ -5,6 +5,7 @@ passed on.
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -29,7 +30,7 @@ from sluice_router.attempts import Call, Reply
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError, error_in
 from sluice_router.forward import Dispatcher, ResumingForwarder
-from sluice_router.limits import Body, Budgets, Lifecycle
+from sluice_router.limits import Body, Budgets, Lifecycle, Uploads
 from sluice_router.monitoring import health
 from sluice_router.pick import affinity_of
 from sluice_router.relay import Relay
@@ -47,6 +48,8 @@ class ConfiguredParts:
     """API keys, and web pages that may send requests."""
     spans: RouterSpans | None
     """Where spans are recorded."""
+    uploads: Uploads | None
+    """Where tenants share connections."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,8 @@ class Routes:
             async with self._parts.lifecycle.request():
                 progress, model, affinity = None, None, None
                 if body is not None:
-                    fields = await _read_body(request, body)
+                    with self._upload(request):
+                        fields = await _read_body(request, body)
                     progress, model = self._progress(fields, body), fields.model
                     routing_key = headers.get(ROUTING_KEY_HEADER)
                     affinity = affinity_of(routing_key, body.content, tenant or "")
@@ -122,6 +126,20 @@ class Routes:
             if isinstance(error, EngineRefusedError):
                 request[REFUSAL] = error_in(error.body).text
             return await relay.fail(error)
+
+    def _upload(self, request: web.Request) -> AbstractContextManager[None]:
+        """While its body is on its way, the request may be ended for another tenant's connection.
+        The error is set before the connection is closed, so that it is logged as the cause."""
+        uploads, tenant = self._parts.configured.uploads, request.get(TENANT)
+        if uploads is None or tenant is None:
+            return nullcontext()
+
+        def end(error: RouterError) -> None:
+            request.content.set_exception(error)
+            if request.transport is not None:
+                asyncio.get_running_loop().call_soon(request.transport.abort)
+
+        return uploads.upload(tenant, end)
 
     def _progress(self, fields: edge.BodyFields, body: Body) -> Progress | None:
         """The progress of the answer, if it may be resumed."""

@@ -26,7 +26,7 @@ from sluice_contract.http_errors import (
 
 from sluice_router.errors import BadRequestError, OverloadedError, RouterError
 from sluice_router.head_bytes import HeadBytes
-from sluice_router.limits import HeadBudget
+from sluice_router.limits import HeadBudget, Uploads
 
 SOCKET_BUFFER_BYTES: Final = 65_536
 """Of each direction of a connection. The kernel would let a buffer grow to megabytes, which count
@@ -50,6 +50,8 @@ class ConnectionLimits:
     max_connections: int
     heads: HeadBudget
     """Holds what came on a connection and is no body."""
+    uploads: Uploads | None
+    """Bodies that are on their way, where API keys are required."""
     on_refusal: Callable[[int], None]
     """Called with the status of each answer that is made before there is a request."""
     waiting: dict[Connection, None] = field(default_factory=dict)
@@ -349,13 +351,14 @@ class Connection(web.RequestHandler):
         return bool(poll.poll(0))
 
     def _make_room(self) -> bool:
-        """Close another connection; False where all have requests that are not answered."""
+        """Close another connection; False where all have requests that are not answered, and no
+        tenant has more than its share of those whose body is on its way."""
         if (answered := next(iter(self._limits.answered), None)) is not None:
             self._limits.answered.pop(answered).abort()  # closing would wait for the client
             return True
         waiting = (one for one in self._limits.waiting if not one._has_unread_bytes())
         if (longest := next(waiting, None)) is None:
-            return False
+            return self._limits.uploads is not None and self._limits.uploads.end_one()
         longest.force_close()
         return True
 

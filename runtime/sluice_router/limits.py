@@ -18,6 +18,7 @@ import asyncio
 from asyncio import sleep
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -52,6 +53,10 @@ class Shares:
     def share(self, capacity: float) -> int:
         """What a tenant may always hold, whatever other tenants hold; at least 1."""
         return max(1, int(capacity) // (len(self._held) + 1))
+
+    def largest(self) -> str | None:
+        """The tenant that holds most; None if none holds anything."""
+        return max(self._held, key=self._held.__getitem__, default=None)
 
     def limit(self, tenant: str | None, coming: int, capacity: float) -> float:
         """How much may be held in all, including `coming` more of the tenant. For None, without API
@@ -263,6 +268,57 @@ class Body:
     def _count_for_tenant(self, count: int) -> None:
         self._budget.shares.add(self._tenant, count - self._of_tenant)
         self._of_tenant = count
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Upload:
+    tenant: str
+    end: Callable[[RouterError], None]
+
+
+class Uploads:
+    """Bodies that are on their way, each on a connection of a tenant, and which of them is ended
+    when there are too many connections."""
+
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._shares = Shares()
+        self._uploads: dict[_Upload, None] = {}
+        """First the oldest."""
+
+    @contextmanager
+    def upload(self, tenant: str, end: Callable[[RouterError], None]) -> Iterator[None]:
+        """A body of the tenant is on its way. `end` is called at most once: it must close the
+        connection and end the request with that error."""
+        upload = _Upload(tenant, end)
+        self._uploads[upload] = None
+        self._shares.add(tenant, 1)
+        try:
+            yield
+        finally:
+            self._remove(upload)
+
+    def end_one(self) -> bool:
+        """End the oldest of the tenant that has most; False if that has no more than its share of
+        all connections."""
+        tenant, limit = self._shares.largest(), self._max_connections
+        if tenant is None or self._shares.held(tenant) <= self._shares.share(limit):
+            return False
+        upload = next(upload for upload in self._uploads if upload.tenant == tenant)
+        held = self._shares.held(tenant)
+        self._remove(upload)
+        upload.end(
+            OverloadedError(
+                f"the router has {limit} connections (server.maxConnections), and on {held} of them"
+                " bodies of yours are on their way; this was the oldest"
+            )
+        )
+        return True
+
+    def _remove(self, upload: _Upload) -> None:
+        if upload in self._uploads:
+            del self._uploads[upload]
+            self._shares.add(upload.tenant, -1)
 
 
 class Lifecycle:

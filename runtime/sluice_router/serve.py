@@ -36,7 +36,7 @@ from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.forward import Dispatcher
 from sluice_router.kube import Cluster, in_cluster
-from sluice_router.limits import Lifecycle, split_budget
+from sluice_router.limits import Lifecycle, Uploads, split_budget
 from sluice_router.listener import Listener
 from sluice_router.monitoring import Monitoring
 from sluice_router.resume import PrivateCallSigner
@@ -127,7 +127,8 @@ def _parts(
     )
     lifecycle = Lifecycle(config.upstream.request_timeout_seconds, config.server.max_requests)
     budgets = split_budget(config.server.max_buffered_bytes)
-    configured = ConfiguredParts(call_signer, _guard(config), spans)
+    uploads = Uploads(config.server.max_connections) if config.auth else None
+    configured = ConfiguredParts(call_signer, _guard(config), spans, uploads)
     return Parts(dispatcher, budgets, lifecycle, telemetry, clock, configured)
 
 
@@ -236,7 +237,8 @@ def _connection_limits(config: RouterConfig, parts: Parts) -> ConnectionLimits:
     def count(status: int) -> None:
         parts.telemetry.request(UNKNOWN_ROUTE, status, "complete", 0.0)
 
-    return ConnectionLimits(config.server.max_connections, parts.budgets.heads, count)
+    heads, uploads = parts.budgets.heads, parts.configured.uploads
+    return ConnectionLimits(config.server.max_connections, heads, uploads, count)
 
 
 async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:

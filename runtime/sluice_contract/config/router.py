@@ -139,7 +139,8 @@ class RouterServer(ContractModel):
         ge=1,
         description="Connections of clients at once; for one more, one is closed that only waits "
         "for its client to read its answer or to end a refused body, else the one that has waited "
-        "longest for a request.",
+        "longest for a request, else with auth one of the tenant on whose connections most bodies "
+        "are on their way.",
     )
 
 
