@@ -237,6 +237,9 @@ OUT_OF_MEMORY: Final = "out_of_memory"
 """Error code of a 503: the engine is healthy, but a step with the request ran out of memory,
 perhaps because of the request."""
 
+TENANT_FULL: Final = "tenant_full"
+"""Error code of a 429: one tenant has its part of the engine's queue; others are served."""
+
 UNAVAILABLE: Final = "unavailable"
 """Error code of a 503, or of an event that ends a stream: the engine drains or is not ready."""
 

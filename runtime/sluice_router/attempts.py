@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
-from sluice_contract.http_errors import REQUEST_ID_HEADER
+from sluice_contract.http_errors import REQUEST_ID_HEADER, TENANT_FULL
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound
 from sluice_contract.wire.private_calls import PRIVATE_HEADER
 from sluice_contract.wire.spans import TRACEPARENT_HEADER
@@ -144,6 +144,7 @@ class Sender:
 
         Raises:
             AttemptFailedError: there is none.
+            EngineRefusedError: there is none, and no other engine is to be asked.
         """
         trace = call.headers.get(TRACEPARENT_HEADER, "")
         attempt = self._spans.attempt(trace, target.name) if self._spans else None
@@ -237,7 +238,14 @@ async def _raise_if_refused(
     trusts: bool,
 ) -> None:
     """Raise AttemptFailedError if another engine might serve it; `trusts`: whether no engine serves
-    the request without the router's signature."""
+    the request without the router's signature.
+
+    A queue that is full for one tenant is the answer, unless an answer is to be resumed: each other
+    engine would be asked out of the retries of all tenants.
+
+    Raises:
+        EngineRefusedError: no other engine is to be asked.
+    """
     reason = RETRIED_STATUSES.get(response.status)
     if resumes and reason is None and response.status != HTTPStatus.OK:
         reason = "mismatch"  # the engine that began the answer took the request
@@ -248,11 +256,13 @@ async def _raise_if_refused(
     body = await read_at_most(response, _REFUSAL_BYTES)
     headers = response_headers(response.headers)
     headers.pop("Content-Length", None)
+    error = EngineRefusedError(response.status, headers, body)
     code = error_in(body).code
+    if code == TENANT_FULL and reason == "queue_full" and not resumes:
+        raise error
     if resumes and reason in PRIVATE_REASONS:
         what = f"does not go on with the answer: {response.status} {code}"
         raise _failure(reason, target.engine, what)
-    error = EngineRefusedError(response.status, headers, body)
     raise AttemptFailedError(REASON_OF_CODE.get(code, reason), error)
 
 

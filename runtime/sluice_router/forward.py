@@ -12,7 +12,7 @@ adapter go to engines that report it. Every other answer is passed on.
 
 After two failed attempts that the request may have caused, there is no third. Before an answer has
 begun, retries come out of a budget that all requests share, and after 429 they go only to engines
-whose last report says that there is room.
+whose last report says that there is room. A queue that is full for one tenant is the answer.
 """
 
 from __future__ import annotations
@@ -57,6 +57,12 @@ MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
 """Failures that the request, or its client, may have caused."""
 MAX_SUCH_FAILURES: Final = 2
 """After as many of them a request is not retried: it is unlikely that every engine is at fault."""
+ENGINE_LOST: Final[frozenset[RetryReason]] = frozenset(
+    {"connect", "broken", "unavailable", "prefill", "prefill_unavailable"}
+)
+"""Failures of all the requests that an engine has when it is lost, or leaves."""
+LOST_TIMES: Final = 2
+"""How many times as many retries these may have, apart from all others."""
 RETRIED_SHARE: Final = 0.2
 """Retries that each request adds to the budget."""
 RETRIES_PER_SECOND: Final = 10
@@ -162,12 +168,9 @@ class Dispatcher:
             self._retries.request()
         attempts_left = self._upstream.max_attempts
         while attempts_left:
-            retries = history.failure is not None and not _has_begun(call)
-            if retries and self._retries.empty:
+            target = await self._target(call, history, deadline)
+            if target is None:
                 break
-            target = await self._next_target(call, history, deadline)
-            if retries:
-                self._retries.retry()
             if history.failure is not None and history.failure is not before:
                 self._on_retry(history.failure.reason)
             with self._fleet.request(target.engine.key):
@@ -235,6 +238,20 @@ class Dispatcher:
         if failure.reason not in ENGINE_NOT_AT_FAULT:
             self._fleet.failed(blamed(target, failure).key)
         history.add(target, failure)
+
+    async def _target(self, call: Call, history: History, deadline: float) -> Target | None:
+        """The next one; None if no retry is left. A retry that finds no engine is given back."""
+        bucket = None
+        if history.failure is not None and not _has_begun(call):
+            bucket = self._retries.take(history.failure.reason)
+            if bucket is None:
+                return None
+        try:
+            return await self._next_target(call, history, deadline)
+        except BaseException:
+            if bucket is not None:
+                bucket.add(1)
+            raise
 
     async def _next_target(self, call: Call, history: History, deadline: float) -> Target:
         failure = history.failure
@@ -360,32 +377,50 @@ def blamed(target: Target, failure: AttemptFailedError) -> EngineState:
     return target.engine
 
 
-class RetryBudget:
-    """How many retries all requests together have left: a bucket of tokens, to which each request
-    and each second adds."""
+class TokenBucket:
+    """Retries that are left: each second adds some, and those that nobody needed expire."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], per_second: float, tokens: float) -> None:
         self._clock = clock
-        self._tokens = float(RETRIES_PER_SECOND)
+        self._per_second = per_second
+        self._tokens = tokens
         self._counted_seconds = clock()
 
-    @property
-    def empty(self) -> bool:
-        """Whether no retry is left now."""
-        return self._left(self._clock()) < 1
+    def add(self, count: float) -> None:
+        """So many more are left."""
+        now = self._clock()
+        kept = math.exp((self._counted_seconds - now) / EXPIRY_SECONDS)
+        came = self._per_second * EXPIRY_SECONDS * (1 - kept)
+        self._tokens, self._counted_seconds = self._tokens * kept + came + count, now
+
+    def take(self) -> bool:
+        """Take one; False if none is left."""
+        self.add(0)
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class RetryBudget:
+    """How many retries all requests together have left: to them each request adds.
+
+    Where an engine is lost, all of its requests are retried at once, so these failures have retries
+    of their own, and need the others only after them.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._others = TokenBucket(clock, RETRIES_PER_SECOND, RETRIES_PER_SECOND)
+        lost_per_second = LOST_TIMES * RETRIES_PER_SECOND
+        self._lost = TokenBucket(clock, lost_per_second, lost_per_second * EXPIRY_SECONDS)
 
     def request(self) -> None:
         """A request came."""
-        self._add(RETRIED_SHARE)
+        self._others.add(RETRIED_SHARE)
+        self._lost.add(LOST_TIMES * RETRIED_SHARE)
 
-    def retry(self) -> None:
-        """One was retried."""
-        self._add(-1)
-
-    def _add(self, count: float) -> None:
-        now = self._clock()
-        self._tokens, self._counted_seconds = self._left(now) + count, now
-
-    def _left(self, now: float) -> float:
-        kept = math.exp((self._counted_seconds - now) / EXPIRY_SECONDS)
-        return self._tokens * kept + RETRIES_PER_SECOND * EXPIRY_SECONDS * (1 - kept)
+    def take(self, reason: RetryReason) -> TokenBucket | None:
+        """Take one after such a failure, and return the bucket it came from; None if none is
+        left."""
+        buckets = (self._lost, self._others) if reason in ENGINE_LOST else (self._others,)
+        return next((bucket for bucket in buckets if bucket.take()), None)

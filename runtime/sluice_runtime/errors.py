@@ -97,6 +97,10 @@ class OverloadedError(RequestError):
     """The queue is full: 429 with Retry-After."""
 
 
+class TenantFullError(OverloadedError):
+    """The queue is full for one tenant: 429 with a code of its own."""
+
+
 class UnavailableError(RequestError):
     """Not ready or draining: 503 with Retry-After."""
 

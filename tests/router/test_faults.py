@@ -81,6 +81,60 @@ async def test_a_failure_before_the_first_byte_is_retried_elsewhere(
         assert int(counted[1]) == len(bad.calls)
 
 
+async def test_an_engine_that_is_full_for_one_tenant_is_the_answer(
+    client: aiohttp.ClientSession,
+) -> None:
+    """Each other engine would be asked out of the retries of all tenants."""
+    refuses = fakes.refuses(429, {"Retry-After": "1"}, code="tenant_full")
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(fakes.running_engine(refuses)) for _ in range(3)]
+        for engine in engines:
+            engine.load = fakes.load_report(max_queued_requests=8)
+        router = await stack.enter_async_context(
+            fakes.running_router(*(engine.url for engine in engines))
+        )
+        for engine in engines:
+            await asyncio.wait_for(engine.polled.wait(), PATIENCE_SECONDS)
+        async with client.post(router.url + "/v1/completions", data=BODY) as response:
+            assert response.status == 429
+            assert response.headers["Retry-After"] == "1"
+            assert (await response.json())["error"]["code"] == "tenant_full"
+        assert sum(len(engine.calls) for engine in engines) == 1
+
+
+async def test_a_hundred_requests_of_a_killed_engine_are_answered_by_another() -> None:
+    async def dies_when_let(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
+        await engine.gate.wait()
+        fakes.break_connection(request)
+        return web.Response()
+
+    async def answers_when_let(
+        engine: fakes.FakeEngine, request: web.Request
+    ) -> web.StreamResponse:
+        await engine.gate.wait()
+        return await fakes.answers_json(engine, request)
+
+    async with (
+        fakes.running_engine(dies_when_let) as killed,
+        fakes.running_engine(answers_when_let) as other,
+        fakes.running_router(killed.url, other.url) as router,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
+    ):
+
+        async def status() -> int:
+            async with client.post(router.url + "/v1/completions", data=BODY) as response:
+                return response.status
+
+        tasks = [asyncio.create_task(status()) for _ in range(200)]
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(killed.calls) + len(other.calls) < 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert len(killed.calls) >= 90
+        killed.gate.set()
+        other.gate.set()
+        assert set(await asyncio.gather(*tasks)) == {200}
+
+
 @pytest.mark.parametrize(
     ("behave", "status"),
     [

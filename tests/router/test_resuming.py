@@ -308,11 +308,14 @@ async def test_with_nobody_to_go_on_the_stream_ends_with_an_error(tmp_path: Path
         assert await running.counted("sluice_router_resume_failures_total") == 1
 
 
-async def test_an_answer_that_has_begun_waits_for_room_in_a_queue(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", ["queue_full", "tenant_full"])
+async def test_an_answer_that_has_begun_waits_for_room_in_a_queue(
+    tmp_path: Path, code: str
+) -> None:
     """More often than attempts are made; a request that has not begun would be refused."""
     upstream = {"max_attempts": 2, "wait_for_engine_seconds": PATIENCE_SECONDS}
     async with service(tmp_path, count=2, upstream=upstream) as running:
-        refuses = fakes.refuses(429, code="queue_full")
+        refuses = fakes.refuses(429, code=code)
         behave = only_beginnings(running.script, refuses, times=4)
         for engine in running.engines:
             engine.behave = behave

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterable, Iterator
 from itertools import cycle
@@ -42,12 +43,11 @@ class Clock:
         return self.now
 
 
-def retried(budget: RetryBudget, most: int) -> int:
+def retried(budget: RetryBudget, most: int, reason: RetryReason = "queue_full") -> int:
     """How many retries there are, `most` at the most."""
     for count in range(most):
-        if budget.empty:
+        if budget.take(reason) is None:
             return count
-        budget.retry()
     return most
 
 
@@ -73,6 +73,48 @@ def test_retries_that_nobody_needed_expire() -> None:
         budget.request()
     clock.now += 10 * EXPIRY_SECONDS
     assert retried(budget, 1000) == pytest.approx(RETRIES_PER_SECOND * EXPIRY_SECONDS, abs=1)
+
+
+@pytest.mark.parametrize("reason", ["connect", "broken", "unavailable", "prefill"])
+def test_engines_that_are_lost_have_retries_of_their_own(reason: RetryReason) -> None:
+    budget = RetryBudget(Clock())
+    own = 2 * RETRIES_PER_SECOND * EXPIRY_SECONDS
+    for _ in range(int(own)):
+        assert budget.take(reason) is not None
+    assert retried(budget, 1000) == RETRIES_PER_SECOND
+    assert budget.take(reason) is None
+    assert retried(RetryBudget(Clock()), 1000, reason) == own + RETRIES_PER_SECOND
+
+
+def test_a_retry_that_is_given_back_is_there_again() -> None:
+    budget = RetryBudget(Clock())
+    for _ in range(100):
+        bucket = budget.take("queue_full")
+        assert bucket is not None
+        bucket.add(1)
+    assert retried(budget, 1000) == RETRIES_PER_SECOND
+
+
+async def test_requests_that_wait_for_an_engine_spend_no_more_than_there_is() -> None:
+    """And give back what they took, when none comes."""
+    clock = Clock()
+    fleet = Fleet(clock)
+    fleet.replace_endpoints([Endpoint("e", "http://e", Role.MIXED, Phase.READY)])
+    sender = RefusingTogether("unavailable", cycle("7"))
+    upstream = Upstream(wait_for_engine_seconds=5)
+    choose = chooser([Role.MIXED], 1e9, random.Random(1))
+    asks = Dispatcher(fleet, cast(Sender, sender), upstream, choose, clock, lambda _: None)
+    tasks = [asyncio.create_task(refused(asks)) for _ in range(1000)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    retries = RETRIES_PER_SECOND * (1 + 2 * EXPIRY_SECONDS) + 3 * RETRIED_SHARE * len(tasks)
+    waiting = [task for task in tasks if not task.done()]
+    assert len(waiting) == pytest.approx(retries, abs=3)
+    assert retried(asks._retries, 1000, "unavailable") == 0
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert retried(asks._retries, 1000, "unavailable") == len(waiting)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +153,14 @@ class Refusing:
         self.asked.append(name)
         headers = {"retry-after": next(self._waits)}
         raise AttemptFailedError(self._reason, EngineRefusedError(429, headers, name.encode()))
+
+
+class RefusingTogether(Refusing):
+    """Refuses the requests of one moment once it has all of them."""
+
+    async def send(self, target: Target, call: Call) -> None:
+        await asyncio.sleep(0)
+        await super().send(target, call)
 
 
 def dispatcher(sender: Refusing, *reports: dict[str, Any]) -> Dispatcher:
@@ -179,8 +229,7 @@ async def test_an_answer_that_has_begun_is_resumed_without_retries_left(*, has_b
     """And wherever there may be an engine; of other requests the first failure passes."""
     sender = Refusing("uncompiled" if not has_begun else "queue_full", cycle("7"))
     asks = dispatcher(sender, *[FULL | PRIVATE] * 3)
-    while not asks._retries.empty:
-        asks._retries.retry()
+    retried(asks._retries, 1000)
     progress = Progress(1, streams=True, charge=lambda _: None)
     if has_begun:
         start = AnswerStart("c", 1, "ab", [1], 1, "m1")

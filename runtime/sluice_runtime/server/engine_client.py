@@ -25,6 +25,7 @@ from sluice_runtime.errors import (
     RequestError,
     RequestOutOfMemoryError,
     SluiceRuntimeError,
+    TenantFullError,
     UnavailableError,
 )
 from sluice_runtime.scheduler.limits import queue_full, tenant_requests
@@ -254,7 +255,7 @@ class EngineClient:
             )
         unfinished = self._unfinished_of[tenant]
         if tenant and unfinished + choices > most:
-            raise OverloadedError(
+            raise TenantFullError(
                 f"the queue is full for one tenant: {unfinished} of its requests run or wait, "
                 f"{choices} more come; allowed: {most} (of {running} maxRunningRequests "
                 f"and {queued} maxQueuedRequests)"

@@ -15,6 +15,7 @@ from sluice_contract.http_errors import (
     INVALID_REQUEST,
     OUT_OF_MEMORY,
     SERVER_ERROR,
+    TENANT_FULL,
     Mistake,
     error_object,
 )
@@ -34,6 +35,7 @@ from sluice_runtime.errors import (
     RequestError,
     RequestOutOfMemoryError,
     SluiceRuntimeError,
+    TenantFullError,
     UnavailableError,
     UnsupportedFieldError,
 )
@@ -77,6 +79,7 @@ _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     InvalidRequestError: Kind(400, INVALID_REQUEST, "invalid_value"),
     ModelNotFoundError: Kind(404, INVALID_REQUEST, "model_not_found"),
     AbortedError: Kind(499, INVALID_REQUEST, "aborted"),
+    TenantFullError: Kind(429, "rate_limit_error", TENANT_FULL, retry_after_seconds=1),
     OverloadedError: Kind(429, "rate_limit_error", "queue_full", retry_after_seconds=1),
     GenerationFailedError: Kind(500, SERVER_ERROR, "generation_failed"),
     EngineDiedError: Kind(503, SERVER_ERROR, ENGINE_DIED, retry_after_seconds=2),

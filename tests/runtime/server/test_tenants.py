@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import time
@@ -18,7 +19,8 @@ from sluice_contract.wire.tenants import TENANT_HEADER, claims_of, signed_tenant
 from sluice_runtime.wire.messages import Generate
 from sluice_runtime.wire.transport import private_endpoint
 
-from tests.runtime.server.conftest import MODEL, Server, running_server
+from tests.runtime.server.conftest import MODEL, Server, running_server, until
+from tests.runtime.server.fake_engine import MOST_QUEUED, MOST_RUNNING
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -84,6 +86,21 @@ async def test_a_higher_one_is_refused_in_openai_s_words(
     most = tenant.max_priority
     says = f"priority: {asked} is not allowed; allowed: at most {most} with this API key"
     assert error["message"] == says
+
+
+async def test_a_tenant_that_has_its_part_of_the_queue_is_told_so_by_code(server: Server) -> None:
+    """By the code a router knows that other tenants are served, and that the queue is not full."""
+    server.engine.paused.set()
+    most = MOST_RUNNING + MOST_QUEUED * 3 // 4
+    held = [asyncio.create_task(ask(server, ANY)) for _ in range(most)]
+    await until(lambda: len(server.engine.running) == most)
+    refused = await ask(server, ANY)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"]) == (429, "rate_limit_error")
+    assert (error["code"], refused.headers["retry-after"]) == ("tenant_full", "1")
+    assert error["message"].startswith(f"the queue is full for one tenant: {most} of its requests")
+    server.engine.paused.clear()
+    assert {answer.status_code for answer in await asyncio.gather(*held)} == {200}
 
 
 async def test_tenants_share_no_cached_prefix_whatever_salt_they_give(server: Server) -> None:
