@@ -248,6 +248,16 @@ class Body:
         else:
             self.evict()
 
+    def hold(self, count: int) -> None:
+        """Count `count` bytes in all, which are kept elsewhere, instead of those before.
+
+        Raises:
+            OverloadedError: they do not fit into the budget.
+        """
+        self._budget.take(count - self.held_bytes, count, self._tenant)
+        self.held_bytes = count
+        self._count_for_tenant(count)
+
     def evict(self) -> None:
         """Drop an evictable body."""
         self.release()

@@ -4,12 +4,15 @@ Bytes pass as they are, except for the router's comments in replies to private c
 first byte a failure is an ordinary error answer. After it, a stream of events goes on with the next
 reply, or ends with one error event and no `[DONE]`; anything else is cut off, so that it cannot
 pass for complete.
+
+Of a stream more than 64 KiB may be held at once: of events that belong together, and of what the
+client does not read. That is counted, as an answer that is passed on when it is whole is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Final
 
 from aiohttp import web
@@ -24,7 +27,7 @@ from sluice_router.errors import (
     SlowClientError,
     refusal,
 )
-from sluice_router.limits import Body, ByteBudget
+from sluice_router.limits import SMALL_BYTES, Body, ByteBudget
 from sluice_router.resume import Progress
 
 FAIL_SECONDS: Final = 2.0
@@ -33,6 +36,8 @@ HELD_UP_SECONDS = 5.0
 """After a longer write, an engine that broke off may have done so because of the client."""
 NO_BUFFERING = {"X-Accel-Buffering": "no", "Cache-Control": "no-cache"}
 """For proxies in front of the router, which would otherwise hold events back."""
+
+Buffer = bytes | bytearray | memoryview
 
 
 class ErrorEventError(Exception):
@@ -61,7 +66,8 @@ class Relay:
     def __init__(
         self, request: web.BaseRequest, budget: ByteBudget, tenant: str | None = None
     ) -> None:
-        """`budget`: holds an answer that is passed on when it is whole, for the tenant."""
+        """`budget`: holds, for the tenant, an answer that is passed on when it is whole, and of a
+        stream what is long."""
         self._request = request
         self._tenant = tenant
         self._budget = budget
@@ -69,6 +75,8 @@ class Relay:
         self._response: web.StreamResponse | None = None
         self._streams = False
         self._ended = False
+        self._in_event = False
+        """Whether only the beginning of an event was written."""
 
     async def run(self, reply: Reply, progress: Progress | None) -> web.StreamResponse:
         """Pass everything on; returns when all of it was written. `progress` is required for a
@@ -81,12 +89,13 @@ class Relay:
         """
         if self._response is not None and not reply.private:
             raise EngineFailedError(f"{reply.engine} does not go on with it: {reply.status}")
+        held = Body(self._budget, self._tenant)
         try:
             if reply.private:
                 assert progress is not None, "without it no call is private"
-                response = await self._pass_private(reply, progress)
+                response = await self._pass_private(reply, progress, held)
             else:
-                response = await self._pass_on(reply)
+                response = await self._pass_on(reply, held)
         except EngineFailedError as error:
             failure = self._broken_off(error)
         except ErrorEventError as event:
@@ -97,6 +106,8 @@ class Relay:
         else:
             await response.write_eof()
             return response
+        finally:
+            held.release()
         goes_on = reply.private and progress is not None and not progress.forgotten
         raise failure if goes_on else failure.error
 
@@ -105,7 +116,7 @@ class Relay:
         response = self._response
         if response is None or not response.prepared:
             return error_response(error)
-        if not self._streams:
+        if not self._streams or self._in_event:
             self._request.protocol.force_close()
             return response
         if not self._ended:
@@ -113,36 +124,35 @@ class Relay:
         await self._send_end(response.write_eof())
         return response
 
-    async def _pass_on(self, reply: Reply) -> web.StreamResponse:
+    async def _pass_on(self, reply: Reply, held: Body) -> web.StreamResponse:
         response = await self._begin(reply)
-        events = sse.WholeEvents() if reply.streams_events else None
-        chunk = reply.first
-        while chunk:
-            whole = events.feed(chunk) if events else chunk
-            if whole:
-                await self._write(response, whole)
-                self._ended = events is not None and events.ended
-            chunk = await reply.read()
-        if events is not None and not events.ended:
+        if not reply.streams_events:
+            chunk = reply.first
+            while chunk:
+                await self._write(response, [chunk])
+                chunk = await reply.read()
+            return response
+        async for events in whole_events(reply, held):
+            await self._write(response, [events])
+            self._ended = sse.ends_stream(events)
+        if not self._ended:
             raise EngineFailedError(f"{reply.engine} ended the stream without [DONE]")
         return response
 
-    async def _pass_private(self, reply: Reply, progress: Progress) -> web.StreamResponse:
+    async def _pass_private(
+        self, reply: Reply, progress: Progress, held: Body
+    ) -> web.StreamResponse:
         if progress.streams:
-            async for data in events_of(reply, progress):
+            async for pieces in events_of(reply, progress, held):
                 response = self._response or await self._begin(reply)
-                await self._write(response, data)
+                await self._write(response, pieces)
                 self._ended = progress.done
             return response
-        answer = Body(self._budget, self._tenant)
-        try:
-            await read_answer(reply, progress, answer)
-            response = await self._begin(reply, whole_bytes=answer.held_bytes)
-            for piece in answer.pieces():
-                await self._write(response, piece)
-            return response
-        finally:
-            answer.release()
+        await read_answer(reply, progress, held)
+        response = await self._begin(reply, whole_bytes=held.held_bytes)
+        for piece in held.pieces():
+            await self._write(response, [piece])
+        return response
 
     async def _begin(self, reply: Reply, whole_bytes: int | None = None) -> web.StreamResponse:
         """The response, whose head waits for its first bytes; `whole_bytes`: of the answer, where
@@ -168,11 +178,14 @@ class Relay:
         slow.__cause__ = error
         return AttemptFailedError("slow_client", slow)
 
-    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
-        """Some of the answer; the connection gives up a client that does not read."""
+    async def _write(self, response: web.StreamResponse, pieces: Sequence[Buffer]) -> None:
+        """Some of the answer, of a stream whole events: long ones in parts, so that the connection
+        holds no copy of all. The connection gives up a client that does not read."""
         loop = asyncio.get_running_loop()
         start = loop.time()
-        await response.write(data)
+        for part, is_last in _parts_of(pieces):
+            self._in_event = not is_last
+            await response.write(part)
         self._longest_write_seconds = max(self._longest_write_seconds, loop.time() - start)
 
     async def _send_end(self, writing: Awaitable[None]) -> None:
@@ -187,16 +200,53 @@ class Relay:
             raise ConnectionResetError(message) from None
 
 
-async def events_of(reply: Reply, progress: Progress) -> AsyncIterator[bytes]:
+def _parts_of(pieces: Sequence[Buffer]) -> Iterator[tuple[Buffer, bool]]:
+    """Parts of at most `SMALL_BYTES`, and of each whether it is the last: few and short pieces are
+    one part."""
+    if sum(map(len, pieces)) <= SMALL_BYTES:
+        yield pieces[0] if len(pieces) == 1 else b"".join(pieces), True
+        return
+    for number, piece in enumerate(pieces, 1):
+        view = memoryview(piece)
+        for begin in range(0, len(view), SMALL_BYTES):
+            end = begin + SMALL_BYTES
+            yield view[begin:end], number == len(pieces) and end >= len(view)
+
+
+async def whole_events(reply: Reply, held: Body) -> AsyncIterator[bytes | bytearray]:
+    """Whole events, as they come; `held` counts what is held back, and what is being written.
+
+    Raises:
+        EngineFailedError: the engine broke off.
+        OverloadedError: a long group does not fit into the budget.
+    """
+    events, chunk = sse.WholeEvents(), reply.first
+    while chunk:
+        whole = events.feed(chunk)
+        size = len(whole) + events.held_bytes
+        held.hold(size if size > SMALL_BYTES else 0)
+        if whole:
+            yield whole
+        chunk = await reply.read()
+
+
+async def events_of(
+    reply: Reply, progress: Progress, held: Body
+) -> AsyncIterator[Sequence[Buffer]]:
     """Whole events, as they come, to `[DONE]`. Where only that is missing, it is supplied.
 
     Raises:
         EngineFailedError: the engine broke off.
         ErrorEventError: it ended the stream.
+        OverloadedError: a long group does not fit into the budget.
     """
     try:
-        async for data in _data_of(reply, progress):
-            yield data
+        async for events in whole_events(reply, held):
+            read = progress.read(events)
+            if read.pieces:
+                yield read.pieces
+            if read.error is not None:
+                raise ErrorEventError(read.error)
     except EngineFailedError:
         if not progress.last_seen and not progress.done:
             raise
@@ -204,7 +254,7 @@ async def events_of(reply: Reply, progress: Progress) -> AsyncIterator[bytes]:
         if not progress.last_seen:
             raise EngineFailedError(f"{reply.engine} ended the stream without [DONE]")
         progress.done = True
-        yield sse.DONE
+        yield [sse.DONE]
 
 
 async def read_answer(reply: Reply, progress: Progress, answer: Body) -> None:
@@ -230,14 +280,3 @@ async def read_answer(reply: Reply, progress: Progress, answer: Body) -> None:
             raise
     if not line.ended:
         raise EngineFailedError(f"{reply.engine} ended the stream without an answer")
-
-
-async def _data_of(reply: Reply, progress: Progress) -> AsyncIterator[bytes]:
-    events, chunk = sse.WholeEvents(), reply.first
-    while chunk:
-        read = progress.read(events.feed(chunk))
-        if read.data:
-            yield read.data
-        if read.error is not None:
-            raise ErrorEventError(read.error)
-        chunk = await reply.read()

@@ -112,10 +112,15 @@ class _Choice:
 class EventsRead:
     """What some events carried besides their comments."""
 
-    data: bytes
-    """Whole events for the client."""
+    pieces: list[memoryview]
+    """Whole events for the client, as parts of what was read."""
     error: bytes | None = None
-    """JSON of the error event that ended the stream; it is not in `data`."""
+    """JSON of the error event that ended the stream; it is not in `pieces`."""
+
+    @property
+    def data(self) -> bytes:
+        """The pieces in one."""
+        return b"".join(self.pieces)
 
 
 class Progress:
@@ -157,29 +162,35 @@ class Progress:
             return CallHead(self._seed)
         return CallHead(self._seed, Resume(self._start, [c.so_far() for c in self._choices]))
 
-    def read(self, events: bytes) -> EventsRead:
+    def read(self, events: bytes | bytearray) -> EventsRead:
         """Read whole events; they count as passed on, except for an error that ends them.
 
         An event that cannot be read passes, and nothing can be resumed after it.
         """
-        passed: list[bytes] = []
-        for event in events.split(sse.END)[:-1]:
-            data = self._without_comments(event)
-            if data.startswith(sse.ERROR_START):
-                return EventsRead(b"".join(passed), data.removeprefix(_DATA))
-            if data and not self.begun:
+        view, pieces, begin = memoryview(events), list[memoryview](), 0
+        while (last := events.find(sse.END, begin)) >= 0:
+            start, end = self._after_comments(events, begin, last), last + len(sse.END)
+            begin = end
+            if start >= last:
+                continue
+            if events.startswith(sse.ERROR_START, start):
+                return EventsRead(pieces, bytes(view[start + len(_DATA) : last]))
+            if not self.begun:
                 self.forget()
-            if data:
-                passed.append(data + sse.END)
+            pieces.append(view[start:end])
         self.done = self.done or events.endswith(sse.DONE)
-        return EventsRead(b"".join(passed))
+        return EventsRead(pieces)
 
-    def _without_comments(self, event: bytes) -> bytes:
-        while event.startswith(b":"):
-            comment, _, event = event.partition(b"\n")
-            if not self.forgotten or b'"last"' in comment:
-                self._read_comment(comment)
-        return event
+    def _after_comments(self, events: bytes | bytearray, begin: int, end: int) -> int:
+        """Read the comments of one event; where its data begins."""
+        while events.startswith(b":", begin, end):
+            newline = events.find(b"\n", begin, end)
+            line_end = end if newline < 0 else newline
+            line = bytes(events[begin:line_end])
+            if not self.forgotten or b'"last"' in line:
+                self._read_comment(line)
+            begin = min(line_end + 1, end)
+        return begin
 
     def _read_comment(self, line: bytes) -> None:
         try:

@@ -25,16 +25,20 @@ class WholeEvents:
 
     def __init__(self) -> None:
         self._unfinished = bytearray()
-        self._last = b""
 
-    def feed(self, chunk: bytes) -> bytes:
-        """The whole events that `chunk` completes; empty when it completes none."""
+    @property
+    def held_bytes(self) -> int:
+        """Of what is held back."""
+        return len(self._unfinished)
+
+    def feed(self, chunk: bytes) -> bytes | bytearray:
+        """The whole events that `chunk` completes; empty when it completes none. It makes no copy
+        of what was held back."""
         if (
             not self._unfinished
             and chunk.endswith(END)
             and _without_open_group(chunk, len(chunk)) == len(chunk)
         ):
-            self._last = chunk
             return chunk
         searched = max(0, len(self._unfinished) - 1)
         self._unfinished += chunk
@@ -43,18 +47,17 @@ class WholeEvents:
             cut = _without_open_group(self._unfinished, cut)
         if cut < len(END):
             return b""
-        whole = bytes(self._unfinished[:cut])
-        del self._unfinished[:cut]
-        self._last = whole
+        whole, self._unfinished = self._unfinished, self._unfinished[cut:]
+        del whole[cut:]
         return whole
 
-    @property
-    def ended(self) -> bool:
-        """Whether the last event let through ends the stream: `[DONE]` or an error."""
-        if self._last.endswith(DONE):
-            return True
-        last_event = self._last.removesuffix(END).rpartition(END)[2]
-        return last_event.startswith(ERROR_START)
+
+def ends_stream(events: bytes | bytearray) -> bool:
+    """Whether the last of these whole events ends the stream: `[DONE]` or an error."""
+    if events.endswith(DONE):
+        return True
+    before = events.rfind(END, 0, max(0, len(events) - len(END)))
+    return events.startswith(ERROR_START, 0 if before < 0 else before + len(END))
 
 
 def _without_open_group(events: bytes | bytearray, end: int) -> int:
