@@ -36,6 +36,8 @@ DISCARD_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 620.0
 """How long a connection may wait for its next request: longer than load balancers keep one (600 s
 at most), so that they close it first and send no request on a connection that is just closing."""
+SILENT_SECONDS: Final = 0.2
+"""How long a connection may be silent on which nothing ever came, while the router leaves."""
 WRITE_SECONDS = 45.0
 """A client that reads nothing for this long is disconnected. Engines wait longer (60 s) for us."""
 LIBRARY_HEADERS: Final = 4 * MAX_HEADERS
@@ -203,9 +205,14 @@ class Connection(web.RequestHandler):
         self._count()
         self._refuse(error)
 
-    def close_if_quiet(self, since: float) -> None:
-        """Close it if it has waited for a request since then and none is on its way in."""
-        if self._waits_for_request and self._quiet_since <= since and not self._has_unread_bytes():
+    def close_if_quiet(self, quiet_seconds: float) -> None:
+        """Close it if it has waited for a request for so long and none is on its way in; sooner, if
+        nothing ever came, for no answer promised to keep it."""
+        if not self._waits_for_request:
+            return
+        is_new = not (self._request_count or self._heads.unfinished)
+        limit = min(quiet_seconds, SILENT_SECONDS) if is_new else quiet_seconds
+        if self._loop.time() - self._quiet_since >= limit and not self._has_unread_bytes():
             self.force_close()
 
     def force_close(self) -> None:

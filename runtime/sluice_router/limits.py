@@ -3,13 +3,13 @@ how long each takes, and how much of all that one tenant may have.
 
 One byte budget covers bodies, and answers that are held until they are whole. Heads have another,
 since they come without an API key: they take no bytes of a tenant's body. A body is held until an
-engine has begun to answer, because until then another engine may need it. After that a
-body whose answer can be resumed stays as evictable, with what came of the answer: when a new
-request needs the bytes, the oldest evictable body is dropped.
+engine has begun to answer, because until then another engine may need it. After that a body whose
+answer can be resumed stays as evictable, with what came of the answer: when a new request needs the
+bytes, the oldest evictable body is dropped.
 
 After SIGTERM every request that still arrives is answered, and its answer asks the client to
-connect anew. The router leaves when no connection is left, or when the drain time is over: then
-what still runs is ended with an error.
+connect anew. Connections are accepted for as long as a request is served. The router leaves when no
+connection is left, or when the drain time is over: then what still runs is ended with an error.
 """
 
 from __future__ import annotations
@@ -351,6 +351,11 @@ class Lifecycle:
     def inflight(self) -> int:
         """Requests being served: those whose body is here."""
         return self._served
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request, also none whose body is on its way."""
+        return self._idle.is_set()
 
     async def quiet(self, seconds: float) -> None:
         """Returns after `seconds`, or sooner: once a request is served or the router leaves."""

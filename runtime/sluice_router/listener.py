@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from aiohttp import web
@@ -49,13 +49,18 @@ class Listener:
         for accepting in self._sockets:
             accepting.close()
 
-    async def all_closed(self, quiet_seconds: float) -> None:
-        """Return when no connection is left; close those that were quiet for `quiet_seconds`."""
-        loop = asyncio.get_running_loop()
+    async def all_closed(self, quiet_seconds: float, is_idle: Callable[[], bool]) -> None:
+        """Return when no connection is left; close those that were quiet for `quiet_seconds`.
+
+        Once no request is served (`is_idle`), accept no more: clients could else hold up the end
+        with connections on which nothing comes.
+        """
         while connections := self._server.connections:
+            if is_idle():
+                self.close()
             for connection in connections:
                 assert isinstance(connection, Connection)
-                connection.close_if_quiet(loop.time() - quiet_seconds)
+                connection.close_if_quiet(quiet_seconds)
             await asyncio.sleep(CHECK_SECONDS)
 
 

@@ -89,7 +89,7 @@ async def serve(
         await parts.lifecycle.drain(
             server.lame_duck_seconds,
             server.drain_seconds,
-            lambda: listener.all_closed(server.lame_duck_seconds),
+            lambda: listener.all_closed(server.lame_duck_seconds, lambda: parts.lifecycle.is_idle),
         )
         logger.info("drained")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -138,6 +140,55 @@ async def test_quiet_connections_are_closed_beside_a_stream(
         assert not router.task.done()
         engine.gate.set()
         assert (await running.read()).endswith(fakes.DONE)
+
+
+async def connects_again_and_again(url: str) -> None:
+    """Without a request, until nobody accepts."""
+    where, writers = urlsplit(url), []
+    with suppress(OSError):
+        while True:
+            _, writer = await asyncio.open_connection(where.hostname, where.port)
+            writers.append(writer)
+            await asyncio.sleep(0.1)
+    for writer in writers:
+        writer.close()
+
+
+async def test_new_connections_on_which_nothing_comes_hold_up_no_drain() -> None:
+    server = {"drain_seconds": 600, "lame_duck_seconds": 0.5}
+    async with fakes.running_router("http://127.0.0.1:9", server=server) as router:
+        connecting = asyncio.create_task(connects_again_and_again(router.url))
+        await asyncio.sleep(0.3)
+        router.stop.set()
+        await asyncio.wait_for(asyncio.shield(router.task), PATIENCE_SECONDS)
+        await connecting
+
+
+async def test_beside_a_stream_a_new_connection_is_accepted_and_closed_if_it_stays_silent(
+    client: aiohttp.ClientSession,
+) -> None:
+    server = {"drain_seconds": 600, "lame_duck_seconds": 1.0}
+    async with (
+        fakes.running_engine(fakes.streams_when_let) as engine,
+        fakes.running_router(engine.url, server=server) as router,
+        client.post(router.url + "/v1/completions", data=BODY) as running,
+    ):
+        assert await running.content.readany()
+        router.stop.set()
+        await asyncio.sleep(1.2)
+        loop = asyncio.get_running_loop()
+        async with raw_connection(router.url) as silent, raw_connection(router.url) as asking:
+            start = loop.time()
+            asking.writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await asking.answer()).closes
+            assert await asyncio.wait_for(silent.reader.read(), PATIENCE_SECONDS) == b""
+            assert loop.time() - start < 0.9
+        engine.gate.set()
+        assert (await running.read()).endswith(fakes.DONE)
+        await asyncio.wait_for(router.task, PATIENCE_SECONDS)
+        with pytest.raises(OSError, match="Connect"):
+            async with raw_connection(router.url):
+                pass
 
 
 async def test_streams_are_ended_with_an_error_when_the_drain_time_is_over(
