@@ -29,6 +29,7 @@ ENGINE: Final = {"maxRunningRequests": 32, "maxQueuedRequests": 64}
 TENANT_ANSWERS: Final = 32 + 64 * 3 // 4
 """That one tenant may have in an engine at once."""
 SLOW_BODIES: Final = 20
+ECHOES: Final = 12
 ANSWER_SECONDS: Final = 60.0
 HOLD_SECONDS: Final = 5.0
 """How long a connection is held that does nothing, or reads nothing."""
@@ -38,6 +39,9 @@ GET: Final = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"
 POST: Final = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 TINY_KEYS: Final = b"{%b}" % b",".join(b'"%x":0' % number for number in range(830_000))
 LONG_NAME: Final = "x" * 7_000_000
+UNFINISHED_HEAD: Final = GET + b"".join(
+    b"X-%d: %s\r\n" % (number, b"y" * 8000) for number in range(8)
+)
 NO_REQUESTS: Final = (
     b"this is no request\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
@@ -112,6 +116,33 @@ async def idle_connections(router: Router) -> None:
 async def unfinished_bodies(router: Router) -> None:
     """Without a key: on each connection that there may be, a body that does not come."""
     await _hold(router, POST + b"Content-Length: 100\r\n\r\n")
+
+
+async def endless_heads(router: Router) -> None:
+    """Without a key: on each connection that there may be, 64 KB of a head that does not end."""
+    await _hold(router, UNFINISHED_HEAD)
+
+
+async def slow_bodies_on_all_connections(router: Router) -> None:
+    """On each connection that there may be, a body of the tenant that does not come."""
+    key = f"Authorization: Bearer {router.key}\r\n".encode()
+    await _hold(router, POST + key + b"Content-Length: 100\r\n\r\n{")
+
+
+async def unread_echo(router: Router) -> None:
+    """Twelve streams whose first events, of some 15 MB each, repeat a tool's long description, and
+    which nobody reads."""
+    tool = {"type": "function", "name": "f", "description": LONG_NAME}
+    asked = {"model": MODEL, "input": "Story", "stream": True, "tool_choice": "none"}
+    body = json.dumps(asked | {"tools": [tool], "max_output_tokens": 16}).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {router.key}\r\n"
+    request = head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    async with AsyncExitStack() as stack:
+        for _ in range(ECHOES):
+            _, writer = await stack.enter_async_context(router.connected(limit=1))
+            writer.write(request)
+            router.ends["sent"] += 1
+        await asyncio.sleep(HOLD_SECONDS)
 
 
 async def slow_bodies(router: Router) -> None:
@@ -189,6 +220,9 @@ ATTACKS: Final[dict[Callable[[Router], Awaitable[None]], float]] = {
     unread_pipeline: 0.5,
     idle_connections: 0.5,
     unfinished_bodies: 0.5,
+    endless_heads: 0.5,
+    slow_bodies_on_all_connections: 0.5,
+    unread_echo: 1.0,
     slow_bodies: 0.5,
     forged_lines: 0.5,
     long_names: 1.0,

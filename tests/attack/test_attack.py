@@ -1,5 +1,6 @@
 """Hostile clients beside honest ones: none of these fails, and the router holds what it held.
 
+While no engine is lost, no honest request is even refused, and no connection of theirs is closed.
 Clients, attackers, router and two engines share one machine, so how much slower honest streams get
 is printed as a figure (`bench: attack`) and not asserted: on two cores attackers and engines take
 each other's processors, which they do not where each has its own. A tenant may fill an engine up to
@@ -171,6 +172,7 @@ async def test_honest_tenants_are_served_beside_hostile_clients(
     report("all", {"itl_p99_ratio": ratio, "router_peak_mebibytes": peak, "resumed": resumed})
     report("all", {"requests": requests, "log_bytes_per_request": len(log) / requests})
     assert [fault for seen in phases.values() for fault in seen.failed] == []
+    assert attacked.refused == attacked.reconnected == 0
     assert all(ends[attack.__name__] for attack in ATTACKS), ends
     assert resumed > 0
     assert peak <= MAX_MEBIBYTES
