@@ -15,15 +15,18 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
 from sluice_runtime.engine.device import Device, allocation, step_device
-from sluice_runtime.engine.executor import (
+from sluice_runtime.engine.report import Sizes
+from sluice_runtime.engine.runner import (
     AnnouncingRunner,
+    OnLogits,
     OverlapExecutor,
+    RowSizes,
+    Runner,
     StreamExecutor,
     SyncExecutor,
+    allocated_rows,
     executor_for,
 )
-from sluice_runtime.engine.report import Sizes
-from sluice_runtime.engine.runner import OnLogits, RowSizes, Runner, allocated_rows
 from sluice_runtime.engine.sizing import host
 from sluice_runtime.engine.sizing.gpu_plan import check_weights
 from sluice_runtime.engine.sizing.plan import (

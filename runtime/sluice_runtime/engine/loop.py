@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sluice_runtime.engine.executor import Executor, PendingResult
 from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Outbox
 from sluice_runtime.engine.report import Now, Pace, StepLog, load_from
 from sluice_runtime.engine.role import MixedRole, Role
+from sluice_runtime.engine.runner import Executor, PendingResult
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.scheduler.batch import Batch, ForwardMode
 from sluice_runtime.scheduler.scheduler import Scheduler

@@ -3,16 +3,20 @@
 A step has three parts. Prepare: the host works out what goes where, from lengths and pages alone.
 Launch: copies, forward pass and sampling; on a device the host does not wait for any of them, and
 each step feeds its tokens to the next one there. Land: the host waits for the results and reads
-them. Knows the model and the pool, not requests: what a token means is up to the scheduler.
+them. An executor runs the steps in the order in which they were launched: in the loop's own thread;
+in a second one, so that the loop can plan the next step meanwhile; or on a device that computes
+beside the host anyway. Knows the model and the pool, not requests: what a token means is up to the
+scheduler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -123,7 +127,8 @@ class Runner:
         self._rows.apply(batch)
         if self._adapters is not None:
             self._adapters.apply(batch)
-        self._matchers.follow(batch)
+        if self._matchers.used:
+            self._matchers.follow(batch)
         host = host_inputs(batch, self._rows)
         tensors = (
             f"activations of {len(host.token_ids)} tokens and logits of {len(host.sampling)} rows"
@@ -177,13 +182,13 @@ class Runner:
         hidden = self._hidden(inputs)
         if (logprobs := self._sampling.logprobs) is None:
             tokens, _ = self._sample(batch, host, inputs, hidden)
-            accept = self._matchers.accepting(host.sampling_rows)
+            accept = self._accepting(host.sampling_rows)
             return partial(_results, batch, self._device.fetch([tokens]), accept)
         prompts = logprobs.read(batch, hidden, self._model.logits)
         tokens, step_logprobs = self._sample(batch, host, inputs, hidden)
         scores = StepScores(prompts, step_logprobs, tokens)
         fetched = self._device.fetch([tokens, *scores.tables()])
-        accept = self._matchers.accepting(host.sampling_rows)
+        accept = self._accepting(host.sampling_rows)
         return partial(_scored_results, batch, fetched, accept, scores, logprobs.finished(batch))
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
@@ -216,7 +221,7 @@ class Runner:
         """[m, vocabulary] → [m] tokens; on ranks after the first, room for the first one's."""
         if self._model.group.rank > 0:
             return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-        if self._matchers.follows(host.sampling_rows):
+        if self._matchers.used and self._matchers.follows(host.sampling_rows):
             if self._last is not None:
                 self._last.land()
             contexts = host.sampled_contexts.tolist()
@@ -224,11 +229,15 @@ class Runner:
                 forbid(logits, masks, self._device)
         return self._sampling.sample(logits, host.sampling_rows, host.sampled_contexts)
 
+    def _accepting(self, rows: Sequence[int]) -> Accept:
+        """What gives the tokens of these rows to their matchers."""
+        return self._matchers.accepting(rows) if self._matchers.used else _accept_nothing
+
     def _without_memory(self, batch: Batch, error: str) -> Callable[[], SampledTokens]:
         """Results of a step that ran out of memory: no row has a token."""
         if logprobs := self._sampling.logprobs:
             logprobs.finished(batch)
-        accept = self._matchers.accepting(batch.sampling_rows)
+        accept = self._accepting(batch.sampling_rows)
         tokens = (NO_TOKEN,) * len(batch.sampling_rows)
 
         def read() -> SampledTokens:
@@ -240,6 +249,10 @@ class Runner:
 
 Accept = Callable[[Sequence[int]], None]
 """Gives the step's tokens to the matchers of its rows."""
+
+
+def _accept_nothing(tokens: Sequence[int]) -> None:
+    """No row has a grammar."""
 
 
 @torch.inference_mode()
@@ -271,3 +284,106 @@ def _scored_results(
         tuple(map(scores.get, range(len(tokens)))) if scores else (),
         tuple(map(prompts.get, batch.sampling_rows)) if prompts else (),
     )
+
+
+PendingResult = Callable[[], SampledTokens]
+"""Waits for a step and returns its results, or raises what the step raised."""
+
+
+class StepRunner(Protocol):
+    """The part of `engine.runner.Runner` that executors use."""
+
+    def forward(self, batch: Batch) -> SampledTokens:
+        """One token for each of the batch's sampling rows."""
+        ...
+
+
+class Landing(Protocol):
+    """The part of `engine.runner.LaunchedStep` that is used here."""
+
+    def land(self) -> SampledTokens: ...
+
+
+class StepLauncher(StepRunner, Protocol):
+    """A runner whose steps need not be waited for."""
+
+    def launch(self, batch: Batch) -> Landing: ...
+
+
+class AnnouncingRunner:
+    """A runner of which other ranks hear before it launches."""
+
+    def __init__(self, runner: StepLauncher, announce: Callable[[Batch], None]) -> None:
+        self._runner = runner
+        self._announce = announce
+
+    def forward(self, batch: Batch) -> SampledTokens:
+        """See `StepRunner`."""
+        return self.launch(batch).land()
+
+    def launch(self, batch: Batch) -> Landing:
+        """See `StepLauncher`."""
+        self._announce(batch)
+        return self._runner.launch(batch)
+
+
+class Executor(Protocol):
+    """Takes batches."""
+
+    @property
+    def ahead(self) -> int:
+        """Batches that may be launched before the results of the one before them are known."""
+        ...
+
+    def launch(self, batch: Batch) -> PendingResult: ...
+
+
+class SyncExecutor:
+    """Runs a batch when its result is requested."""
+
+    ahead: Final = 0
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+
+    def launch(self, batch: Batch) -> PendingResult:
+        return partial(self._runner.forward, batch)
+
+    def close(self) -> None:
+        """Does nothing: no thread was started."""
+
+
+class OverlapExecutor:
+    """Runs a batch at once in its own thread; torch releases the GIL while it computes."""
+
+    ahead: Final = 1
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._thread = ThreadPoolExecutor(1, "forward")
+
+    def launch(self, batch: Batch) -> PendingResult:
+        return self._thread.submit(self._runner.forward, batch).result
+
+    def close(self) -> None:
+        """Takes no more batches. Returns at once, even while one runs."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class StreamExecutor:
+    """Launches a batch on the device at once, in the loop's thread."""
+
+    def __init__(self, runner: StepLauncher, *, ahead: int) -> None:
+        self.ahead = ahead
+        self._runner = runner
+
+    def launch(self, batch: Batch) -> PendingResult:
+        return self._runner.launch(batch).land
+
+    def close(self) -> None:
+        """Does nothing: what was launched ends by itself."""
+
+
+def executor_for(runner: StepRunner, *, overlap: bool) -> SyncExecutor | OverlapExecutor:
+    """The executor that the setting `overlap` selects on a CPU. The caller closes it."""
+    return OverlapExecutor(runner) if overlap else SyncExecutor(runner)

@@ -198,11 +198,14 @@ class Matchers:
         self._given_up: deque[tuple[int, GivenUp]] = deque()
         """With the step in which each was given up."""
         self._step = 0
+        self.used = False
+        """Whether a request has had a grammar; until then no step has to call anything here."""
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
 
     def open(self, message: Generate, compiled: LLMatcher) -> None:
         """Before the request joins the scheduler."""
+        self.used = True
         self._requests[message.request_id] = Matcher(compiled, self._end, message)
 
     def resumed(self, request_id: str, token: int) -> None:
@@ -217,8 +220,6 @@ class Matchers:
     def follow(self, batch: Batch) -> None:
         """Applies the rows that a batch drops and adds."""
         self._step = batch.step
-        if not (self._requests or self._rows):
-            return
         for row in batch.dropped_rows:
             self._rows.pop(row, None)
         for added in batch.added_rows:
@@ -227,7 +228,7 @@ class Matchers:
 
     def follows(self, rows: Sequence[int]) -> bool:
         """Whether one of the rows has a grammar: its mask needs all tokens before it."""
-        return bool(self._rows) and any(row in self._rows for row in rows)
+        return any(row in self._rows for row in rows)
 
     def masks(self, rows: Sequence[int], context_tokens: Sequence[int]) -> Masks | None:
         """Of those of `rows` that follow a grammar, behind so many tokens of each; None: no row
@@ -254,8 +255,6 @@ class Matchers:
     def accepting(self, rows: Sequence[int]) -> Callable[[Sequence[int]], None]:
         """Takes the tokens that a step draws for `rows`, in their order. The matchers are those of
         now: when the tokens are known, the next step may have dropped rows."""
-        if not self._rows:
-            return _accept_nothing
         matched = [(place, self._rows[row]) for place, row in enumerate(rows) if row in self._rows]
 
         def accept(tokens: Sequence[int]) -> None:
@@ -271,7 +270,3 @@ class Matchers:
         while self._given_up and self._given_up[0][0] <= step:
             taken.append(self._given_up.popleft()[1])
         return taken
-
-
-def _accept_nothing(tokens: Sequence[int]) -> None:
-    """No row has a grammar."""

@@ -217,6 +217,8 @@ class GrammarQueue:
     def given_up(self, step: int) -> list[TokenDelta]:
         """The ends of running requests whose grammar was given up in `step`, whose result has been
         read; the tokens they drew in it do not follow the grammar."""
+        if not self._matchers.used:
+            return []
         return [self._ended_by(given_up) for given_up in self._matchers.take_given_up(step)]
 
     def ended(self, request_id: str) -> None:
