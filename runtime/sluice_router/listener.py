@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -35,14 +36,10 @@ class Listener:
         loop = asyncio.get_running_loop()
         for host in hosts:
             opened = _open_socket(host, port)
-            self._sockets.append(
-                await loop.create_server(self._connection, sock=opened, backlog=BACKLOG)
-            )
+            connection = partial(Connection, self._server, self._limits, loop)
+            self._sockets.append(await loop.create_server(connection, sock=opened, backlog=BACKLOG))
             port = opened.getsockname()[1]
         return port
-
-    def _connection(self) -> Connection:
-        return Connection(self._server, self._limits, asyncio.get_running_loop())
 
     def close(self) -> None:
         """Accept no more."""

@@ -1,4 +1,4 @@
-"""docs/architecture.md names every module whose code runs for one chat request."""
+"""One chat request runs code of few modules, and docs/architecture.md shows each of them."""
 
 from __future__ import annotations
 
@@ -50,17 +50,14 @@ PROCESSES = {
     "sluice_runtime.engine": "the engine process",
 }
 BESIDE = {
-    "sluice_router/load_poller",
+    "sluice_router/discovery",
     "sluice_router/monitoring",
-    "sluice_router/upstream",
     "sluice_runtime/server/health",
     "sluice_runtime/engine/__main__",
-    "sluice_runtime/grammar/frames",
-    "sluice_runtime/grammar/follow/process",
-    "sluice_runtime/grammar/compile/process",
-    "sluice_runtime/grammar/compile/pool",
 }
 """What runs now and then, request or not."""
+MAX_MODULES = 65
+"""So many a reader has to cross, from the socket to the first token."""
 
 
 def ask(url: str) -> None:
@@ -91,7 +88,7 @@ def recorded(folder: Path, url: str) -> dict[str, set[str]]:
     }
 
 
-def test_the_page_names_every_module_that_a_request_crosses(tmp_path: Path) -> None:
+def test_a_request_crosses_few_modules_and_the_page_shows_them(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(RECORDER)
     variables = {"PYTHONPATH": str(tmp_path), "SLUICE_TEST_RECORD": str(tmp_path)}
     with running(program(write_config(tmp_path, threads=1)), **variables) as engine:
@@ -105,12 +102,13 @@ def test_the_page_names_every_module_that_a_request_crosses(tmp_path: Path) -> N
             url = f"http://{host}:{port}"
             ask(url)
             modules = recorded(tmp_path, url)
+    every = sorted(set().union(*modules.values()) - BESIDE)
+    print("\n".join(every))
+    assert len(every) <= MAX_MODULES, "merge what is always read together"
     page = PAGE.read_text()
+    assert f"runs code of {len(every)} modules" in page
     for process, heading in PROCESSES.items():
         section = page.partition(f"### The modules of {heading}")[2].partition("\n#")[0]
-        named = tuple(f"/{name}" for name in re.findall(r"`([\w/]+)`", section))
-        missing = {one for one in modules[process] - BESIDE if not f"/{one}".endswith(named)}
-        assert not missing, f"docs/architecture.md does not name them ({heading})"
-    total = len(set().union(*modules.values()) - BESIDE)
-    (stated,) = re.findall(r"(\d+) modules", page)
-    assert abs(total - int(stated)) <= 5, f"there are {total} now"
+        words = set(re.findall(r"\w+", section))
+        missing = {name for name in modules[process] - BESIDE if Path(name).name not in words}
+        assert not missing, f"docs/architecture.md does not show them ({heading})"

@@ -75,14 +75,14 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "retraction: longest answers go first",
-        "retraction",
+        "admission",
         "return known - request.prompt_tokens, -known",
         "return request.prompt_tokens - known, -known",
         ("test_retraction",),
     ),
     Mutation(
         "retraction: one page short is good enough",
-        "retraction",
+        "admission",
         "    if needed_pages <= available_pages:\n        return RetractionPlan()",
         "    if needed_pages <= available_pages + 1:\n        return RetractionPlan()",
         ("test_retraction", "test_scheduler_properties"),
@@ -286,14 +286,14 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "preemption: the same one is sent back again and again",
-        "retraction",
+        "admission",
         "return not request.preempted and priority",
         "return priority",
         ("test_retraction",),
     ),
     Mutation(
         "retraction: the last one ends although others will give pages back",
-        "retraction",
+        "admission",
         "if others_hold:",
         "if False:",
         ("test_handed_over_pages",),
@@ -335,7 +335,7 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "preemption: the oldest goes first",
-        "retraction",
+        "admission",
         "newest_first = reversed(list(running))",
         "newest_first = list(running)",
         ("test_retraction",),

@@ -223,7 +223,8 @@ class GrammarQueue:
 
     def ended(self, request_id: str) -> None:
         """A request that ran has ended; unknown ids are ignored."""
-        self._matchers.close(request_id)
+        if self._matchers.used:
+            self._matchers.close(request_id)
 
     def _ended_by(self, given_up: GivenUp) -> TokenDelta:
         """Remembers the refusal where the next answer would end alike."""

@@ -20,7 +20,12 @@ from typing import Final
 
 import msgspec
 
-from sluice_runtime.scheduler.admission import PrefillItem, PrefillPlan
+from sluice_runtime.scheduler.admission import (
+    PrefillItem,
+    PrefillPlan,
+    RetractionPlan,
+    plan_retraction,
+)
 from sluice_runtime.scheduler.admission_bounds import adapter_refusal
 from sluice_runtime.scheduler.batch import (
     NO_TOKEN,
@@ -54,7 +59,6 @@ from sluice_runtime.scheduler.request import (
     row_of,
 )
 from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
-from sluice_runtime.scheduler.retraction import RetractionPlan, plan_retraction
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status, progress_of
 from sluice_runtime.wire.messages import FinishReason, Generate, Refusal, TokenDelta
