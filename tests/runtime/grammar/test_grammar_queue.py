@@ -23,6 +23,7 @@ class Opened(Matchers):
     def __init__(self) -> None:
         super().__init__(0)
         self.live: list[str] = []
+        self.used = True
 
     def open(self, message: Generate, compiled: object) -> None:
         assert compiled is COMPILED
@@ -182,7 +183,6 @@ def test_an_answer_that_is_given_up_ends_and_a_slow_grammar_is_refused_from_then
     compiler.done.append(Compiled(key(), COMPILED))
     (message,) = queue.released().ready
     assert message.grammar is not None
-    matchers.used = True
     matchers._given_up.append((1, GivenUp("one", message.grammar, why)))
     (end,) = queue.given_up(step=1)
     assert (end.error, end.refusal) == (f"field: {why.error}", "invalid")
