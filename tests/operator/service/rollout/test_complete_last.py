@@ -3,10 +3,13 @@ tells which it was, and where the service sleeps."""
 
 from __future__ import annotations
 
+import pytest
 from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE
 
 from tests.operator.harness.memory_cluster import MemoryCluster, mixed, running
 from tests.operator.statuses import condition
+
+pytestmark = pytest.mark.process
 
 
 def _is_engine(deployment: str) -> bool:
