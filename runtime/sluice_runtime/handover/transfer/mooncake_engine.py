@@ -1,7 +1,7 @@
 """Mooncake's own engine: how it is set up, and the few of its methods that are used.
 
 What its documentation does not say is from its sources and from measurements of version 0.3.13; see
-docs/decisions/mooncake-reads-one-batch-a-piece.md.
+docs/decisions/0022-mooncake-batches.md.
 """
 
 from __future__ import annotations
