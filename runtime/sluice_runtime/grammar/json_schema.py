@@ -31,7 +31,9 @@ IGNORED: Final = frozenset(
         *("minContains", "maxContains"),
     }
 )
-"""Keywords that restrict values and that the library does not know, unless their value is false."""
+"""Keywords that restrict values and that the library does not know."""
+_RESTRICTS_NOTHING: Final = frozenset({"additionalItems", "not", "uniqueItems"})
+"""Those that say nothing when they are false (`additionalItems`: without a list of `items`)."""
 _IMPLIED: Final[Mapping[str, str]] = {
     key: kind
     for kind, keys in {
@@ -157,7 +159,7 @@ class _Rewriting:
 
 def _refuse_unimplemented(schema: Mapping[str, Any], path: str) -> None:
     for key in sorted(schema.keys() & IGNORED):
-        if schema[key] is not False:
+        if schema[key] is not False or key not in _RESTRICTS_NOTHING:
             raise _unimplemented(schema, path, key, "leaving it out")
     if isinstance(parts := schema.get("allOf"), list) and len(parts) > 1:
         raise _unimplemented(schema, path, "allOf", "a list of one schema")

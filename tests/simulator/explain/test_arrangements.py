@@ -14,6 +14,8 @@ from sluice_simulator.explain.answer import answered
 from sluice_simulator.explain.models import known_shape
 from sluice_simulator.explain.roofline import roofline
 
+pytestmark = pytest.mark.process
+
 A100 = Accelerator(product="NVIDIA-A100-SXM4-40GB", memory_mib=40_960, count=1)
 
 

@@ -156,7 +156,8 @@ HINTS: Final = (
     Hint(
         "StayMixed",
         lambda f: f.spec.is_disaggregated and f.costs("disaggregation"),
-        "mode Mixed bears more of these requests with as many GPUs; two pools pay with unlike GPUs",
+        "mode Mixed bears more of these requests with as many GPUs; simulated with "
+        "two equal engines: a pair of unlike GPUs may pay",
     ),
     Hint(
         "PrefixOrder",
