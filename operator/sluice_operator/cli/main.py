@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, command, outputs, text in (
         ("plan", _plan, ("text", "json"), "what the operator would make of a service, and why"),
         ("render", _render, ("yaml", "json"), "the manifests that would be applied"),
-        ("rules", _rules, ("yaml", "json"), "Prometheus' rules for the promises in their slo"),
+        ("rules", _rules, ("yaml", "json"), "Prometheus' rules for the promises in a service's slo"),
     ):
         sub = commands.add_parser(name, help=text, description=text, epilog=STATUSES)
         sub.set_defaults(command=command)
@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--runbook-url-base", default=RUNBOOK_URL_BASE, help=text)
     text = "simulates a trace on an engine (extra `simulate`); see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
-    text = "history: what was decided of a service; replay: a trace on fleets that a policy sizes"
+    text = "past decisions of the autoscaler (history); a trace on simulated fleets (replay)"
     scaling = commands.add_parser(AUTOSCALE, help=text, description=text)
     scalings = scaling.add_subparsers(required=True)
     text = "decisions of the operator's autoscaler; see its --help"

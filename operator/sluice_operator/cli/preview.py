@@ -211,7 +211,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     if transfer := _kv_transfer(plan):
         yield ""
         how = f"{transfer.backend} over {transfer.protocol}"
-        yield f"KV cache: by {how}, asked for at port {transfer.bootstrap_port} of prefill engines"
+        yield f"KV cache: by {how}, port {transfer.bootstrap_port} of prefill engines"
         if transfer.protocol == "rdma":
             yield f"  {RDMA_RIGHTS}"
     if plan.spec.chooses_split:
@@ -309,7 +309,7 @@ def _promise(plan: ServicePlan) -> Iterator[str]:
     if not (slo := _slo(plan)):
         return
     yield ""
-    yield "Promise: the chunk of each step is chosen to keep it, and is chunkSize at most"
+    yield "Promise: each step takes as much of a prompt as keeps it, at most chunkSize"
     yield from table(_rows({f"slo.{key}": entry for key, entry in slo.items()}))
 
 
