@@ -312,7 +312,7 @@ def _last_error(history: History, choice: TargetChoice) -> RouterError:
     """Why no engine is asked after the last failure."""
     if choice.reason != "NoneGoesOn":
         return history.error
-    return NoEngineError(f"the answer interruption off, and {choice.message}")
+    return NoEngineError(f"the answer broke off, and {choice.message}")
 
 
 @dataclass

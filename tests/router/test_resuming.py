@@ -267,6 +267,7 @@ async def test_with_no_engine_of_the_model_left_one_error_says_so(
         assert status == (200 if stream else 503)
         error = json.loads(body.strip().rpartition(b"data: ")[2])["error"]
         assert error["code"] == "no_engine"
+        assert error["message"].startswith("the answer broke off, and no engine")
         assert "no engine serves the model, as it was served when" in error["message"]
 
 

@@ -201,7 +201,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, command, outputs, text in (
         ("plan", _plan, ("text", "json"), "what the operator would make of a service, and why"),
         ("render", _render, ("yaml", "json"), "the manifests that would be applied"),
-        ("rules", _rules, ("yaml", "json"), "Prometheus' rules for the promises in a service's slo"),
+        (
+            "rules",
+            _rules,
+            ("yaml", "json"),
+            "Prometheus' rules for the promises in a service's slo",
+        ),
     ):
         sub = commands.add_parser(name, help=text, description=text, epilog=STATUSES)
         sub.set_defaults(command=command)

@@ -213,7 +213,7 @@ def allocation(
         if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or _is_allocation(error)):
             raise
         cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise failure(f"{phase} wants {allocated}; lower {lower} ({cause})") from error
+        raise failure(f"{phase} needs {allocated}; lower {lower} ({cause})") from error
 
 
 def _is_allocation(error: Exception) -> bool:

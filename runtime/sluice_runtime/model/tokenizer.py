@@ -1,6 +1,8 @@
-"""Text to token ids and back: tokenizer.json of a model folder, or bytes for dummy models.
+"""Text to token ids and back, and chat messages to a prompt by the model's own Jinja template.
 
-Imports no torch. Knows nothing of requests, and nothing of chat (see `chat_template`).
+Token ids are those of tokenizer.json of a model folder, or bytes for dummy models.
+
+The template comes with the weights, so it runs in jinja2's immutable sandbox. Imports no torch.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Checkpoint:
         if tuple(shape_found) != shape:
             raise ModelLoadError(
                 f"model.uri: {path}: tensor {name} has shape {shape_found}; "
-                f"config.json wants {list(shape)}"
+                f"config.json needs {list(shape)}"
             )
         if dtype_found not in STORED_DTYPES:
             raise ModelLoadError(

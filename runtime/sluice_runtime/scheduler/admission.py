@@ -357,7 +357,7 @@ def plan_retraction(
     needed_pages = len(rows_needing_page(running, page_size))
     if needed_pages <= available_pages:
         return RetractionPlan()
-    message = f"decode wants {needed_pages} pages, {available_pages} are free or cached"
+    message = f"decode needs {needed_pages} pages, {available_pages} are free or cached"
     order = sorted(running, key=_retraction_order)
     candidates = [*order[:-1], *([prefilling] if prefilling else [])]
     victims: list[Request] = []

@@ -112,7 +112,7 @@ def test_a_failed_allocation_of_torch_is_recognised() -> None:
         allocation("KV pool", "9 tokens of 8 bytes", "kvPoolTokens"),
     ):
         torch.empty(1 << 60, dtype=torch.uint8)
-    assert str(caught.value).startswith("KV pool wants 9 tokens of 8 bytes; lower kvPoolTokens (")
+    assert str(caught.value).startswith("KV pool needs 9 tokens of 8 bytes; lower kvPoolTokens (")
     assert "\n" not in str(caught.value)
 
 

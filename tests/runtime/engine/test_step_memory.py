@@ -130,6 +130,6 @@ def test_a_step_that_fails_while_it_samples_ends_all_that_it_mixed(
         assert_nothing_is_held(engine)
     failed = [name for name, end in answers.ends.items() if end.finish_reason == "error"]
     assert failed
-    assert all("step wants" in error_of(answers, name) for name in failed)
+    assert all("step needs" in error_of(answers, name) for name in failed)
     assert set(answers.ends) == {request.request_id for request in requests}
     assert late == alone

@@ -37,7 +37,7 @@ def test_fewest_output_tokens_then_longest_input() -> None:
     plan = plan_retraction(rows, None, 0, 4)
     assert [victim.request_id for victim in plan.victims] == ["few-long", "few-short"]
     assert (plan.reason, plan.stuck) == ("PoolFull", None)
-    assert plan.message == "decode wants 4 pages, 0 are free or cached"
+    assert plan.message == "decode needs 4 pages, 0 are free or cached"
 
 
 def test_nobody_goes_when_the_pages_are_there() -> None:

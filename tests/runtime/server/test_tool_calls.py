@@ -200,6 +200,32 @@ def test_a_format_that_contradicts_tools_is_refused_by_both_fields(
     assert error.value.param == says.partition(":")[0]
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "anyOf": [{"$ref": "#"}]},
+        {"type": "object", "anyOf": [{"$ref": "#/$defs/b"}], "$defs": {}},
+    ],
+)
+def test_references_that_lead_nowhere_are_refused_in_every_format(
+    parameters: dict[str, Any],
+) -> None:
+    with pytest.raises(InvalidRequestError, match=r"tools"):
+        plan(QWEN3_CODER, tools=[tool("f", parameters=parameters)], tool_choice="required")
+
+
+def test_a_reference_may_have_escapes() -> None:
+    parameters = {
+        "type": "object",
+        "anyOf": [{"$ref": "#/$defs/a~1b"}],
+        "$defs": {"a/b": {"type": "object", "properties": {"x": {"type": "string"}}}},
+    }
+    planned = plan(QWEN3_CODER, tools=[tool("f", parameters=parameters)], tool_choice="required")
+    assert planned is not None
+    assert planned.spec is not None
+    assert "<parameter=x>" in planned.spec.text
+
+
 def test_arguments_that_could_not_be_kept_to_their_schema_are_refused() -> None:
     unlike = tool("f", parameters={"type": "object", "not": {}})
     assert plan(tools=[unlike]) is not None

@@ -203,10 +203,10 @@ def device_pool_pages(question: PoolQuestion) -> int:
     if not question.fits:
         context, device = question.context_tokens, question.device
         raise OutOfMemoryError(
-            f"KV pool allocation: a context of {context} tokens wants "
+            f"KV pool allocation: a context of {context} tokens needs "
             f"{mib(context * question.model.token)}; of the {mib(device.total)} of a GPU "
             f"{mib(device.available)} are available, of which {mib(question.reserved)} are kept "
-            f"free (memoryFraction {fraction_of(config)}; a full step wants "
+            f"free (memoryFraction {fraction_of(config)}; a full step needs "
             f"{mib(question.least_reserved)}); {advice(question)}"
         )
     useful = (config.max_running_requests or 1) * question.context_tokens
@@ -219,9 +219,9 @@ def _configured_pages(question: PoolQuestion, tokens: int, page_size: int) -> in
     if tokens * token_bytes > left:
         raise OutOfMemoryError(
             f"kvPoolTokens: {tokens} is not allowed; allowed: at most "
-            f"{max(0, left) // token_bytes // page_size * page_size}: KV pool allocation wants "
+            f"{max(0, left) // token_bytes // page_size * page_size}: KV pool allocation needs "
             f"{tokens} tokens of {token_bytes} bytes, and {mib(question.device.available)} are "
-            f"available, of which a full step wants {mib(question.least_reserved)}"
+            f"available, of which a full step needs {mib(question.least_reserved)}"
         )
     return tokens // page_size
 

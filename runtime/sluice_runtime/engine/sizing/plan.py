@@ -148,17 +148,17 @@ def pool_pages(
         if config.kv_pool_tokens * bytes_per_token > left:
             raise OutOfMemoryError(
                 f"kvPoolTokens: {config.kv_pool_tokens} is not allowed; allowed: at most "
-                f"{left // bytes_per_token}: KV pool allocation wants "
+                f"{left // bytes_per_token}: KV pool allocation needs "
                 f"{config.kv_pool_tokens} tokens of {bytes_per_token} bytes, and "
                 f"{host.available >> 20} MiB are available, of which logits and penalties of "
-                f"maxRunningRequests want {reserved.sampling >> 20} MiB and the API process "
+                f"maxRunningRequests need {reserved.sampling >> 20} MiB and the API process "
                 f"{reserved.api_process >> 20} MiB"
             )
         return config.kv_pool_tokens // page_size
     useful = (config.max_running_requests or 1) * context_tokens
     if affordable < min(useful, context_tokens):
         raise OutOfMemoryError(
-            f"KV pool allocation: a context of {context_tokens} tokens wants "
+            f"KV pool allocation: a context of {context_tokens} tokens needs "
             f"{context_tokens * bytes_per_token >> 20} MiB, {spendable >> 20} MiB are "
             f"available (memoryFraction {fraction}, {reserved}); lower contextLength "
             f"or maxRunningRequests, or set kvPoolTokens"

@@ -96,7 +96,7 @@ the order in which they are offered to admission."""
 def first_come_first_served(
     waiting: Sequence[Request], context: PolicyContext
 ) -> Iterable[Request]:
-    """Good as a default: nobody is passed over, and it costs nothing."""
+    """Good as a default: no request is skipped, and it costs nothing."""
     del context
     return waiting
 

@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol
 from llguidance import regex_to_lark
 
 from sluice_runtime.grammar.constraint import json_rule
+from sluice_runtime.grammar.json_schema import refused
+from sluice_runtime.server.tools.object_schema import target_of
 from sluice_runtime.server.tools.xml_values import kinds_of
 
 Schemas = Mapping[str, Any]
@@ -203,16 +205,22 @@ def _xml_bodies(schemas: Schemas, begin: str) -> Rules:
     return Rules(alternatives(bodies), tuple(rules))
 
 
-def _xml_arguments(schema: Any, root: Any, rules: list[str]) -> str:
-    """The arguments of one call, in the schema's order; adds the rules that they need."""
+def _xml_arguments(schema: Any, root: Any, rules: list[str], seen: tuple[str, ...] = ()) -> str:
+    """The arguments of one call, in the schema's order; adds the rules that they need. `seen`:
+    references that led here.
+
+    Raises:
+        GrammarError: a reference leads nowhere, or to itself.
+    """
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema, Mapping) and key in schema:
-            return alternatives(_xml_arguments(part, root, rules) for part in schema[key])
+            return alternatives(_xml_arguments(part, root, rules, seen) for part in schema[key])
     if "$ref" in schema:
-        target: Any = root
-        for step in schema["$ref"].removeprefix("#").split("/")[1:]:
-            target = target[step]
-        return _xml_arguments(target, root, rules)
+        reference = schema["$ref"]
+        target = target_of(reference, root)
+        if reference in seen or not isinstance(target, Mapping):
+            raise refused("parameters: $ref", reference, "a reference to a schema that is there")
+        return _xml_arguments(target, root, rules, (*seen, reference))
     required = schema.get("required", ())
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     arguments = []

@@ -30,7 +30,7 @@ def object_schema(schema: Schema, path: str) -> dict[str, Any]:
     while _is_reference(schema):
         _check_type(schema, path)
         reference = schema["$ref"]
-        target = _target(reference, root)
+        target = target_of(reference, root)
         if not isinstance(target, Mapping) or reference in seen:
             raise _no_object(f"{path}.$ref", reference, _REFERRED)
         seen.add(reference)
@@ -80,7 +80,7 @@ def _alternative(part: object, path: str, root: Schema) -> dict[str, Any]:
     if not isinstance(part, Mapping):
         raise _no_object(path, part, "a schema of an object")
     if _is_reference(part):
-        target = _target(part["$ref"], root)
+        target = target_of(part["$ref"], root)
         if not isinstance(target, Mapping) or target.get("type") != "object":
             raise _no_object(f"{path}.$ref", part["$ref"], _REFERRED)
         return {key: value for key, value in part.items() if key != "type"}
@@ -90,7 +90,7 @@ def _alternative(part: object, path: str, root: Schema) -> dict[str, Any]:
 def _is_none(part: object, root: Schema) -> bool:
     """Whether no object fits it, by its own type or that of its reference's target."""
     if isinstance(part, Mapping) and _is_reference(part):
-        part = _target(part["$ref"], root)
+        part = target_of(part["$ref"], root)
     if not isinstance(part, Mapping):
         return part is False
     if "enum" in part and isinstance(part["enum"], list):
@@ -110,7 +110,7 @@ def _is_reference(schema: Schema) -> bool:
     )
 
 
-def _target(reference: str, root: Schema) -> object:
+def target_of(reference: str, root: Schema) -> object:
     """The target of a reference; None: there is none."""
     found: object = root
     for step in reference.removeprefix("#").split("/")[1:]:

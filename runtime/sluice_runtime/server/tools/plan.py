@@ -97,7 +97,10 @@ def plan_tools(
         shown_tokens={token: text for text, token in tokens.items()},
     )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
-    spec = _call_spec(request, functions, reading, tokens)
+    try:
+        spec = _call_spec(request, functions, reading, tokens)
+    except GrammarError as error:
+        raise InvalidRequestError(f"tools: {error}", "tools") from None
     calls_or_format = spec is not None and spec.settles_format and not reading.calls_only
     return ToolPlan(shown, replace(reading, calls_or_format=calls_or_format), spec)
 

@@ -272,7 +272,7 @@ def test_a_model_fits_each_gpu_or_the_refusal_says_what_would(name: str, ranks: 
             )
             assert asked.reserved == left, "the table sets aside what a full step takes"
             continue
-        assert re.search(r"wants? \d+ MiB", line)
+        assert re.search(r"(wants?|needs?) \d+ MiB", line)
         assert re.search(r"(lower|raise|take GPUs with) ", line)
         if wider := re.search(r"tensorParallelSize \(accelerator.count\) to (\d+)", line):
             assert refusal(question(name, *gpu, int(wider[1]))) is None, line
@@ -316,7 +316,7 @@ def test_a_step_that_leaves_no_pool_is_told_the_chunk_that_would() -> None:
     larger = replace(asked, step=16 * 1024 * MIB)
     line = refusal(larger) or ""
     assert "lower contextLength to 5680 or chunkSize to 4096, or raise tensorParallelSize" in line
-    assert "a full step wants 17408 MiB" in line
+    assert "a full step needs 17408 MiB" in line
 
 
 def test_a_configured_pool_is_taken_as_it_is_or_told_the_most_there_is() -> None:

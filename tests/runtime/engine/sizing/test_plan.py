@@ -51,7 +51,7 @@ def test_the_pool_leaves_the_reserved_memory_free(part: str) -> None:
 def test_a_configured_pool_must_leave_room_for_logits_penalties_and_the_api_process() -> None:
     reserved = replace(RESERVED, sampling=80 * MIB, api_process=20 * MIB)
     assert pool_pages(config(kvPoolTokens=800 * 1024), 4096, 1024, HOST, reserved) == 800 * 64
-    wrong = r"at most 819200: .* penalties .* want 80 MiB and the API process 20 MiB$"
+    wrong = r"at most 819200: .* penalties .* need 80 MiB and the API process 20 MiB$"
     with pytest.raises(OutOfMemoryError, match=wrong):
         pool_pages(config(kvPoolTokens=800 * 1024 + 16), 4096, 1024, HOST, reserved)
 

@@ -107,7 +107,7 @@ def test_what_the_full_step_did_not_do_is_kept_free_too() -> None:
 
 
 def test_a_step_that_leaves_too_little_is_told_with_numbers() -> None:
-    with pytest.raises(OutOfMemoryError, match=r"wants 4 MiB; .* or chunkSize to 256"):
+    with pytest.raises(OutOfMemoryError, match=r"needs 4 MiB; .* or chunkSize to 256"):
         built(PretendedMemory(379), memoryFraction=0.9, contextLength=4096)
 
 
@@ -115,7 +115,7 @@ def test_a_full_step_without_memory_is_told_the_next_chunk() -> None:
     def fails(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    with pytest.raises(OutOfMemoryError, match=r"warm-up: EXTEND step wants .* chunkSize 256 is"):
+    with pytest.raises(OutOfMemoryError, match=r"warm-up: EXTEND step needs .* chunkSize 256 is"):
         built(PretendedMemory(0), hooks={"on_logits": fails})
 
 
