@@ -22,7 +22,6 @@ POINTERS: Final = {
     torch.int64: "*i64",
 }
 """Triton's name of a tensor's type."""
-ROTARY_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 _ROTARY_WARPS, _ROTARY_PAIRS = 2, 512
 """A program turns this many pairs: each thread reads 16 bytes of 16-bit numbers at a time."""
 _SAMPLE_WARPS, _SAMPLE_TOKENS = 8, 2048

@@ -52,10 +52,10 @@ def find_accelerator(
     Raises:
         AcceleratorMissingError: names what is asked for, what was found, and what helps.
     """
-    wanted = config.accelerator
-    if wanted is None or wanted.is_cpu:
+    configured = config.accelerator
+    if configured is None or configured.is_cpu:
         return Accelerator()
-    count = max(1, wanted.count)
+    count = max(1, configured.count)
     try:
         gpus = _gpus(root, nvidia or nvml_gpus)
     except UnreadableError as error:
@@ -63,13 +63,13 @@ def find_accelerator(
     if len(gpus) < count:
         names = ", ".join(gpu.product or "GPU" for gpu in gpus) or "none"
         raise _missing(config, f"the container has {len(gpus)}: {names}")
-    return _described(wanted, gpus[:count])
+    return _described(configured, gpus[:count])
 
 
 def device_files(root: Path) -> list[str]:
     """The device files of GPUs below `root`, by name."""
-    found = (path for pattern in DEVICE_FILES for path in root.glob(pattern))
-    return sorted(f"/{path.relative_to(root)}" for path in found)
+    paths = (path for pattern in DEVICE_FILES for path in root.glob(pattern))
+    return sorted(f"/{path.relative_to(root)}" for path in paths)
 
 
 def nvml_gpus() -> list[Gpu]:

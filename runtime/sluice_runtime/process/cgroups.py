@@ -13,15 +13,15 @@ ROOT = Path("/")
 def folders(root: Path, controller: str) -> list[Path]:
     """The process's own group and all above it: the tightest limit holds."""
     mount = root / "sys/fs/cgroup"
-    found = [mount, mount / controller]
+    groups = [mount, mount / controller]
     for line in text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         base = mount / controller if controllers else mount
         parts = [part for part in path.split("/") if part]
-        found += [base.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
-    return found
+        groups += [base.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return groups
 
 
 def text(path: Path) -> str:

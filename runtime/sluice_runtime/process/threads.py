@@ -36,10 +36,10 @@ def check_thread_limit(threads: int, environment: Mapping[str, str]) -> None:
     Raises:
         InvalidConfigError: OMP_THREAD_LIMIT is lower.
     """
-    given = environment.get(_LIMIT, "")
-    if given.strip().isdecimal() and int(given) < threads:
+    limit = environment.get(_LIMIT, "")
+    if limit.strip().isdecimal() and int(limit) < threads:
         allowed = f"at least {threads} (threads), or leaving it out"
-        raise InvalidConfigError(str(ConfigError(_LIMIT, given, allowed)))
+        raise InvalidConfigError(str(ConfigError(_LIMIT, limit, allowed)))
 
 
 def processors(root: Path = cgroups.ROOT) -> int:
@@ -56,9 +56,9 @@ def processors(root: Path = cgroups.ROOT) -> int:
 
 def _quota(folder: Path) -> float | None:
     """Processors; None without a limit, which version 2 writes as `max` and version 1 as -1."""
-    words = cgroups.text(folder / "cpu.max").split()
-    if len(words) == 2 and words[0] != "max":
-        return int(words[0]) / int(words[1])
+    fields = cgroups.text(folder / "cpu.max").split()
+    if len(fields) == 2 and fields[0] != "max":
+        return int(fields[0]) / int(fields[1])
     quota = cgroups.number(folder / "cpu.cfs_quota_us")
     period = cgroups.number(folder / "cpu.cfs_period_us")
     return quota / period if quota and period and quota > 0 else None

@@ -180,11 +180,11 @@ def _schema_spec(field: str, schema: object, *, closed: bool = True) -> Structur
 def _specs(request: StructuredFields) -> Iterator[StructuredOutputSpec]:
     if request.response_format is not None:
         yield from _response_format(request.response_format)
-    given = request.structured_outputs or StructuredOutputs()
+    fields = request.structured_outputs or StructuredOutputs()
     if request.structured_outputs is not None:
         _refuse_nothing_asked(request.structured_outputs)
     for prefix, json_, regex, choice, ebnf in (
-        ("structured_outputs.", given.json_, given.regex, given.choice, given.grammar),
+        ("structured_outputs.", fields.json_, fields.regex, fields.choice, fields.grammar),
         (
             "guided_",
             request.guided_json,
@@ -202,40 +202,41 @@ def _specs(request: StructuredFields) -> Iterator[StructuredOutputSpec]:
             yield StructuredOutputSpec(f"{prefix}choice", "lark", one_of(choice), characters)
         if ebnf is not None:
             yield StructuredOutputSpec(f"{prefix}grammar", "ebnf", ebnf)
-    if given.json_object:
+    if fields.json_object:
         yield _schema_spec("structured_outputs.json_object", _ANY_OBJECT)
 
 
-def _refuse_nothing_asked(given: StructuredOutputs) -> None:
-    fields = given.model_dump(by_alias=True, exclude_none=True)
+def _refuse_nothing_asked(outputs: StructuredOutputs) -> None:
+    fields = outputs.model_dump(by_alias=True, exclude_none=True)
     if not fields:
-        names = ", ".join(field.alias or name for name, field in type(given).model_fields.items())
+        names = ", ".join(field.alias or name for name, field in type(outputs).model_fields.items())
         raise InvalidRequestError(
             f"structured_outputs: asks for nothing; allowed: exactly one of {names}",
             "structured_outputs",
         )
-    if given.json_object is False:
+    if outputs.json_object is False:
         field = "structured_outputs.json_object"
         raise InvalidRequestError(f"{field}: false is not allowed; allowed: true", field)
 
 
-def _response_format(wanted: ResponseFormat) -> Iterator[StructuredOutputSpec]:
-    field = "response_format.json_schema"
-    if wanted.json_schema is None and wanted.type == "json_schema":
-        raise InvalidRequestError(f'{field}: required with type "json_schema"', field)
-    if wanted.json_schema is not None and wanted.type != "json_schema":
-        given = wanted.json_schema.model_dump(by_alias=True, exclude_none=True)
+def _response_format(response_format: ResponseFormat) -> Iterator[StructuredOutputSpec]:
+    field, kind = "response_format.json_schema", response_format.type
+    wrapper = response_format.json_schema
+    if wrapper is None:
+        if kind == "json_schema":
+            raise InvalidRequestError(f'{field}: required with type "json_schema"', field)
+        if kind == "json_object":
+            yield _schema_spec("response_format", _ANY_OBJECT)
+        return
+    if kind != "json_schema":
+        shown_value = shown_json(wrapper.model_dump(by_alias=True, exclude_none=True))
         raise InvalidRequestError(
-            f'{field}: {shown_json(given)} is not allowed with type "{wanted.type}"; allowed: '
-            'with type "json_schema"',
+            f'{field}: {shown_value} is not allowed with type "{kind}"; allowed: with type '
+            '"json_schema"',
             field,
         )
-    if wanted.type == "json_object":
-        yield _schema_spec("response_format", _ANY_OBJECT)
-    if wanted.json_schema is not None:
-        schema = _ANY_OBJECT if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
-        closed = wanted.json_schema.strict is not False
-        yield _schema_spec(f"{field}.schema", schema, closed=closed)
+    schema = _ANY_OBJECT if wrapper.schema_ is None else wrapper.schema_
+    yield _schema_spec(f"{field}.schema", schema, closed=wrapper.strict is not False)
 
 
 def _as_schema(field: str, given: JsonObject | str) -> object:
