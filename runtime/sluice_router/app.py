@@ -30,6 +30,7 @@ from sluice_router.attempts import Call, Reply
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, EngineRefusedError, RouterError, error_in
 from sluice_router.forward import Dispatcher, ResumingForwarder
+from sluice_router.head_bytes import size_of
 from sluice_router.limits import Body, Budgets, Lifecycle, Uploads
 from sluice_router.monitoring import health
 from sluice_router.pick import affinity_of
@@ -106,7 +107,9 @@ class Routes:
     async def _forward(self, request: web.Request, body: Body | None) -> web.StreamResponse:
         tenant = request.get(TENANT)
         relay = Relay(request, self._parts.budgets.bodies, tenant)
+        head = Body(self._parts.budgets.bodies, tenant)
         try:
+            head.hold(size_of(request))  # aiohttp keeps it until the end of the answer
             headers = edge.request_headers(request.headers, request[ID], request[TRACE])
             async with self._parts.lifecycle.request():
                 progress, model, affinity = None, None, None
@@ -126,6 +129,8 @@ class Routes:
             if isinstance(error, EngineRefusedError):
                 request[REFUSAL] = error_in(error.body).text
             return await relay.fail(error)
+        finally:
+            head.release()
 
     def _upload(self, request: web.Request) -> AbstractContextManager[None]:
         """While its body is on its way, the request may be ended for another tenant's connection.

@@ -25,7 +25,7 @@ from sluice_contract.http_errors import (
 )
 
 from sluice_router.errors import BadRequestError, OverloadedError, RouterError
-from sluice_router.head_bytes import HeadBytes
+from sluice_router.head_bytes import HeadBytes, size_of
 from sluice_router.limits import HeadBudget, Uploads
 
 SOCKET_BUFFER_BYTES: Final = 65_536
@@ -51,40 +51,47 @@ class ConnectionLimits:
 
     max_connections: int
     heads: HeadBudget
-    """Holds what came on a connection and is no body."""
+    """Counts unfinished heads and what waits behind a request. The head of a request that is served
+    counts with its body. Between the two it is nobody's: in the same turn of the loop its request
+    is either counted so or refused, and the head of a refused one is dropped as soon as its client
+    has read the answer and sent its body; a client that keeps us waiting is counted here again."""
     uploads: Uploads | None
     """Bodies that are on their way, where API keys are required."""
     on_refusal: Callable[[int], None]
     """Called with the status of each answer that is made before there is a request."""
     waiting: dict[Connection, None] = field(default_factory=dict)
     """Connections that wait for a request; first the one that has waited longest."""
+    holding: dict[Connection, None] = field(default_factory=dict)
+    """Connections whose bytes of heads make way for others; first the one that has got nothing for
+    longest."""
     answered: dict[Connection, asyncio.Transport] = field(default_factory=dict)
     """Connections that only stay until their client has read an answer, or sent a body's rest."""
 
-    def free_head_bytes(self, count: int, coming: Connection, *, complete: bool) -> bool:
-        """Whether `count` more bytes of `coming` fit, if need be once others are closed.
+    def free_head_bytes(self, count: int, coming: Connection) -> bool:
+        """Whether `count` more bytes of `coming` fit, if need be once others are given up.
 
-        Those are connections with an unfinished head, first the one that has waited longest; all of
-        them for a complete head, none if that is not enough for an unfinished one.
+        Those are others that hold some, first the one that has got nothing for longest; none if
+        that is not enough.
         """
         missing = self.heads.missing(count)
-        unfinished = [c for c in self.waiting if c.unfinished_bytes] if missing > 0 else []
-        closed: list[Connection] = []
-        for connection in unfinished:
-            if missing > 0 and connection is not coming:
-                missing -= connection.unfinished_bytes
-                closed.append(connection)
-        if missing <= 0 or complete:
-            for connection in closed:
-                connection.drop_unfinished_head(self.heads.refusal())
-        return missing <= 0
+        given_up: list[Connection] = []
+        holding = iter(self.holding if missing > 0 else ())
+        while missing > 0 and (connection := next(holding, None)) is not None:
+            if connection is not coming:
+                missing -= connection.held_bytes
+                given_up.append(connection)
+        if missing > 0:
+            return False
+        for connection in given_up:
+            connection.give_up(self.heads.refusal())
+        return True
 
 
 class Connection(web.RequestHandler):
     """aiohttp's, except that bytes and time are bounded in every state.
 
-    All bytes that are no body's count against the budget of heads. What comes while a whole request
-    is answered waits for the end of that; after `SOCKET_BUFFER_BYTES` of it nothing more is read.
+    Bytes of unfinished heads count against the budget of heads. So does what comes while a whole
+    request is answered, which waits; after `SOCKET_BUFFER_BYTES` of it nothing more is read.
     """
 
     __slots__ = (
@@ -149,16 +156,18 @@ class Connection(web.RequestHandler):
             self._limits.answered[self] = self.transport
         try:
             finished = await super().finish_response(request, resp, start_time)
-            if not request.content.is_eof():
-                await _discard_rest(request.content)
-            if self._messages or self._heads.behind:
-                await self._flush()
+            if not request.content.is_eof() or self._messages or self._heads.behind:
+                await self._wait_for_client(request)
         finally:
+            self._heads.answered = 0
             if not self._force_close:
                 self._limits.answered.pop(self, None)
         self._quiet_since = self._loop.time()
         if self._messages:
             self._body = self._messages[-1][1]
+            if len(self._messages) == 1:
+                self._heads.queued = 0  # it is taken next
+            self._count()
         elif not self._force_close:
             self._wait_for_request()
         return finished
@@ -195,15 +204,26 @@ class Connection(web.RequestHandler):
         self._count()
 
     @property
-    def unfinished_bytes(self) -> int:
-        """Bytes of a head, or of trailers, that has not ended."""
-        return self._heads.unfinished
+    def held_bytes(self) -> int:
+        """Bytes that the budget of heads holds for it."""
+        return self._counted
 
-    def drop_unfinished_head(self, error: RouterError) -> None:
-        """Refuse the request that has begun to come, and give its bytes back at once."""
+    def give_up(self, error: RouterError) -> None:
+        """Give all its bytes back and refuse what comes in. An answer to an earlier request is
+        finished before the end; requests that wait behind that get none."""
+        was_answered = self._heads.answered > 0
         self._heads.drop()
         self._count()
-        self._refuse(error)
+        if self._waits_for_request:
+            self._refuse(error)
+            return
+        if self._current_request is not None:
+            self._messages.clear()  # else aiohttp is about to take one
+        if not self._body.is_eof():
+            self._body.set_exception(error)
+        self.close()
+        if was_answered and self.transport is not None:
+            self.transport.abort()  # closing would wait for the client
 
     def close_if_quiet(self, quiet_seconds: float) -> None:
         """Close it if it has waited for a request for so long and none is on its way in; sooner, if
@@ -219,6 +239,8 @@ class Connection(web.RequestHandler):
         """Close it once the client has what was written, or after a while without."""
         transport = self.transport
         self._limits.waiting.pop(self, None)
+        self._heads.drop()
+        self._count()
         super().force_close()
         if transport is not None and transport.get_write_buffer_size():
             self._limits.answered[self] = transport
@@ -239,6 +261,16 @@ class Connection(web.RequestHandler):
                 transport.abort()  # closing it would wait for the client
             message = f"the client read nothing for {WRITE_SECONDS:g} seconds"
             raise ConnectionResetError(message) from None
+
+    async def _wait_for_client(self, request: web.BaseRequest) -> None:
+        """Until it has sent its body and, if more requests wait, read the answer. For so long the
+        head is held, too."""
+        self._heads.answered = size_of(request)
+        self._count()
+        if not request.content.is_eof():
+            await _discard_rest(request.content)
+        if self._messages or self._heads.behind:
+            await self._flush()
 
     async def _flush(self) -> None:
         """Wait until the kernel has the answer: answers that nobody reads would pile up."""
@@ -285,7 +317,7 @@ class Connection(web.RequestHandler):
             self._note_requests(data, came)
         else:
             self._heads.add_piece(data, grown)
-        self._count(whole_request=came > 0)
+        self._count()
         if data:
             self._heads.remember_end(data)
             if not (came or grown):
@@ -308,7 +340,7 @@ class Connection(web.RequestHandler):
 
     def _wait_for_request(self) -> None:
         self._waits_for_request = True
-        self._heads.complete = 0
+        self._heads.queued = 0
         self._limits.waiting[self] = None
         if self._heads.behind:
             self._feed_behind()
@@ -321,33 +353,30 @@ class Connection(web.RequestHandler):
         if self._force_close or self._close:
             return
         if self._heads.unfinished > MAX_HEAD_BYTES:
-            self._give_up(BadRequestError(http_errors.head_too_long()))
+            self.give_up(BadRequestError(http_errors.head_too_long()))
         elif self._waits_for_request and self._heads.unfinished:
             self._limits.waiting.pop(self, None)
             self._limits.waiting[self] = None
             self._start_head_timer()
 
-    def _count(self, *, whole_request: bool = False) -> None:
-        """Count all that is held; what does not fit ends the connection, unless it completes a
-        request."""
+    def _count(self) -> None:
+        """Count all that is held; what does not fit ends the connection."""
         holds, limits = self._heads.held, self._limits
         more = holds - self._counted
-        fits = more <= 0 or limits.free_head_bytes(more, self, complete=whole_request)
-        if not (fits or whole_request):
-            self._give_up(limits.heads.refusal())
+        if more > 0 and not limits.free_head_bytes(more, self):
+            self.give_up(limits.heads.refusal())
             return
         limits.heads.held_bytes += more
         self._counted = holds
+        limits.holding.pop(self, None)
+        if holds and self._makes_way():
+            limits.holding[self] = None
 
-    def _give_up(self, error: RouterError) -> None:
-        """Refuse what comes in; an answer to an earlier request is finished before the end."""
-        if self._waits_for_request:
-            self._refuse(error)
-            return
-        self._heads.behind = b""
-        if not self._body.is_eof():
-            self._body.set_exception(error)
-        self.close()
+    def _makes_way(self) -> bool:
+        """Not for the few bytes between two chunks of a body that is being read."""
+        heads = self._heads
+        is_reading = not (self._waits_for_request or self._body.is_eof())
+        return not is_reading or heads.held > MAX_HEADER_BYTES or heads.answered > 0
 
     def _has_unread_bytes(self) -> bool:
         """Whether the kernel has bytes of the client that this process has not read yet."""

@@ -1,6 +1,9 @@
 """Counts the bytes of one connection that are no body's: of heads, of trailers, and of what came
 behind a request that is being answered.
 
+A head that is complete is no longer counted here, unless its request waits behind another, or its
+client has yet to read the answer or to send the body's rest. `size_of` is what it holds otherwise.
+
 Only totals are counted, so `Connection` says what aiohttp's parser made of each piece. Knows no
 budget.
 """
@@ -9,17 +12,21 @@ from __future__ import annotations
 
 from typing import Final
 
+from aiohttp import web
+
 _HEAD_END: Final = b"\r\n\r\n"
 
 
 class HeadBytes:
     """The bytes that one connection holds now."""
 
-    __slots__ = ("_last", "behind", "complete", "unfinished")
+    __slots__ = ("_last", "answered", "behind", "queued", "unfinished")
 
     def __init__(self) -> None:
-        self.complete = 0
-        """Of heads of requests that are complete and not answered yet."""
+        self.queued = 0
+        """Of heads of requests that came with others, or behind one, until the last is taken."""
+        self.answered = 0
+        """Of the head of a request whose answer was given, while its client is waited for."""
         self.unfinished = 0
         """After those, or after the latest piece of a body: of a head, or a body's trailers."""
         self.behind = b""
@@ -30,7 +37,7 @@ class HeadBytes:
     @property
     def held(self) -> int:
         """All of them."""
-        return self.complete + self.unfinished + len(self.behind)
+        return self.queued + self.answered + self.unfinished + len(self.behind)
 
     def add_piece(self, data: bytes, body_bytes: int) -> None:
         """A piece that completes no request; so many bytes that aiohttp had are the body's now."""
@@ -44,8 +51,8 @@ class HeadBytes:
     ) -> None:
         """A piece that completes requests, but for the body of the last.
 
-        `body_bytes`: of the body of the only one (`is_alone`); `is_parsed`: whether aiohttp parsed
-        all of the piece; `body_ended`: whether the body of the last is here.
+        `body_bytes`: of the body of the only one, which does not wait (`is_alone`); `is_parsed`:
+        whether aiohttp parsed all of the piece; `body_ended`: whether the body of the last is here.
         """
         ends = (data or self._last).endswith(_HEAD_END)
         if is_parsed and (ends or not body_ended):
@@ -55,7 +62,8 @@ class HeadBytes:
         else:
             # Any byte may be of a further head; of a single request the end of its head is known.
             rest = max(0, len(data) - body_bytes - (self._head_in(data) if is_alone else 0))
-        self.complete += self.unfinished + len(data) - body_bytes - rest
+        if not is_alone:
+            self.queued += self.unfinished + len(data) - body_bytes - rest
         self.unfinished = rest
 
     def remember_end(self, data: bytes) -> None:
@@ -66,9 +74,16 @@ class HeadBytes:
     def drop(self) -> None:
         """Nothing is held any more."""
         self.behind = b""
-        self.complete = self.unfinished = 0
+        self.queued = self.answered = self.unfinished = 0
 
     def _head_in(self, data: bytes) -> int:
         """How many bytes at its beginning are of the head that it ends."""
         begun = self._last[1:] if self.unfinished else b""
         return max(0, (begun + data).find(_HEAD_END) + len(_HEAD_END) - len(begun))
+
+
+def size_of(request: web.BaseRequest) -> int:
+    """Bytes of a request's head: of its target and its headers."""
+    return len(request.raw_path) + sum(
+        len(name) + len(value) for name, value in request.raw_headers
+    )

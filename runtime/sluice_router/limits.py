@@ -1,11 +1,11 @@
 """What the router bounds: the bytes that it holds for clients, the requests that it serves at once,
 how long each takes, and how much of all that one tenant may have.
 
-One byte budget covers bodies, and answers that are held until they are whole. Heads have another,
-since they come without an API key: they take no bytes of a tenant's body. A body is held until an
-engine has begun to answer, because until then another engine may need it. After that a body whose
-answer can be resumed stays as evictable, with what came of the answer: when a new request needs the
-bytes, the oldest evictable body is dropped.
+One byte budget covers bodies, heads of requests that are served, and answers that are held until
+they are whole. Unfinished heads have another, since they come without an API key: they take no
+bytes of a tenant's body. A body is held until an engine has begun to answer, because until then
+another engine may need it. After that a body whose answer can be resumed stays as evictable, with
+what came of the answer: when a new request needs the bytes, the oldest evictable body is dropped.
 
 After SIGTERM every request that still arrives is answered, and its answer asks the client to
 connect anew. Connections are accepted for as long as a request is served. The router leaves when no
@@ -29,7 +29,7 @@ SMALL_BYTES: Final = 65_536
 LARGE_SHARE: Final = 0.75
 """Share of the budget that requests above `SMALL_BYTES` may fill: the rest lets others pass."""
 HEADS_DIVISOR: Final = 8
-"""Heads have an eighth of `server.maxBufferedBytes`, bodies and answers the rest."""
+"""Unfinished heads have an eighth of `server.maxBufferedBytes`, requests and answers the rest."""
 RESERVE: Final = 0.25
 """Share of a capacity that is for tenants below their share."""
 
@@ -144,8 +144,8 @@ class ByteBudget:
 
 
 class HeadBudget:
-    """Counts the bytes of clients' connections that are no body's: of heads, and of what came
-    behind a request that is being answered."""
+    """Counts the bytes of clients' connections that are no request's yet: of unfinished heads, and
+    of what came behind a request that is being answered."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
