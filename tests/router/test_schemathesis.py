@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 KEY = b"k" * 32
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(150, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [16, pytest.param(150, marks=pytest.mark.full)])
 async def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(
     tmp_path: Path, examples: int
 ) -> None:
