@@ -158,7 +158,7 @@ def main() -> None:
         save(Path(folder))
         with closing(compiler_of(resolve(folder), TOKENS)) as compiler:
             matchers = Matchers(TOKENS, threads=2)
-            queue = GrammarQueue(compiler, matchers)
+            queue = GrammarQueue(compiler, matchers, max(16, options.rows))
             began = time.perf_counter()
             measured(queue, matchers, "regex", "a", 1)
             print(json.dumps({"grammar": "the first of all", "s": time.perf_counter() - began}))

@@ -113,8 +113,8 @@ OTHERS: Final = (
     Mutation(
         "grammars: one that is dropped still counts",
         "waiting",
-        "            self._kept_characters -= len(key.text)\n",
-        "            pass\n",
+        "popitem(last=False)\n            self._kept_characters -= len(key.text)\n",
+        "popitem(last=False)\n",
         ("test_grammar_queue",),
         package="grammar",
     ),

@@ -21,9 +21,12 @@ from sluice_runtime.grammar.ebnf import lark_of
 from sluice_runtime.grammar.json_schema import subschemas
 from sluice_runtime.wire.messages import GrammarKind
 
-LIMITS: Final = LLParserLimits(step_max_items=30_000, max_lexer_states=50_000, verbose_errors=False)
-"""Below the library's own: one mask of an ambiguous grammar takes up to 0.13 s then, and the states
-of one grammar 100 MB. Ordinary grammars use up to 15,000 items with 150,000 tokens."""
+LIMITS: Final = LLParserLimits(step_max_items=30_000, max_lexer_states=10_000, verbose_errors=False)
+"""Below the library's own: one mask of an ambiguous grammar takes up to 0.13 s then, and a matcher
+`MATCHER_BYTES`. Ordinary grammars use up to 15,000 items with 150,000 tokens, and fewer than 500
+states; a string of bounded length 5 or 6 for each byte of an answer."""
+MATCHER_BYTES: Final = 20 << 20
+"""Of one answer at the limit of states: 18 MB were measured, with many classes of characters."""
 _MAX_WHITESPACE: Final = 32
 """Characters between two words of JSON: enough to indent; a weak model that may write more writes
 nothing else."""
@@ -31,6 +34,8 @@ _GUIDANCE: Final = {"whitespace_pattern": rf"[ \n\r\t]{{1,{_MAX_WHITESPACE}}}"}
 _STACK_BYTES: Final = 256 << 20
 """The library's compiler is recursive; 65,536 characters nest less than this. Untouched pages cost
 nothing."""
+_STACK_SIZE: Final = threading.Lock()
+"""The size is the process's: several threads set and restore it."""
 _MAX_SHOWN: Final = 300
 _WHERE: Final = re.compile(
     r"^at \d+\(\d+\): |failed to compile JSON schema: |invalid regex .* \(in regex\): "
@@ -118,11 +123,12 @@ def deep_thread(target: Callable[[], None], name: str) -> threading.Thread:
 
     class _Thread(threading.Thread):
         def start(self) -> None:
-            before = threading.stack_size(_STACK_BYTES)
-            try:
-                super().start()
-            finally:
-                threading.stack_size(before)
+            with _STACK_SIZE:
+                before = threading.stack_size(_STACK_BYTES)
+                try:
+                    super().start()
+                finally:
+                    threading.stack_size(before)
 
     return _Thread(target=target, name=name, daemon=True)
 

@@ -7,6 +7,7 @@ bounded by its own limits. Knows requests by their messages, and no logits.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,11 +31,11 @@ FREE_SECONDS: Final = 0.05
 _WORD_BITS: Final = 32
 _SIMPLER: Final = "; write it without repeats within repeats such as (a{0,60}){0,60}"
 
-SlowReason = Literal["slow", "stuck"]
+SlowReason = Literal["slow", "stuck", "failed"]
 
 
 class GiveUp(NamedTuple):
-    """Why an answer's grammar is given up; its request is at fault."""
+    """Why an answer's grammar is given up; its request is at fault, unless the library failed."""
 
     reason: SlowReason
     error: str
@@ -53,6 +54,22 @@ REFUSED: Final = GiveUp(
     "stuck",
     "the answer to go on from does not follow it; allowed: one that was drawn with this grammar",
 )
+FAILED: Final = GiveUp("failed", "the grammar library failed with it")
+_LIMIT_SAID: Final = (
+    "too many states",
+    "too many expressions constructed",
+    "Too many items",
+    "items; max is",
+    "fuel exhausted",
+)
+"""What the library says where an answer reaches one of its limits."""
+_DEAD_END_SAID: Final = (
+    "NoExtension",
+    "doesn't satisfy the grammar",
+    "parser stopped in consume_token",
+)
+"""What it says where nothing may follow, or not what was drawn elsewhere."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,8 +92,9 @@ class Masks:
 
 
 class Matcher:
-    """One answer and its grammar. `compiled`: at the grammar's begin, shared by answers; its end is
-    the token `end`, which is behind the vocabulary."""
+    """One answer and its grammar. `compiled`: at the grammar's begin, of this answer alone, since
+    copies share what the library counts; its end is the token `end`, which is behind the
+    vocabulary."""
 
     def __init__(self, compiled: LLMatcher, end: int, message: Generate) -> None:
         assert message.grammar is not None
@@ -155,9 +173,12 @@ class Matcher:
     def _failure(self) -> GiveUp:
         """Why the library can go no further."""
         error = first_line(self._state.get_error())
-        if "Too" in error or "too" in error or "max is" in error:
+        if any(said in error for said in _LIMIT_SAID):
             return GiveUp("slow", f"following it takes too much ({error}){_SIMPLER}")
-        return STUCK
+        if any(said in error for said in _DEAD_END_SAID):
+            return STUCK
+        _log.error("the grammar library failed: %s", error)
+        return FAILED
 
     def _end_with(self, words: NDArray[np.int32], *, may_end: bool) -> None:
         """The model's tokens that end an answer instead of the library's."""

@@ -1,15 +1,17 @@
 """The grammar queue: requests wait for their compiled grammar, in front of the scheduler.
 
-A request without a grammar never comes here, and one whose grammar is compiled passes at once. One
-thread compiles, so that the engine's loop never waits. The API process bounds the queue: it counts
-these requests among all that the engine holds. Knows no scheduler.
+A request without a grammar never comes here. One thread compiles for all, so that the engine's loop
+never waits. Each request has a matcher of its own until it ends: matchers of one compiled grammar
+would add up their states, and hold them for ever. Only so many live at once. The API process bounds
+the queue: it counts these requests among all that the engine holds. Knows no scheduler.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
@@ -20,12 +22,14 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.constraint import LIMITS, deep_thread, first_line, written
 from sluice_runtime.grammar.masks import GivenUp, Matchers, SlowReason
-from sluice_runtime.wire.messages import Generate, Grammar, GrammarKind, Refusal, TokenDelta
+from sluice_runtime.wire.messages import Generate, GrammarKind, Refusal, TokenDelta
 
 MAX_KEPT: Final = 256
-"""Grammars, refused ones too, of which at most `MAX_KEPT_CHARACTERS` are kept."""
+"""Refused grammars, of which at most `MAX_KEPT_CHARACTERS` are kept."""
 MAX_KEPT_CHARACTERS: Final = 512 << 10
-"""Compiled, they may take five hundred times as many bytes."""
+MAX_COMPILING: Final = 16
+"""Handed to the thread at once: a tenant that comes later waits for so many at most."""
+_FAILED: Final = "the grammar library failed with it"
 
 _log = logging.getLogger(__name__)
 
@@ -39,9 +43,8 @@ class GrammarKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled grammar, or why there is none."""
+    """A matcher of one request, at the grammar's begin, or why there is none."""
 
-    key: GrammarKey
     matcher: LLMatcher | None = None
     error: str = ""
     failure: str = ""
@@ -52,8 +55,8 @@ class Compiled:
 class Compiler(Protocol):
     """What is used of `CompileThread`."""
 
-    def submit(self, key: GrammarKey) -> None: ...
-    def finished(self) -> list[Compiled]: ...
+    def submit(self, job: int, key: GrammarKey) -> None: ...
+    def finished(self) -> list[tuple[int, Compiled]]: ...
 
 
 class _Tokens:
@@ -65,15 +68,18 @@ class _Tokens:
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = [*tokens, b"\xff<end>"]
         self.eos_token_id = len(tokens)
+        self.tree: LLTokenizer | None = None
 
     def __call__(self, text: bytes) -> list[int]:
-        """The library's check of what it is given; grammars need no tokenizing."""
-        return list(text)
+        """Where only one text may follow, the library allows its first token alone: the longest."""
+        return self.tree.greedy_tokenize(text.decode()) if self.tree else []
 
 
 def tokenizer_of(tokens: Sequence[bytes]) -> LLTokenizer:
     """A tree of the vocabulary's tokens. Takes two seconds for 150,000 of them."""
-    return LLTokenizer(TokenizerWrapper(_Tokens(tokens)), eos_token=len(tokens))
+    known = _Tokens(tokens)
+    known.tree = LLTokenizer(TokenizerWrapper(known), eos_token=len(tokens))
+    return known.tree
 
 
 class CompileThread:
@@ -85,8 +91,8 @@ class CompileThread:
     ) -> None:
         self._tokens = tokens
         self._on_compiled = on_compiled
-        self._jobs: SimpleQueue[GrammarKey | None] = SimpleQueue()
-        self._finished: deque[Compiled] = deque()
+        self._jobs: SimpleQueue[tuple[int, GrammarKey] | None] = SimpleQueue()
+        self._finished: deque[tuple[int, Compiled]] = deque()
         self._thread = deep_thread(self._run, "grammars")
 
     def warm_up(self) -> None:
@@ -94,12 +100,17 @@ class CompileThread:
         if self._thread.ident is None:
             self._thread.start()
 
-    def submit(self, key: GrammarKey) -> None:
-        """A later `finished` has it."""
-        self.warm_up()
-        self._jobs.put(key)
+    def submit(self, job: int, key: GrammarKey) -> None:
+        """A later `finished` has it, with its number."""
+        try:
+            self.warm_up()
+        except RuntimeError:
+            _log.exception("the thread that compiles grammars cannot be started")
+            self._finished.append((job, Compiled(failure=_FAILED)))
+        else:
+            self._jobs.put((job, key))
 
-    def finished(self) -> list[Compiled]:
+    def finished(self) -> list[tuple[int, Compiled]]:
         """What was compiled or refused since the last call; never waits."""
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
@@ -108,17 +119,30 @@ class CompileThread:
         self._jobs.put(None)
 
     def _run(self) -> None:
-        tokenizer = tokenizer_of(self._tokens())
-        while (key := self._jobs.get()) is not None:
+        tokenizer = self._tokenizer()
+        while (asked := self._jobs.get()) is not None:
+            job, key = asked
             began = time.monotonic()
-            try:
-                done = compiled(tokenizer, key)
-            except BaseException:  # also what the library raises for a fault of its own
-                _log.exception("the grammar library failed")
-                done = Compiled(key, failure="the grammar library failed with it")
-            seconds = time.monotonic() - began
-            self._finished.append(replace(done, seconds=seconds))
+            done = self._compiled(tokenizer, key)
+            self._finished.append((job, replace(done, seconds=time.monotonic() - began)))
             self._on_compiled()
+
+    def _tokenizer(self) -> LLTokenizer | None:
+        """None: it cannot be made; each grammar fails then."""
+        try:
+            return tokenizer_of(self._tokens())
+        except BaseException:  # also what the library raises for a fault of its own
+            _log.exception("the grammar library cannot read the vocabulary")
+            return None
+
+    def _compiled(self, tokenizer: LLTokenizer | None, key: GrammarKey) -> Compiled:
+        if tokenizer is None:
+            return Compiled(failure="the grammar library cannot read the vocabulary")
+        try:
+            return compiled(tokenizer, key)
+        except BaseException:  # also what the library raises for a fault of its own
+            _log.exception("the grammar library failed")
+            return Compiled(failure=_FAILED)
 
 
 def compiled(tokenizer: LLTokenizer, key: GrammarKey) -> Compiled:
@@ -126,11 +150,11 @@ def compiled(tokenizer: LLTokenizer, key: GrammarKey) -> Compiled:
     try:
         grammar = written(key.kind, key.text)
     except GrammarError as error:
-        return Compiled(key, error=str(error))
+        return Compiled(error=str(error))
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        return Compiled(key, error=first_line(matcher.get_error()))
-    return Compiled(key, matcher)
+        return Compiled(error=first_line(matcher.get_error()))
+    return Compiled(matcher)
 
 
 @dataclass
@@ -158,55 +182,61 @@ class GrammarCounts:
 
 
 class GrammarQueue:
-    """Belongs to the engine's loop. Opens a matcher for each request that leaves it to run."""
+    """Belongs to the engine's loop. Opens a matcher for each request that leaves it to run.
 
-    def __init__(self, compiler: Compiler, matchers: Matchers) -> None:
+    `most`: so many live at once, with those being compiled; the tenant with the fewest goes next.
+    """
+
+    def __init__(self, compiler: Compiler, matchers: Matchers, most: int) -> None:
         self._compiler = compiler
         self._matchers = matchers
-        self._kept: OrderedDict[GrammarKey, Compiled] = OrderedDict()
+        self._most = most
+        self._refusals: OrderedDict[GrammarKey, str] = OrderedDict()
         self._kept_characters = 0
-        self._waiting: dict[GrammarKey, dict[str, Generate]] = {}
-        self._keys: dict[str, GrammarKey] = {}
+        self._waiting: dict[str, dict[str, Generate]] = {}
+        """By tenant, that was served longest ago first, and request."""
+        self._jobs = itertools.count()
+        self._compiling: dict[int, Generate] = {}
+        self._aborted: set[int] = set()
+        """Of these nobody waits for the result."""
+        self._open: dict[str, str] = {}
+        """The tenants of requests that have their matcher."""
+        self._live: Counter[str] = Counter()
+        """By tenant: requests that are compiled for, or have their matcher."""
         self._released = Released()
         self.counts = GrammarCounts()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._queued())
 
     @property
     def prompt_tokens(self) -> int:
         """Of all waiting requests."""
-        return sum(len(m.token_ids) for group in self._waiting.values() for m in group.values())
+        return sum(len(message.token_ids) for message in self._queued())
 
     def add(self, message: Generate) -> None:
         """A request with a grammar; a later `released` returns it."""
-        assert message.grammar is not None
-        key = _key(message.grammar)
-        if known := self._kept.get(key):
-            self._kept.move_to_end(key)
-            self._release(message, known)
-        else:
-            if key not in self._waiting:
-                self._compiler.submit(key)
-            self._waiting.setdefault(key, {})[message.request_id] = message
-            self._keys[message.request_id] = key
+        self._waiting.setdefault(message.tenant, {})[message.request_id] = message
+        self._start()
 
     def abort(self, request_id: str) -> None:
-        """Its compilation goes on, for later requests. Unknown ids are ignored."""
-        if key := self._keys.pop(request_id, None):
-            del self._waiting[key][request_id]
-        elif not self._recall(request_id):
-            return
-        self._released.ended.append(TokenDelta(request_id, (), "abort"))
+        """Its compilation goes on. Unknown ids are ignored."""
+        if self._leave(request_id) or self._recall(request_id):
+            self._released.ended.append(TokenDelta(request_id, (), "abort"))
 
     def released(self) -> Released:
         """Requests whose grammar was compiled or refused since the last call; never waits."""
-        for done in self._compiler.finished():
+        for job, done in self._compiler.finished():
             self.counts.compiled(done)
-            self._keep(done)
-            for message in self._waiting.pop(done.key, {}).values():
-                del self._keys[message.request_id]
+            message = self._compiling.pop(job)
+            if done.error:
+                self._keep(_key(message), done.error)
+            if job in self._aborted:
+                self._aborted.remove(job)
+                self._live[message.tenant] -= 1
+            else:
                 self._release(message, done)
+        self._start()
         released, self._released = self._released, Released()
         return released
 
@@ -223,28 +253,74 @@ class GrammarQueue:
 
     def ended(self, request_id: str) -> None:
         """A request that ran has ended; unknown ids are ignored."""
-        if self._matchers.used:
+        if (tenant := self._open.pop(request_id, None)) is not None:
+            self._live[tenant] -= 1
             self._matchers.close(request_id)
+            self._start()
+
+    def _queued(self) -> list[Generate]:
+        waiting = [message for group in self._waiting.values() for message in group.values()]
+        compiling = self._compiling.items()
+        return waiting + [message for job, message in compiling if job not in self._aborted]
+
+    def _start(self) -> None:
+        """Has compiled what there is room for."""
+        while (
+            self._waiting
+            and len(self._compiling) < MAX_COMPILING
+            and len(self._compiling) + len(self._open) < self._most
+        ):
+            message = self._next()
+            key = _key(message)
+            if known := self._refusals.get(key):
+                self._refusals.move_to_end(key)
+                self._refuse(message, known, "invalid")
+                continue
+            job = next(self._jobs)
+            self._compiling[job] = message
+            self._live[message.tenant] += 1
+            self._compiler.submit(job, key)
+
+    def _next(self) -> Generate:
+        """Takes the oldest request of the tenant with the fewest matchers."""
+        tenant = min(self._waiting, key=lambda tenant: self._live[tenant])
+        group = self._waiting.pop(tenant)
+        message = group.pop(next(iter(group)))
+        if group:
+            self._waiting[tenant] = group
+        return message
 
     def _ended_by(self, given_up: GivenUp) -> TokenDelta:
         """Remembers the refusal where the next answer would end alike."""
         why, grammar = given_up.why, given_up.grammar
         self.counts.given_up[why.reason] += 1
         if why.reason == "slow":
-            self._keep(Compiled(_key(grammar), error=why.error))
+            self._keep(GrammarKey(grammar.kind, grammar.text), why.error)
         error = f"{grammar.field}: {why.error}"
-        return TokenDelta(given_up.request_id, (), "error", error, refusal="invalid")
+        refusal: Refusal = "uncompiled" if why.reason == "failed" else "invalid"
+        return TokenDelta(given_up.request_id, (), "error", error, refusal=refusal)
 
-    def _keep(self, done: Compiled) -> None:
-        if done.failure:
-            return
-        if self._kept.pop(done.key, None) is not None:
-            self._kept_characters -= len(done.key.text)
-        self._kept[done.key] = done
-        self._kept_characters += len(done.key.text)
-        while len(self._kept) > MAX_KEPT or self._kept_characters > MAX_KEPT_CHARACTERS:
-            key, _ = self._kept.popitem(last=False)
+    def _keep(self, key: GrammarKey, error: str) -> None:
+        if self._refusals.pop(key, None) is not None:
             self._kept_characters -= len(key.text)
+        self._refusals[key] = error
+        self._kept_characters += len(key.text)
+        while len(self._refusals) > MAX_KEPT or self._kept_characters > MAX_KEPT_CHARACTERS:
+            key, _ = self._refusals.popitem(last=False)
+            self._kept_characters -= len(key.text)
+
+    def _leave(self, request_id: str) -> bool:
+        """Takes back a request that waits; whether there was one."""
+        for tenant, group in self._waiting.items():
+            if group.pop(request_id, None):
+                if not group:
+                    del self._waiting[tenant]
+                return True
+        for job, message in self._compiling.items():
+            if message.request_id == request_id and job not in self._aborted:
+                self._aborted.add(job)
+                return True
+        return False
 
     def _recall(self, request_id: str) -> bool:
         """Takes back a request that was released but not collected; whether there was one."""
@@ -252,20 +328,26 @@ class GrammarQueue:
         self._released.ready = [m for m in ready if m.request_id != request_id]
         if len(self._released.ready) == len(ready):
             return False
-        self._matchers.close(request_id)
+        self.ended(request_id)
         return True
 
     def _release(self, message: Generate, done: Compiled) -> None:
-        assert message.grammar is not None
         if done.matcher is None:
-            error = f"{message.grammar.field}: {done.error or done.failure}"
+            self._live[message.tenant] -= 1
             refusal: Refusal = "uncompiled" if done.failure else "invalid"
-            end = TokenDelta(message.request_id, (), "error", error, refusal=refusal)
-            self._released.ended.append(end)
+            self._refuse(message, done.error or done.failure, refusal)
         else:
+            self._open[message.request_id] = message.tenant
             self._matchers.open(message, done.matcher)
             self._released.ready.append(message)
 
+    def _refuse(self, message: Generate, error: str, refusal: Refusal) -> None:
+        assert message.grammar is not None
+        error = f"{message.grammar.field}: {error}"
+        end = TokenDelta(message.request_id, (), "error", error, refusal=refusal)
+        self._released.ended.append(end)
 
-def _key(grammar: Grammar) -> GrammarKey:
-    return GrammarKey(grammar.kind, grammar.text)
+
+def _key(message: Generate) -> GrammarKey:
+    assert message.grammar is not None
+    return GrammarKey(message.grammar.kind, message.grammar.text)

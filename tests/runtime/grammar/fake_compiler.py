@@ -11,16 +11,23 @@ class FakeCompiler:
 
     def __init__(self) -> None:
         self.submitted: list[GrammarKey] = []
-        self.done: list[Compiled] = []
+        self._jobs: list[tuple[int, GrammarKey]] = []
+        self._done: list[tuple[int, Compiled]] = []
 
-    def submit(self, key: GrammarKey) -> None:
+    def submit(self, job: int, key: GrammarKey) -> None:
         self.submitted.append(key)
+        self._jobs.append((job, key))
 
-    def finished(self) -> list[Compiled]:
-        done, self.done = self.done, []
+    def finish(self, *done: Compiled) -> None:
+        """The oldest jobs."""
+        for one in done:
+            self._done.append((self._jobs.pop(0)[0], one))
+
+    def finished(self) -> list[tuple[int, Compiled]]:
+        done, self._done = self._done, []
         return done
 
 
 def no_grammars() -> GrammarQueue:
     """For engines without structured output."""
-    return GrammarQueue(FakeCompiler(), Matchers(0))
+    return GrammarQueue(FakeCompiler(), Matchers(0), 1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 from sluice_contract.http_errors import shown_json
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.constraint import one_of, refuse_unusable, with_deep_stack
+from sluice_runtime.grammar.constraint import deep_thread, one_of, refuse_unusable, with_deep_stack
 from sluice_runtime.wire.messages import GrammarKind
 
 from tests.runtime.grammar.drawing import BYTES, accepts, matcher_of, schema_matcher
@@ -132,3 +133,28 @@ def test_a_pattern_is_checked_at_once(text: str) -> None:
     began = time.thread_time()
     refuse_unusable("regex", text)
     assert time.thread_time() - began < 1
+
+
+def test_deep_threads_started_at_once_leave_the_size_of_stacks_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The size is the process's."""
+    before = threading.stack_size()
+    inside, start = threading.Event(), threading.Thread.start
+    others: list[threading.Thread] = []
+
+    def slow_start(self: threading.Thread) -> None:
+        if self.name == "slow":
+            other = threading.Thread(target=deep_thread(lambda: None, "quick").start)
+            others.append(other)
+            start(other)
+            inside.wait(0.05)
+        elif self.name == "quick":
+            inside.wait(0.2)
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", slow_start)
+    deep_thread(lambda: None, "slow").start()
+    for other in others:
+        other.join()
+    assert threading.stack_size() == before

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import time
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -17,7 +20,7 @@ from sluice_runtime.engine.sampling.draw import sample
 from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.grammar import masks as masks_module
 from sluice_runtime.grammar.masks import FREE_SECONDS, Matchers
-from sluice_runtime.grammar.waiting import tokenizer_of
+from sluice_runtime.grammar.waiting import CompileThread, GrammarQueue, tokenizer_of
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
@@ -339,3 +342,66 @@ def test_an_answer_that_another_grammar_drew_is_refused(generated: str) -> None:
     (slow,) = matchers.take_given_up(step=1)
     assert slow.why.reason == "stuck"
     assert "does not follow it" in slow.why.error
+
+
+def test_every_answer_of_a_grammar_with_many_states_has_a_matcher_of_its_own() -> None:
+    """Copies of one compiled grammar count their states together."""
+    thread = CompileThread(lambda: WORDS, lambda: None)
+    matchers = Matchers(SIZE)
+    queue = GrammarQueue(thread, matchers, 2)
+    thread.warm_up()
+    draw = random.Random(1)
+    grammar = Grammar("regex", ".{0,100}[0-9].{0,100}", [EOS], "field")
+    for number in range(200):
+        name = f"r{number}"
+        queue.add(Generate(name, PROMPT, 50, Sampling(), grammar=grammar))
+        while not (released := queue.released()).ready:
+            assert not released.ended
+            time.sleep(0.001)
+        matchers.follow(batch([(0, name)], dropped=[0]))
+        for answered in range(40):
+            masks = matchers.masks([0], [len(PROMPT) + answered])
+            assert not queue.given_up(1)
+            assert masks is not None
+            bits = np.unpackbits(masks.words.view(np.uint8), bitorder="little")[:EOS]
+            allowed = np.flatnonzero(bits)
+            if not len(allowed):
+                break
+            matchers.accepting([0])([int(draw.choice(allowed))])
+        held = weakref.ref(matchers._requests[name])
+        queue.ended(name)
+        matchers.follow(batch(dropped=[0]))
+        assert held() is None
+    thread.close()
+
+
+def test_what_the_library_says_and_nobody_knows_is_its_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            said = "panic: index too large" if name == "get_error" else True
+            return lambda *_: said
+
+    monkeypatch.setattr(masks_module, "fill_next_token_bitmask", lambda *_: None)
+    matchers = matchers_of(one=0)
+    matchers._requests["one"]._state = cast(Any, Broken())
+    masked(matchers, 0, 0)
+    (given_up,) = matchers.take_given_up(step=1)
+    assert given_up.why.reason == "failed"
+    assert "index too large" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["abc", "é", "xab"])
+def test_text_that_must_follow_is_spelled_with_the_vocabularys_own_ids(text: str) -> None:
+    """In most vocabularies a byte is not its token's id."""
+    words = [bytes([255 - value]) for value in range(256)] + [b"ab", b"abc", b"xa"]
+    matchers = Matchers(len(words))
+    matchers.open(request("r"), matcher_of("regex", text, tokenizer_of(words)))
+    matchers.follow(batch([(0, "r")]))
+    masks = matchers.masks([0], [len(PROMPT)])
+    assert masks is not None
+    bits = np.unpackbits(masks.words.view(np.uint8), bitorder="little")[: len(words)]
+    allowed = [words[token] for token in np.flatnonzero(bits)]
+    assert allowed
+    assert all(text.encode().startswith(word) for word in allowed)

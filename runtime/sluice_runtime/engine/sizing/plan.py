@@ -25,6 +25,7 @@ from sluice_contract.config.supported import unsupported
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
+from sluice_runtime.grammar.constraint import MATCHER_BYTES
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
@@ -35,7 +36,17 @@ milliseconds with a small model and seconds with a large one."""
 SAMPLING_SHARE: Final = 0.05
 """Of a GPU's memory, that sampling all rows may take where an engine chooses how many there are."""
 GRAMMAR_BYTES: Final = 512 << 20
-"""Of the host, for grammars in use: a vocabulary of 150,000 tokens takes 100 MiB of it."""
+"""Of the host beside a pool in its memory, for grammars in use."""
+GRAMMAR_BYTES_BESIDE_GPU: Final = 4 << 30
+"""The same of the host of a GPU, which runs hundreds of requests; only grammars at their limit take
+it."""
+_VOCABULARY_BYTES: Final = 100 << 20
+"""As grammars need it, of 150,000 tokens."""
+
+
+def live_matchers(grammar_bytes: int) -> int:
+    """How many answers may follow a grammar at once, so that all stay within these bytes."""
+    return (grammar_bytes - _VOCABULARY_BYTES) // MATCHER_BYTES
 
 
 @dataclass(frozen=True)
