@@ -39,11 +39,14 @@ class GiveUp(NamedTuple):
 
     reason: SlowReason
     error: str
+    will_recur: bool = False
+    """Whether every answer that follows the grammar would end so, however short."""
 
 
 SLOW: Final = GiveUp(
     "slow",
     f"following it takes more than {MAX_MEAN_SECONDS * 1e3:g} ms of a processor a token" + _SIMPLER,
+    will_recur=True,
 )
 STUCK: Final = GiveUp(
     "stuck",
@@ -55,8 +58,10 @@ REFUSED: Final = GiveUp(
     "the answer to go on from does not follow it; allowed: one that was drawn with this grammar",
 )
 FAILED: Final = GiveUp("failed", "the grammar library failed with it")
+_TOO_LONG: Final = "too many states"
+"""What it says of a long answer; a shorter one of the same grammar may end well."""
 _LIMIT_SAID: Final = (
-    "too many states",
+    _TOO_LONG,
     "too many expressions constructed",
     "Too many items",
     "items; max is",
@@ -174,7 +179,8 @@ class Matcher:
         """Why the library can go no further."""
         error = first_line(self._state.get_error())
         if any(said in error for said in _LIMIT_SAID):
-            return GiveUp("slow", f"following it takes too much ({error}){_SIMPLER}")
+            will_recur = _TOO_LONG not in error
+            return GiveUp("slow", f"following it takes too much ({error}){_SIMPLER}", will_recur)
         if any(said in error for said in _DEAD_END_SAID):
             return STUCK
         _log.error("the grammar library failed: %s", error)

@@ -294,7 +294,7 @@ class GrammarQueue:
         """Remembers the refusal where the next answer would end alike."""
         why, grammar = given_up.why, given_up.grammar
         self.counts.given_up[why.reason] += 1
-        if why.reason == "slow":
+        if why.will_recur:
             self._keep(GrammarKey(grammar.kind, grammar.text), why.error)
         error = f"{grammar.field}: {why.error}"
         refusal: Refusal = "uncompiled" if why.reason == "failed" else "invalid"

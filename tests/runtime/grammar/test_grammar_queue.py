@@ -207,7 +207,10 @@ def test_a_request_that_is_aborted_twice_ends_once(
     assert matchers.live == ["two"]
 
 
-@pytest.mark.parametrize("why", [SLOW, STUCK, FAILED])
+TOO_LONG = GiveUp("slow", "following it takes too much (too many states)")
+
+
+@pytest.mark.parametrize("why", [SLOW, STUCK, FAILED, TOO_LONG])
 def test_an_answer_that_is_given_up_ends_and_a_slow_grammar_is_refused_from_then_on(
     queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened, why: GiveUp
 ) -> None:
