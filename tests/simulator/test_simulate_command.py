@@ -88,6 +88,7 @@ def test_policies_side_by_side_with_urgent_requests_and_tenants(
     assert [line.split()[0] for line in lines[-3:]] == ["fcfs", "priority", "round-robin"]
 
 
+@pytest.mark.process
 def test_every_policy_of_the_registry_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--workload", "rag", "--seconds", "1", "--policy", "all", "-o", "json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

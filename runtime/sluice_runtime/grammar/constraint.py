@@ -23,10 +23,8 @@ from sluice_runtime.wire.messages import GrammarKind
 
 LIMITS: Final = LLParserLimits(step_max_items=30_000, max_lexer_states=10_000, verbose_errors=False)
 """Below the library's own: one mask of an ambiguous grammar takes up to 0.13 s then, and a matcher
-`MATCHER_BYTES`. Ordinary grammars use up to 15,000 items with 150,000 tokens, and fewer than 500
-states; a string of bounded length 5 or 6 for each byte of an answer."""
-MATCHER_BYTES: Final = 20 << 20
-"""Of one answer at the limit of states: 18 MB were measured, with many classes of characters."""
+`sizing.plan.MATCHER_BYTES`. Ordinary grammars use up to 15,000 items with 150,000 tokens, and fewer
+than 500 states; a string of bounded length 5 or 6 for each byte of an answer."""
 _MAX_WHITESPACE: Final = 32
 """Characters between two words of JSON: enough to indent; a weak model that may write more writes
 nothing else."""

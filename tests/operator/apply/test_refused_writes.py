@@ -117,6 +117,7 @@ def status_body(code: int, message: str) -> Response:
     return Response(code, body)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", CHILDREN, ids=KIND)
 @pytest.mark.parametrize(("code", "quiet_seconds"), [(403, 0), (500, 20), (409, 20)])
 async def test_a_refusal_is_told_once_and_tried_on(
@@ -146,6 +147,7 @@ async def test_a_refusal_is_told_once_and_tried_on(
     assert cluster.condition(kind, "Stalled")[0] == "False"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "answer"),
     [

@@ -217,7 +217,7 @@ def test_a_preemption_says_nothing_about_how_long_answers_are() -> None:
     cache=st.booleans(),
     steps=st.integers(0, 3),
 )
-@examples(80)
+@examples(40)
 def test_whoever_preempts_whom_every_answer_is_right(
     arrivals: list[tuple[int, int, int]], rows: int, cache: bool, steps: int
 ) -> None:

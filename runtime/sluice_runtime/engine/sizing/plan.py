@@ -25,7 +25,6 @@ from sluice_contract.config.supported import unsupported
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
-from sluice_runtime.grammar.constraint import MATCHER_BYTES
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
@@ -40,6 +39,8 @@ GRAMMAR_BYTES: Final = 512 << 20
 GRAMMAR_BYTES_BESIDE_GPU: Final = 4 << 30
 """The same of the host of a GPU, which runs hundreds of requests; only grammars at their limit take
 it."""
+MATCHER_BYTES: Final = 20 << 20
+"""Of one answer's grammar at its limit of states: 18 MB were measured."""
 _VOCABULARY_BYTES: Final = 100 << 20
 """As grammars need it, of 150,000 tokens."""
 
