@@ -172,7 +172,9 @@ async def test_honest_tenants_are_served_beside_hostile_clients(
     report("all", {"itl_p99_ratio": ratio, "router_peak_mebibytes": peak, "resumed": resumed})
     report("all", {"requests": requests, "log_bytes_per_request": len(log) / requests})
     assert [fault for seen in phases.values() for fault in seen.failed] == []
-    assert attacked.refused == attacked.reconnected == 0
+    assert attacked.refused == 0
+    # At the cap a connection that waits for its next request is closed: clients then connect anew.
+    assert attacked.reconnected <= attacked.right // 100
     assert all(ends[attack.__name__] for attack in ATTACKS), ends
     assert resumed > 0
     assert peak <= MAX_MEBIBYTES
