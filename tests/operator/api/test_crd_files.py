@@ -40,6 +40,7 @@ def crd(request: pytest.FixtureRequest) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.process
 def test_crds_are_fresh_and_written_into_the_folder_given(tmp_path: Path) -> None:
     main([str(tmp_path / "out")])
     fresh = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}

@@ -229,6 +229,7 @@ async def test_pause_stops_everything(change: Manifest) -> None:
     assert "chat-router" not in cluster.names(DEPLOYMENT)
 
 
+@pytest.mark.process
 async def test_a_download_goes_on_beside_what_serves_and_after_a_typo() -> None:
     cluster = await running(pools=mixed(replicas=1))
     await cluster.edited(**ON_A_HUB)
