@@ -10,14 +10,13 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.decision import engines
 from sluice_autoscaler.forecast import forecast, kv_trend
-from sluice_autoscaler.history import History
+from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.itl import itl_model
 from sluice_autoscaler.measured import Measured, measure
 from sluice_autoscaler.reports import Reports, reports_of
 from sluice_autoscaler.sample import PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_autoscaler.stabilise import stabilised
-from sluice_autoscaler.startup_time import STARTUP_SECONDS, startup_of
 from sluice_autoscaler.trade import need_of
 from sluice_autoscaler.wants import PoolView, Want, wants_of
 
@@ -149,3 +148,32 @@ def _why(want: Want, desired: int, current: int, maximum: int) -> tuple[str, str
     if desired < current:
         return "LessWork", text
     return ("AtMaximum" if want.engines > maximum else "Enough"), text
+
+
+STARTUP_SECONDS: Final = 30.0
+"""Assumed until a start was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartupTime:
+    """Of one pool."""
+
+    seconds: float | None
+    """The last measured start; None before any."""
+    asked_seconds: float | None
+    """When the awaited engines were requested; None: none are awaited."""
+
+
+def startup_of(last: Tick | None, sample: Sample, role: Role) -> StartupTime:
+    """The start-up time known at `sample`, from the tick before it."""
+    if last is None or role not in last.decision.pools:
+        return StartupTime(None, None)
+    measured, decided = last.decision.pools[role].measured, last.decision.pools[role]
+    before, now = last.sample.pools[role], sample.pools[role]
+    growth_since = measured.growth_asked_seconds
+    if growth_since is None and decided.desired > decided.current:
+        growth_since = last.sample.time_seconds
+    if growth_since is not None and now.ready > before.ready:
+        return StartupTime(sample.time_seconds - growth_since, None)
+    arrived = now.ready >= now.replicas and decided.desired <= now.replicas
+    return StartupTime(measured.boot_seconds, None if arrived else growth_since)

@@ -94,8 +94,8 @@ def refuse_unusable(kind: GrammarKind, text: str) -> None:
 def first_line(message: str) -> str:
     """What the library says, on one line and cut short."""
     lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
-    said = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
-    return _WHERE.sub("", said.removeprefix("error:").strip())[:_MAX_SHOWN]
+    message = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
+    return _WHERE.sub("", message.removeprefix("error:").strip())[:_MAX_SHOWN]
 
 
 def with_deep_stack(call: Callable[[], _ResultT]) -> _ResultT:
@@ -144,6 +144,8 @@ def _innermost(root: Any, schema: Any, path: str, reason: str) -> tuple[str, str
     parts = list(subschemas(schema, path))
     parts.sort(key=lambda part: part[0].startswith(("$defs.", "definitions.")))
     for place, part in parts:
-        if isinstance(part, dict) and (said := _invalid(f"start: {json_rule(definitions | part)}")):
-            return _innermost(root, part, place, said)
+        if isinstance(part, dict) and (
+            message := _invalid(f"start: {json_rule(definitions | part)}")
+        ):
+            return _innermost(root, part, place, message)
     return path, reason

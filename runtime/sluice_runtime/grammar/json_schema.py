@@ -262,9 +262,11 @@ def _with_names(schema: dict[str, Any], path: str) -> dict[str, Any]:
     place, others = at(path, "propertyNames"), schema.pop("additionalProperties", True)
     if not isinstance(names, dict) or schema.keys() & (_OBJECT_KEYWORDS | {"required"}):
         raise refused(place, names, allowed, "is not implemented")
-    said = {key: value for key, value in names.items() if key in RESTRICTING and key != "type"}
+    restrictions = {
+        key: value for key, value in names.items() if key in RESTRICTING and key != "type"
+    }
     kind = "string" if names.get("type", "string") == "string" else None
-    match said:
+    match restrictions:
         case {"pattern": str(pattern), **rest} if kind and not rest:
             fits = {"patternProperties": {whole(pattern): others}}
         case {"enum": [*listed], **rest} if kind and not rest and all(map(_IS["string"], listed)):

@@ -262,8 +262,8 @@ class Matchers:
         does."""
         if not self._rows:
             return None
-        found = [(place, self._rows.get(row)) for place, row in enumerate(rows)]
-        matched = [(place, one) for place, one in found if one is not None and not one.given_up]
+        rows_matched = [(place, self._rows.get(row)) for place, row in enumerate(rows)]
+        matched = [(place, m) for place, m in rows_matched if m is not None and not m.given_up]
         if not matched:
             return None
         words = np.empty((len(matched), self._words), np.int32)
