@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH
 
 from sluice_runtime.scheduler.limits import Limits
+
+FIRST_CHUNK_TOKENS: Final = 128
+"""Budget of the first steps with a target: on a CPU a chunk of 512 takes tens of milliseconds with
+a small model and seconds with a large one."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +21,7 @@ class StepTarget:
     seconds: float
     share: float
     """Part of the steps with prompt tokens that must keep it."""
-    start_tokens: int
-    """Budget of a step while too little is known to predict one."""
+    start_tokens: int = FIRST_CHUNK_TOKENS
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,9 @@ class Constants:
     """Of the device that one engine has."""
     promise: Promise = Promise(ttft_seconds=2.0, itl_seconds=0.15)
     chunk_tokens: int = 2048
+    """The most of a step. Beside answers it is what keeps the promised ITL."""
+    seed: int = 0
+    """Of the router's draws."""
     max_running_requests: int = 256
     boot_seconds: float = 30.0
     """From the decision to the first request that is taken."""

@@ -10,11 +10,11 @@ from typing import Final
 
 from sluice_contract.cluster.labels import Role
 from sluice_runtime.scheduler.limits import Limits
-from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
-from sluice_simulator.autoscale.constants import Constants
+from sluice_simulator.autoscale.constants import GOAL, Constants
 from sluice_simulator.autoscale.outcome import Trail
-from sluice_simulator.autoscale.replica import Work
+from sluice_simulator.autoscale.work import Work
 from sluice_simulator.costs import Coefficients, Cost
 from sluice_simulator.fleet import FleetReplay, Pool
 from sluice_simulator.handover import Network
@@ -78,4 +78,7 @@ def _settings(constants: Constants) -> SchedulerSettings:
         max_running_requests=constants.max_running_requests,
         max_queued_requests=100_000,
         mixed=True,
+        policy="slack",
+        ttft_seconds=constants.promise.ttft_seconds,
+        target=StepTarget(constants.promise.itl_seconds, GOAL),
     )

@@ -1,13 +1,15 @@
 """A fleet whose size a policy decides, under a trace: arrivals, starts, drains, and a budget.
 
-Requests go to the less loaded engine of each pool they need, by the router's knowledge at that
-moment. While a pool has no ready engine, the router holds them. A policy sees load reports of a
-certain age. An engine that must go takes no more requests and holds its GPU until its last answer.
+Of each pool that a request needs, two engines are drawn, and it goes to the less loaded, by the
+router's knowledge at that moment. While a pool has no ready engine, the router holds them. A policy
+sees load reports of a certain age. An engine that must go takes no more requests and holds its GPU
+until its last answer.
 """
 
 from __future__ import annotations
 
 import heapq
+import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -18,8 +20,9 @@ from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.outcome import Change, Trail
 from sluice_simulator.autoscale.policies.policy import Policy, Targets
-from sluice_simulator.autoscale.replica import Replica, Work, report
+from sluice_simulator.autoscale.replica import Replica, report
 from sluice_simulator.autoscale.step_times import StepTimes
+from sluice_simulator.autoscale.work import Work
 from sluice_simulator.traces.request import Trace
 
 READY = -1
@@ -43,6 +46,7 @@ class AutoscaledFleet:
         self._pools: dict[Role, list[Replica]] = {role: [] for role in first}
         self._desired = dict(first)
         self._held: deque[Work] = deque()
+        self._draw = random.Random(constants.seed)  # noqa: S311
         self._reports: tuple[EngineSample, ...] = ()
         self._now = 0.0
         self._entry = Role.MIXED if Role.MIXED in first else Role.DECODE
@@ -110,13 +114,13 @@ class AutoscaledFleet:
             self._hear(replica)
 
     def _less_loaded(self, role: Role) -> Replica | None:
-        best, least = None, 0.0
-        for replica in self._pools[role]:
-            if not replica.draining and replica.ready_seconds <= self._now:
-                load = replica.load
-                if best is None or load < least:
-                    best, least = replica, load
-        return best
+        serving = [
+            replica
+            for replica in self._pools[role]
+            if not replica.draining and replica.ready_seconds <= self._now
+        ]
+        drawn = serving if len(serving) < 2 else self._draw.sample(serving, 2)
+        return min(drawn, key=lambda replica: replica.load(self._now), default=None)
 
     def _give_pages(self, decode: Replica) -> None:
         """Prompts are computed once a decode engine has pages for them."""
@@ -247,7 +251,7 @@ class AutoscaledFleet:
             return (
                 replica.ready_seconds <= self._now,
                 place.get(replica.name, len(place)),
-                replica.load,
+                replica.load(self._now),
             )
 
         return sorted(active, key=order)

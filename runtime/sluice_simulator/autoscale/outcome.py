@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
-from sluice_simulator.autoscale.replica import Work
 from sluice_simulator.autoscale.step_times import StepTimes
+from sluice_simulator.autoscale.work import Work
 from sluice_simulator.percentiles import spread
 
 

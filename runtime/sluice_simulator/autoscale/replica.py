@@ -1,6 +1,7 @@
 """One engine of a light fleet: a queue of prompts, rows that decode, and the running step.
 
-Prompts are computed in order, a chunk a step, beside the rows. Without prompts, several steps are
+As an engine with an `slo` does it: prompts are computed beside the rows, as many tokens a step as
+keep the promised ITL, and the queue is in the order of slack. Without prompts, several steps are
 taken at once, until an answer ends; new work then waits for the end of the running step. Pages are
 reserved for half of an answer, the average that rows hold. The caller keeps the time.
 """
@@ -8,8 +9,9 @@ reserved for half of an answer, the average that rows hold. The caller keeps the
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
 from sluice_autoscaler.sample import EngineSample
@@ -17,29 +19,10 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.step_times import StepTimes
+from sluice_simulator.autoscale.work import SlackOrder, Work
 
-ROW_SECONDS: Final = 0.001
-"""Weight of a row, on a whole device, when the router compares engines."""
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """One request on its way."""
-
-    number: int
-    arrival_seconds: float
-    prompt_tokens: int
-    output_tokens: int
-    computed_tokens: int = 0
-    first_token_seconds: float = -1.0
-    ended_seconds: float = -1.0
-    prefill: Replica | None = None
-    """Where its prompt is computed, of two pools, and where it is answered."""
-    decode: Replica | None = None
-
-    @property
-    def reserved_tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens // 2
+LEAST_TOKENS: Final = 16
+"""A page: prompts always make progress beside answers."""
 
 
 class Replica:
@@ -70,6 +53,7 @@ class Replica:
         self._context = 0
         self._step = 0
         self._ends: list[tuple[int, int, Work]] = []
+        self._order = SlackOrder(constants.promise.ttft_seconds)
         self._prompts: list[Work] = []
         self._steps = 0
         self._began = 0.0
@@ -84,14 +68,13 @@ class Replica:
         """Nothing runs, waits or is to come."""
         return not (self._steps or self.waiting or self.rows or self.coming)
 
-    @property
-    def load(self) -> float:
-        """Seconds of work, for the router's comparison."""
-        rows = self.rows + self.coming
-        if self.role is Role.DECODE:
-            rows += len(self.waiting)  # of a prompt's tokens none is to be computed here
-        seconds = rows * ROW_SECONDS / self._constants.share
-        return self.queued_tokens * self._times.token_seconds + seconds
+    def load(self, now: float) -> float:
+        """As the router compares engines: share of its rows, and seconds of prompts that wait."""
+        share = (self.rows + self.coming + len(self.waiting)) / self._constants.max_running_requests
+        if self.kv_used(now) >= 1:
+            share = max(1.0, share)
+        seconds = self._order.token_seconds or self._times.token_seconds
+        return share + self.queued_tokens * seconds
 
     def add(self, work: Work) -> None:
         """A prompt to compute; of a decode engine: a request that wants pages."""
@@ -110,10 +93,11 @@ class Replica:
 
     def start(self, now: float) -> float | None:
         """Begins a step, or several at once, where there is something to do; when it ends."""
-        prompts = self._take_prompts() if self.role is not Role.DECODE else 0.0
+        prompts = self._take_prompts(now) if self.role is not Role.DECODE else 0.0
         if prompts:
             self._steps = 1
             seconds = self._times.step_seconds(prompts, self._context)
+            self._order.token_seconds = seconds / self._tokens
         elif self.rows:
             self._steps = self._ends[0][0] - self._step
             seconds = self._times.run_seconds(self._steps, self.rows, self._context)
@@ -193,23 +177,48 @@ class Replica:
             return 0
         return self._times.steps_by(now - self._began, self.rows, self._context)
 
-    def _take_prompts(self) -> float:
-        """Puts up to a chunk of prompts into the next step; the seconds that they take."""
+    def _take_prompts(self, now: float) -> float:
+        """Puts prompts into the next step; the seconds that they take."""
         left, seconds = self._constants.chunk_tokens, 0.0
+        allowed = self._prompt_seconds_allowed()
+        order: Iterator[Work] | None = None
         while left and self.waiting:
             work = self.waiting[0]
             if not work.computed_tokens:
+                order = order or self._order.of(self.waiting, self.queued_tokens, now)
+                work = next(order)
                 if not self.can_hold(work):
                     break
-                self.reserved_tokens += work.reserved_tokens
+                self._admit(work)
             tokens = min(left, work.prompt_tokens - work.computed_tokens)
-            seconds += self._times.prompt_seconds(tokens, work.computed_tokens)
-            work.computed_tokens += tokens
+            within = self._times.tokens_within(allowed - seconds, work.computed_tokens)
+            tokens = min(tokens, max(within, 0 if seconds else LEAST_TOKENS))
+            seconds += self._compute(work, tokens)
             left -= tokens
-            self.queued_tokens -= tokens
-            self._tokens += tokens
-            if work.computed_tokens == work.prompt_tokens:
-                self._prompts.append(self.waiting.popleft())
+            if work.computed_tokens < work.prompt_tokens:
+                break
+            self._prompts.append(self.waiting.popleft())
+        return seconds
+
+    def _prompt_seconds_allowed(self) -> float:
+        """What a step has for prompts so that the rows that wait for it keep their ITL."""
+        if not self.rows:
+            return math.inf
+        return self._times.prompts_within(self._constants.promise.itl_seconds, self._context)
+
+    def _admit(self, work: Work) -> None:
+        """Puts it at the head of the queue, where the prompt is that goes on."""
+        self._order.admitted(work)
+        if work is not self.waiting[0]:
+            self.waiting.remove(work)
+            self.waiting.appendleft(work)
+        self.reserved_tokens += work.reserved_tokens
+
+    def _compute(self, work: Work, tokens: int) -> float:
+        seconds = self._times.prompt_seconds(tokens, work.computed_tokens)
+        work.computed_tokens += tokens
+        self.queued_tokens -= tokens
+        self._tokens += tokens
         return seconds
 
     def _forget(self, work: Work) -> None:

@@ -32,6 +32,19 @@ class StepTimes:
         """To compute `tokens` of a prompt after its first `before`."""
         return self._token * tokens + self._pair * (tokens * before + tokens * tokens / 2)
 
+    def tokens_within(self, seconds: float, before: int) -> int:
+        """Tokens of a prompt, after its first `before`, that are computed in `seconds`."""
+        if seconds == math.inf:
+            return self._chunk_tokens
+        linear = self._token + self._pair * before
+        root = math.sqrt(linear * linear + 2 * self._pair * max(0.0, seconds))
+        return int((root - linear) / self._pair)
+
+    def prompts_within(self, step_seconds: float, context_tokens: int) -> float:
+        """Seconds of prompts for which a step has time, beside rows with that context in all."""
+        rows = self.base_seconds + context_tokens * self.context_seconds
+        return max(0.0, step_seconds - rows + self._weights)
+
     def step_seconds(self, prompts_seconds: float, context_tokens: int) -> float:
         """Of a step with so much of prompts, and rows with that context in all."""
         hidden = max(0.0, prompts_seconds - self._weights)

@@ -37,7 +37,6 @@ GRID, GRID_STEP, GRID_FIRST = 16, 1.2, 0.12
 """Rates that are tried: shares of the rate at which the devices would be busy all the time."""
 BYTES_PER_SECOND: Final = 12.5e9
 """Between two engines: 100 Gb/s."""
-FIRST_CHUNK_TOKENS: Final = 128
 
 
 @dataclass(frozen=True)
@@ -180,7 +179,5 @@ def _settings(name: ArrangementName, question: Question, cost: Cost) -> Schedule
         max_running_requests=question.max_running_requests or 1,
         max_queued_requests=MOST_REQUESTS,
         mixed=name in ("mixed", "paced"),
-        target=StepTarget(promise.itl_seconds, promise.share, FIRST_CHUNK_TOKENS)
-        if name == "paced"
-        else None,
+        target=StepTarget(promise.itl_seconds, promise.share) if name == "paced" else None,
     )

@@ -80,9 +80,10 @@ def test_an_engine_takes_requests_once_it_has_started_and_costs_from_the_decisio
     assert held[0][:2] == (10.0, 3)
     assert min(seconds for seconds, _, serving in held if serving == 3) == 40.0
     assert math.isclose(grown.replica_seconds, 10.0 + 3 * (grown.ended_seconds - 10.0))
-    # The router cannot take back what waits in the first engine.
+    # The router cannot take back what waits in the first engine when the others are ready.
     (*waited, late), (*also, behind) = grown.works, small.works
-    assert [ttft_seconds(work) for work in waited] == [ttft_seconds(work) for work in also]
+    waits = [sum(ttft_seconds(work) > 30.0 for work in works) for works in (waited, also)]
+    assert waits[0] == waits[1] > 30
     assert ttft_seconds(late) < ttft_seconds(behind)
 
 

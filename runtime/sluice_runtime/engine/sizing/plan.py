@@ -29,9 +29,6 @@ from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
-FIRST_CHUNK_TOKENS: Final = 128
-"""Budget of the first steps on a CPU, when a step has a target: a chunk of 512 takes tens of
-milliseconds with a small model and seconds with a large one."""
 SAMPLING_SHARE: Final = 0.05
 """Of a GPU's memory, that sampling all rows may take where an engine chooses how many there are."""
 GRAMMAR_BYTES: Final = 512 << 20
@@ -206,7 +203,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
 def _target(slo: SloTargets | None) -> StepTarget | None:
     if slo is None or slo.itl_milliseconds is None:
         return None
-    return StepTarget(slo.itl_milliseconds / 1000, slo.percentile / 100, FIRST_CHUNK_TOKENS)
+    return StepTarget(slo.itl_milliseconds / 1000, slo.percentile / 100)
 
 
 def _ttft_seconds(slo: SloTargets | None) -> float | None:
