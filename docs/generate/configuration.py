@@ -73,8 +73,8 @@ holds from {wide} GPUs on. A MIG instance or a shared GPU is sized by its own me
 `sluice simulate` and `sluice explain` use the table too.
 
 `memoryFraction` leaves room for {token} MiB for each token of the chunk, {row} MiB for each row of
-the CUDA graphs, {rank} MiB for each GPU and {fixed} MiB, and at least {large} GiB of a GPU with
-more than 60 GiB. Where a node tells the memory, it is computed from that.
+the CUDA graphs, {rank} MiB for each GPU and {fixed} MiB. Of a GPU with more than 60 GiB it leaves
+at least {large} GiB. Where a node's labels give the memory, it is computed from that.
 
 Chunks, graphs and what is left free are those of SGLang 0.5 (`server_args.py`, by memory), which
 are meant for throughput. The memory of products is in their makers' data sheets, not all of them
@@ -86,7 +86,7 @@ at its start, and its log says from what: one request for each {typical:,} token
 (vLLM's, 0.11, `arg_utils.py`) and `cudaGraphMaxBatch`, and at most {most:,}. Above the least,
 sampling all of them may take {share:.0%} of a GPU's memory. The pool is what weights leave of
 `memoryFraction`, or `kvPoolTokens`. In bfloat16 Qwen3-0.6B gets about 590 on an H100 and 1,130 on
-an H200, Llama-3-8B 400 and 880, Qwen3-32B on two GPUs 270 and 770; all of them get 256 on L4s."""
+an H200, Llama-3-8B 400 and 880, Qwen3-32B on two GPUs 270 and 770. All of them get 256 on L4s."""
 
 CONTRADICTIONS: Final[tuple[Mapping[str, Any], ...]] = (
     {"chunkSize": 8},

@@ -45,9 +45,9 @@ spec:
   model: {uri: "file:///models/sluice-tiny"}
 ```
 
-`sluice plan -f service.yaml` shows what would come of a file, without a cluster; what `kubectl
-apply` would refuse it refuses too, each mistake on a line with the value and what is allowed. How
-engines, routers and the operator then behave is told in [scheduling](scheduling.md),
+`sluice plan -f service.yaml` shows the result of a file, without a cluster. It refuses what
+`kubectl apply` would refuse, each mistake on a line with the value and what is allowed. How
+engines, routers and the operator then behave is described in [scheduling](scheduling.md),
 [router](router.md) and [operator](operator.md).
 
 **Default** is what holds when a field is left out; where there is none, nothing does. Of the
