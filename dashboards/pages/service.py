@@ -135,7 +135,7 @@ ROUTER: Final = Row(
             "Picks",
             "ops",
             (Query(rate("sluice_router_picks_total", OF_SERVICE, by=("reason",)), "{{reason}}"),),
-            "Why an engine was chosen: LessLoaded of two drawn, SamePrefix or SameSession.",
+            "Why an engine was chosen: LessLoaded of three drawn, SamePrefix or SameSession.",
             stacked=True,
         ),
         Panel(

@@ -1,7 +1,7 @@
 """Which engine gets the next request: a pure function of the engines' states, the request, and a
 random draw.
 
-Power of two choices: two engines are drawn, and the less loaded one is taken. Taking the least
+Power of a few choices: three engines are drawn, and the least loaded one is taken. Taking the least
 loaded of all would send every router's requests to the same engine until the next load report,
 which is up to a second away.
 
@@ -69,10 +69,11 @@ in its queue, for a prefix that may be cached; a whole one for a session that th
 
 
 class Draw(NamedTuple):
-    """Two random numbers in [0, 1)."""
+    """Random numbers in [0, 1), one for each engine that is drawn."""
 
     first: float
     second: float
+    third: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def pick_pair(
     assert prefill is not None
     decodes = [engine for engine in decodes if engine.hands_over == prefill.hands_over]
     average = average_load(_of_role(engines, Role.DECODE), now, stale_seconds)
-    decode = _less_loaded(decodes, average, now, draws[1])
+    decode = _least_loaded(decodes, average, now, draws[1])
     message = f"prefill {prefill_choice.message}; decode {decode.message}"
     return PairChoice(prefill, decode.engine, prefill_choice.reason, message)
 
@@ -184,7 +185,7 @@ def _preferred(
 ) -> Choice:
     """The preferred engine, unless the one drawn is less loaded by more than the margin, or it is
     full and the other is not."""
-    drawn = _less_loaded(candidates, average, now, draw)
+    drawn = _least_loaded(candidates, average, now, draw)
     if affinity is None or drawn.engine is None:
         return drawn
     engine = preferred(affinity, candidates)
@@ -196,29 +197,25 @@ def _preferred(
     return Choice(engine, affinity.reason, message)
 
 
-def _less_loaded(
+def _least_loaded(
     candidates: Sequence[EngineState], average: Average, now: float, draw: Draw
 ) -> Choice:
-    """The less loaded of two that are drawn; of equal ones that which was picked longer ago."""
+    """The least loaded of those drawn; of equal ones that which was picked longest ago."""
 
     def order(engine: EngineState) -> tuple[float, float, str]:
         return load_of(engine, now, average), engine.picked_seconds, engine.key
 
-    drawn = _two_of(sorted(candidates, key=lambda engine: engine.key), draw)
+    drawn = _drawn(sorted(candidates, key=lambda engine: engine.key), draw)
     chosen = min(drawn, key=order)
     load = order(chosen)[0]
-    drawn_from = f"the less loaded of {len(drawn)} drawn from {len(candidates)}"
+    drawn_from = f"the least loaded of {len(drawn)} drawn from {len(candidates)}"
     return Choice(chosen, "LessLoaded", f"{chosen.endpoint.name}: load {load:.2f}, {drawn_from}")
 
 
-def _two_of(engines: Sequence[EngineState], draw: Draw) -> list[EngineState]:
-    """Two different ones, each pair as likely as any other; all of them when they are fewer."""
-    count = len(engines)
-    if count <= 2:
-        return list(engines)
-    first = int(draw.first * count)
-    second = int(draw.second * (count - 1))
-    return [engines[first], engines[second + (second >= first)]]
+def _drawn(engines: Sequence[EngineState], draw: Draw) -> list[EngineState]:
+    """Different ones, each set as likely as any other; all of them when they are fewer."""
+    left = list(engines)
+    return [left.pop(int(number * len(left))) for number in draw if left]
 
 
 def _mismatch(prefills: Sequence[EngineState], decodes: Sequence[EngineState]) -> str:

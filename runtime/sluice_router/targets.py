@@ -78,7 +78,7 @@ def chooser(roles: Collection[Role], stale_seconds: float, source: random.Random
     """How targets are chosen in a service with pools of these roles."""
 
     def draw() -> Draw:
-        return Draw(source.random(), source.random())
+        return Draw(source.random(), source.random(), source.random())
 
     def mixed(
         engines: Sequence[EngineState],

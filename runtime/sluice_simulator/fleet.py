@@ -1,8 +1,8 @@
 """Several engines under one trace: pools for prefill and decode, or mixed engines.
 
 Each engine runs the engine's own scheduler and role, with a cost model as device. Pages and
-messages use simulated wires. Of each pool two engines are drawn, and the request goes to the one
-with less load at that moment. An engine takes in messages between its steps, as the real one does.
+messages use simulated wires. Of each pool a few engines are drawn, and the request goes to the
+least loaded at that moment. An engine takes in messages between its steps, as the real one does.
 Every step is scheduled; the CPU's part of a step is assumed to be hidden.
 """
 
@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from sluice_contract.cluster.labels import Role
 from sluice_runtime.engine.role import MixedRole
@@ -40,6 +41,9 @@ from sluice_simulator.record import Record
 from sluice_simulator.replay import GREEDY, Options
 from sluice_simulator.traces.request import Trace
 from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
+
+DRAWN: Final = 3
+"""Engines that the router draws."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ class FleetReplay:
 
     def _less_loaded(self, role: Role) -> FleetEngine | None:
         of_role = [engine for engine in self._engines if engine.role_name is role]
-        drawn = self._draw.sample(of_role, min(2, len(of_role)))
+        drawn = self._draw.sample(of_role, min(DRAWN, len(of_role)))
         return min(drawn, key=lambda engine: engine.load, default=None)
 
     def _on_delta(self, delta: TokenDelta) -> None:

@@ -21,7 +21,7 @@ ROUTER_MUTATIONS: Final = (
         package="router",
     ),
     Mutation(
-        "router: the more loaded of two is picked",
+        "router: the most loaded of those drawn is picked",
         "pick",
         "chosen = min(drawn, key=order)",
         "chosen = max(drawn, key=order)",
@@ -29,10 +29,10 @@ ROUTER_MUTATIONS: Final = (
         package="router",
     ),
     Mutation(
-        "router: the same two are drawn every time",
+        "router: the same engines are drawn every time",
         "pick",
-        "first = int(draw.first * count)",
-        "first = 0",
+        "left.pop(int(number * len(left)))",
+        "left.pop(0)",
         PICK,
         package="router",
     ),

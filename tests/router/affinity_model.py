@@ -89,7 +89,7 @@ def simulate(
             routers = [[_told(state, engines, now) for state in states] for states in routers]
         prefix, router = draw_prefix(source), source.randrange(ROUTERS)
         affinity = reason and Affinity(prefix.to_bytes(4, "big"), reason, MARGINS[reason])
-        draw = Draw(source.random(), source.random())
+        draw = Draw(source.random(), source.random(), source.random())
         found = pick(routers[router], now, draw, stale_seconds=5.0, affinity=affinity).engine
         assert found is not None
         number = int(found.endpoint.name)

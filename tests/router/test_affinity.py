@@ -136,7 +136,7 @@ def test_an_engine_that_leaves_takes_only_its_own_keys_along() -> None:
 
 
 def choice(engines: list[EngineState], wanted: Affinity, **more: Any) -> Choice:
-    return pick(engines, NOW, Draw(0.0, 0.0), stale_seconds=5.0, affinity=wanted, **more)
+    return pick(engines, NOW, Draw(0.0, 0.0, 0.0), stale_seconds=5.0, affinity=wanted, **more)
 
 
 def loaded(wanted: Affinity, running: int, elsewhere: int) -> tuple[str, str]:
@@ -178,7 +178,7 @@ def test_of_a_pair_the_prefill_engine_is_preferred_and_decode_goes_by_load() -> 
     decodes = [engine(f"d{number}", Role.DECODE, running_requests=number) for number in range(2)]
     for number in range(20):
         wanted = affinity(number)
-        draws = (Draw(0.1, 0.5), Draw(0.1, 0.5))
+        draws = (Draw(0.1, 0.5, 0.9), Draw(0.1, 0.5, 0.9))
         found = pick_pair([*prefills, *decodes], NOW, draws, stale_seconds=5.0, affinity=wanted)
         assert found.prefill == preferred(wanted, prefills)
         assert found.decode == decodes[0]

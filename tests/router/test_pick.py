@@ -28,7 +28,7 @@ from tests.router.fakes import FINGERPRINT, load_report
 
 NOW = 1000.0
 STALE_SECONDS = 5.0
-DRAW = Draw(0.0, 0.0)
+DRAW = Draw(0.0, 0.0, 0.0)
 OTHER = FINGERPRINT.model_copy(update={"page_size_tokens": 32, "kv_dtype": "float32"})
 
 
@@ -122,7 +122,7 @@ def test_the_most_loaded_of_several_is_never_chosen(engines: list[EngineState], 
 
 
 @examples(15)
-@given(st.integers(4, 32), st.integers(0, 2**32))
+@given(st.integers(6, 32), st.integers(0, 2**32))
 def test_routers_with_the_same_reports_form_no_herd(count: int, seed: int) -> None:
     """One engine looks idle to all routers until the next reports: it gets its share, not all."""
     source = Random(seed)
@@ -134,8 +134,8 @@ def test_routers_with_the_same_reports_form_no_herd(count: int, seed: int) -> No
         for choice in [pick(engines, NOW, draw_from(source), stale_seconds=STALE_SECONDS)]
         if choice.engine is not None
     )
-    assert chosen["e0"] < 2 * (2 / count) * picks  # drawn with a chance of 2 / count
-    assert len(chosen) >= count * 3 / 4
+    assert chosen["e0"] < 1.5 * (3 / count) * picks  # drawn with a chance of 3 / count
+    assert len(chosen) >= count / 2
 
 
 @examples(15)
@@ -154,7 +154,7 @@ def test_one_routers_requests_spread_evenly_between_two_reports(count: int, seed
 
 
 def draw_from(source: Random) -> Draw:
-    return Draw(source.random(), source.random())
+    return Draw(*(source.random() for _ in Draw._fields))
 
 
 def chosen(*engines: EngineState) -> str:
@@ -220,9 +220,7 @@ def test_without_a_fresh_report_an_engine_counts_as_average() -> None:
     busy, idle = engine("busy", running_requests=10), engine("idle")
     average = average_load([busy, idle, stale], NOW, STALE_SECONDS)
     assert load_of(stale, NOW, average) == load_of(busy, NOW, average) / 2
-    assert (
-        pick([busy, idle, stale], NOW, Draw(0.4, 0.9), stale_seconds=STALE_SECONDS).engine == idle
-    )
+    assert chosen(busy, idle, stale) == "idle"
 
 
 def test_what_was_sent_to_an_engine_without_a_fresh_report_counts() -> None:
@@ -318,13 +316,14 @@ def test_without_a_fresh_report_an_engine_counts_as_the_average_of_its_role() ->
     silent = decode("silent", age=STALE_SECONDS + 1)
     idle = [prefill(f"p{n}") for n in range(8)]
     calm, busy = decode("calm", running_requests=6), decode("busy", running_requests=12)
+    busier = decode("busier", running_requests=13)
 
-    def found(*decodes: EngineState, draw: Draw) -> EngineState | None:
-        draws = (DRAW, draw)
-        return pick_pair([*idle, *decodes], NOW, draws, stale_seconds=STALE_SECONDS).decode
+    def found(draw: Draw) -> EngineState | None:
+        engines = [*idle, busy, busier, calm, silent]
+        return pick_pair(engines, NOW, (DRAW, draw), stale_seconds=STALE_SECONDS).decode
 
-    assert found(busy, calm, silent, draw=Draw(0.4, 0.9)) == calm  # draws calm and silent
-    assert found(busy, calm, silent, draw=Draw(0.0, 0.9)) == silent  # draws busy and silent
+    assert found(Draw(0.9, 0.0, 0.9)) == calm  # draws silent, busier, calm
+    assert found(Draw(0.9, 0.0, 0.0)) == silent  # draws silent, busier, busy
 
 
 def test_why_there_is_no_pair_names_the_leg_or_what_differs() -> None:

@@ -93,7 +93,7 @@ async def test_why_an_engine_was_picked_is_in_load_metrics_and_in_the_log_at_deb
     assert load.picks == {"SamePrefix": 1, "SameSession": 1, "LessLoaded": 1}
     assert load.last_pick is not None
     assert load.last_pick.startswith("r1: http://127.0.0.1:")
-    assert load.last_pick.endswith(": load 0.00, the less loaded of 2 drawn from 2")
+    assert load.last_pick.endswith(": load 0.00, the least loaded of 2 drawn from 2")
     picks = [each.getMessage() for each in caplog.records if each.name == "sluice.router.pick"]
     assert picks[-1] == load.last_pick
     assert ": SamePrefix, load 0.00, 0.00 elsewhere" in picks[0]
@@ -110,7 +110,7 @@ async def test_why_a_request_went_where_it_did_can_be_asked_for() -> None:
     every, (one,), none = found
     assert [pick["requestId"] for pick in every] == ["r2", "r1", "r0"]
     assert (one["reason"], none) == ("LessLoaded", [])
-    assert "the less loaded of 2 drawn from 2" in one["message"]
+    assert "the least loaded of 2 drawn from 2" in one["message"]
 
 
 def test_only_the_last_picks_are_held() -> None:

@@ -1,6 +1,6 @@
 """A fleet whose size a policy decides, under a trace: arrivals, starts, drains, and a budget.
 
-Of each pool that a request needs, two engines are drawn, and it goes to the less loaded, by the
+Of each pool that a request needs, a few engines are drawn, and it goes to the least loaded, by the
 router's knowledge at that moment. While a pool has no ready engine, the router holds them. A policy
 sees load reports of a certain age. An engine that must go takes no more requests and holds its GPU
 until its last answer.
@@ -23,6 +23,7 @@ from sluice_simulator.autoscale.policies.policy import Policy, Targets
 from sluice_simulator.autoscale.replica import Replica, report
 from sluice_simulator.autoscale.step_times import StepTimes
 from sluice_simulator.autoscale.work import Work
+from sluice_simulator.fleet import DRAWN
 from sluice_simulator.traces.request import Trace
 
 READY = -1
@@ -100,8 +101,8 @@ class AutoscaledFleet:
     # Requests
 
     def _arrive(self, work: Work) -> None:
-        replica = self._less_loaded(self._entry)
-        prefill = self._less_loaded(Role.PREFILL) if self._entry is Role.DECODE else None
+        replica = self._least_loaded(self._entry)
+        prefill = self._least_loaded(Role.PREFILL) if self._entry is Role.DECODE else None
         if replica is None or (self._entry is Role.DECODE and prefill is None):
             self._held.append(work)
             return
@@ -113,13 +114,13 @@ class AutoscaledFleet:
             prefill.coming += 1
             self._hear(replica)
 
-    def _less_loaded(self, role: Role) -> Replica | None:
+    def _least_loaded(self, role: Role) -> Replica | None:
         serving = [
             replica
             for replica in self._pools[role]
             if not replica.draining and replica.ready_seconds <= self._now
         ]
-        drawn = serving if len(serving) < 2 else self._draw.sample(serving, 2)
+        drawn = self._draw.sample(serving, min(DRAWN, len(serving)))
         return min(drawn, key=lambda replica: replica.load(self._now), default=None)
 
     def _give_pages(self, decode: Replica) -> None:
