@@ -129,7 +129,7 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
         assert self._manager is not None
         limit = self._limits.max_connections
-        if len(self._manager.connections) > limit and not self._make_room():
+        if len(self._manager.connections) > limit and not self._close_another():
             self._refuse(
                 OverloadedError(f"the router has {limit} connections (server.maxConnections)")
             )
@@ -386,7 +386,7 @@ class Connection(web.RequestHandler):
         poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
-    def _make_room(self) -> bool:
+    def _close_another(self) -> bool:
         """Close another connection; False where all have requests that are not answered, and no
         tenant has more than its share of those whose body is on its way."""
         if (answered := next(iter(self._limits.answered), None)) is not None:

@@ -196,9 +196,9 @@ def reported_load(engine: EngineState, now: float, stale_seconds: float) -> floa
     return share + max(0.0, report.queued_work_seconds)
 
 
-def has_room(engine: EngineState) -> bool:
+def has_capacity(engine: EngineState) -> bool:
     """Whether it takes one more request, by its last report and with our own requests counted live.
-    An older engine does not report how many may wait: it has room if the request would run at
+    An older engine does not report how many may wait: it has capacity for what would run at
     once."""
     received = engine.received
     if received is None:

@@ -12,7 +12,7 @@ adapter go to engines that report it. Every other answer is passed on.
 
 After two failed attempts that the request may have caused, there is no third. Before an answer has
 begun, retries come out of a budget that all requests share, and after 429 they go only to engines
-whose last report says that there is room. A queue that is full for one tenant is the answer.
+whose last report says that they have capacity. A queue that is full for one tenant is the answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sluice_contract.config.router import Upstream
 from sluice_contract.http_errors import REQUEST_ID_HEADER
 
 from sluice_router.attempts import Call, Reply, Sender
-from sluice_router.engines import Clock, EngineState, Fleet, has_room, with_adapter
+from sluice_router.engines import Clock, EngineState, Fleet, has_capacity, with_adapter
 from sluice_router.errors import (
     AttemptFailedError,
     EngineFailedError,
@@ -293,7 +293,7 @@ class Dispatcher:
                 return TargetChoice(None, "NoneMatches", message)
         full = set[str]()
         if history.queue_is_full and not _has_begun(call):
-            full.update(engine.key for engine in engines if not has_room(engine))
+            full.update(engine.key for engine in engines if not has_capacity(engine))
         for excluded in history.exclusions():
             choice = self._choose(
                 engines, now, excluded | full, generates=generates, affinity=call.affinity

@@ -310,7 +310,7 @@ async def test_with_nobody_to_go_on_the_stream_ends_with_an_error(tmp_path: Path
 
 
 @pytest.mark.parametrize("code", ["queue_full", "tenant_full"])
-async def test_an_answer_that_has_begun_waits_for_room_in_a_queue(
+async def test_an_answer_that_has_begun_waits_for_a_place_in_a_queue(
     tmp_path: Path, code: str
 ) -> None:
     """More often than attempts are made; a request that has not begun would be refused."""

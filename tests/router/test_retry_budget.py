@@ -1,4 +1,4 @@
-"""How often requests are offered to another engine: a share of all, and where there is room."""
+"""How often requests are offered to another engine: a share of all, and where there is capacity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Upstream
 from sluice_contract.wire.private_calls import AnswerStart, EventComment, comment_line
 from sluice_router.attempts import Call, Sender
-from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport, has_room
+from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport, has_capacity
 from sluice_router.errors import AttemptFailedError, EngineRefusedError, RetryReason, RouterError
 from sluice_router.forward import (
     EXPIRY_SECONDS,
@@ -130,14 +130,14 @@ async def test_requests_that_wait_for_an_engine_spend_no_more_than_there_is() ->
         ({"running_requests": 16, "max_queued_requests": 8}, 12, False),
     ],
 )
-def test_a_report_says_whether_there_is_room(
+def test_a_report_says_whether_there_is_capacity(
     changes: dict[str, Any] | None, inflight: int, *, expected: bool
 ) -> None:
     """Four of our requests were there when it was made."""
     report = None if changes is None else fakes.load_report(**changes)
     received = None if report is None else ReceivedReport(report, 0.0, own_inflight=4)
     endpoint = Endpoint("e", "http://e", Role.MIXED, Phase.READY)
-    assert has_room(EngineState(endpoint, inflight, received)) is expected
+    assert has_capacity(EngineState(endpoint, inflight, received)) is expected
 
 
 class Refusing:
@@ -192,7 +192,7 @@ async def refused(asks: Dispatcher, progress: Progress | None = None) -> RouterE
 
 @pytest.mark.parametrize(("report", "most"), [(FULL, 200), ({}, 200 * (1 + RETRIED_SHARE))])
 async def test_a_full_fleet_is_not_asked_three_times(report: dict[str, Any], most: float) -> None:
-    """Reports that lag behind say that there is room: then the budget ends it."""
+    """Reports that lag behind say that there is capacity: then the budget ends it."""
     sender = Refusing("queue_full", cycle("7"))
     asks = dispatcher(sender, report, report, report)
     for _ in range(200):
@@ -215,7 +215,7 @@ async def test_the_first_429_passes_with_the_smallest_retry_after(
     assert given == [smallest or ""]
 
 
-async def test_after_a_429_only_those_with_room_are_asked() -> None:
+async def test_after_a_429_only_those_with_capacity_are_asked() -> None:
     sender = Refusing("queue_full", cycle("7"))
     asks = dispatcher(sender, FULL, {}, FULL, FULL)
     for _ in range(10):
