@@ -106,11 +106,6 @@ _COMMENT: Final = msgspec.json.Decoder(EventComment)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-def call_body(head: CallHead, client_body: bytes) -> bytes:
-    """The body of a private call."""
-    return head_line(head) + client_body
-
-
 def head_line(head: CallHead) -> bytes:
     """What stands before the client's body."""
     return _ENCODER.encode(head) + b"\n"

@@ -24,7 +24,7 @@ from sluice_contract.wire.private_calls import (
     ChoiceSoFar,
     Resume,
     Score,
-    call_body,
+    head_line,
     read_comment,
     signed_call,
 )
@@ -105,7 +105,7 @@ def signature(
 async def call(
     server: Server, path: str, body: dict[str, Any], resume: Resume | None = None, seed: int = 5
 ) -> httpx.Response:
-    sent = call_body(CallHead(seed, resume), json.dumps(body).encode())
+    sent = head_line(CallHead(seed, resume)) + json.dumps(body).encode()
     headers = {PRIVATE_HEADER: signature(path, sent), "X-Request-Id": "r1"}
     return await server.http.post(path, content=sent, headers=headers)
 
@@ -327,7 +327,7 @@ async def test_an_early_failure_has_its_status(server: Server) -> None:
 
 
 async def test_only_the_router_can_make_private_calls(server: Server) -> None:
-    body = call_body(CallHead(1), json.dumps({"model": MODEL, "prompt": "a"}).encode())
+    body = head_line(CallHead(1)) + json.dumps({"model": MODEL, "prompt": "a"}).encode()
     for value, says in (
         (signature(COMPLETIONS, body, key=b"x" * 32), "not signed by this service's router"),
         (signature(COMPLETIONS, body, request_id="r2"), "another request"),
@@ -347,7 +347,7 @@ async def test_only_the_router_can_make_private_calls(server: Server) -> None:
 async def test_a_decode_engine_goes_on_with_a_pair(server: Server) -> None:
     body = {"model": MODEL, "prompt": "abcd", "stream": True}
     sent = await events(server, COMPLETIONS, body)
-    head = call_body(CallHead(5, after(sent, 2).resume), json.dumps(body).encode())
+    head = head_line(CallHead(5, after(sent, 2).resume)) + json.dumps(body).encode()
     prefill = PrefillRef(host="10.0.0.7", port=8998, epoch="e7")
     headers = {
         "X-Request-Id": "r1",

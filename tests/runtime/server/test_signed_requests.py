@@ -15,7 +15,7 @@ import pytest_asyncio
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Tenant
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
-from sluice_contract.wire.private_calls import PRIVATE_HEADER, CallHead, call_body, signed_call
+from sluice_contract.wire.private_calls import PRIVATE_HEADER, CallHead, head_line, signed_call
 from sluice_contract.wire.tenants import TENANT_HEADER, claims_of, signed_tenant
 from sluice_runtime.wire.messages import Generate
 from sluice_runtime.wire.transport import private_endpoint
@@ -95,7 +95,7 @@ async def test_probes_and_models_need_no_signature(server: Server) -> None:
 
 async def test_a_router_that_asks_for_no_keys_yet_is_served(server: Server) -> None:
     """While `auth` comes or goes, routers and engines do not change at the same time."""
-    body = call_body(CallHead(5), BODY)
+    body = head_line(CallHead(5)) + BODY
     signed = {PRIVATE_HEADER: signed_call(KEY, "r1", bound_to(body), time.time())}
     assert (await post(server, COMPLETIONS, body, signed)).status_code == 200
 
@@ -120,7 +120,7 @@ async def test_a_replayed_header_is_good_for_no_other_request(
 
 
 async def test_a_private_call_s_tenant_is_bound_to_all_of_its_body(server: Server) -> None:
-    body = call_body(CallHead(5), BODY)
+    body = head_line(CallHead(5)) + BODY
     signed = {PRIVATE_HEADER: signed_call(KEY, "r1", bound_to(body), time.time())}
     answer = await post(server, COMPLETIONS, body, signed | tenant_header(body))
     assert answer.status_code == 200

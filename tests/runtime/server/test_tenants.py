@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from sluice_contract.config.router import Tenant
 from sluice_contract.wire.handover import Bound
-from sluice_contract.wire.private_calls import PRIVATE_HEADER, CallHead, call_body, signed_call
+from sluice_contract.wire.private_calls import PRIVATE_HEADER, CallHead, head_line, signed_call
 from sluice_contract.wire.tenants import TENANT_HEADER, claims_of, signed_tenant
 from sluice_runtime.wire.messages import Generate
 from sluice_runtime.wire.transport import private_endpoint
@@ -45,7 +45,7 @@ async def ask(
     if tenant is not None:
         headers[TENANT_HEADER] = signed_tenant(key, claims_of(KEY, tenant), "r1", time.time())
     if private:
-        body = call_body(CallHead(5), body)
+        body = head_line(CallHead(5)) + body
         bound = Bound("/v1/completions", hashlib.sha256(body).hexdigest())
         headers[PRIVATE_HEADER] = signed_call(KEY, "r1", bound, time.time())
     return await server.http.post("/v1/completions", content=body, headers=headers)
