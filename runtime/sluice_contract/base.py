@@ -9,10 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
-from pydantic_core import ErrorDetails
 
-from sluice_contract.error_location import Model, known_keys
-from sluice_contract.error_text import MISSING, allowed_words, path_of, unknown_field
+from sluice_contract.error_text import Model, findings_of, path_of, text_of
 from sluice_contract.http_errors import shown, shown_json
 
 
@@ -67,13 +65,16 @@ class ContradictionsError(ConfigError):
 
 
 def config_error_from(error: ValidationError, kind: Model) -> ConfigError:
-    """All findings about a `kind`, each with key, value and what is allowed, as one line.
-
-    Unknown keys come first: one may be a misspelling of a missing key.
-    """
-    findings = error.errors(include_url=False)
-    findings.sort(key=lambda finding: finding["type"] != "extra_forbidden")
-    errors = [_finding(finding, kind) for finding in findings]
+    """All findings about a `kind`, each with key, value and what is allowed, as one line."""
+    errors = [
+        ConfigError(
+            path_of(finding["loc"]) or "(root)",
+            finding["input"],
+            finding["msg"],
+            text_of(kind, finding),
+        )
+        for finding in findings_of(error)
+    ]
     return errors[0] if len(errors) == 1 else ContradictionsError(errors)
 
 
@@ -81,19 +82,6 @@ def refuse_repeated_keys(text: str | bytes) -> None:
     """Raises ConfigError for JSON in which an object has a key twice."""
     if repeated := repeated_key(text):
         raise ConfigError(shown(repeated.key), None, "once", AGAIN)
-
-
-def _finding(finding: ErrorDetails, kind: Model) -> ConfigError:
-    key, value = path_of(finding["loc"]) or "(root)", finding["input"]
-    if finding["type"] == "extra_forbidden":
-        *above, last = finding["loc"]
-        allowed = known_keys(kind, above)
-        return ConfigError(key, value, ", ".join(allowed), unknown_field(str(last), allowed))
-    if finding["type"] == "missing":
-        return ConfigError(key, None, MISSING, MISSING)
-    if isinstance(value, bytes):
-        value = value.decode(errors="replace")
-    return ConfigError(key, value, allowed_words(kind, finding))
 
 
 AGAIN: Final = "is given again; allowed: once"

@@ -1,63 +1,53 @@
-"""What a field takes, in plain words: one row for each kind of finding that models can make.
+"""What a refusal says of pydantic's findings: its own message and the value, or the known keys.
 
-For requests and for configuration files. Uses pydantic's types of findings, none of its sentences.
+For requests, configuration files and custom resources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from sluice_contract.error_location import Location, Model, bounds_at
-from sluice_contract.http_errors import shown
+from sluice_contract.http_errors import shown, shown_json
 
-MISSING: Final = "required"
+Model = type[BaseModel]
+Location = Sequence[str | int]
+
+UNTOLD: Final[dict[str, Any]] = {"x-untold": True}
+"""Schema extra of a field that is read but not offered in messages."""
+ALTERNATIVES: Final = "alternatives"
+"""Type of the finding that a value is none of a field's alternatives; the message names them."""
 _MANY_KEYS: Final = 12
 _NEAR_KEYS: Final = 6
-_BOOLEANS: Final = {"True": "true", "False": "false"}
-
-Words = Callable[[Mapping[str, Any]], str]
 
 
-def _always(text: str) -> Words:
-    return lambda context: text
+def findings_of(error: ValidationError) -> list[ErrorDetails]:
+    """In pydantic's order, and in JSON's words for types: object, array and null."""
+    findings: list[Any] = error.errors(include_url=False)
+    for finding in findings:
+        if finding["type"] == ALTERNATIVES:
+            finding["type"] = PydanticCustomError(ALTERNATIVES, finding["msg"])
+    in_json = ValidationError.from_exception_data(error.title, findings, "json")
+    return in_json.errors(include_url=False)
 
 
-WORDS: Final[Mapping[str, Words]] = {
-    "bool_type": _always("true or false"),
-    "dict_type": _always("an object"),
-    "finite_number": _always("a finite number"),
-    "float_type": _always("a number"),
-    "enum": lambda context: _choices(context),
-    "greater_than": lambda context: _range(context),
-    "greater_than_equal": lambda context: _range(context),
-    "int_from_float": _always("an integer"),
-    "int_type": _always("an integer"),
-    "json_invalid": lambda context: f"a JSON object ({context['error']})",
-    "less_than": lambda context: _range(context),
-    "less_than_equal": lambda context: _range(context),
-    "list_type": _always("a list"),
-    "literal_error": lambda context: _choices(context),
-    "model_type": _always("an object"),
-    "none_required": _always("leaving it out"),
-    "string_pattern_mismatch": lambda context: f"text that matches {context['pattern']}",
-    "string_too_long": lambda context: f"at most {_count(context['max_length'], 'character')}",
-    "string_too_short": lambda context: f"at least {_count(context['min_length'], 'character')}",
-    "string_type": _always("a string"),
-    "too_long": lambda context: f"{_holder(context)} of at most {_items(context['max_length'])}",
-    "too_short": lambda context: f"a list of at least {_items(context['min_length'])}",
-    "tuple_type": _always("a list"),
-    "value_error": lambda context: str(context["error"]),
-}
-"""By pydantic's type of the finding; `missing` and `extra_forbidden` are about keys, not values."""
-
-
-def allowed_words(kind: Model, finding: ErrorDetails) -> str:
-    """What is allowed at `finding` in `kind`: both ends of a range."""
-    return WORDS[finding["type"]](finding.get("ctx", {}) | bounds_at(kind, finding["loc"]))
+def text_of(kind: Model, finding: ErrorDetails) -> str:
+    """What a refusal of a `kind` says behind the path: what is allowed, and the value, cut
+    short."""
+    if finding["type"] == "extra_forbidden":
+        *above, key = finding["loc"]
+        return unknown_field(str(key), known_keys(kind, above))
+    if finding["type"] == "missing":
+        return finding["msg"]
+    value = finding["input"]
+    got = shown_json(value.decode(errors="replace") if isinstance(value, bytes) else value)
+    if finding["type"] == "value_error":
+        return f"{got} is not allowed; allowed: {finding['ctx']['error']}"
+    return f"{finding['msg']}; got {got}"
 
 
 def unknown_field(key: str, allowed_keys: Sequence[str]) -> str:
@@ -71,6 +61,29 @@ def unknown_field(key: str, allowed_keys: Sequence[str]) -> str:
     return f"unknown field; {hint}allowed: {allowed}"
 
 
+def known_keys(kind: Model, above: Location) -> list[str]:
+    """The keys of the object at `above`, as spelled outside; for alternatives, all of them. Keys
+    that users never write are left out."""
+    models = [kind]
+    for step in above:
+        below = [
+            field.annotation
+            for model in models
+            for name, field in model.model_fields.items()
+            if step in (name, field.alias)
+        ]
+        if below:
+            models = [model for annotation in below for model in _models(annotation)]
+    return sorted(
+        {
+            field.alias or name
+            for model in models
+            for name, field in model.model_fields.items()
+            if field.json_schema_extra != UNTOLD
+        }
+    )
+
+
 def path_of(location: Location, root: str = "") -> str:
     """The place of a finding, below `root`, as in `spec.env[0].name`."""
     path = root
@@ -82,33 +95,8 @@ def path_of(location: Location, root: str = "") -> str:
     return path
 
 
-def _choices(context: Mapping[str, Any]) -> str:
-    """Choices quoted as values are, with JSON's spelling of true and false."""
-    expected = str(context["expected"])
-    return _BOOLEANS.get(expected, expected.replace("'", '"'))
-
-
-def _range(bounds: Mapping[str, Any]) -> str:
-    number = {key: _number(value) for key, value in bounds.items()}
-    if "ge" in number and "le" in number:
-        return f"{number['ge']} to {number['le']}"
-    templates = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
-    return " and ".join(
-        text.format(number[key]) for key, text in templates.items() if key in number
-    )
-
-
-def _items(number: int) -> str:
-    return _count(number, "item")
-
-
-def _holder(context: Mapping[str, Any]) -> str:
-    return "an object" if context["field_type"] == "Dictionary" else "a list"
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else str(value)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _models(annotation: Any) -> Iterator[Model]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)

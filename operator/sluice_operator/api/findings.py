@@ -13,8 +13,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from sluice_contract.error_location import known_keys
-from sluice_contract.error_text import MISSING, allowed_words, path_of, unknown_field
+from sluice_contract.error_text import findings_of, path_of, text_of
 from sluice_contract.http_errors import shown, shown_json
 
 from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
@@ -22,7 +21,6 @@ from sluice_operator.api.stored import INT64, BeyondInt64
 
 _ROOT: Final = "(document)"
 _INTEGERS: Final = ("int_type", "int_from_float")
-_INT64_BOUNDS: Final = {"ge": INT64[0], "le": INT64[-1]}
 
 ApiModelT = TypeVar("ApiModelT", bound=ApiModel)
 
@@ -57,8 +55,8 @@ def parse(kind: type[ApiModelT], value: object, root: str) -> ApiModelT:
     try:
         parsed = kind.model_validate(value, by_alias=True, by_name=False)
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        raise InvalidSpecError(tuple(_finding(detail, kind, root) for detail in details)) from None
+        findings = (_finding(detail, kind, root) for detail in findings_of(error))
+        raise InvalidSpecError(tuple(findings)) from None
     if broken := tuple(_broken_rules(parsed, root)):
         raise InvalidSpecError(broken, parsed)
     return parsed
@@ -70,17 +68,11 @@ def _refused(field: str, value: object, allowed: str) -> Finding:
 
 
 def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
-    path = path_of(detail["loc"], root)
-    if detail["type"] == "extra_forbidden":
-        *above, key = detail["loc"]
-        return Finding(path, unknown_field(str(key), known_keys(kind, above)))
-    if detail["type"] == "missing":
-        return Finding(path, MISSING)
+    path = path_of(detail["loc"], root) or _ROOT
     if isinstance(detail["input"], BeyondInt64) and detail["type"] in _INTEGERS:
-        allowed = allowed_words(kind, {**detail, "type": "less_than_equal", "ctx": _INT64_BOUNDS})
-        written = shown(detail["input"].written)
-        return Finding(path, f"{written} is not allowed; allowed: {allowed}")
-    return _refused(path or _ROOT, detail["input"], allowed_words(kind, detail))
+        got = shown(detail["input"].written)
+        return Finding(path, f"Input should be {INT64[0]} to {INT64[-1]}; got {got}")
+    return Finding(path, text_of(kind, detail))
 
 
 def _broken_rules(value: object, path: str) -> Iterator[Finding]:

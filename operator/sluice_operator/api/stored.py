@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from pydantic import BaseModel
-from sluice_contract.error_location import Location, known_keys
+from sluice_contract.error_text import Location, known_keys
 from sluice_contract.http_errors import shown_json
 
 INT64: Final = range(-(2**63), 2**63)

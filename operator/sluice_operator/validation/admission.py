@@ -33,5 +33,6 @@ def new_findings(
 def _wrong_value(finding: Finding) -> tuple[str, Any]:
     """Field and refused value, which stay while other fields change: what is allowed beside them
     may not, nor an object as a whole, nor the place in a list."""
-    value = _VALUE_ENDS.split(finding.message, maxsplit=1)[0]
+    message = finding.message.partition("; got ")[2] or finding.message
+    value = _VALUE_ENDS.split(message, maxsplit=1)[0]
     return _INDEX.sub("[]", finding.field), "" if value.startswith(("{", "[")) else value

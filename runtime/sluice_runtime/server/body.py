@@ -7,7 +7,7 @@ validated. Also reads the headers that any client may set: routing key and trace
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -16,10 +16,15 @@ import msgspec
 import pydantic_core
 from fastapi import Request
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 from sluice_contract import http_errors
-from sluice_contract.error_location import known_keys
-from sluice_contract.error_text import allowed_words, unknown_field
+from sluice_contract.error_text import (
+    Location,
+    findings_of,
+    known_keys,
+    path_of,
+    text_of,
+    unknown_field,
+)
 from sluice_contract.http_errors import BODY_SECONDS, ROUTING_KEY_HEADER, is_acceptable_routing_key
 from sluice_contract.wire.json_weight import LIGHT_BYTES, MAX_VALUES, count_values
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, trace_id
@@ -34,16 +39,7 @@ from sluice_runtime.server.fields import (
 )
 from sluice_runtime.server.protocol import MAX_PROMPTS
 
-_ALTERNATIVES: Final[Mapping[str, str]] = {
-    "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
-    "stop": "a string or a list of at most 4 strings",
-    "content": "a string or a list of text parts",
-    "json": "a JSON schema, as an object or as text",
-    "guided_json": "a JSON schema, as an object or as text",
-}
-"""What is allowed in fields that take several types."""
 _NOT_IMPLEMENTED: Final = NotImplementedFields.model_fields.keys()
-_ALTERNATIVE_NAMES: Final = frozenset({"NamedTool", "str"})
 ModelT = TypeVar("ModelT", bound=RequestModel)
 RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 
@@ -222,50 +218,24 @@ def _attributes(kind: type[RequestModel]) -> dict[str, str]:
 
 
 def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequestError:
-    """The refusal for the most informative of pydantic's findings."""
-    findings = error.errors(include_url=False)
-    missing = [_param(finding["loc"]) for finding in findings if finding["type"] == "missing"]
-    finding = min(findings, key=lambda finding: _rank(finding, missing))
-    param = _param(finding["loc"])
-    field = param.rpartition(".")[2]
-    if finding["type"] == "missing":
-        return InvalidRequestError(f"{param}: is required", param)
+    """The refusal for the first of pydantic's findings."""
+    finding = findings_of(error)[0]
+    param, last = _param(finding["loc"]), finding["loc"][-1]
     if finding["type"] == "extra_forbidden":
         return _unknown_field(kind, finding["loc"])
-    allowed = allowed_words(kind, finding)
-    if field in _ALTERNATIVES and finding["type"].endswith("_type"):
-        allowed = _ALTERNATIVES[field]
-    last = finding["loc"][-1]
-    of_a_token = isinstance(last, str) and last.isdecimal()
-    value = http_errors.shown_json({last: finding["input"]} if of_a_token else finding["input"])
-    what = "is not implemented yet" if param in _NOT_IMPLEMENTED else "is not allowed"
-    return InvalidRequestError(f"{param}: {value} {what}; allowed: {allowed}", param)
+    if isinstance(last, str) and last.isdecimal():  # a token, which is no part of the path
+        finding["input"] = {last: finding["input"]}
+    what = "not implemented yet: " if param in _NOT_IMPLEMENTED else ""
+    return InvalidRequestError(f"{param}: {what}{text_of(kind, finding)}", param)
 
 
-def _rank(finding: ErrorDetails, missing: Sequence[str]) -> int:
-    """Order of findings, most informative first: a bad value, an unknown field, a wrong type, a
-    missing field. Among the alternatives of a union, this picks the one that was meant: if
-    `missing` names a field inside the value, its type was right."""
-    kind = finding["type"]
-    if kind.endswith("_type") or (kind == "literal_error" and isinstance(finding["input"], dict)):
-        place = _param(finding["loc"])
-        return 4 if any(path.startswith((f"{place}.", f"{place}[")) for path in missing) else 2
-    return {"extra_forbidden": 1, "missing": 3}.get(kind, 0)
-
-
-def _unknown_field(kind: type[RequestModel], location: Sequence[str | int]) -> InvalidRequestError:
+def _unknown_field(kind: type[RequestModel], location: Location) -> InvalidRequestError:
     above, key = _param(location[:-1]), http_errors.shown(str(location[-1]))
     param = f"{above}.{key}" if above else key
     says = unknown_field(key, known_keys(kind, location[:-1]))
     return InvalidRequestError(f"{param}: {says} (strictRequests)", param)
 
 
-def _param(location: Sequence[str | int]) -> str:
-    """A path such as `messages[0].content`, without pydantic's names of alternatives."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part.isidentifier() and part not in _ALTERNATIVE_NAMES:
-            path += f".{part}" if path else part
-    return path
+def _param(location: Location) -> str:
+    """A path such as `messages[0].content`, without tags of alternatives."""
+    return path_of([part for part in location if isinstance(part, int) or part.isidentifier()])

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, Literal
 
 import pydantic_core
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
 from sluice_contract.config.router import MAX_PRIORITY
+from sluice_contract.error_text import ALTERNATIVES
 
 MAX_IGNORED_FIELDS: Final = 32
 """Most unknown fields that are reported for one request."""
@@ -28,6 +37,26 @@ class RequestModel(BaseModel):
     """Base of request bodies and their parts."""
 
     model_config = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
+
+
+STRING: Final = Tag("a string")
+LIST: Final = Tag("a list")
+OBJECT: Final = Tag("an object")
+"""Of a field's alternatives. No refusal shows tags, since they are no identifiers."""
+
+
+def _type_tag(value: object) -> str | None:
+    if isinstance(value, str):
+        return STRING.tag
+    if isinstance(value, list):
+        return LIST.tag
+    return OBJECT.tag if isinstance(value, dict | BaseModel) else None
+
+
+def by_type(allowed: str, tag: Callable[[object], str | None] = _type_tag) -> Discriminator:
+    """Chooses among a field's alternatives by the type of the value; `allowed` names them, for a
+    value of which `tag` is None."""
+    return Discriminator(tag, ALTERNATIVES, f"Input should be {allowed}")
 
 
 def json_within(text: str) -> Any:

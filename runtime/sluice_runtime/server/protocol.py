@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Tag, model_validator
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.fields import (
+    LIST,
+    STRING,
     AnsweredRequest,
     NotImplementedFields,
     NotImplementedMessageFields,
@@ -20,6 +22,7 @@ from sluice_runtime.server.fields import (
     SamplingFields,
     TemplateOptions,
     UnusedFields,
+    by_type,
 )
 from sluice_runtime.server.structured import StructuredFields
 from sluice_runtime.server.tools.request import MadeCall, ToolFields
@@ -40,11 +43,35 @@ _INT64: Final = 2**63
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
+StopTextOrTexts = Annotated[
+    Annotated[StopText, STRING] | Annotated[StopTexts, LIST],
+    by_type(f"a string or a list of at most {MAX_STOPS} strings"),
+]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)
 ]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)]
+_PROMPT_TAGS: Final = {str: "of texts", int: "of tokens", list: "of lists"}
+"""By the type of a list's first item."""
+
+
+def _prompt_tag(prompt: object) -> str | None:
+    if isinstance(prompt, list):
+        return _PROMPT_TAGS.get(type(prompt[0])) if prompt else "of texts"
+    return STRING.tag if isinstance(prompt, str) else None
+
+
+_PROMPTS = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+Prompt = Annotated[
+    Annotated[str, STRING]
+    | Annotated[list[str], _PROMPTS, Tag("of texts")]
+    | Annotated[TokenIds, Tag("of tokens")]
+    | Annotated[list[TokenIds], _PROMPTS, Tag("of lists")],
+    by_type(
+        "a string, a list of strings, a list of token ids or a list of such lists", _prompt_tag
+    ),
+]
 
 
 class StreamOptions(RequestModel):
@@ -67,7 +94,7 @@ class GenerationRequest(
     min_tokens: int | None = Field(default=None, ge=0)
     """Stop tokens and stop strings have no effect before so many tokens."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stop: StopText | StopTexts | None = None
+    stop: StopTextOrTexts | None = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     """Whether the stop string is included in the text."""
@@ -133,12 +160,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     """Whether the answer begins with the prompt."""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-    )
+    prompt: Prompt
 
     @property
     def requested_model(self) -> str:
@@ -169,11 +191,17 @@ class TextPart(RequestModel):
     text: str
 
 
+Content = Annotated[
+    Annotated[str, STRING] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), LIST],
+    by_type("a string or a list of text parts"),
+]
+
+
 class ChatMessage(NotImplementedMessageFields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
+    content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[MadeCall], Field(min_length=1, fail_fast=True)] | None = None
     tool_call_id: str | None = None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 from pydantic import ValidationError
-from sluice_contract.error_text import allowed_words
+from sluice_contract.error_text import findings_of, text_of
 
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
 from sluice_runtime.server.protocol import GenerationRequest
@@ -110,10 +110,8 @@ def _number(generation: Mapping[str, Any], key: str, default: float) -> float:
     try:
         GenerationRequest.model_validate({key: value})
     except ValidationError as error:
-        allowed = allowed_words(GenerationRequest, error.errors(include_url=False)[0])
-        raise ModelLoadError(
-            f"generation_config.json: {key}: {value!r} is not allowed; allowed: {allowed}"
-        ) from None
+        says = text_of(GenerationRequest, findings_of(error)[0])
+        raise ModelLoadError(f"generation_config.json: {key}: {says}") from None
     return value
 
 

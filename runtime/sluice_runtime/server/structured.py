@@ -17,7 +17,14 @@ from sluice_contract.http_errors import shown_json
 from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.grammar.constraint import one_of, refuse_unusable
 from sluice_runtime.grammar.json_schema import usable_schema
-from sluice_runtime.server.fields import RequestModel, infinite_at, json_within
+from sluice_runtime.server.fields import (
+    OBJECT,
+    STRING,
+    RequestModel,
+    by_type,
+    infinite_at,
+    json_within,
+)
 from sluice_runtime.wire.messages import Grammar, GrammarKind
 
 MAX_CHARACTERS: Final = 65_536
@@ -33,6 +40,10 @@ def _without_nul(text: str) -> str:
 
 
 JsonObject = dict[str, Any]
+SchemaOrText = Annotated[
+    Annotated[JsonObject, OBJECT] | Annotated[str, STRING],
+    by_type("a JSON schema, as an object or as text"),
+]
 GrammarText = Annotated[str, AfterValidator(_without_nul)]
 Choices = Annotated[
     list[GrammarText], Field(min_length=1, max_length=MAX_CHOICE_TEXTS, fail_fast=True)
@@ -60,7 +71,7 @@ class ResponseFormat(RequestModel):
 class StructuredOutputs(RequestModel):
     """`structured_outputs`; exactly one field."""
 
-    json_: JsonObject | str | None = Field(default=None, alias="json")
+    json_: SchemaOrText | None = Field(default=None, alias="json")
     regex: GrammarText | None = None
     choice: Choices | None = None
     grammar: GrammarText | None = None
@@ -72,7 +83,7 @@ class StructuredFields(RequestModel):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: JsonObject | str | None = None
+    guided_json: SchemaOrText | None = None
     guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None

@@ -22,7 +22,8 @@ ENGINE_KEYS = (
     "scheduleConservativeness, schedulingPolicy, startupSeconds, strictRequests, "
     "tensorParallelSize, threads, toolCallFormat"
 )
-POLICIES = '"lru", "lfu", "fifo" or "slru"'
+POLICIES = "'lru', 'lfu', 'fifo' or 'slru'"
+INT64 = "-9223372036854775808 to 9223372036854775807"
 
 
 def _mixed(**values: Any) -> dict[str, Any]:
@@ -35,19 +36,21 @@ def _template(**values: Any) -> dict[str, Any]:
 
 SPREAD = {"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}
 SPECS: list[tuple[dict[str, Any], str]] = [
-    ({"model": {}}, "spec.model.uri: required"),
-    ({"model": {"uri": None}}, "spec.model.uri: required"),
-    ({"engine": []}, "spec.engine: [] is not allowed; allowed: an object"),
-    (_template(env={}), "spec.pools.mixed.template.env: {} is not allowed; allowed: a list"),
-    (_template(env=[None]), "spec.pools.mixed.template.env[0]: null is not allowed; "
-     "allowed: an object"),
-    (_mixed(replicas="two"), 'spec.pools.mixed.replicas: "two" is not allowed; '
-     "allowed: an integer"),
-    (_mixed(replicas="2"), 'spec.pools.mixed.replicas: "2" is not allowed; allowed: an integer'),
-    (_mixed(replicas=True), "spec.pools.mixed.replicas: true is not allowed; allowed: an integer"),
-    (_mixed(replicas=2.5), "spec.pools.mixed.replicas: 2.5 is not allowed; allowed: an integer"),
-    (_mixed(replicas=-1), "spec.pools.mixed.replicas: -1 is not allowed; allowed: 0 to 1000"),
-    (_mixed(replicas=1001), "spec.pools.mixed.replicas: 1001 is not allowed; allowed: 0 to 1000"),
+    ({"model": {}}, "spec.model.uri: Field required"),
+    ({"model": {"uri": None}}, "spec.model.uri: Field required"),
+    ({"engine": []}, "spec.engine: Input should be an object; got []"),
+    (_template(env={}), "spec.pools.mixed.template.env: Input should be a valid array; got {}"),
+    (_template(env=[None]), "spec.pools.mixed.template.env[0]: Input should be an object; "
+     "got null"),
+    (_mixed(replicas="two"), 'spec.pools.mixed.replicas: Input should be a valid integer; '
+     'got "two"'),
+    (_mixed(replicas="2"), 'spec.pools.mixed.replicas: Input should be a valid integer; got "2"'),
+    (_mixed(replicas=True), "spec.pools.mixed.replicas: Input should be a valid integer; got true"),
+    (_mixed(replicas=2.5), "spec.pools.mixed.replicas: Input should be a valid integer; got 2.5"),
+    (_mixed(replicas=-1),
+     "spec.pools.mixed.replicas: Input should be greater than or equal to 0; got -1"),
+    (_mixed(replicas=1001),
+     "spec.pools.mixed.replicas: Input should be less than or equal to 1000; got 1001"),
     (_template(volumes=[{"name": "a", "emptyDir": {}}],
                volumeMounts=[{"name": "a", "mountPath": "//etc/./sluice/"}]),
      'spec.pools.mixed.template.volumeMounts[0].mountPath: "//etc/./sluice/" is not allowed; '
@@ -57,52 +60,52 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "spec.pools.mixed.template.topologySpreadConstraints: "
      '[{"maxSkew":1,"topologyKey":"a","whenUnsatisfiable":"DoNotSc… is not allowed; '
      "allowed: each pair of topologyKey and whenUnsatisfiable once (repeated: a DoNotSchedule)"),
-    ({"paused": "yes"}, 'spec.paused: "yes" is not allowed; allowed: true or false'),
-    ({"mode": "Both"}, 'spec.mode: "Both" is not allowed; allowed: "Mixed" or "Disaggregated"'),
-    ({"mode": True}, 'spec.mode: true is not allowed; allowed: "Mixed" or "Disaggregated"'),
+    ({"paused": "yes"}, 'spec.paused: Input should be a valid boolean; got "yes"'),
+    ({"mode": "Both"}, "spec.mode: Input should be 'Mixed' or 'Disaggregated'; got \"Both\""),
+    ({"mode": True}, "spec.mode: Input should be 'Mixed' or 'Disaggregated'; got true"),
     ({"engine": {"prefixEvictionPolicy": "old"}},
-     f'spec.engine.prefixEvictionPolicy: "old" is not allowed; allowed: {POLICIES}'),
+     f'spec.engine.prefixEvictionPolicy: Input should be {POLICIES}; got "old"'),
     ({"engine": {"memoryFraction": "0.5"}},
-     'spec.engine.memoryFraction: "0.5" is not allowed; allowed: a number'),
+     'spec.engine.memoryFraction: Input should be a valid number; got "0.5"'),
     ({"engine": {"memoryFraction": 1}},
-     "spec.engine.memoryFraction: 1 is not allowed; allowed: more than 0 and less than 1"),
+     "spec.engine.memoryFraction: Input should be less than 1; got 1"),
     ({"engine": {"kvTransfer": {"bootstrapPort": 0}}},
-     "spec.engine.kvTransfer.bootstrapPort: 0 is not allowed; allowed: 1 to 65535"),
+     "spec.engine.kvTransfer.bootstrapPort: Input should be greater than or equal to 1; got 0"),
     ({"engine": {"kvPoolTokens": 10**20}},
-     f"spec.engine.kvPoolTokens: 1{20 * '0'} is not allowed; allowed: 1 to 9223372036854775807"),
+     f"spec.engine.kvPoolTokens: Input should be {INT64}; got 1{20 * '0'}"),
     ({"engine": {"kvPoolTokens": 1e20}},
-     "spec.engine.kvPoolTokens: 1e+20 is not allowed; allowed: 1 to 9223372036854775807"),
+     f"spec.engine.kvPoolTokens: Input should be {INT64}; got 1e+20"),
     ({"engine": {"chunkSize": -(2**64)}},
-     "spec.engine.chunkSize: -18446744073709551616 is not allowed; allowed: -1 to 1048576"),
+     f"spec.engine.chunkSize: Input should be {INT64}; got -18446744073709551616"),
     ({"engine": {"memoryFraction": 10**20}},
-     "spec.engine.memoryFraction: 1e+20 is not allowed; allowed: more than 0 and less than 1"),
+     "spec.engine.memoryFraction: Input should be less than 1; got 1e+20"),
     ({"engine": {"kvPoolTokens": 10**400}},
-     f"spec.engine.kvPoolTokens: 1{59 * '0'}… is not allowed; allowed: 1 to 9223372036854775807"),
+     f"spec.engine.kvPoolTokens: Input should be {INT64}; got 1{59 * '0'}…"),
     (_mixed(resources={"requests": {"cpu": 1, "memory": "4Gi"}, "limits": {"memory": "2Gi"}}),
      'spec.pools.mixed.resources.requests: {"cpu":1,"memory":"4Gi"} is not allowed; '
      "allowed: at most the limits (memory: 2Gi)"),
-    ({"engine": {"image": False}}, "spec.engine.image: false is not allowed; allowed: a string"),
-    ({"engine": {"image": "a b"}}, 'spec.engine.image: "a b" is not allowed; '
-     r"allowed: text that matches ^\S+$"),
+    ({"engine": {"image": False}}, "spec.engine.image: Input should be a valid string; got false"),
+    ({"engine": {"image": "a b"}}, "spec.engine.image: String should match "
+     r"pattern '^\S+$'; got "'"a b"'),
     ({"model": {"uri": "dummy://a", "name": ""}},
-     'spec.model.name: "" is not allowed; allowed: at least 1 character'),
+     'spec.model.name: String should have at least 1 character; got ""'),
     ({"model": {"uri": "dummy://a", "name": 300 * "x"}},
-     f'spec.model.name: "{59 * "x"}… is not allowed; allowed: at most 256 characters'),
+     f'spec.model.name: String should have at most 256 characters; got "{59 * "x"}…'),
     (_template(nodeSelector={"a": "b c"}),
-     f'spec.pools.mixed.template.nodeSelector.a: "b c" is not allowed; '
-     f"allowed: text that matches {LABEL}"),
+     f"spec.pools.mixed.template.nodeSelector.a: String should match pattern '{LABEL}'; "
+     'got "b c"'),
     (_template(labels={64 * "n": "c"}),
      f'spec.pools.mixed.template.labels: {{"{58 * "n"}… is not allowed; allowed: keys like '
      f'example.com/name or name (names of at most 63 characters, unlike "{59 * "n"}…)'),
     (_template(sidecars=5 * [{"name": "a", "image": "b"}]),
-     'spec.pools.mixed.template.sidecars: [{"name":"a","image":"b"},{"name":"a","image":"b"},'
-     '{"name":"… is not allowed; allowed: a list of at most 4 items'),
+     "spec.pools.mixed.template.sidecars: List should have at most 4 items after validation, "
+     'not 5; got [{"name":"a","image":"b"},{"name":"a","image":"b"},{"name":"…'),
     (_mixed(resources={"limits": {"cpu": 0.5}}),
      "spec.pools.mixed.resources.limits.cpu: 0.5 is not allowed; "
      "allowed: an amount such as 2, 500m or 4Gi"),
     (_mixed(resources={"limits": {str(key): 1 for key in range(17)}}),
-     'spec.pools.mixed.resources.limits: {"0":1,"1":1,"2":1,"3":1,"4":1,"5":1,"6":1,"7":1,"8":1,'
-     '"9":1… is not allowed; allowed: an object of at most 16 items'),
+     "spec.pools.mixed.resources.limits: Dictionary should have at most 16 items after validation, "
+     'not more; got {"0":1,"1":1,"2":1,"3":1,"4":1,"5":1,"6":1,"7":1,"8":1,"9":1…'),
     ({"engine": {"chunkSize": 10}},
      "spec.engine.chunkSize: 10 is not allowed; "
      "allowed: -1 (off) or at least pageSize (16 when left out)"),
@@ -125,26 +128,26 @@ SPECS: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 DOCUMENTS: list[tuple[Any, str]] = [
-    ("text", '(document): "text" is not allowed; allowed: an object'),
-    ({"spec": None}, "spec: required"),
-    ({"spec": "fast"}, 'spec: "fast" is not allowed; allowed: an object'),
+    ("text", '(document): Input should be an object; got "text"'),
+    ({"spec": None}, "spec: Field required"),
+    ({"spec": "fast"}, 'spec: Input should be an object; got "fast"'),
     ({"kind": "Pod"}, 'kind: "Pod" is not allowed; allowed: InferenceService'),
-    ({"apiVersion": None}, "apiVersion: required"),
+    ({"apiVersion": None}, "apiVersion: Field required"),
     ({"apiVersion": "v1"}, 'apiVersion: "v1" is not allowed; allowed: serving.sluice.dev/v1alpha1'),
     ({"specs": {}}, "specs: unknown field; did you mean spec? "
      "allowed: apiVersion, kind, metadata, spec, status"),
-    ({"metadata": None}, "metadata: required"),
-    ({"metadata": {}}, "metadata.name: required"),
-    ({"metadata": {"name": 5}}, "metadata.name: 5 is not allowed; allowed: a string"),
+    ({"metadata": None}, "metadata: Field required"),
+    ({"metadata": {}}, "metadata.name: Field required"),
+    ({"metadata": {"name": 5}}, "metadata.name: Input should be a valid string; got 5"),
     ({"metadata": {"name": "Chat_1"}}, 'metadata.name: "Chat_1" is not allowed; allowed: a-z, 0-9 '
      "and '-', first a letter and last no '-', at most 40 characters, as the front Service has the "
      "same name"),
     ({"metadata": {"name": "a", "labels": {"tier": 1}}},
-     "metadata.labels.tier: 1 is not allowed; allowed: a string"),
-    ({"metadata": {"name": "a", "namespace": "My_NS"}}, 'metadata.namespace: "My_NS" is not '
-     "allowed; allowed: text that matches ^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
-    ({"metadata": {"name": "a", "namespace": 64 * "n"}}, f'metadata.namespace: "{59 * "n"}… is not '
-     "allowed; allowed: at most 63 characters"),
+     "metadata.labels.tier: Input should be a valid string; got 1"),
+    ({"metadata": {"name": "a", "namespace": "My_NS"}}, "metadata.namespace: "
+     "String should match pattern '^[a-z0-9]([-a-z0-9]*[a-z0-9])?$'; got \"My_NS\""),
+    ({"metadata": {"name": "a", "namespace": 64 * "n"}}, "metadata.namespace: "
+     f'String should have at most 63 characters; got "{59 * "n"}…'),
     ({"metadata": {"name": "a", "labels": {"my team": "a"}}},
      'metadata.labels: {"my team":"a"} is not allowed; '
      'allowed: keys like example.com/name or name, unlike "my team"'),
@@ -191,8 +194,8 @@ def test_each_rule_that_is_broken_has_its_line() -> None:
 
 def test_half_a_surrogate_pair_is_no_character() -> None:
     assert _lines(document({"engine": {"dtype": "\ud800"}})) == [
-        'spec.engine.dtype: "\ufffd" is not allowed; '
-        'allowed: "auto", "float32", "bfloat16" or "float16"'
+        "spec.engine.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'; "
+        'got "\ufffd"'
     ]
 
 
@@ -201,8 +204,8 @@ def test_a_pool_is_refused_in_the_same_words() -> None:
     with pytest.raises(InvalidSpecError) as caught:
         parse(EnginePoolSpec, spec, "spec")
     assert str(caught.value).splitlines() == [
-        'spec.role: "judge" is not allowed; allowed: "mixed", "prefill" or "decode"',
-        'spec.replicas: "2" is not allowed; allowed: an integer',
+        "spec.role: Input should be 'mixed', 'prefill' or 'decode'; got \"judge\"",
+        'spec.replicas: Input should be a valid integer; got "2"',
     ]
 
 

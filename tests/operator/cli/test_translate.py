@@ -143,7 +143,7 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
         ("--model gpt2", "--model: 'gpt2' is not allowed; allowed: /a/folder"),
         (
             "--gpu-memory-utilization 1.5",
-            "engine.memoryFraction: 1.5 is not allowed; allowed: more",
+            "engine.memoryFraction: Input should be less than 1; got 1.5",
         ),
         ("--max-num-batched-tokens 8", "allowed: -1 (off) or at least pageSize"),
     ],

@@ -50,6 +50,11 @@ def test_what_was_accepted_stays_so_while_other_fields_change() -> None:
             'spec.o: {"a":1,"b":2} is not allowed; allowed: no',
             id="an object of which a part changes",
         ),
+        pytest.param(
+            "spec.o: Input should be a valid string; got [1]",
+            "spec.o: Input should be a valid string; got [1,2]",
+            id="a list in pydantic's words",
+        ),
     ],
 )
 def test_the_same_wrong_value_is_known_again(old: str, new: str) -> None:
@@ -57,8 +62,9 @@ def test_the_same_wrong_value_is_known_again(old: str, new: str) -> None:
 
 
 def test_another_wrong_value_is_refused() -> None:
-    other = A.replace("1", "0")
-    assert refused(service(A), service(other)) == [other]
+    for finding in (A, "spec.a: Input should be greater than or equal to 2; got 1"):
+        other = finding.replace("1", "0")
+        assert refused(service(finding), service(other)) == [other]
 
 
 def test_a_spec_that_stays_is_not_looked_at() -> None:

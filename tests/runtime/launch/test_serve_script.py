@@ -40,13 +40,16 @@ def refusal(
         ({"settings": "[]"}, 'SETTINGS: "[]" is not allowed; allowed: a JSON object'),
         ({"config": "/nope.json"}, 'CONFIG: "/nope.json" is not allowed; allowed: a readable file'),
         ({"port": "x"}, 'PORT: "x" is not allowed; allowed: a number from 0 to 65535'),
-        ({"port": "99999"}, "server.port: 99999 is not allowed; allowed: 0 to 65535"),
+        ({"port": "99999"}, "server.port: Input should be less than or equal to 65535; got"),
         ({"settings": '{"chunkSizes": 3}'}, "chunkSizes: unknown field; did you mean chunkSize?"),
         (
             {"settings": '{"chunksize": 10, "schedulingPolicy": "lmp"}'},
-            'schedulingPolicy: "lmp" is not allowed; allowed: "fcfs", "lpm"',
+            "schedulingPolicy: Input should be 'fcfs', 'lpm'",
         ),
-        ({"port": "1", "settings": '{"server": {"port": -1}}'}, "server.port: -1 is not allowed"),
+        (
+            {"port": "1", "settings": '{"server": {"port": -1}}'},
+            "server.port: Input should be greater",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_key(arguments: dict[str, Any], says: str) -> None:
@@ -57,7 +60,9 @@ def test_settings_win_over_the_file_key_by_key(tmp_path: Path) -> None:
     path = tmp_path / "engine.json"
     path.write_text(json.dumps(FILE))
     slo = '{"slo": {"itlMilliseconds": 50}}'
-    assert "slo.percentile: 9 is not allowed" in refusal(config=str(path), settings=slo)
+    assert "slo.percentile: Input should be greater than or equal to " in refusal(
+        config=str(path), settings=slo
+    )
     assert "model.uri" in refusal(
         config=str(path), settings='{"model": {"uri": ""}, "slo": {"itlMilliseconds": 50}}'
     )

@@ -217,8 +217,8 @@ async def test_an_engine_that_fails_in_a_stream_ends_it_with_response_failed(
 @pytest.mark.parametrize(
     ("asked", "param", "says"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "leaving it out"),
-        ({"background": True}, "background", "false"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "be null"),
+        ({"background": True}, "background", "be False"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type", "or \"reasoning\""),
@@ -227,6 +227,11 @@ async def test_an_engine_that_fails_in_a_stream_ends_it_with_response_failed(
         ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "["}]},
          "input[0].arguments", "a JSON object"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", "function"),
+        ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
+        ({"tool_choice": 1}, "tool_choice", "none, auto, required or an object that names"),
+        ({"input": 5}, "input", "a string or a list of items"),
+        ({"input": [{"role": "user", "content": 5}]}, "input[0].content", "a list of text parts"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "without tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "f"}},
          "tool_choice.name", "weather"),

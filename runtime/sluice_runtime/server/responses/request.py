@@ -11,14 +11,25 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.fields import (
+    LIST,
+    OBJECT,
+    STRING,
     AnsweredRequest,
     RequestModel,
     SamplingFields,
     TemplateOptions,
+    by_type,
 )
 from sluice_runtime.server.protocol import MAX_LOGPROBS, MAX_MESSAGES
 from sluice_runtime.server.structured import JsonObject
-from sluice_runtime.server.tools.request import MAX_TOOLS, Function, JsonText, NamedFunction
+from sluice_runtime.server.tools.request import (
+    MAX_TOOLS,
+    TOOL_CHOICE,
+    Function,
+    JsonText,
+    NamedFunction,
+    ToolMode,
+)
 
 LOGPROBS: Final = "message.output_text.logprobs"
 """Of `include`: the only entry with an effect."""
@@ -54,6 +65,9 @@ Parts = Annotated[
     ],
     Field(min_length=1, fail_fast=True),
 ]
+Content = Annotated[
+    Annotated[str, STRING] | Annotated[Parts, LIST], by_type("a string or a list of text parts")
+]
 
 
 def _known_type(kind: object) -> object:
@@ -68,7 +82,7 @@ class InputMessage(RequestModel):
 
     type: Annotated[Literal["message"] | None, BeforeValidator(_known_type)] = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Parts
+    content: Content
     id: str | None = None
     status: str | None = None
     phase: Any = None
@@ -89,7 +103,7 @@ class FunctionOutput(RequestModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Parts
+    output: Content
     id: str | None = None
     status: str | None = None
 
@@ -136,22 +150,30 @@ Item = Annotated[
     | Annotated[EarlierReasoning, Tag("as reasoning")],
     Discriminator(_item_tag),
 ]
+Input = Annotated[
+    Annotated[str, STRING]
+    | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), LIST],
+    by_type("a string or a list of items"),
+]
 
 
 MAX_TOOLS_CHARACTERS: Final = 1 << 20
 """Of all tools, as JSON. A stream repeats them in two events, which are passed on together."""
 
 
-class FunctionTool(Function):
+class OfTypeFunction(RequestModel):
+    """What is of type function. A base named last is validated first: of another type of tool, the
+    type is refused, and not what it lacks of a function."""
+
+    type: Literal["function"]
+
+
+class FunctionTool(Function, OfTypeFunction):
     """One entry of `tools`."""
 
-    type: Literal["function"]
 
-
-class ChosenFunction(NamedFunction):
+class ChosenFunction(NamedFunction, OfTypeFunction):
     """`tool_choice`, when it names a function."""
-
-    type: Literal["function"]
 
 
 class TextFormat(RequestModel):
@@ -209,12 +231,12 @@ class ResponsesRequest(AnsweredRequest, SamplingFields, UnusedResponseFields, St
     """`POST /v1/responses`."""
 
     model: str
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    input: Input
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: int | None = Field(default=None, ge=1)
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    tool_choice: Annotated[ToolMode | Annotated[ChosenFunction, OBJECT], TOOL_CHOICE] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None

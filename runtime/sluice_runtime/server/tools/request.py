@@ -6,7 +6,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from sluice_runtime.server.fields import RequestModel, infinite_at, json_within
+from sluice_runtime.server.fields import (
+    OBJECT,
+    STRING,
+    RequestModel,
+    by_type,
+    infinite_at,
+    json_within,
+)
 
 MAX_TOOLS: Final = 128
 
@@ -26,6 +33,8 @@ def _json_object(text: str) -> str:
 
 
 JsonText = Annotated[str, AfterValidator(_json_object)]
+ToolMode = Annotated[Literal["none", "auto", "required"], STRING]
+TOOL_CHOICE: Final = by_type("none, auto, required or an object that names a function")
 
 
 class Function(RequestModel):
@@ -69,7 +78,7 @@ class ToolFields(RequestModel):
     """The fields of a chat request that are about tools."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Annotated[ToolMode | Annotated[NamedTool, OBJECT], TOOL_CHOICE] | None = None
     parallel_tool_calls: bool | None = None
 
 
