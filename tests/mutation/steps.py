@@ -390,6 +390,13 @@ STEP_MUTATIONS: Final = (
         ("test_cost_model",),
     ),
     Mutation(
+        "cost: what decodes beside prompts is counted as their work",
+        "cost_model",
+        "added = seconds - self._without_prompts(shape)",
+        "added = seconds",
+        ("test_cost_model",),
+    ),
+    Mutation(
         "chunk: steps that take longer than predicted are not reckoned with",
         "pacing",
         "left = self._target.seconds / self._cost.slack(self._share) - base",

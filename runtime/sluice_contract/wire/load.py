@@ -17,6 +17,9 @@ from sluice_contract.config.kv_transfer import KvFingerprint
 
 MAX_COUNT: Final = 2**53
 """Far beyond any count, and exact in a float, as which readers compute with it."""
+MIN_PROMPT_SHARE: Final = 0.1
+"""Of the time of steps that compute prompts: no measurement is believed that leaves prompts less.
+"""
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
@@ -77,7 +80,12 @@ class LoadReport(ContractModel):
     queued_work_seconds: float
     """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""
     prefill_tokens_per_second: float | None = None
-    """At which prompts are computed while some are; absent when unknown."""
+    """At which prompts are computed while some are: tokens by the whole time of their steps, with
+    what decodes beside them. It predicts how long prompts wait; absent when unknown."""
+    marginal_prefill_tokens_per_second: float | None = None
+    """The inverse of what a prompt token adds to a step that decodes anyway: counts the work of
+    prompts where that of answers is counted apart. At most 1 / `MIN_PROMPT_SHARE` of the rate
+    above; absent while unknown, and of older engines."""
     itl_seconds: float | None = None
     """Mean time between two tokens of an answer in the last ten seconds; absent while none ran."""
     prompt_tokens_total: Count | None = None

@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from sluice_contract.wire.load import MIN_PROMPT_SHARE
+
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.pacing import PaceStatus
@@ -70,8 +72,9 @@ class Pace:
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
-        """Of steps that computed prompts; the more tokens a step had, the more it counts, so that
-        the rest of a prompt does not pass for the rate of whole chunks. None before the first."""
+        """Of steps that computed prompts, with what decoded in them. The more tokens a step had,
+        the more it counts, so that the rest of a prompt does not pass for the rate of whole chunks.
+        None before the first."""
         if not self._prefill_seconds:
             return None
         return self._prefill_weight / self._prefill_seconds
@@ -162,11 +165,22 @@ def load_from(
         step_error_ratio=status.pace.error_ratio,
         handover=handover,
         prefill_tokens_per_second=pace.prefill_tokens_per_second,
+        marginal_prefill_tokens_per_second=marginal_rate(pace, status.pace.marginal_token_seconds),
         itl_seconds=pace.itl_seconds(now.monotonic_seconds),
         prompt_tokens=status.received_prompt_tokens,
         generated_tokens=pace.generated_tokens,
         finished_requests=status.finished_requests,
     )
+
+
+def marginal_rate(pace: Pace, token_seconds: float | None) -> float | None:
+    """Prompt tokens in a second, each of which adds `token_seconds` to a step. Where prompts hide
+    behind reading the weights, that may be nearly nothing."""
+    whole = pace.prefill_tokens_per_second
+    if token_seconds is None or whole is None:
+        return None
+    most = whole / MIN_PROMPT_SHARE
+    return 1 / token_seconds if token_seconds * most > 1 else most
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,10 @@ Five coefficients, none negative, fitted to the relative error by least squares 
 new step makes those of its kind before it count for a little less. Steps with and without prompt
 tokens are forgotten apart, so that an hour of decoding does not erase what prompts cost.
 
+What prompts add to a step is measured too: its duration less the predicted one of the same step
+without them. It is less than the prompts' own computation, part of which hides behind reading the
+weights, as a step that only decodes does as well.
+
 A step far from its prediction counts as one at the edge of what is likely. When several in a row
 are far off on the same side, the machine has changed: all coefficients are scaled.
 
@@ -54,6 +58,10 @@ FORGOTTEN: Final = 1e-200
 ENOUGH_EXTENDS: Final = 8
 
 
+SETTLED_DECODES: Final = 32
+"""Steps without prompt tokens that show what a step costs without them."""
+
+
 SETTLED_EXTENDS: Final = 32
 """From then on an error is the step's, not that of a model that knows too little."""
 
@@ -98,7 +106,9 @@ class CostModel:
     def __init__(self) -> None:
         self._extending, self._decoding = _Evidence(), _Evidence()
         self._coefficients = [0.0] * SIZE
-        self._extends = 0
+        self._extends = self._decodes = 0
+        self._prompt_tokens = self._prompt_seconds = 0.0
+        """Of the last steps, forgotten as evidence is; and what these tokens added to them."""
         self._error = LEAST_ERROR
         self._outliers: list[_Step] = []
         """Unlikely steps since the last likely one; all on one side."""
@@ -124,14 +134,21 @@ class CostModel:
         """Predicted duration; 0 for an empty step and before there is any data."""
         if not (shape.extend_tokens or shape.decode_rows):
             return 0.0
-        step, token, product, row, context = self._coefficients
-        return (
-            step
-            + token * shape.extend_tokens
-            + product * shape.extend_context_products
-            + row * shape.decode_rows
-            + context * shape.decode_context_tokens
-        )
+        _, token, product, _, _ = self._coefficients
+        prompts = token * shape.extend_tokens + product * shape.extend_context_products
+        return self._without_prompts(shape) + prompts
+
+    def _without_prompts(self, shape: StepShape) -> float:
+        """Predicted duration of a step that only decodes what this one does."""
+        step, _, _, row, context = self._coefficients
+        return step + row * shape.decode_rows + context * shape.decode_context_tokens
+
+    def marginal_token_seconds(self) -> float | None:
+        """What a prompt token has lately added to a step that decodes anyway. None before there is
+        enough data of both kinds of steps."""
+        if self._prompt_seconds <= 0:
+            return None
+        return self._prompt_seconds / self._prompt_tokens
 
     def slack(self, share: float) -> float:
         """Observed over predicted seconds: a mixed step stays under it with probability `share`."""
@@ -141,16 +158,25 @@ class CostModel:
         """Learns from a step that took so long."""
         if seconds <= 0 or not (shape.extend_tokens or shape.decode_rows):
             return
+        likely = scale = seconds
         if self.ready and (predicted := self.seconds(shape)) > 0:
             mixed = bool(shape.extend_tokens and shape.decode_rows)
-            seconds = self._judged(seconds, predicted, mixed)
-            scale = predicted
-        else:
-            scale = seconds
+            likely, scale = self._judged(seconds, predicted, mixed), predicted
         evidence = self._extending if shape.extend_tokens else self._decoding
-        evidence.add((1.0, *map(float, shape)), seconds, scale)
+        evidence.add((1.0, *map(float, shape)), likely, scale)
         self._extends += bool(shape.extend_tokens)
+        self._decodes += not shape.extend_tokens
         self._solve()
+        if shape.extend_tokens:
+            self._measure_prompts(shape, min(seconds, HICCUP * scale))
+
+    def _measure_prompts(self, shape: StepShape, seconds: float) -> None:
+        """What the prompts of a step of so many seconds added to it, once that is known."""
+        if self._extends < SETTLED_EXTENDS or self._decodes < SETTLED_DECODES:
+            return
+        added = seconds - self._without_prompts(shape)
+        self._prompt_tokens = self._prompt_tokens * FORGETTING + shape.extend_tokens
+        self._prompt_seconds = self._prompt_seconds * FORGETTING + added
 
     def _judged(self, seconds: float, predicted: float, mixed: bool) -> float:
         """The duration to learn from: the measured one, unless it is unlikely."""

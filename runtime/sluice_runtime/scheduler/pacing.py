@@ -77,6 +77,8 @@ class PaceStatus:
     """Mean relative error of the predictions."""
     token_seconds: float
     """Predicted time for a prompt token in steps like the last ones; 0 while unknown."""
+    marginal_token_seconds: float | None
+    """What a prompt token adds to a step that decodes anyway; None while unknown."""
 
 
 class _PendingStep(NamedTuple):
@@ -143,6 +145,7 @@ class Pacing:
             predicted_seconds=self._last.predicted_seconds,
             error_ratio=self.cost.error,
             token_seconds=self.token_seconds(),
+            marginal_token_seconds=self.cost.marginal_token_seconds(),
         )
 
     def token_seconds(self) -> float:

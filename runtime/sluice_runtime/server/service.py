@@ -218,6 +218,7 @@ class Service:
             answer_identity=None if self.text is None else self.answer_identity(),
             queued_work_seconds=load.queued_work_seconds,
             prefill_tokens_per_second=load.prefill_tokens_per_second,
+            marginal_prefill_tokens_per_second=load.marginal_prefill_tokens_per_second,
             itl_seconds=load.itl_seconds,
             prompt_tokens_total=load.prompt_tokens,
             generated_tokens_total=load.generated_tokens,

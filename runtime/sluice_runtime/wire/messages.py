@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from sluice_contract.wire.spans import trace_id
 
-PROTOCOL_VERSION: Final = 21
+PROTOCOL_VERSION: Final = 22
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -262,7 +262,8 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     handover: HandoverLoad | None = None
     """Of prefill and decode engines."""
     prefill_tokens_per_second: float | None = None
-    """As in the load report; so is the next."""
+    """As in the load report; so are the next two."""
+    marginal_prefill_tokens_per_second: float | None = None
     itl_seconds: float | None = None
     prompt_tokens: int = 0
     """Since the start, as are the next two: of prompts to compute here, without those that the

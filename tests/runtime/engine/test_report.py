@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_runtime.engine.report import Pace
+from sluice_runtime.engine.report import Pace, marginal_rate
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode
 
 
@@ -32,6 +32,15 @@ def test_prompts_are_computed_at_the_rate_of_whole_chunks() -> None:
     for at in range(20, 400):
         pace.stepped(step(prompt_tokens=2000), at, at + 1.0)
     assert pace.prefill_tokens_per_second == pytest.approx(2000, rel=0.01)
+
+
+def test_the_marginal_rate_is_the_inverse_of_what_a_token_adds_within_reason() -> None:
+    pace = Pace()
+    assert marginal_rate(pace, 0.001) is None
+    pace.stepped(step(prompt_tokens=2000), 0.0, 2.0)
+    assert marginal_rate(pace, None) is None
+    assert marginal_rate(pace, 0.0005) == 2000
+    assert marginal_rate(pace, 1e-320) == 10 * 1000, "prompts that add nothing"
 
 
 def test_answers_wait_for_steps_that_they_sit_out() -> None:

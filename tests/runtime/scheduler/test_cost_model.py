@@ -148,6 +148,66 @@ def test_an_empty_step_teaches_nothing() -> None:
     assert model.seconds(StepShape()) == 0.0
 
 
+def device_seconds(shape: StepShape) -> float:
+    """A device that computes while it reads the weights: the slower of both counts."""
+    compute = 2e-4 * shape.extend_tokens + 2e-4 * shape.decode_rows
+    attention = 5e-9 * shape.extend_context_products + 2e-7 * shape.decode_context_tokens
+    return 0.008 + max(0.037, compute) + attention
+
+
+def added_seconds(shape: StepShape) -> float:
+    """By its prompts."""
+    without = StepShape(0, 0, shape.decode_rows, shape.decode_context_tokens)
+    return device_seconds(shape) - device_seconds(without)
+
+
+def served(draw: random.Random, chunk: int) -> StepShape:
+    """A step under mixed load: chunks, ends of prompts, and steps that only decode."""
+    tokens = draw.choice([0, chunk, chunk, draw.randint(16, chunk)])
+    rows = draw.randint(20, 60)
+    products = context_products(draw.choice([0, draw.randint(0, 4000)]), tokens)
+    return StepShape(tokens, products, rows, rows * draw.randint(1000, 1500))
+
+
+@pytest.mark.parametrize("chunk", [384, 512, 2048])
+def test_what_prompts_add_to_a_step_that_reads_the_weights_anyway_is_measured(chunk: int) -> None:
+    draw, model = random.Random(9), CostModel()
+    shapes = [served(draw, chunk) for _ in range(600)]
+    for shape in shapes:
+        model.observe(shape, device_seconds(shape) * draw.lognormvariate(0, 0.03))
+    lately = [shape for shape in shapes if shape.extend_tokens][-150:]
+    added = sum(map(added_seconds, lately)) / sum(shape.extend_tokens for shape in lately)
+    assert model.marginal_token_seconds() == pytest.approx(added, rel=0.1)
+    whole = sum(map(device_seconds, lately)) / sum(shape.extend_tokens for shape in lately)
+    assert added < 0.9 * whole
+
+
+def test_what_prompts_add_is_unknown_before_steps_without_them_were_seen() -> None:
+    draw, model = random.Random(9), CostModel()
+    for _ in range(100):
+        shape = mixed(draw)
+        model.observe(shape, device_seconds(shape))
+    assert model.marginal_token_seconds() is None
+    for _ in range(32):
+        model.observe(StepShape(0, 0, 30, 30_000), device_seconds(StepShape(0, 0, 30, 30_000)))
+    assert model.marginal_token_seconds() is None, "no prompt was measured since"
+    shape = mixed(draw)
+    model.observe(shape, device_seconds(shape))
+    assert model.marginal_token_seconds()
+
+
+def test_a_hiccup_of_the_machine_is_no_work_of_prompts() -> None:
+    draw, model = random.Random(9), CostModel()
+    for _ in range(600):
+        shape = served(draw, 512)
+        model.observe(shape, device_seconds(shape))
+    before, shape = model.marginal_token_seconds(), served(draw, 512)
+    while not shape.extend_tokens:
+        shape = served(draw, 512)
+    model.observe(shape, 60.0)
+    assert model.marginal_token_seconds() == pytest.approx(before, rel=0.05)
+
+
 def mixed(draw: random.Random) -> StepShape:
     shape = drawn(draw)
     return shape if shape.extend_tokens and shape.decode_rows else mixed(draw)

@@ -83,6 +83,7 @@ def load(running: int, queued: int = 0) -> Load:
         chunk_budgets={"Target": 7},
         step_error_ratio=0.125,
         prefill_tokens_per_second=1500.0,
+        marginal_prefill_tokens_per_second=2500.0,
         itl_seconds=0.025,
         prompt_tokens=700,
         generated_tokens=90,

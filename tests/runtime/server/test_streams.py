@@ -176,6 +176,7 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
         assert (load["kvPagesTotal"], load["epoch"], load["queuedWorkSeconds"]) == (64, "e1", 0.25)
         assert load["privateCalls"] is False  # without a key
         assert (load["prefillTokensPerSecond"], load["itlSeconds"]) == (1500.0, 0.025)
+        assert load["marginalPrefillTokensPerSecond"] == 2500.0
         totals = ("promptTokensTotal", "generatedTokensTotal", "finishedRequestsTotal")
         assert [load[total] for total in totals] == [700, 90, 6]
         text = (await server.http.get("/metrics")).text
