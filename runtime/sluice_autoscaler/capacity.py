@@ -50,8 +50,9 @@ def keeps(
     engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
 ) -> bool:
     """Whether this many engines keep the promise."""
+    busy = load.busy_engines / engines
     share = load.offered_engines / engines
-    return share <= _queue_share(engines, load, promise) and _peak_share(
+    return busy <= _queue_share(engines, load, promise) and _peak_share(
         share, load, promise
     ) <= _itl_share(engines, promise, itl, running)
 
@@ -60,10 +61,11 @@ def _queue_share(engines: int, load: Forecast, promise: Promise) -> float:
     """Utilisation at which few requests wait longer than promised.
 
     In heavy traffic the wait of M/G/n is exponential, with mean dispersion / (2 n (1 - share))
-    (Kingman's bound; Kollerstrom 1974 for n servers).
+    (Kingman's bound; Kollerstrom 1974 for n servers). Work is what it takes beside what decodes.
     """
     exceeding = math.log(1 / (1 - promise.share))
-    slack = load.dispersion_seconds * exceeding / (2 * engines * promise.queue_seconds)
+    dispersion = load.dispersion_seconds / load.prompt_share
+    slack = dispersion * exceeding / (2 * engines * promise.queue_seconds)
     return min(MAX_SHARE, max(MIN_SHARE, 1 - slack))
 
 

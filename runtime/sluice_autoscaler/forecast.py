@@ -21,7 +21,8 @@ SURE_ERRORS: Final = 1.5
 DISPERSION_SECONDS: Final = 300.0
 """Over which its burstiness is learnt."""
 PRIOR_DISPERSION: Final = 0.5
-"""In seconds, until measured: as of prompts that take a quarter of a second each."""
+"""In seconds, until measured: as of prompts that take a quarter of a second each, beside what
+decodes."""
 PRIOR_SAMPLES: Final = 15
 """So many samples are as good as the prior."""
 TREND_SECONDS: Final = 20.0
@@ -36,20 +37,36 @@ class Forecast:
     """Of one pool."""
 
     offered_engines: float = 0.0
-    """Engines that the arriving work would keep busy all the time."""
+    """Engines that the arriving work would keep busy all the time if nothing decoded."""
     dispersion_seconds: float = PRIOR_DISPERSION
     """Variance of the work that arrives in some time, by its mean. For requests that come on their
     own: the mean square of their work by its mean."""
     answer_seconds: float = ANSWER_SECONDS
     """Mean time that a request runs."""
+    prompt_share: float = 1.0
+    """Of the time of steps that compute prompts: the rest goes to what decodes in them."""
+
+    @property
+    def busy_engines(self) -> float:
+        """Engines that compute prompts all the time, with what decodes beside them."""
+        return self.offered_engines / self.prompt_share
 
 
 def forecast(ticks: Sequence[Measured], now: Measured) -> Forecast:
     """`ticks`: those before `now`, the oldest first."""
-    dispersion, past = _dispersion_seconds(ticks), _mean(ticks)
+    prompt_share, past = _prompt_share(now), _mean(ticks)
+    dispersion = _dispersion_seconds(ticks, PRIOR_DISPERSION * prompt_share)
     return Forecast(
-        _offered_engines((*ticks, now), dispersion, past), dispersion, _answer_seconds(ticks)
+        _offered_engines((*ticks, now), dispersion, past),
+        dispersion,
+        _answer_seconds(ticks),
+        prompt_share,
     )
+
+
+def _prompt_share(now: Measured) -> float:
+    whole, marginal = now.prefill_tokens_per_second, now.marginal_prefill_tokens_per_second
+    return min(1.0, whole / marginal) if whole and marginal else 1.0
 
 
 def _mean(ticks: Sequence[Measured]) -> float:
@@ -92,7 +109,7 @@ def _offered_engines(ticks: Sequence[Measured], dispersion_seconds: float, past:
     return max(best, arrived / seconds) if seconds >= SURE_SECONDS else best
 
 
-def _dispersion_seconds(ticks: Sequence[Measured]) -> float:
+def _dispersion_seconds(ticks: Sequence[Measured], prior: float) -> float:
     """From the differences of samples that follow each other, which a slow rise or fall of the rate
     hardly touches."""
     pairs = samples = work = squares = 0.0
@@ -115,9 +132,9 @@ def _dispersion_seconds(ticks: Sequence[Measured]) -> float:
         if samples >= DISPERSION_SECONDS:
             break
     if not pairs or not work:
-        return PRIOR_DISPERSION
+        return prior
     seen = squares / pairs / (work / samples)
-    return (PRIOR_SAMPLES * PRIOR_DISPERSION + pairs * seen) / (PRIOR_SAMPLES + pairs)
+    return (PRIOR_SAMPLES * prior + pairs * seen) / (PRIOR_SAMPLES + pairs)
 
 
 def _answer_seconds(ticks: Sequence[Measured]) -> float:

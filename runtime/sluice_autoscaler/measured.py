@@ -1,14 +1,18 @@
 """What a pool did since the sample before: the numbers that decisions learn from.
 
-Work is counted in seconds of one engine's time, so that engines of different speeds add up.
+Work is counted in seconds of one engine's time, so that engines of different speeds add up. There
+are two rates for that. What waits is computed beside what decodes, so it takes the whole time of
+its steps. What arrives is counted without what decodes, whose time is subtracted where engines are
+sized for the time between tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import MIN_PROMPT_SHARE
 
 from sluice_autoscaler.reports import Reports, warm
 from sluice_autoscaler.sample import EngineSample, Sample
@@ -34,13 +38,15 @@ class Measured:
     interval_seconds: float = 0.0
     """Since the sample before; 0 if there is none."""
     arrived_seconds: float | None = None
-    """Work that arrived in it: new prompt tokens, by the rate at which they are computed."""
+    """Work that arrived in it: new prompt tokens, by the marginal rate where that is reported."""
     finished_requests: int | None = None
     """In it."""
     prefill_tokens_per_second: float | None = None
-    """Of one engine, the pool's mean."""
+    """Of one engine, the pool's mean: beside what decodes."""
+    marginal_prefill_tokens_per_second: float | None = None
+    """The same without what decodes, as far as engines report it."""
     queued_seconds: float = 0.0
-    """Work that waits, of the whole pool."""
+    """Work that waits, of the whole pool: as long as it takes beside what decodes."""
     queued_requests: float = 0.0
     running_requests: float = 0.0
     kv_engines: float = 0.0
@@ -64,21 +70,21 @@ class Measured:
     """Whether the service had anything to do."""
 
 
-def measure(
-    reports: Reports, sample: Sample, before: Sample | None, known_rate: float | None
-) -> Measured:
-    """The pool of `reports` in `sample`. `known_rate`: tokens per second of an engine, as known
-    from before, for engines that have not shown theirs."""
+def measure(reports: Reports, sample: Sample, before: Sample | None, known: Measured) -> Measured:
+    """The pool of `reports` in `sample`. `known`: what was measured before; its rates are for
+    engines that have not shown theirs."""
     engines = reports.counted
-    rate = pool_rate(engines) or known_rate
+    rate = pool_rate(engines, _whole_rate) or known.prefill_tokens_per_second
+    marginal = pool_rate(engines, marginal_rate) or known.marginal_prefill_tokens_per_second
     interval = sample.time_seconds - before.time_seconds if before else 0.0
     pairs = _pairs(engines, before.engines if before and before.engines else ())
     scale = reports.scale
     return Measured(
         interval_seconds=max(0.0, interval),
-        arrived_seconds=_arrived_seconds(pairs, rate, scale),
+        arrived_seconds=_arrived_seconds(pairs, marginal or rate, scale),
         finished_requests=_finished_requests(pairs),
         prefill_tokens_per_second=rate,
+        marginal_prefill_tokens_per_second=marginal,
         queued_seconds=scale * sum(queued_seconds(engine, rate) for engine in engines),
         queued_requests=scale * sum(engine.queued_requests for engine in engines),
         running_requests=scale * sum(engine.running_requests for engine in engines),
@@ -90,12 +96,26 @@ def measure(
     )
 
 
-def pool_rate(engines: Sequence[EngineSample]) -> float | None:
+def pool_rate(
+    engines: Sequence[EngineSample], rate_of: Callable[[EngineSample], float | None]
+) -> float | None:
     """Tokens per second of one engine: the mean of those that are warm, or else of all."""
-    reporting = [engine for engine in engines if engine.prefill_tokens_per_second]
-    reporting = [engine for engine in reporting if warm(engine)] or reporting
-    rates = [engine.prefill_tokens_per_second or 0.0 for engine in reporting]
+    known = [(engine, rate) for engine in engines if (rate := rate_of(engine))]
+    rates = [rate for engine, rate in known if warm(engine)] or [rate for _, rate in known]
     return sum(rates) / len(rates) if rates else None
+
+
+def _whole_rate(engine: EngineSample) -> float | None:
+    return engine.prefill_tokens_per_second
+
+
+def marginal_rate(engine: EngineSample) -> float | None:
+    """Prompt tokens of a second that an engine gives to prompts alone; of an older engine, of a
+    second in which answers have their part. A prefill engine gives all of its time to prompts."""
+    whole, marginal = engine.prefill_tokens_per_second, engine.marginal_prefill_tokens_per_second
+    if not whole or not marginal or engine.role is not Role.MIXED:
+        return whole
+    return min(max(whole, marginal), whole / MIN_PROMPT_SHARE)
 
 
 def queued_seconds(engine: EngineSample, rate: float | None) -> float:
@@ -173,7 +193,7 @@ def _arrived_seconds(pairs: Iterable[Pair], rate: float | None, scale: float) ->
     for old, new in pairs:
         if old.prompt_tokens_total is None or new.prompt_tokens_total is None:
             continue
-        own = new.prefill_tokens_per_second if warm(new) else None
+        own = marginal_rate(new) if warm(new) else None
         arrived += max(0, new.prompt_tokens_total - old.prompt_tokens_total) / (own or rate)
         measurable = True
     return arrived * scale if measurable else None

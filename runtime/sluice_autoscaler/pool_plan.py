@@ -41,8 +41,8 @@ def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Meas
     """The reports that count, and what they say."""
     reports, last = reports_of(sample.engines or (), role), history.last
     former = last.decision.pools.get(role) if last else None
-    known_rate = former.measured.prefill_tokens_per_second if former else None
-    now = measure(reports, sample, last.sample if last else None, known_rate)
+    known = former.measured if former else Measured()
+    now = measure(reports, sample, last.sample if last else None, known)
     boot = startup_of(last, sample, role)
     return reports, replace(
         now,

@@ -81,6 +81,7 @@ def possible(engine: EngineSample) -> bool:
         engine.generated_tokens_total or 0,
         engine.finished_requests_total or 0,
         engine.prefill_tokens_per_second or 0.0,
+        engine.marginal_prefill_tokens_per_second or 0.0,
     )
     seconds = (engine.queued_work_seconds, engine.itl_seconds or 0.0)
     return (

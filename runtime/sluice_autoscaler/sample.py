@@ -34,7 +34,9 @@ class EngineSample:
     prealloc_requests: int = 0
     transfer_requests: int = 0
     prefill_tokens_per_second: float | None = None
-    """At which prompts are computed while some are."""
+    """At which prompts are computed while some are, beside what decodes."""
+    marginal_prefill_tokens_per_second: float | None = None
+    """The inverse of what a prompt token adds to a step that decodes anyway."""
     itl_seconds: float | None = None
     """Recent time between two tokens of an answer."""
     prompt_tokens_total: int | None = None

@@ -33,7 +33,7 @@ def need_of(settings: Settings, view: PoolView) -> float:
     now = view.now
     if view.role is Role.DECODE:
         return max(now.kv_engines / settings.kv_used, now.row_engines)
-    busy = view.load.offered_engines + now.queued_seconds / BACKLOG_SECONDS
+    busy = view.load.busy_engines + now.queued_seconds / BACKLOG_SECONDS
     return max(busy / MAX_SHARE, arriving_want(view, settings).engines)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
@@ -94,11 +94,7 @@ def arriving_want(view: PoolView, settings: Settings) -> Want:
     if view.load.offered_engines <= 0 and itl is None:
         return Want(0, "ArrivingWork", "no work arrives")
     promise = promise_of(settings)
-    more = Forecast(
-        view.load.offered_engines * (1 + TOLERANCE),
-        view.load.dispersion_seconds,
-        view.load.answer_seconds,
-    )
+    more = replace(view.load, offered_engines=view.load.offered_engines * (1 + TOLERANCE))
     engines = _settled(
         view.current,
         engines_for(view.load, promise, itl, running),
@@ -118,7 +114,7 @@ def _queued(view: PoolView, settings: Settings) -> Want:
         demand = seconds / allowed
     else:
         late = max(0.0, seconds - allowed * max(1, view.current))
-        demand = view.load.offered_engines + late / DRAIN_SECONDS if late else 0.0
+        demand = view.load.busy_engines + late / DRAIN_SECONDS if late else 0.0
     demand = min(demand, view.current + view.requests) if seconds else 0.0
     text = f"{seconds:.1f} s of work wait"
     return _ratio(view, demand, "QueuedWork", text, f"{allowed:g} s in each engine")

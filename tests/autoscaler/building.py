@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
@@ -117,9 +117,15 @@ class Service:
         return sizes
 
 
+MEASURED: Final = {
+    "itl_seconds", "prefill_tokens_per_second", "marginal_prefill_tokens_per_second", "condition",
+    "age_seconds",
+}  # fmt: skip
+
+
 def _share(key: str, value: Any, replicas: int, index: int) -> Any:
     """Of one engine: a part of what is counted, all of what is measured."""
-    if key in {"itl_seconds", "prefill_tokens_per_second", "condition", "age_seconds"}:
+    if key in MEASURED:
         return value
     if key == "kv_used":
         return min(1.0, value / replicas)

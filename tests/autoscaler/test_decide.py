@@ -88,6 +88,24 @@ def test_arriving_work_asks_for_engines_before_anything_waits() -> None:
     assert more.settle({MIXED: {"prompt_tokens": 6 * RATE}}, seconds=60)[-1] > sizes[-1]
 
 
+@pytest.mark.parametrize(
+    ("promise", "fewer"),
+    [({}, False), ({"itl_seconds": 0.06}, True), ({"itl_seconds": 1.0}, False)],
+)
+def test_the_marginal_rate_counts_only_where_answers_have_their_part_of_the_time(
+    promise: dict[str, Any], *, fewer: bool
+) -> None:
+    """The queue is sized as before: prompts that wait are computed beside what decodes."""
+    load = {"prompt_tokens": 3 * RATE, "running_requests": 20, "itl_seconds": 0.03}
+    sizes = []
+    for marginal in (None, 2 * RATE):
+        service = Service(wanting(ttft_seconds=2.0, **promise), {MIXED: 1})
+        rates = {"marginal_prefill_tokens_per_second": marginal}
+        sizes.append(service.settle({MIXED: load | rates}, seconds=200))
+    assert (sizes[1][-1] < sizes[0][-1]) is fewer
+    assert fewer or sizes[0] == sizes[1]
+
+
 def test_up_fast_and_down_slow() -> None:
     service = Service(wanting(), {MIXED: 1})
     for _ in range(3):

@@ -54,6 +54,7 @@ def any_engine(draw: st.DrawFn, role: Role) -> EngineSample:
         kv_used=draw(FLOATS),
         prealloc_requests=draw(COUNTS),
         prefill_tokens_per_second=draw(st.one_of(st.none(), FLOATS)),
+        marginal_prefill_tokens_per_second=draw(st.one_of(st.none(), FLOATS)),
         itl_seconds=draw(st.one_of(st.none(), FLOATS)),
         prompt_tokens_total=draw(st.one_of(st.none(), COUNTS)),
         finished_requests_total=draw(st.one_of(st.none(), COUNTS)),

@@ -61,6 +61,7 @@ def _engine(row: EngineLoad, report: LoadReport) -> EngineSample:
         prealloc_requests=queues.prealloc,
         transfer_requests=queues.transfer,
         prefill_tokens_per_second=report.prefill_tokens_per_second,
+        marginal_prefill_tokens_per_second=report.marginal_prefill_tokens_per_second,
         itl_seconds=report.itl_seconds,
         prompt_tokens_total=report.prompt_tokens_total,
         generated_tokens_total=report.generated_tokens_total,

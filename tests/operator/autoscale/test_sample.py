@@ -43,6 +43,18 @@ def test_pages_that_could_be_evicted_are_not_held() -> None:
     assert sample.engines[0].kv_used == 0.6
 
 
+def test_rates_are_passed_on_and_those_that_an_older_engine_lacks_are_unknown() -> None:
+    newer = row("a", prefill_tokens_per_second=3.0, marginal_prefill_tokens_per_second=4.0)
+    older = row("b", prefill_tokens_per_second=3.0)
+    sample = sample_of((load(newer, older),), POOLS, 0.0)
+    assert sample.engines is not None
+    rates = [
+        (engine.prefill_tokens_per_second, engine.marginal_prefill_tokens_per_second)
+        for engine in sample.engines
+    ]
+    assert rates == [(3.0, 4.0), (3.0, None)]
+
+
 def test_pods_that_leave_and_those_of_a_roll_out_are_beyond_the_replicas() -> None:
     assert PoolPods(3, 1, live=3, planned=3).surplus(3) == 0
     assert PoolPods(3, 1, live=2, draining=1, planned=3).surplus(3) == 1, "the third comes yet"
