@@ -63,7 +63,7 @@ def _unfollowed() -> str:
     except ImportError as error:
         return str(error)
     done = compiled(tokenizer_of(BYTES), GrammarKey("regex", "[0-9]"))
-    mask = done.matcher.compute_bitmask() if done.matcher else b""
+    mask = done.grammar.matcher.compute_bitmask() if done.grammar else b""
     allowed = [token for token in range(256) if mask and mask[token // 8] >> token % 8 & 1]
     return done.error or ("" if bytes(allowed) == b"0123456789" else f"allowed are {allowed}")
 

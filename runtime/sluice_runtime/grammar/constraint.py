@@ -11,6 +11,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
@@ -42,6 +43,16 @@ _WHERE: Final = re.compile(
 """What the library says of its own language, into which the client's grammar was written."""
 _ResultT = TypeVar("_ResultT")
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """Of one request."""
+
+    matcher: LLMatcher
+    """At the grammar's begin."""
+    compile: Callable[[], LLMatcher]
+    """Makes one more, that shares nothing; to be called in a thread with a large stack."""
 
 
 def json_rule(schema: Any) -> str:

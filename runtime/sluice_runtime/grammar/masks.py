@@ -20,7 +20,8 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from sluice_runtime.grammar.constraint import first_line
+from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.constraint import CompiledGrammar, first_line, with_deep_stack
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 from sluice_runtime.wire.messages import Generate, Grammar
 
@@ -28,8 +29,11 @@ MAX_MEAN_SECONDS: Final = 0.015
 """Of a processor, for each token of an answer: ordinary schemas take 0.1 to 0.5 ms."""
 FREE_SECONDS: Final = 0.05
 """An answer may take so much more in all."""
+MIN_RENEWED_TOKENS: Final = 50
+"""A matcher is made anew only where so many tokens have come since it was made."""
 _WORD_BITS: Final = 32
 _SIMPLER: Final = "; write it without repeats within repeats such as (a{0,60}){0,60}"
+_SHORTER: Final = "; ask for shorter answers, or for strings of a smaller maxLength or of none"
 
 SlowReason = Literal["slow", "stuck", "failed"]
 
@@ -58,10 +62,9 @@ REFUSED: Final = GiveUp(
     "the answer to go on from does not follow it; allowed: one that was drawn with this grammar",
 )
 FAILED: Final = GiveUp("failed", "the grammar library failed with it")
-_TOO_LONG: Final = "too many states"
-"""What it says of a long answer; a shorter one of the same grammar may end well."""
+_MANY_STATES_SAID: Final = "too many states"
+"""What the library says of a long answer; a shorter one of the same grammar may end well."""
 _LIMIT_SAID: Final = (
-    _TOO_LONG,
     "too many expressions constructed",
     "Too many items",
     "items; max is",
@@ -97,13 +100,15 @@ class Masks:
 
 
 class Matcher:
-    """One answer and its grammar. `compiled`: at the grammar's begin, of this answer alone, since
-    copies share what the library counts; its end is the token `end`, which is behind the
+    """One answer and its grammar, which was compiled for this answer alone, since copies share the
+    states that the library counts. A mask creates 5 or 6 of them for each byte of a string with a
+    bounded length, and a token that is taken in one a byte: where they are too many, a new matcher
+    takes in the answer again. `end`: the token that ends answers in the grammar, behind the
     vocabulary."""
 
-    def __init__(self, compiled: LLMatcher, end: int, message: Generate) -> None:
+    def __init__(self, compiled: CompiledGrammar, end: int, message: Generate) -> None:
         assert message.grammar is not None
-        self._compiled = compiled
+        self._compile = compiled.compile
         self._end = end
         self._request_id = message.request_id
         self.grammar = message.grammar
@@ -114,7 +119,9 @@ class Matcher:
         """Of the answer, as drawn so far."""
         self._resumed = bool(message.generated_ids)
         """Whether its first tokens come from outside, and may be any."""
-        self._state = compiled.deep_copy()
+        self._state = compiled.matcher
+        self._made_at = 0
+        """How many tokens the answer had when the state was made."""
         self._taken = 0
         """How many of the tokens the state has taken in."""
         self._ended = False
@@ -145,7 +152,25 @@ class Matcher:
 
     def _fill(self, answered: int, words: NDArray[np.int32]) -> GiveUp | None:
         if self._taken > answered:  # tokens that were drawn are not kept: of a step without memory
-            self._state, self._taken, self._ended = self._compiled.deep_copy(), 0, False
+            self._state.reset()
+            self._taken, self._ended = 0, False
+        why = self._follow(answered, words)
+        has_many_states = why is not None and _MANY_STATES_SAID in self._state.get_error()
+        if has_many_states and answered - self._made_at >= MIN_RENEWED_TOKENS:
+            why = self._renew(answered) or self._follow(answered, words)
+        return why
+
+    def _renew(self, answered: int) -> GiveUp | None:
+        del self._state  # two at once would take twice the memory
+        try:
+            self._state, seconds = with_deep_stack(lambda: _timed(self._compile))
+        except GrammarError:
+            return FAILED
+        self._made_at, self._taken = answered, 0
+        self._seconds += seconds
+        return None
+
+    def _follow(self, answered: int, words: NDArray[np.int32]) -> GiveUp | None:
         words[:] = -1
         for token in self._tokens[self._taken : answered]:
             if self._ended or token == NO_TOKEN:
@@ -178,9 +203,11 @@ class Matcher:
     def _failure(self) -> GiveUp:
         """Why the library can go no further."""
         error = first_line(self._state.get_error())
+        if _MANY_STATES_SAID in error:
+            return GiveUp("slow", f"following it takes too much ({error}){_SHORTER}")
         if any(said in error for said in _LIMIT_SAID):
-            will_recur = _TOO_LONG not in error
-            return GiveUp("slow", f"following it takes too much ({error}){_SIMPLER}", will_recur)
+            reason = f"following it takes too much ({error}){_SIMPLER}"
+            return GiveUp("slow", reason, will_recur=True)
         if any(said in error for said in _DEAD_END_SAID):
             return STUCK
         _log.error("the grammar library failed: %s", error)
@@ -193,6 +220,12 @@ class Matcher:
         if may_end:
             for word, bit in (divmod(token, _WORD_BITS) for token in self.grammar.end_token_ids):
                 words[word] |= np.int64(1 << bit).astype(np.int32)
+
+
+def _timed(compile_: Callable[[], LLMatcher]) -> tuple[LLMatcher, float]:
+    """With the seconds of a processor that it took."""
+    began = time.thread_time()
+    return compile_(), time.thread_time() - began
 
 
 def _bits(tokens: Iterable[int]) -> dict[int, int]:
@@ -230,7 +263,7 @@ class Matchers:
         self._requests: dict[str, Matcher] = {}
         self._rows: dict[int, Matcher] = {}
 
-    def open(self, message: Generate, compiled: LLMatcher) -> None:
+    def open(self, message: Generate, compiled: CompiledGrammar) -> None:
         """Before the request joins the scheduler."""
         self.used = True
         self._requests[message.request_id] = Matcher(compiled, self._end, message)

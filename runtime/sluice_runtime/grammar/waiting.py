@@ -14,13 +14,20 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Final, NamedTuple, Protocol, get_args
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.constraint import LIMITS, deep_thread, first_line, written
+from sluice_runtime.grammar.constraint import (
+    LIMITS,
+    CompiledGrammar,
+    deep_thread,
+    first_line,
+    written,
+)
 from sluice_runtime.grammar.masks import GivenUp, Matchers, SlowReason
 from sluice_runtime.wire.messages import Generate, GrammarKind, Refusal, TokenDelta
 
@@ -43,9 +50,9 @@ class GrammarKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A matcher of one request, at the grammar's begin, or why there is none."""
+    """The grammar of one request, or why there is none."""
 
-    matcher: LLMatcher | None = None
+    grammar: CompiledGrammar | None = None
     error: str = ""
     failure: str = ""
     """The same, where the library is at fault; not kept."""
@@ -125,6 +132,7 @@ class CompileThread:
             began = time.monotonic()
             done = self._compiled(tokenizer, key)
             self._finished.append((job, replace(done, seconds=time.monotonic() - began)))
+            del done  # while this waits it would keep the matcher
             self._on_compiled()
 
     def _tokenizer(self) -> LLTokenizer | None:
@@ -151,10 +159,11 @@ def compiled(tokenizer: LLTokenizer, key: GrammarKey) -> Compiled:
         grammar = written(key.kind, key.text)
     except GrammarError as error:
         return Compiled(error=str(error))
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    compile_ = partial(LLMatcher, tokenizer, grammar, log_level=0, limits=LIMITS)
+    matcher = compile_()
     if matcher.is_error():
         return Compiled(error=first_line(matcher.get_error()))
-    return Compiled(matcher)
+    return Compiled(CompiledGrammar(matcher, compile_))
 
 
 @dataclass
@@ -332,13 +341,13 @@ class GrammarQueue:
         return True
 
     def _release(self, message: Generate, done: Compiled) -> None:
-        if done.matcher is None:
+        if done.grammar is None:
             self._live[message.tenant] -= 1
             refusal: Refusal = "uncompiled" if done.failure else "invalid"
             self._refuse(message, done.error or done.failure, refusal)
         else:
             self._open[message.request_id] = message.tenant
-            self._matchers.open(message, done.matcher)
+            self._matchers.open(message, done.grammar)
             self._released.ready.append(message)
 
     def _refuse(self, message: Generate, error: str, refusal: Refusal) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from sluice_runtime.grammar.constraint import refuse_unusable
+from sluice_runtime.grammar.constraint import CompiledGrammar, refuse_unusable
 from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.grammar.waiting import GrammarKey, compiled, tokenizer_of
 from sluice_runtime.wire.messages import GrammarKind
@@ -22,12 +22,17 @@ ASCII = tokenizer_of([bytes([value]) for value in range(SIZE)])
 BYTES = tokenizer_of([bytes([value]) for value in range(256)])
 
 
-def matcher_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = ASCII) -> LLMatcher:
-    """At the begin of an answer, of a grammar that requests may have."""
+def compiled_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = ASCII) -> CompiledGrammar:
+    """A grammar that requests may have."""
     refuse_unusable(kind, text)
     done = compiled(tokenizer, GrammarKey(kind, text))
-    assert done.matcher is not None, done.error
-    return done.matcher.deep_copy()
+    assert done.grammar is not None, done.error
+    return done.grammar
+
+
+def matcher_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = ASCII) -> LLMatcher:
+    """At the begin of an answer, of a grammar that requests may have."""
+    return compiled_of(kind, text, tokenizer).matcher
 
 
 def schema_matcher(schema: Any, *, closed: bool = True) -> LLMatcher:

@@ -27,7 +27,7 @@ class Opened(Matchers):
         self.used = True
 
     def open(self, message: Generate, compiled: object) -> None:
-        assert compiled is COMPILED.matcher
+        assert compiled is COMPILED.grammar
         self.live.append(message.request_id)
 
     def close(self, request_id: str) -> None:
@@ -271,7 +271,7 @@ def test_the_thread_compiles_and_wakes_the_engine() -> None:
     woken: list[int] = []
     thread = CompileThread(lambda: [b"a", b"b"], lambda: woken.append(1))
     done = finished(thread, "a", "(a", "b")
-    assert [bool(one.matcher) for one in done] == [True, False, True]
+    assert [bool(one.grammar) for one in done] == [True, False, True]
     assert done[1].error == "unclosed group"
     assert len(woken) == 3
     assert thread.finished() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 import weakref
@@ -14,19 +15,20 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from llguidance import LLMatcher
 from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.sampling.draw import sample
 from sluice_runtime.engine.sampling.masks import forbid
 from sluice_runtime.grammar import masks as masks_module
-from sluice_runtime.grammar.masks import FREE_SECONDS, Matchers
+from sluice_runtime.grammar.constraint import CompiledGrammar
+from sluice_runtime.grammar.json_schema import usable_schema
+from sluice_runtime.grammar.masks import FREE_SECONDS, GivenUp, Matchers
 from sluice_runtime.grammar.waiting import CompileThread, GrammarQueue, tokenizer_of
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
 from tests.examples import examples
 from tests.runtime.engine.sampling.parameters import rows_of
-from tests.runtime.grammar.drawing import BEYOND_LIMITS, matcher_of
+from tests.runtime.grammar.drawing import BEYOND_LIMITS, compiled_of
 
 WORDS = [bytes([value]) for value in range(256)] + [b"ab", b"abc", b"12", b"", b""]
 """A vocabulary with tokens of several bytes, then two special ones."""
@@ -35,12 +37,19 @@ PROMPT = [1, 2, 3]
 PATTERNS = ["(ab|12){2,5}c?", "[a-c]*1[0-9]{3}", "x?(abc)+", "a|ab|abc"]
 
 TOKENIZER = tokenizer_of(WORDS)
-COMPILED = [matcher_of("regex", pattern, TOKENIZER) for pattern in PATTERNS]
 
 
-def allowed_after(compiled: LLMatcher, tokens: Sequence[int]) -> set[int]:
+READ = [compiled_of("regex", pattern, TOKENIZER) for pattern in PATTERNS]
+
+
+def compiled(pattern: int) -> CompiledGrammar:
+    return CompiledGrammar(READ[pattern].compile(), READ[pattern].compile)
+
+
+def allowed_after(pattern: int, tokens: Sequence[int]) -> set[int]:
     """By a matcher of its own that read all of `tokens`."""
-    state = compiled.deep_copy()
+    state = READ[pattern].matcher
+    assert state.reset()
     assert state.try_consume_tokens(list(tokens)) == len(tokens)
     bits = np.unpackbits(np.frombuffer(state.compute_bitmask(), np.uint8), bitorder="little")
     ends = {EOS} if bits[SIZE] else set()
@@ -61,7 +70,7 @@ def matchers_of(**names: int) -> Matchers:
     """One row for each name, with the pattern of that number."""
     matchers = Matchers(SIZE)
     for name, pattern in names.items():
-        matchers.open(request(name), COMPILED[pattern])
+        matchers.open(request(name), compiled(pattern))
     matchers.follow(batch(list(enumerate(names))))
     return matchers
 
@@ -107,7 +116,7 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
     answers: dict[int, list[int]] = {}
     for row, (pattern, *_) in enumerate(rows):
         if pattern is not None:
-            matchers.open(request(str(row)), COMPILED[pattern])
+            matchers.open(request(str(row)), compiled(pattern))
             answers[row] = []
     matchers.follow(batch([(row, str(row)) for row in range(len(rows))]))
     live = list(range(len(rows)))
@@ -138,7 +147,7 @@ def test_a_drawn_token_is_never_one_that_the_grammar_forbids(
             elif pattern is None:
                 assert torch.equal(before[place], logits[place])
             else:
-                assert token in allowed_after(COMPILED[pattern], answers[row])
+                assert token in allowed_after(pattern, answers[row])
                 answers[row].append(token)
         going_on = zip(live, drawn, strict=True)
         ended = {row for row, token in going_on if token in (EOS, NO_TOKEN)}
@@ -190,7 +199,7 @@ def test_tokens_that_were_drawn_and_not_kept_are_rolled_back(number: int) -> Non
         masked(matchers, 0, step)
         matchers.accepting([0])([token])
     matchers.follow(batch([(2, "one")], dropped=[0]))
-    assert masked(matchers, 2, number) == allowed_after(COMPILED[0], answer[:number])
+    assert masked(matchers, 2, number) == allowed_after(0, answer[:number])
 
 
 def test_the_end_is_rolled_back_too() -> None:
@@ -205,7 +214,7 @@ def drawn(pattern: str, least: int, **fields: Any) -> bytes:
     grammar = Grammar("regex", "", [EOS], "field", **fields)
     message = Generate("a", PROMPT, 50, Sampling(), stop_token_ids=[EOS], grammar=grammar)
     matchers = Matchers(SIZE)
-    matchers.open(message, matcher_of("regex", pattern, TOKENIZER))
+    matchers.open(message, compiled_of("regex", pattern, TOKENIZER))
     matchers.follow(batch([(0, "a")]))
     answer: list[int] = []
     while not answer or answer[-1] != EOS:
@@ -295,7 +304,7 @@ def test_a_row_is_given_up_for_its_mean_and_not_for_one_slow_token(clock: Stopwa
 def test_what_reaches_a_limit_of_the_library_is_given_up() -> None:
     matchers = Matchers(SIZE)
     text = 'root ::= "a"{3} s\n' + BEYOND_LIMITS
-    matchers.open(request("r"), matcher_of("ebnf", text, TOKENIZER))
+    matchers.open(request("r"), compiled_of("ebnf", text, TOKENIZER))
     matchers.follow(batch([(0, "r")]))
     answered = 0
     while not (given_up := matchers.take_given_up(step=10**9)):
@@ -307,12 +316,45 @@ def test_what_reaches_a_limit_of_the_library_is_given_up() -> None:
     assert "write it without repeats within repeats" in given_up[0].why.error
 
 
+def long_string(tokens: int, max_length: int) -> Sequence[GivenUp]:
+    """An answer of so many tokens in a string of a bounded length, and how it ended."""
+    text = json.dumps(usable_schema({"type": "string", "maxLength": max_length}))
+    matchers = Matchers(SIZE)
+    matchers.open(request("r"), compiled_of("json_schema", text, TOKENIZER))
+    matchers.follow(batch([(0, "r")]))
+    answer = [ord('"'), *[ord("a")] * tokens]
+    for answered, token in enumerate(answer):
+        masks = matchers.masks([0], [len(PROMPT) + answered])
+        if given_up := matchers.take_given_up(step=1):
+            return given_up
+        assert masks is not None
+        assert masks.words[0, token // 32] >> token % 32 & 1
+        matchers.accepting([0])([token])
+    return []
+
+
+def test_a_string_of_a_bounded_length_may_be_as_long_as_it_says() -> None:
+    """Far more states than the library's limit; each mask makes several."""
+    assert long_string(4000, 4000) == []
+
+
+def test_an_answer_that_alone_takes_too_many_states_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a new matcher would not help for long."""
+    monkeypatch.setattr(masks_module, "MIN_RENEWED_TOKENS", 3000)
+    (given_up,) = long_string(6000, 8000)
+    assert given_up.why.reason == "slow"
+    assert "too many states" in given_up.why.error
+    assert "maxLength" in given_up.why.error
+
+
 @pytest.mark.parametrize("pattern", [r"a[^\s\S]b", "é"])
 def test_where_nothing_may_follow_the_answer_is_given_up(pattern: str) -> None:
     """By the library, or since no token of the vocabulary fits."""
     tokens = [bytes([value]) for value in range(128)]
     matchers = Matchers(len(tokens))
-    matchers.open(request("r"), matcher_of("regex", pattern, tokenizer_of(tokens)))
+    matchers.open(request("r"), compiled_of("regex", pattern, tokenizer_of(tokens)))
     matchers.follow(batch([(0, "r")]))
     masks = matchers.masks([0], [len(PROMPT)])
     assert masks is not None
@@ -325,10 +367,10 @@ def test_where_nothing_may_follow_the_answer_is_given_up(pattern: str) -> None:
 def test_an_answer_that_another_engine_began_goes_on_in_its_grammar(generated: str) -> None:
     matchers = Matchers(SIZE)
     asked = msgspec.structs.replace(request("r"), generated_ids=tokens_of(generated))
-    matchers.open(asked, COMPILED[0])
+    matchers.open(asked, compiled(0))
     matchers.follow(batch([(0, "r")]))
     allowed = masked(matchers, 0, len(generated))
-    assert allowed == allowed_after(COMPILED[0], tokens_of(generated))
+    assert allowed == allowed_after(0, tokens_of(generated))
     assert not matchers.take_given_up(step=1)
 
 
@@ -336,7 +378,7 @@ def test_an_answer_that_another_engine_began_goes_on_in_its_grammar(generated: s
 def test_an_answer_that_another_grammar_drew_is_refused(generated: str) -> None:
     matchers = Matchers(SIZE)
     asked = msgspec.structs.replace(request("r"), generated_ids=tokens_of(generated))
-    matchers.open(asked, COMPILED[0])
+    matchers.open(asked, compiled(0))
     matchers.follow(batch([(0, "r")]))
     masked(matchers, 0, len(generated))
     (slow,) = matchers.take_given_up(step=1)
@@ -397,7 +439,7 @@ def test_text_that_must_follow_is_spelled_with_the_vocabularys_own_ids(text: str
     """In most vocabularies a byte is not its token's id."""
     words = [bytes([255 - value]) for value in range(256)] + [b"ab", b"abc", b"xa"]
     matchers = Matchers(len(words))
-    matchers.open(request("r"), matcher_of("regex", text, tokenizer_of(words)))
+    matchers.open(request("r"), compiled_of("regex", text, tokenizer_of(words)))
     matchers.follow(batch([(0, "r")]))
     masks = matchers.masks([0], [len(PROMPT)])
     assert masks is not None
