@@ -31,15 +31,14 @@ from sluice_runtime.engine.sizing import host
 from sluice_runtime.engine.sizing.gpu_plan import check_weights
 from sluice_runtime.engine.sizing.plan import (
     GRAMMAR_BYTES,
-    GRAMMAR_BYTES_BESIDE_GPU,
     context_length,
-    live_matchers,
     scheduler_settings,
 )
 from sluice_runtime.engine.sizing.pool_size import (
     DeviceMemory,
     LoadedModel,
     device_memory,
+    live_grammars,
     model_bytes,
     pages_in_device_memory,
     pages_in_host_memory,
@@ -171,7 +170,6 @@ def build_engine(
     model = _loaded(config, files, placement, gpu_memory, on_read)
     compiler = compiler or compiler_of(files, model.spec.vocabulary_size)
     matchers = Matchers(model.spec.vocabulary_size, min(MAX_MASK_THREADS, processors()))
-    grammar_bytes = GRAMMAR_BYTES_BESIDE_GPU if gpu_memory else GRAMMAR_BYTES
     loader = _adapter_loader(config, model, placement, device)
 
     def pool_of(shape: KvShape, pages: int) -> PagePool:
@@ -195,7 +193,7 @@ def build_engine(
         runner=runner_over(pool),
         device=device,
         pool=pool,
-        grammars=GrammarQueue(compiler, matchers, live_matchers(grammar_bytes)),
+        grammars=GrammarQueue(compiler, matchers, live_grammars(gpu_memory)),
         grammar_compiler=compiler,
         model=model,
         weights=weights_digest(files, config.seed, _name(model.dtype)),

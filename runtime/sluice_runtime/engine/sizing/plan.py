@@ -34,7 +34,7 @@ SAMPLING_SHARE: Final = 0.05
 GRAMMAR_BYTES: Final = 512 << 20
 """Of the host beside a pool in its memory, for grammars in use."""
 GRAMMAR_BYTES_BESIDE_GPU: Final = 4 << 30
-"""The same of the host of a GPU, which runs hundreds of requests; only grammars at their limit take
+"""The most of the host of a GPU, which runs hundreds of requests; only grammars at their limit take
 it."""
 MATCHER_BYTES: Final = 20 << 20
 """Of one answer's grammar at its limit of states: 18 MB were measured."""
@@ -43,8 +43,15 @@ _VOCABULARY_BYTES: Final = 100 << 20
 
 
 def live_matchers(grammar_bytes: int) -> int:
-    """How many answers may follow a grammar at once, so that all stay within these bytes."""
-    return (grammar_bytes - _VOCABULARY_BYTES) // MATCHER_BYTES
+    """How many answers may follow a grammar at once, so that all stay within these bytes; one at
+    least."""
+    return max(1, (grammar_bytes - _VOCABULARY_BYTES) // MATCHER_BYTES)
+
+
+def grammar_bytes_beside_gpu(available_bytes: int) -> int:
+    """Half of what the host has left for this process, once the model is on the GPU: requests and
+    the libraries' buffers take memory, too."""
+    return min(GRAMMAR_BYTES_BESIDE_GPU, (available_bytes - API_PROCESS_BYTES) // 2)
 
 
 @dataclass(frozen=True)

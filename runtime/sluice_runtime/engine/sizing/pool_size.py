@@ -1,5 +1,5 @@
-"""How many pages the KV pool gets, and on GPUs how many requests run at once: reads or measures the
-memory there is, and asks the planners.
+"""How many pages the KV pool gets, how many requests have a grammar at once, and on GPUs how many
+run at once: reads or measures the memory there is, and asks the planners.
 
 On a GPU a full step runs before the KV pool is allocated: one layer of the model over a pool of one
 layer, as large as the step needs. What the device has less of afterwards is what such steps take:
@@ -34,9 +34,12 @@ from sluice_runtime.engine.sizing.gpu_plan import (
     step_tokens,
 )
 from sluice_runtime.engine.sizing.plan import (
+    GRAMMAR_BYTES,
     HostBytes,
     ReservedMemory,
     context_length,
+    grammar_bytes_beside_gpu,
+    live_matchers,
     pool_pages,
     running_requests,
     scheduler_settings,
@@ -146,6 +149,21 @@ def pages_in_host_memory(loaded: LoadedModel, grammar_bytes: int) -> int:
     sampling = sampling_bytes(rows, vocabulary, loaded.context_tokens)
     reserved = ReservedMemory(grammar_bytes, sampling)
     return pool_pages(config, loaded.context_tokens, token_bytes, free, reserved)
+
+
+def live_grammars(gpu_memory: DeviceMemory | None) -> int:
+    """How many requests may have a grammar at once: in the memory that a pool beside them has left,
+    or that the host of a GPU has left now, with the model and the pool on the GPU."""
+    if gpu_memory is None:
+        return live_matchers(GRAMMAR_BYTES)
+    available = host.memory().available
+    most = live_matchers(grammar_bytes_beside_gpu(available))
+    _log.info(
+        "memory of the host: %d MiB are left; at most %d requests may have a grammar at once",
+        available // MIB,
+        most,
+    )
+    return most
 
 
 def pages_in_device_memory(

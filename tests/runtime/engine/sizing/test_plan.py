@@ -11,6 +11,8 @@ from sluice_runtime.engine.sizing.plan import (
     HostBytes,
     ReservedMemory,
     context_length,
+    grammar_bytes_beside_gpu,
+    live_matchers,
     pool_pages,
     resolved,
     scheduler_settings,
@@ -54,6 +56,16 @@ def test_a_configured_pool_must_leave_room_for_logits_penalties_and_the_api_proc
     wrong = r"at most 819200: .* penalties .* need 80 MiB and the API process 20 MiB$"
     with pytest.raises(OutOfMemoryError, match=wrong):
         pool_pages(config(kvPoolTokens=800 * 1024 + 16), 4096, 1024, HOST, reserved)
+
+
+@pytest.mark.parametrize(
+    ("available_mib", "live"), [(64 * 1024, 199), (4 * 1024, 91), (1024, 14), (300, 1), (0, 1)]
+)
+def test_grammars_beside_a_gpu_take_half_of_what_its_host_has_left(
+    available_mib: int, live: int
+) -> None:
+    """Less 256 MiB for the API process and 100 MiB for the vocabulary; 20 MiB each."""
+    assert live_matchers(grammar_bytes_beside_gpu(available_mib * MIB)) == live
 
 
 def test_the_pool_is_no_larger_than_what_all_rows_can_use() -> None:

@@ -14,6 +14,7 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.sampling.memory import sampling_bytes
+from sluice_runtime.engine.sizing import host
 from sluice_runtime.engine.sizing.gpu_plan import MIB, DeviceBytes
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.sizing.pool_size import smallest_gpu_bytes
@@ -137,6 +138,17 @@ def test_an_engine_chooses_how_many_requests_run_at_once(caplog: pytest.LogCaptu
         assert engine.ready("epoch").max_running_requests == 288
         assert memory.steps == [(512, 288)]
     assert "max_running_requests=288 (KvPool), from a KV pool of 307,200 tokens" in caplog.text
+
+
+def test_grammars_beside_a_gpu_fit_the_memory_of_its_host(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(host, "memory", lambda: host.Memory(4096 * MIB, 1024 * MIB))
+    with (
+        caplog.at_level(logging.INFO, "sluice.engine"),
+        closing(built(PretendedMemory(1)).grammar_compiler),
+    ):
+        assert "1024 MiB are left; at most 14 requests may have a grammar at once" in caplog.text
 
 
 class WithASmallerGpu(Solo):
