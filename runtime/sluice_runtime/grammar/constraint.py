@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 from sluice_contract.http_errors import shown_json
 
-from sluice_runtime.errors import GrammarError
+from sluice_runtime.errors import GrammarError, GrammarUnavailableError
 from sluice_runtime.grammar.ebnf import lark_of
 from sluice_runtime.grammar.json_schema import subschemas
 from sluice_runtime.wire.messages import GrammarKind
@@ -36,6 +36,7 @@ nothing."""
 _STACK_SIZE: Final = threading.Lock()
 """The size is the process's: several threads set and restore it."""
 _MAX_SHOWN: Final = 300
+LIBRARY_FAILED: Final = "the grammar library failed with it"
 _WHERE: Final = re.compile(
     r"^at \d+\(\d+\): |failed to compile JSON schema: |invalid regex .* \(in regex\): "
     r"|; \w+ in regex .*$"
@@ -90,8 +91,12 @@ def written(kind: GrammarKind, text: str) -> str:
 
 
 def refuse_unusable(kind: GrammarKind, text: str) -> None:
-    """Raises GrammarError for what the library does not take, or not within `LIMITS`; in a schema
-    it says where."""
+    """Refuses what the library does not take, or not within `LIMITS`.
+
+    Raises:
+        GrammarError: of the grammar; in a schema it says where.
+        GrammarUnavailableError: the library failed with it.
+    """
     grammar = written(kind, text)
     if not (reason := with_deep_stack(lambda: _invalid(grammar))):
         return
@@ -109,8 +114,17 @@ def first_line(message: str) -> str:
     return _WHERE.sub("", message.removeprefix("error:").strip())[:_MAX_SHOWN]
 
 
+def refusal(message: str) -> str:
+    """Why the library takes no grammar, for the client; RuntimeError where the fault is its own."""
+    line = first_line(message)
+    if line.startswith("panic"):
+        raise RuntimeError(line)
+    return line
+
+
 def with_deep_stack(call: Callable[[], _ResultT]) -> _ResultT:
-    """Calls in a thread whose stack is large, and waits for it; GrammarError where it fails."""
+    """Calls in a thread whose stack is large, and waits for it; GrammarUnavailableError, and a line
+    in the log, where it fails."""
     results: list[_ResultT] = []
 
     def run() -> None:
@@ -119,11 +133,14 @@ def with_deep_stack(call: Callable[[], _ResultT]) -> _ResultT:
         except BaseException:  # also what the library raises for a fault of its own
             _log.exception("the grammar library failed")
 
-    thread = deep_thread(run, "grammar-check")
-    thread.start()
-    thread.join()
+    try:
+        thread = deep_thread(run, "grammar-check")
+        thread.start()
+        thread.join()
+    except RuntimeError:
+        _log.exception("no thread can be started for a grammar")
     if not results:
-        raise GrammarError("the grammar library failed with it")
+        raise GrammarUnavailableError(LIBRARY_FAILED)
     return results[0]
 
 
@@ -144,9 +161,10 @@ def deep_thread(target: Callable[[], None], name: str) -> threading.Thread:
 
 def _invalid(grammar: str) -> str:
     try:
-        return first_line(LLMatcher.validate_grammar(grammar, None, limits=LIMITS))
+        message = LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
     except Exception as error:
-        return first_line(str(error)) or "it is no grammar"
+        message = str(error) or "it is no grammar"
+    return refusal(message)
 
 
 def _innermost(root: Any, schema: Any, path: str, reason: str) -> tuple[str, str]:

@@ -20,8 +20,13 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
-from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.constraint import CompiledGrammar, first_line, with_deep_stack
+from sluice_runtime.errors import GrammarUnavailableError
+from sluice_runtime.grammar.constraint import (
+    LIBRARY_FAILED,
+    CompiledGrammar,
+    first_line,
+    with_deep_stack,
+)
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 from sluice_runtime.wire.messages import Generate, Grammar
 
@@ -61,7 +66,7 @@ REFUSED: Final = GiveUp(
     "stuck",
     "the answer to go on from does not follow it; allowed: one that was drawn with this grammar",
 )
-FAILED: Final = GiveUp("failed", "the grammar library failed with it")
+FAILED: Final = GiveUp("failed", LIBRARY_FAILED)
 _MANY_STATES_SAID: Final = "too many states"
 """What the library says of a long answer; a shorter one of the same grammar may end well."""
 _LIMIT_SAID: Final = (
@@ -164,7 +169,7 @@ class Matcher:
         del self._state  # two at once would take twice the memory
         try:
             self._state, seconds = with_deep_stack(lambda: _timed(self._compile))
-        except GrammarError:
+        except GrammarUnavailableError:
             return FAILED
         self._made_at, self._taken = answered, 0
         self._seconds += seconds

@@ -22,10 +22,11 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.constraint import (
+    LIBRARY_FAILED,
     LIMITS,
     CompiledGrammar,
     deep_thread,
-    first_line,
+    refusal,
     written,
 )
 from sluice_runtime.grammar.masks import GivenUp, Matchers, SlowReason
@@ -36,7 +37,6 @@ MAX_KEPT: Final = 256
 MAX_KEPT_CHARACTERS: Final = 512 << 10
 MAX_COMPILING: Final = 16
 """Handed to the thread at once: a tenant that comes later waits for so many at most."""
-_FAILED: Final = "the grammar library failed with it"
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class CompileThread:
             self.warm_up()
         except RuntimeError:
             _log.exception("the thread that compiles grammars cannot be started")
-            self._finished.append((job, Compiled(failure=_FAILED)))
+            self._finished.append((job, Compiled(failure=LIBRARY_FAILED)))
         else:
             self._jobs.put((job, key))
 
@@ -150,11 +150,11 @@ class CompileThread:
             return compiled(tokenizer, key)
         except BaseException:  # also what the library raises for a fault of its own
             _log.exception("the grammar library failed")
-            return Compiled(failure=_FAILED)
+            return Compiled(failure=LIBRARY_FAILED)
 
 
 def compiled(tokenizer: LLTokenizer, key: GrammarKey) -> Compiled:
-    """Compiles one grammar."""
+    """Compiles one grammar; RuntimeError for a fault of the library."""
     try:
         grammar = written(key.kind, key.text)
     except GrammarError as error:
@@ -162,7 +162,7 @@ def compiled(tokenizer: LLTokenizer, key: GrammarKey) -> Compiled:
     compile_ = partial(LLMatcher, tokenizer, grammar, log_level=0, limits=LIMITS)
     matcher = compile_()
     if matcher.is_error():
-        return Compiled(error=first_line(matcher.get_error()))
+        return Compiled(error=refusal(matcher.get_error()))
     return Compiled(CompiledGrammar(matcher, compile_))
 
 

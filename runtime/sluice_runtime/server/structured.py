@@ -14,7 +14,12 @@ import msgspec
 from pydantic import AfterValidator, Field
 from sluice_contract.http_errors import shown_json
 
-from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
+from sluice_runtime.errors import (
+    GrammarError,
+    GrammarUnavailableError,
+    InvalidRequestError,
+    UnsupportedFieldError,
+)
 from sluice_runtime.grammar.constraint import one_of, refuse_unusable
 from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.server.fields import (
@@ -117,6 +122,7 @@ def grammar_of(
     Raises:
         InvalidRequestError: two fields ask for one, it is too large or cannot be used.
         UnsupportedFieldError: no token ends answers.
+        GrammarUnavailableError: the grammar library failed with it.
     """
     forms = [] if tools is not None and tools.settles_format else format_specs(request)
     specs = [*forms, *([] if tools is None else [tools])]
@@ -136,6 +142,8 @@ def grammar_of(
         refuse_unusable(kind, text)
     except GrammarError as error:
         raise InvalidRequestError(f"{field}: {error}", field) from None
+    except GrammarUnavailableError as error:
+        raise GrammarUnavailableError(f"{field}: {error}") from None
     return Grammar(kind, text, list(end_token_ids), field, min_tokens, ends_late)
 
 

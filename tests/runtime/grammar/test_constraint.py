@@ -6,8 +6,10 @@ import threading
 import time
 
 import pytest
+from llguidance import LLMatcher
 from sluice_contract.http_errors import shown_json
-from sluice_runtime.errors import GrammarError
+from sluice_runtime.errors import GrammarError, GrammarUnavailableError
+from sluice_runtime.grammar import constraint
 from sluice_runtime.grammar.constraint import deep_thread, one_of, refuse_unusable, with_deep_stack
 from sluice_runtime.wire.messages import GrammarKind
 
@@ -118,14 +120,29 @@ def test_deeply_nested_grammars_do_not_end_the_process() -> None:
     refuse_unusable("ebnf", LONG_CHAIN)
 
 
-def test_a_call_that_fails_is_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
-
+def test_a_call_that_fails_is_the_librarys_fault(caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> str:
         raise SystemExit
 
-    with pytest.raises(GrammarError, match="the grammar library failed with it"):
+    with pytest.raises(GrammarUnavailableError, match="the grammar library failed with it"):
         with_deep_stack(fails)
     assert caplog.messages == ["the grammar library failed"]
+
+
+def test_a_panic_is_the_librarys_fault_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Panics:
+        grammar_from_regex = LLMatcher.grammar_from_regex
+
+        @staticmethod
+        def validate_grammar(*_: object, **__: object) -> str:
+            return "panic: index too large\n   0: some_function\n"
+
+    monkeypatch.setattr(constraint, "LLMatcher", Panics)
+    with pytest.raises(GrammarUnavailableError, match="the grammar library failed with it"):
+        refuse_unusable("regex", "a")
+    assert "panic: index too large" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["(a{0,60}){0,60}b", "(" * 200 + "a" + ")" * 200, ".*a" * 2000])

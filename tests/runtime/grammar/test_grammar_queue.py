@@ -312,6 +312,23 @@ def test_a_failure_of_the_library_ends_no_other_request(monkeypatch: pytest.Monk
     assert [one.failure for one in finished(thread, "a")] == ["the grammar library failed with it"]
 
 
+def test_a_panic_of_the_library_is_a_failure_and_no_refusal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Panics:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return "panic: index too large\n   0: some_function\n"
+
+    monkeypatch.setattr(waiting, "LLMatcher", Panics)
+    (done,) = finished(CompileThread(lambda: [b"a"], lambda: None), "a")
+    assert (done.error, done.failure) == ("", "the grammar library failed with it")
+    assert "panic: index too large" in caplog.text
+
+
 def test_a_request_crosses_the_process_border_with_its_grammar() -> None:
     request = ask("one")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Generate) == request

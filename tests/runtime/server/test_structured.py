@@ -15,9 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import BadRequestError
 from sluice_contract.config.engine import EngineConfig
-from sluice_runtime.errors import GrammarError, InvalidRequestError, UnsupportedFieldError
+from sluice_runtime.errors import (
+    GrammarError,
+    GrammarUnavailableError,
+    InvalidRequestError,
+    UnsupportedFieldError,
+)
 from sluice_runtime.grammar.constraint import one_of
 from sluice_runtime.grammar.json_schema import ALONE, IGNORED, MAPS, RESTRICTING, usable_schema
+from sluice_runtime.server import structured
 from sluice_runtime.server.body import parse_request
 from sluice_runtime.server.process import _model_text
 from sluice_runtime.server.protocol import CompletionRequest
@@ -424,3 +430,17 @@ async def test_what_the_engine_cannot_compile_is_a_400(server: Server, stream: b
         )
     assert error.value.param == "guided_regex"
     assert "no ) there" in str(error.value)
+
+
+async def test_a_grammar_that_the_library_fails_with_is_a_503(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise GrammarUnavailableError("the grammar library failed with it")
+
+    monkeypatch.setattr(structured, "refuse_unusable", fails)
+    body = {"model": MODEL, "prompt": "a", "guided_regex": "a"}
+    response = await server.http.post("/v1/completions", json=body)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "grammar_unavailable"
+    assert response.json()["error"]["message"].startswith("guided_regex: the grammar library")
