@@ -7,7 +7,7 @@ describe whole strings, `oneOf` becomes `anyOf`, and formats that are not known 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sluice_contract.http_errors import shown_json
@@ -79,17 +79,12 @@ def usable_schema(schema: object, *, closed: bool = True) -> Any:
     return _Rewriting(schema, closed).usable(schema, "", 0)
 
 
-def subschemas(schema: object, path: str = "") -> Iterator[tuple[str, Any]]:
+def subschemas(schema: object, path: str = "") -> list[tuple[str, Any]]:
     """The schemas directly in a schema, with their places."""
-    if not isinstance(schema, dict):
-        return
-    for key, value in schema.items():
-        if key in SCHEMAS:
-            yield at(path, key), value
-        elif key in LISTS and isinstance(value, list):
-            yield from ((f"{at(path, key)}[{i}]", part) for i, part in enumerate(value))
-        elif key in MAPS and isinstance(value, dict):
-            yield from ((f"{at(path, key)}.{name}", part) for name, part in value.items())
+    parts: list[tuple[str, Any]] = []
+    if isinstance(schema, dict):
+        _replaced(schema, path, lambda part, place: parts.append((place, part)))
+    return parts
 
 
 def at(path: str, key: str) -> str:
@@ -119,10 +114,7 @@ class _Rewriting:
         _refuse_unimplemented(schema, path)
         self._refuse_reference(schema.get("$ref"), path)
         usable = _with_names(_typed(_without_annotations(schema)), path)
-        below = {
-            place: self.usable(part, place, depth + 1) for place, part in subschemas(usable, path)
-        }
-        usable = _replaced(usable, path, below)
+        usable = _replaced(usable, path, lambda part, place: self.usable(part, place, depth + 1))
         if "oneOf" in usable:  # beside anyOf it has been refused
             usable["anyOf"] = usable.pop("oneOf")
         return self._complete(usable, path)
@@ -278,15 +270,17 @@ def _with_names(schema: dict[str, Any], path: str) -> dict[str, Any]:
     return schema | fits | {"additionalProperties": False}
 
 
-def _replaced(schema: dict[str, Any], path: str, below: Mapping[str, Any]) -> dict[str, Any]:
-    """With the schemas in it replaced, by place."""
+def _replaced(
+    schema: dict[str, Any], path: str, replace: Callable[[Any, str], Any]
+) -> dict[str, Any]:
+    """With what `replace` returns of each schema directly in it and its place."""
     result = dict(schema)
     for key, value in schema.items():
         place = at(path, key)
         if key in SCHEMAS:
-            result[key] = below[place]
+            result[key] = replace(value, place)
         elif key in LISTS and isinstance(value, list):
-            result[key] = [below[f"{place}[{i}]"] for i in range(len(value))]
+            result[key] = [replace(part, f"{place}[{i}]") for i, part in enumerate(value)]
         elif key in MAPS and isinstance(value, dict):
-            result[key] = {name: below[f"{place}.{name}"] for name in value}
+            result[key] = {name: replace(part, f"{place}.{name}") for name, part in value.items()}
     return result
