@@ -59,13 +59,17 @@ def _unread() -> str:
 def _unfollowed() -> str:
     """What is wrong, if anything, with a grammar and its first mask."""
     try:
-        from sluice_runtime.grammar.waiting import GrammarKey, compiled, tokenizer_of
+        from sluice_runtime.errors import GrammarError
+        from sluice_runtime.grammar.constraint import compiled
+        from sluice_runtime.grammar.vocabulary import tokenizer_of
     except ImportError as error:
         return str(error)
-    done = compiled(tokenizer_of(BYTES), GrammarKey("regex", "[0-9]"))
-    mask = done.grammar.matcher.compute_bitmask() if done.grammar else b""
-    allowed = [token for token in range(256) if mask and mask[token // 8] >> token % 8 & 1]
-    return done.error or ("" if bytes(allowed) == b"0123456789" else f"allowed are {allowed}")
+    try:
+        mask = compiled(tokenizer_of(BYTES), "regex", "[0-9]").matcher.compute_bitmask()
+    except GrammarError as error:
+        return str(error)
+    allowed = [token for token in range(256) if mask[token // 8] >> token % 8 & 1]
+    return "" if bytes(allowed) == b"0123456789" else f"allowed are {allowed}"
 
 
 if __name__ == "__main__":

@@ -111,11 +111,11 @@ OTHERS: Final = (
         package="grammar",
     ),
     Mutation(
-        "grammars: one that is dropped still counts",
-        "waiting",
-        "popitem(last=False)\n            self._kept_characters -= len(key.text)\n",
-        "popitem(last=False)\n",
-        ("test_grammar_queue",),
+        "grammars: an answer with too many states ends",
+        "masks",
+        "if has_many_states and answered",
+        "if False and answered",
+        ("test_masks",),
         package="grammar",
     ),
 )

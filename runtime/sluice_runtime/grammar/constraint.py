@@ -1,4 +1,5 @@
-"""What a request asks for as a grammar of the library, checked within limits. Imports no torch.
+"""What a request asks for as a grammar of the library, checked and compiled within limits. Imports
+no torch.
 
 The API process checks and the engine compiles, both with `LIMITS`: the library counts its steps and
 stops by itself, so neither needs a process that could be killed.
@@ -12,9 +13,10 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import GrammarError, GrammarUnavailableError
@@ -70,7 +72,7 @@ def one_of(texts: list[str]) -> str:
     )
 
 
-_WRITTEN: Final[Mapping[GrammarKind, Callable[[str], str]]] = {
+_KINDS: Final[Mapping[GrammarKind, Callable[[str], str]]] = {
     "json_schema": lambda text: f"start: {json_rule(json.loads(text))}",
     "regex": lambda text: str(LLMatcher.grammar_from_regex("(?s)" + regex_to_lark(text, "dws"))),
     "ebnf": lark_of,
@@ -78,14 +80,14 @@ _WRITTEN: Final[Mapping[GrammarKind, Callable[[str], str]]] = {
 }
 
 
-def written(kind: GrammarKind, text: str) -> str:
+def _written(kind: GrammarKind, text: str) -> str:
     """The grammar as the library takes it.
 
     Raises:
         GrammarError: it is none.
     """
     try:
-        return _WRITTEN[kind](text)
+        return _KINDS[kind](text)
     except GrammarError as error:
         raise GrammarError(f"{shown_json(text)}: {error}") from None
 
@@ -97,7 +99,7 @@ def refuse_unusable(kind: GrammarKind, text: str) -> None:
         GrammarError: of the grammar; in a schema it says where.
         GrammarUnavailableError: the library failed with it.
     """
-    grammar = written(kind, text)
+    grammar = _written(kind, text)
     if not (reason := with_deep_stack(lambda: _invalid(grammar))):
         return
     if kind == "json_schema":
@@ -107,6 +109,20 @@ def refuse_unusable(kind: GrammarKind, text: str) -> None:
     raise GrammarError(f"{shown_json(text)}: {reason}" if kind in ("regex", "ebnf") else reason)
 
 
+def compiled(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> CompiledGrammar:
+    """Compiles a grammar; to be called in a thread with a large stack.
+
+    Raises:
+        GrammarError: the library does not take it, or not within `LIMITS`.
+        RuntimeError: the library failed with it.
+    """
+    compile_ = partial(LLMatcher, tokenizer, _written(kind, text), log_level=0, limits=LIMITS)
+    matcher = compile_()
+    if matcher.is_error():
+        raise GrammarError(_refusal(matcher.get_error()))
+    return CompiledGrammar(matcher, compile_)
+
+
 def first_line(message: str) -> str:
     """What the library says, on one line and cut short."""
     lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
@@ -114,7 +130,7 @@ def first_line(message: str) -> str:
     return _WHERE.sub("", message.removeprefix("error:").strip())[:_MAX_SHOWN]
 
 
-def refusal(message: str) -> str:
+def _refusal(message: str) -> str:
     """Why the library takes no grammar, for the client; RuntimeError where the fault is its own."""
     line = first_line(message)
     if line.startswith("panic"):
@@ -134,9 +150,7 @@ def with_deep_stack(call: Callable[[], _ResultT]) -> _ResultT:
             _log.exception("the grammar library failed")
 
     try:
-        thread = deep_thread(run, "grammar-check")
-        thread.start()
-        thread.join()
+        start_deep_thread(run, "grammar-check").join()
     except RuntimeError:
         _log.exception("no thread can be started for a grammar")
     if not results:
@@ -144,19 +158,16 @@ def with_deep_stack(call: Callable[[], _ResultT]) -> _ResultT:
     return results[0]
 
 
-def deep_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    """A thread with a large stack, not started yet."""
-
-    class _Thread(threading.Thread):
-        def start(self) -> None:
-            with _STACK_SIZE:
-                before = threading.stack_size(_STACK_BYTES)
-                try:
-                    super().start()
-                finally:
-                    threading.stack_size(before)
-
-    return _Thread(target=target, name=name, daemon=True)
+def start_deep_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """Starts a thread with a large stack."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    with _STACK_SIZE:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return thread
 
 
 def _invalid(grammar: str) -> str:
@@ -164,7 +175,7 @@ def _invalid(grammar: str) -> str:
         message = LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
     except Exception as error:
         message = str(error) or "it is no grammar"
-    return refusal(message)
+    return _refusal(message)
 
 
 def _innermost(root: Any, schema: Any, path: str, reason: str) -> tuple[str, str]:

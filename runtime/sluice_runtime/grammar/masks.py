@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -37,6 +37,7 @@ FREE_SECONDS: Final = 0.05
 MIN_RENEWED_TOKENS: Final = 50
 """A matcher is made anew only where so many tokens have come since it was made."""
 _WORD_BITS: Final = 32
+_BITS: Final = np.left_shift(np.uint32(1), np.arange(_WORD_BITS, dtype=np.uint32)).view(np.int32)
 _SIMPLER: Final = "; write it without repeats within repeats such as (a{0,60}){0,60}"
 _SHORTER: Final = "; ask for shorter answers, or for strings of a smaller maxLength or of none"
 
@@ -48,14 +49,11 @@ class GiveUp(NamedTuple):
 
     reason: SlowReason
     error: str
-    will_recur: bool = False
-    """Whether every answer that follows the grammar would end so, however short."""
 
 
 SLOW: Final = GiveUp(
     "slow",
     f"following it takes more than {MAX_MEAN_SECONDS * 1e3:g} ms of a processor a token" + _SIMPLER,
-    will_recur=True,
 )
 STUCK: Final = GiveUp(
     "stuck",
@@ -68,7 +66,7 @@ REFUSED: Final = GiveUp(
 )
 FAILED: Final = GiveUp("failed", LIBRARY_FAILED)
 _MANY_STATES_SAID: Final = "too many states"
-"""What the library says of a long answer; a shorter one of the same grammar may end well."""
+"""What the library says of a long answer, and where a grammar has many patterns."""
 _LIMIT_SAID: Final = (
     "too many expressions constructed",
     "Too many items",
@@ -118,8 +116,7 @@ class Matcher:
         self._request_id = message.request_id
         self.grammar = message.grammar
         self._prompt_tokens = len(message.prompt_ids)
-        self._stops = _bits(message.stop_token_ids)
-        self._late_ends = _bits(message.grammar.end_token_ids if message.grammar.ends_late else [])
+        self._stops = message.stop_token_ids
         self._tokens = list(message.generated_ids)
         """Of the answer, as drawn so far."""
         self._resumed = bool(message.generated_ids)
@@ -166,6 +163,7 @@ class Matcher:
         return why
 
     def _renew(self, answered: int) -> GiveUp | None:
+        """A new matcher, which has taken in nothing."""
         del self._state  # two at once would take twice the memory
         try:
             self._state, seconds = with_deep_stack(lambda: _timed(self._compile))
@@ -191,7 +189,8 @@ class Matcher:
         self._end_with(words, may_end=may_end)
         if not words.any():
             return STUCK
-        _forbid(words, self._late_ends)
+        if self.grammar.ends_late:
+            _forbid(words, self.grammar.end_token_ids)
         if answered < self.grammar.min_tokens:
             _forbid(words, self._stops)
         return None
@@ -211,8 +210,7 @@ class Matcher:
         if _MANY_STATES_SAID in error:
             return GiveUp("slow", f"following it takes too much ({error}){_SHORTER}")
         if any(said in error for said in _LIMIT_SAID):
-            reason = f"following it takes too much ({error}){_SIMPLER}"
-            return GiveUp("slow", reason, will_recur=True)
+            return GiveUp("slow", f"following it takes too much ({error}){_SIMPLER}")
         if any(said in error for said in _DEAD_END_SAID):
             return STUCK
         _log.error("the grammar library failed: %s", error)
@@ -220,11 +218,10 @@ class Matcher:
 
     def _end_with(self, words: NDArray[np.int32], *, may_end: bool) -> None:
         """The model's tokens that end an answer instead of the library's."""
-        word, bit = divmod(self._end, _WORD_BITS)
-        words[word] &= np.int64(~(1 << bit)).astype(np.int32)
+        words[self._end // _WORD_BITS] &= ~_BITS[self._end % _WORD_BITS]
         if may_end:
-            for word, bit in (divmod(token, _WORD_BITS) for token in self.grammar.end_token_ids):
-                words[word] |= np.int64(1 << bit).astype(np.int32)
+            for token in self.grammar.end_token_ids:
+                words[token // _WORD_BITS] |= _BITS[token % _WORD_BITS]
 
 
 def _timed(compile_: Callable[[], LLMatcher]) -> tuple[LLMatcher, float]:
@@ -233,22 +230,11 @@ def _timed(compile_: Callable[[], LLMatcher]) -> tuple[LLMatcher, float]:
     return compile_(), time.thread_time() - began
 
 
-def _bits(tokens: Iterable[int]) -> dict[int, int]:
-    """By word of a mask, its bits without those of `tokens`."""
-    bits: dict[int, int] = {}
-    for token in tokens:
-        word, bit = divmod(token, _WORD_BITS)
-        bits[word] = bits.get(word, -1) & ~(1 << bit)
-    return bits
-
-
-def _forbid(words: NDArray[np.int32], bits: Mapping[int, int]) -> None:
+def _forbid(words: NDArray[np.int32], tokens: Iterable[int]) -> None:
     """Takes tokens out of a mask, unless that would leave none."""
-    if not bits:
-        return
     left = words.copy()
-    for word, others in bits.items():
-        left[word] &= np.int64(others).astype(np.int32)
+    for token in tokens:
+        left[token // _WORD_BITS] &= ~_BITS[token % _WORD_BITS]
     if left.any():
         words[:] = left
 

@@ -11,41 +11,30 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from queue import SimpleQueue
-from typing import Final, NamedTuple, Protocol, get_args
+from threading import Thread
+from typing import Final, get_args
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLTokenizer
 
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.constraint import (
     LIBRARY_FAILED,
-    LIMITS,
     CompiledGrammar,
-    deep_thread,
-    refusal,
-    written,
+    compiled,
+    start_deep_thread,
 )
 from sluice_runtime.grammar.masks import GivenUp, Matchers, SlowReason
-from sluice_runtime.wire.messages import Generate, GrammarKind, Refusal, TokenDelta
+from sluice_runtime.grammar.vocabulary import tokenizer_of
+from sluice_runtime.wire.messages import Generate, Grammar, Refusal, TokenDelta
 
-MAX_KEPT: Final = 256
-"""Refused grammars, of which at most `MAX_KEPT_CHARACTERS` are kept."""
-MAX_KEPT_CHARACTERS: Final = 512 << 10
 MAX_COMPILING: Final = 16
 """Handed to the thread at once: a tenant that comes later waits for so many at most."""
 
 _log = logging.getLogger(__name__)
-
-
-class GrammarKey(NamedTuple):
-    """Identifies a grammar as requested."""
-
-    kind: GrammarKind
-    text: str
 
 
 @dataclass(frozen=True)
@@ -55,38 +44,8 @@ class Compiled:
     grammar: CompiledGrammar | None = None
     error: str = ""
     failure: str = ""
-    """The same, where the library is at fault; not kept."""
+    """The same, where the library is at fault."""
     seconds: float = 0.0
-
-
-class Compiler(Protocol):
-    """What is used of `CompileThread`."""
-
-    def submit(self, job: int, key: GrammarKey) -> None: ...
-    def finished(self) -> list[tuple[int, Compiled]]: ...
-
-
-class _Tokens:
-    """A vocabulary as the library reads it, with a token behind it that ends answers."""
-
-    bos_token_id = None
-    special_token_ids: Sequence[int] = ()
-
-    def __init__(self, tokens: Sequence[bytes]) -> None:
-        self.tokens = [*tokens, b"\xff<end>"]
-        self.eos_token_id = len(tokens)
-        self.tree: LLTokenizer | None = None
-
-    def __call__(self, text: bytes) -> list[int]:
-        """Where only one text may follow, the library allows its first token alone: the longest."""
-        return self.tree.greedy_tokenize(text.decode()) if self.tree else []
-
-
-def tokenizer_of(tokens: Sequence[bytes]) -> LLTokenizer:
-    """A tree of the vocabulary's tokens. Takes two seconds for 150,000 of them."""
-    known = _Tokens(tokens)
-    known.tree = LLTokenizer(TokenizerWrapper(known), eos_token=len(tokens))
-    return known.tree
 
 
 class CompileThread:
@@ -98,16 +57,16 @@ class CompileThread:
     ) -> None:
         self._tokens = tokens
         self._on_compiled = on_compiled
-        self._jobs: SimpleQueue[tuple[int, GrammarKey] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, Grammar] | None] = SimpleQueue()
         self._finished: deque[tuple[int, Compiled]] = deque()
-        self._thread = deep_thread(self._run, "grammars")
+        self._thread: Thread | None = None
 
     def warm_up(self) -> None:
         """Starts the thread, which reads the vocabulary; the first grammar does, too."""
-        if self._thread.ident is None:
-            self._thread.start()
+        if self._thread is None:
+            self._thread = start_deep_thread(self._run, "grammars")
 
-    def submit(self, job: int, key: GrammarKey) -> None:
+    def submit(self, job: int, grammar: Grammar) -> None:
         """A later `finished` has it, with its number."""
         try:
             self.warm_up()
@@ -115,7 +74,7 @@ class CompileThread:
             _log.exception("the thread that compiles grammars cannot be started")
             self._finished.append((job, Compiled(failure=LIBRARY_FAILED)))
         else:
-            self._jobs.put((job, key))
+            self._jobs.put((job, grammar))
 
     def finished(self) -> list[tuple[int, Compiled]]:
         """What was compiled or refused since the last call; never waits."""
@@ -126,44 +85,30 @@ class CompileThread:
         self._jobs.put(None)
 
     def _run(self) -> None:
-        tokenizer = self._tokenizer()
+        try:
+            tokenizer = tokenizer_of(self._tokens())
+        except BaseException:  # also what the library raises for a fault of its own
+            _log.exception("the grammar library cannot read the vocabulary")
+            tokenizer = None
         while (asked := self._jobs.get()) is not None:
-            job, key = asked
+            job, grammar = asked
             began = time.monotonic()
-            done = self._compiled(tokenizer, key)
+            done = _compiled(tokenizer, grammar)
             self._finished.append((job, replace(done, seconds=time.monotonic() - began)))
             del done  # while this waits it would keep the matcher
             self._on_compiled()
 
-    def _tokenizer(self) -> LLTokenizer | None:
-        """None: it cannot be made; each grammar fails then."""
-        try:
-            return tokenizer_of(self._tokens())
-        except BaseException:  # also what the library raises for a fault of its own
-            _log.exception("the grammar library cannot read the vocabulary")
-            return None
 
-    def _compiled(self, tokenizer: LLTokenizer | None, key: GrammarKey) -> Compiled:
-        if tokenizer is None:
-            return Compiled(failure="the grammar library cannot read the vocabulary")
-        try:
-            return compiled(tokenizer, key)
-        except BaseException:  # also what the library raises for a fault of its own
-            _log.exception("the grammar library failed")
-            return Compiled(failure=LIBRARY_FAILED)
-
-
-def compiled(tokenizer: LLTokenizer, key: GrammarKey) -> Compiled:
-    """Compiles one grammar; RuntimeError for a fault of the library."""
+def _compiled(tokenizer: LLTokenizer | None, grammar: Grammar) -> Compiled:
+    if tokenizer is None:
+        return Compiled(failure="the grammar library cannot read the vocabulary")
     try:
-        grammar = written(key.kind, key.text)
+        return Compiled(compiled(tokenizer, grammar.kind, grammar.text))
     except GrammarError as error:
         return Compiled(error=str(error))
-    compile_ = partial(LLMatcher, tokenizer, grammar, log_level=0, limits=LIMITS)
-    matcher = compile_()
-    if matcher.is_error():
-        return Compiled(error=refusal(matcher.get_error()))
-    return Compiled(CompiledGrammar(matcher, compile_))
+    except BaseException:  # also what the library raises for a fault of its own
+        _log.exception("the grammar library failed")
+        return Compiled(failure=LIBRARY_FAILED)
 
 
 @dataclass
@@ -196,12 +141,10 @@ class GrammarQueue:
     `most`: so many live at once, with those being compiled; the tenant with the fewest goes next.
     """
 
-    def __init__(self, compiler: Compiler, matchers: Matchers, most: int) -> None:
+    def __init__(self, compiler: CompileThread, matchers: Matchers, most: int) -> None:
         self._compiler = compiler
         self._matchers = matchers
         self._most = most
-        self._refusals: OrderedDict[GrammarKey, str] = OrderedDict()
-        self._kept_characters = 0
         self._waiting: dict[str, dict[str, Generate]] = {}
         """By tenant, that was served longest ago first, and request."""
         self._jobs = itertools.count()
@@ -210,8 +153,6 @@ class GrammarQueue:
         """Of these nobody waits for the result."""
         self._open: dict[str, str] = {}
         """The tenants of requests that have their matcher."""
-        self._live: Counter[str] = Counter()
-        """By tenant: requests that are compiled for, or have their matcher."""
         self._released = Released()
         self.counts = GrammarCounts()
 
@@ -230,7 +171,7 @@ class GrammarQueue:
 
     def abort(self, request_id: str) -> None:
         """Its compilation goes on. Unknown ids are ignored."""
-        if self._leave(request_id) or self._recall(request_id):
+        if self._leave(request_id):
             self._released.ended.append(TokenDelta(request_id, (), "abort"))
 
     def released(self) -> Released:
@@ -238,11 +179,8 @@ class GrammarQueue:
         for job, done in self._compiler.finished():
             self.counts.compiled(done)
             message = self._compiling.pop(job)
-            if done.error:
-                self._keep(_key(message), done.error)
             if job in self._aborted:
                 self._aborted.remove(job)
-                self._live[message.tenant] -= 1
             else:
                 self._release(message, done)
         self._start()
@@ -262,8 +200,7 @@ class GrammarQueue:
 
     def ended(self, request_id: str) -> None:
         """A request that ran has ended; unknown ids are ignored."""
-        if (tenant := self._open.pop(request_id, None)) is not None:
-            self._live[tenant] -= 1
+        if self._open.pop(request_id, None) is not None:
             self._matchers.close(request_id)
             self._start()
 
@@ -279,20 +216,16 @@ class GrammarQueue:
             and len(self._compiling) < MAX_COMPILING
             and len(self._compiling) + len(self._open) < self._most
         ):
-            message = self._next()
-            key = _key(message)
-            if known := self._refusals.get(key):
-                self._refusals.move_to_end(key)
-                self._refuse(message, known, "invalid")
-                continue
-            job = next(self._jobs)
+            message, job = self._next(), next(self._jobs)
+            assert message.grammar is not None
             self._compiling[job] = message
-            self._live[message.tenant] += 1
-            self._compiler.submit(job, key)
+            self._compiler.submit(job, message.grammar)
 
     def _next(self) -> Generate:
-        """Takes the oldest request of the tenant with the fewest matchers."""
-        tenant = min(self._waiting, key=lambda tenant: self._live[tenant])
+        """Takes the oldest request of the tenant with the fewest that are compiled for or have
+        their matcher."""
+        live = Counter([*self._open.values(), *(m.tenant for m in self._compiling.values())])
+        tenant = min(self._waiting, key=lambda tenant: live[tenant])
         group = self._waiting.pop(tenant)
         message = group.pop(next(iter(group)))
         if group:
@@ -300,23 +233,9 @@ class GrammarQueue:
         return message
 
     def _ended_by(self, given_up: GivenUp) -> TokenDelta:
-        """Remembers the refusal where the next answer would end alike."""
-        why, grammar = given_up.why, given_up.grammar
-        self.counts.given_up[why.reason] += 1
-        if why.will_recur:
-            self._keep(GrammarKey(grammar.kind, grammar.text), why.error)
-        error = f"{grammar.field}: {why.error}"
-        refusal: Refusal = "uncompiled" if why.reason == "failed" else "invalid"
-        return TokenDelta(given_up.request_id, (), "error", error, refusal=refusal)
-
-    def _keep(self, key: GrammarKey, error: str) -> None:
-        if self._refusals.pop(key, None) is not None:
-            self._kept_characters -= len(key.text)
-        self._refusals[key] = error
-        self._kept_characters += len(key.text)
-        while len(self._refusals) > MAX_KEPT or self._kept_characters > MAX_KEPT_CHARACTERS:
-            key, _ = self._refusals.popitem(last=False)
-            self._kept_characters -= len(key.text)
+        self.counts.given_up[given_up.why.reason] += 1
+        failed = given_up.why.reason == "failed"
+        return _end(given_up.request_id, given_up.grammar, given_up.why.error, failed=failed)
 
     def _leave(self, request_id: str) -> bool:
         """Takes back a request that waits; whether there was one."""
@@ -331,32 +250,19 @@ class GrammarQueue:
                 return True
         return False
 
-    def _recall(self, request_id: str) -> bool:
-        """Takes back a request that was released but not collected; whether there was one."""
-        ready = self._released.ready
-        self._released.ready = [m for m in ready if m.request_id != request_id]
-        if len(self._released.ready) == len(ready):
-            return False
-        self.ended(request_id)
-        return True
-
     def _release(self, message: Generate, done: Compiled) -> None:
+        name, grammar = message.request_id, message.grammar
+        assert grammar is not None
         if done.grammar is None:
-            self._live[message.tenant] -= 1
-            refusal: Refusal = "uncompiled" if done.failure else "invalid"
-            self._refuse(message, done.error or done.failure, refusal)
+            end = _end(name, grammar, done.error or done.failure, failed=bool(done.failure))
+            self._released.ended.append(end)
         else:
-            self._open[message.request_id] = message.tenant
+            self._open[name] = message.tenant
             self._matchers.open(message, done.grammar)
             self._released.ready.append(message)
 
-    def _refuse(self, message: Generate, error: str, refusal: Refusal) -> None:
-        assert message.grammar is not None
-        error = f"{message.grammar.field}: {error}"
-        end = TokenDelta(message.request_id, (), "error", error, refusal=refusal)
-        self._released.ended.append(end)
 
-
-def _key(message: Generate) -> GrammarKey:
-    assert message.grammar is not None
-    return GrammarKey(message.grammar.kind, message.grammar.text)
+def _end(request_id: str, grammar: Grammar, error: str, *, failed: bool) -> TokenDelta:
+    """Of a request whose grammar cannot be used; `failed`: the library is at fault."""
+    why: Refusal = "uncompiled" if failed else "invalid"
+    return TokenDelta(request_id, (), "error", f"{grammar.field}: {error}", refusal=why)

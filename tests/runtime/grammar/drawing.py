@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from sluice_runtime.grammar.constraint import CompiledGrammar, refuse_unusable
+from sluice_runtime.grammar.constraint import CompiledGrammar, compiled, refuse_unusable
 from sluice_runtime.grammar.json_schema import usable_schema
-from sluice_runtime.grammar.waiting import GrammarKey, compiled, tokenizer_of
+from sluice_runtime.grammar.vocabulary import tokenizer_of
 from sluice_runtime.wire.messages import GrammarKind
 
 SIZE = 128
@@ -25,9 +25,7 @@ BYTES = tokenizer_of([bytes([value]) for value in range(256)])
 def compiled_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = ASCII) -> CompiledGrammar:
     """A grammar that requests may have."""
     refuse_unusable(kind, text)
-    done = compiled(tokenizer, GrammarKey(kind, text))
-    assert done.grammar is not None, done.error
-    return done.grammar
+    return compiled(tokenizer, kind, text)
 
 
 def matcher_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = ASCII) -> LLMatcher:

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from sluice_runtime.grammar.masks import Matchers
-from sluice_runtime.grammar.waiting import Compiled, GrammarKey, GrammarQueue
+from sluice_runtime.grammar.waiting import Compiled, CompileThread, GrammarQueue
+from sluice_runtime.wire.messages import Grammar
 
 
-class FakeCompiler:
+class FakeCompiler(CompileThread):
     """Compiles when a test says so."""
 
     def __init__(self) -> None:
-        self.submitted: list[GrammarKey] = []
-        self._jobs: list[tuple[int, GrammarKey]] = []
-        self._done: list[tuple[int, Compiled]] = []
+        super().__init__(list, lambda: None)
+        self.submitted: list[str] = []
+        self._numbers: list[int] = []
 
-    def submit(self, job: int, key: GrammarKey) -> None:
-        self.submitted.append(key)
-        self._jobs.append((job, key))
+    def submit(self, job: int, grammar: Grammar) -> None:
+        self.submitted.append(grammar.text)
+        self._numbers.append(job)
 
     def finish(self, *done: Compiled) -> None:
         """The oldest jobs."""
-        for one in done:
-            self._done.append((self._jobs.pop(0)[0], one))
-
-    def finished(self) -> list[tuple[int, Compiled]]:
-        done, self._done = self._done, []
-        return done
+        self._finished += [(self._numbers.pop(0), outcome) for outcome in done]
 
 
 def no_grammars() -> GrammarQueue:

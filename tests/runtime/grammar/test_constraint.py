@@ -10,7 +10,12 @@ from llguidance import LLMatcher
 from sluice_contract.http_errors import shown_json
 from sluice_runtime.errors import GrammarError, GrammarUnavailableError
 from sluice_runtime.grammar import constraint
-from sluice_runtime.grammar.constraint import deep_thread, one_of, refuse_unusable, with_deep_stack
+from sluice_runtime.grammar.constraint import (
+    one_of,
+    refuse_unusable,
+    start_deep_thread,
+    with_deep_stack,
+)
 from sluice_runtime.wire.messages import GrammarKind
 
 from tests.runtime.grammar.drawing import BYTES, accepts, matcher_of, schema_matcher
@@ -162,7 +167,7 @@ def test_deep_threads_started_at_once_leave_the_size_of_stacks_as_it_was(
 
     def slow_start(self: threading.Thread) -> None:
         if self.name == "slow":
-            other = threading.Thread(target=deep_thread(lambda: None, "quick").start)
+            other = threading.Thread(target=lambda: start_deep_thread(lambda: None, "quick"))
             others.append(other)
             start(other)
             inside.wait(0.05)
@@ -171,7 +176,7 @@ def test_deep_threads_started_at_once_leave_the_size_of_stacks_as_it_was(
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", slow_start)
-    deep_thread(lambda: None, "slow").start()
+    start_deep_thread(lambda: None, "slow")
     for other in others:
         other.join()
     assert threading.stack_size() == before

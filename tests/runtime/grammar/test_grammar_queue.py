@@ -1,4 +1,4 @@
-"""The grammar queue: waiting, passing, and which refusals are kept."""
+"""The grammar queue: waiting, passing, and how requests end there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from sluice_runtime.grammar import waiting
+from llguidance import LLMatcher
+from sluice_runtime.grammar import constraint, waiting
 from sluice_runtime.grammar.masks import FAILED, SLOW, STUCK, GivenUp, GiveUp, Matchers
-from sluice_runtime.grammar.waiting import Compiled, CompileThread, GrammarKey, GrammarQueue
+from sluice_runtime.grammar.waiting import Compiled, CompileThread, GrammarQueue
 from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
 from tests.runtime.grammar.fake_compiler import FakeCompiler
@@ -38,10 +39,6 @@ class Opened(Matchers):
 def ask(name: str, text: str = "a", tenant: str = "") -> Generate:
     grammar = Grammar("regex", text, [9], "field")
     return Generate(name, [1, 2, 3], 5, Sampling(), grammar=grammar, tenant=tenant)
-
-
-def key(text: str = "a") -> GrammarKey:
-    return GrammarKey("regex", text)
 
 
 @pytest.fixture
@@ -79,7 +76,7 @@ def test_a_request_waits_until_its_grammar_is_compiled(
 def test_each_request_is_compiled_for_alone(queue: GrammarQueue, compiler: FakeCompiler) -> None:
     for name in ("one", "two"):
         queue.add(ask(name))
-    assert compiler.submitted == [key(), key()]
+    assert compiler.submitted == ["a", "a"]
     compiler.finish(COMPILED)
     assert ready(queue) == ["one"]
     assert len(queue) == 1
@@ -89,18 +86,18 @@ def test_only_so_many_matchers_live_at_once(queue: GrammarQueue, compiler: FakeC
     for number in range(MOST + 2):
         queue.add(ask(f"r{number}", f"p{number}"))
     queue.abort("r0")
-    assert [key.text for key in compiler.submitted] == ["p0", "p1", "p2", "p3"]
+    assert compiler.submitted == ["p0", "p1", "p2", "p3"]
     assert len(queue) == MOST + 1
     compiler.finish(*[COMPILED] * MOST)
     assert ready(queue) == ["r1", "r2", "r3"]
-    assert [key.text for key in compiler.submitted[MOST:]] == ["p4"]
+    assert compiler.submitted[MOST:] == ["p4"]
     queue.ended("r2")
-    assert [key.text for key in compiler.submitted[MOST:]] == ["p4", "p5"]
+    assert compiler.submitted[MOST:] == ["p4", "p5"]
     compiler.finish(Compiled(error="no"), Compiled(failure="no"))
     queue.released()
     for number in range(10, 13):
         queue.add(ask(f"r{number}", f"p{number}"))
-    assert [key.text for key in compiler.submitted[MOST + 2 :]] == ["p10", "p11"]
+    assert compiler.submitted[MOST + 2 :] == ["p10", "p11"]
 
 
 def test_the_thread_is_given_a_few_grammars_at_once(compiler: FakeCompiler) -> None:
@@ -138,7 +135,7 @@ def test_the_tenant_with_the_fewest_matchers_is_next(
     compiler.finish(*[COMPILED] * MOST)
     queue.released()
     queue.ended("a0")
-    assert compiler.submitted[-1] == key("b")
+    assert compiler.submitted[-1] == "b"
 
 
 def test_what_cannot_be_compiled_ends_the_request_and_names_its_field(
@@ -149,22 +146,16 @@ def test_what_cannot_be_compiled_ends_the_request_and_names_its_field(
     (end,) = queue.released().ended
     assert (end.request_id, end.finish_reason, end.refusal) == ("one", "error", "invalid")
     assert end.error == "field: no way"
-    queue.add(ask("two"))
-    (end,) = queue.released().ended
-    assert end.error == "field: no way"
-    assert compiler.submitted == [key()]
     assert matchers.live == []
 
 
-def test_a_failure_that_is_not_the_grammars_is_not_remembered(
+def test_a_failure_that_is_not_the_grammars_is_no_refusal(
     queue: GrammarQueue, compiler: FakeCompiler
 ) -> None:
     queue.add(ask("one"))
     compiler.finish(Compiled(failure="no memory"))
     (end,) = queue.released().ended
     assert (end.error, end.refusal) == ("field: no memory", "uncompiled")
-    queue.add(ask("two"))
-    assert compiler.submitted == [key(), key()]
 
 
 def test_compilations_are_counted_by_their_outcome(
@@ -207,11 +198,8 @@ def test_a_request_that_is_aborted_twice_ends_once(
     assert matchers.live == ["two"]
 
 
-TOO_LONG = GiveUp("slow", "following it takes too much (too many states)")
-
-
-@pytest.mark.parametrize("why", [SLOW, STUCK, FAILED, TOO_LONG])
-def test_an_answer_that_is_given_up_ends_and_a_slow_grammar_is_refused_from_then_on(
+@pytest.mark.parametrize("why", [SLOW, STUCK, FAILED])
+def test_an_answer_that_is_given_up_ends_with_the_reason(
     queue: GrammarQueue, compiler: FakeCompiler, matchers: Opened, why: GiveUp
 ) -> None:
     queue.add(ask("one"))
@@ -223,8 +211,6 @@ def test_an_answer_that_is_given_up_ends_and_a_slow_grammar_is_refused_from_then
     refusal = "uncompiled" if why is FAILED else "invalid"
     assert (end.error, end.refusal) == (f"field: {why.error}", refusal)
     assert queue.counts.given_up[why.reason] == 1
-    queue.add(ask("two"))
-    assert bool(queue.released().ended) is (why is SLOW)
 
 
 def test_an_ended_request_gives_its_matcher_back(
@@ -238,29 +224,11 @@ def test_an_ended_request_gives_its_matcher_back(
     assert matchers.live == []
 
 
-def test_refusals_that_were_not_used_for_longest_are_forgotten(
-    queue: GrammarQueue, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiting, "MAX_KEPT", 2)
-    monkeypatch.setattr(waiting, "MAX_KEPT_CHARACTERS", 10)
-
-    def asked(text: str) -> bool:
-        """Whether it has to be compiled."""
-        compiler.submitted.clear()
-        queue.add(ask(text, text))
-        compiler.finish(*[Compiled(error="no")] * len(compiler.submitted))
-        queue.released()
-        return bool(compiler.submitted)
-
-    assert [asked(text) for text in "abacba"] == [True, True, False, True, True, True]
-    assert asked("long" * 3)
-    assert asked("a"), "of all there is no room for more"
-
-
 def finished(thread: CompileThread, *texts: str) -> list[Compiled]:
     for job, text in enumerate(texts):
-        thread.submit(job, key(text))
+        thread.submit(job, Grammar("regex", text, [9], "field"))
     thread.close()
+    assert thread._thread is not None
     thread._thread.join()
     numbered = thread.finished()
     assert [job for job, _ in numbered] == list(range(len(texts)))
@@ -293,12 +261,12 @@ def test_a_vocabulary_that_cannot_be_read_fails_each_grammar(
 def test_a_thread_that_cannot_be_started_fails_its_grammars(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails() -> None:
+    def fails(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     thread = CompileThread(lambda: [b"a"], lambda: None)
-    monkeypatch.setattr(thread._thread, "start", fails)
-    thread.submit(7, key())
+    monkeypatch.setattr(waiting, "start_deep_thread", fails)
+    thread.submit(7, Grammar("regex", "a", [9], "field"))
     ((job, done),) = thread.finished()
     assert (job, bool(done.failure)) == (7, True)
 
@@ -316,6 +284,8 @@ def test_a_panic_of_the_library_is_a_failure_and_no_refusal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Panics:
+        grammar_from_regex = LLMatcher.grammar_from_regex
+
         def __init__(self, *_: object, **__: object) -> None: ...
         def is_error(self) -> bool:
             return True
@@ -323,7 +293,7 @@ def test_a_panic_of_the_library_is_a_failure_and_no_refusal(
         def get_error(self) -> str:
             return "panic: index too large\n   0: some_function\n"
 
-    monkeypatch.setattr(waiting, "LLMatcher", Panics)
+    monkeypatch.setattr(constraint, "LLMatcher", Panics)
     (done,) = finished(CompileThread(lambda: [b"a"], lambda: None), "a")
     assert (done.error, done.failure) == ("", "the grammar library failed with it")
     assert "panic: index too large" in caplog.text

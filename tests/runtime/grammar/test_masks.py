@@ -22,7 +22,8 @@ from sluice_runtime.grammar import masks as masks_module
 from sluice_runtime.grammar.constraint import CompiledGrammar
 from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.grammar.masks import FREE_SECONDS, GivenUp, Matchers
-from sluice_runtime.grammar.waiting import CompileThread, GrammarQueue, tokenizer_of
+from sluice_runtime.grammar.vocabulary import tokenizer_of
+from sluice_runtime.grammar.waiting import CompileThread, GrammarQueue
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, RowAdded
 from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 

@@ -9,8 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 from sluice_runtime.engine.build import Engine
-from sluice_runtime.grammar.vocabulary import _added
-from sluice_runtime.grammar.waiting import tokenizer_of
+from sluice_runtime.grammar.vocabulary import _added, tokenizer_of
 from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.server.answer_text import Detokenizer
 from sluice_runtime.server.body import parse_request
