@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from itertools import groupby
 from typing import Final
 
@@ -144,15 +146,10 @@ def _references(node: ASTNode) -> Iterator[str]:
 
 def _not_recursive(uses: Mapping[str, set[str]]) -> set[str]:
     """The rules that lead to none that leads to itself."""
-    users: dict[str, list[str]] = {name: [] for name in uses}
-    for name, used in uses.items():
-        for one in used:
-            users[one].append(name)
-    left = {name: len(used) for name, used in uses.items()}
-    plain = [name for name, count in left.items() if count == 0]
-    for name in plain:  # grows
-        for user in users[name]:
-            left[user] -= 1
-            if left[user] == 0:
-                plain.append(user)
-    return set(plain)
+    order, plain = TopologicalSorter(uses), set[str]()
+    with suppress(CycleError):
+        order.prepare()
+    while ready := order.get_ready():  # until only cycles are left
+        plain.update(ready)
+        order.done(*ready)
+    return plain
