@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Final
 
 from sluice_autoscaler.forecast import Forecast
 from sluice_autoscaler.measured import ItlModel
 
-BALANCE: Final = 0.2
-"""Of the variance of the work of one engine: what is left of it since the router gives requests to
-the less loaded of two. Found by replay."""
-MAX_DISPERSION: Final = 0.35
-"""Of the length of an answer: a prompt that takes longer comes to an engine with few answers."""
-MIN_SHARE: Final = 0.25
-"""Of an engine's time that prompts may take, however strict the promise."""
-MAX_SHARE: Final = 0.85
-"""However lenient it is."""
+MAX_BUSY: Final = 0.95
+"""Of the time that engines have for prompts, however lenient the promise."""
+AIMED_LATE: Final = 0.5
+"""Share of the allowed late requests to aim at: the load is an estimate."""
+TIGHT_SHARE: Final = 0.25
+"""A promise that leaves prompts less of an idle engine's time: no number of engines keeps it."""
+LEAST_SHARE: Final = 0.01
+"""Of an engine's time for prompts, where its answers take all that is promised."""
 MAX_ENGINES: Final = 1000
 """The most that the API allows in one pool."""
 
@@ -46,42 +44,50 @@ def engines_for(
     return MAX_ENGINES
 
 
+def engines_for_answers(itl: ItlModel, itl_seconds: float, running: float) -> int:
+    """Fewest engines that keep the time between tokens of a pool that only decodes."""
+    spare = itl_seconds - itl.base_seconds
+    if spare <= 0:
+        return MAX_ENGINES
+    return min(MAX_ENGINES, max(1, math.ceil(running * itl.slope_seconds / spare)))
+
+
 def keeps(
     engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
 ) -> bool:
-    """Whether this many engines keep the promise."""
-    busy = load.busy_engines / engines
-    share = load.offered_engines / engines
-    return busy <= _queue_share(engines, load, promise) and _peak_share(
-        share, load, promise
-    ) <= _itl_share(engines, promise, itl, running)
+    """Whether this many engines keep the promise. The time between tokens they keep by themselves,
+    with smaller chunks: it bounds the time that prompts get, so the queue is what is sized."""
+    share = _prompt_share(engines, load, promise, itl, running)
+    busy = load.offered_engines / engines / share
+    if busy >= MAX_BUSY:
+        return False
+    late = late_share(engines, busy, load.dispersion_seconds / share, promise.queue_seconds)
+    return late <= AIMED_LATE * (1 - promise.share)
 
 
-def _queue_share(engines: int, load: Forecast, promise: Promise) -> float:
-    """Utilisation at which few requests wait longer than promised.
-
-    In heavy traffic the wait of M/G/n is exponential, with mean dispersion / (2 n (1 - share))
-    (Kingman's bound; Kollerstrom 1974 for n servers). Work is what it takes beside what decodes.
-    """
-    exceeding = math.log(1 / (1 - promise.share))
-    dispersion = load.dispersion_seconds / load.prompt_share
-    slack = dispersion * exceeding / (2 * engines * promise.queue_seconds)
-    return min(MAX_SHARE, max(MIN_SHARE, 1 - slack))
-
-
-def _peak_share(share: float, load: Forecast, promise: Promise) -> float:
-    """Share of an engine's time that goes to prompts while an answer runs: its mean and what comes
-    on top of it for all but few answers."""
-    deviations = NormalDist().inv_cdf(promise.share) * math.sqrt(BALANCE)
-    dispersion = min(load.dispersion_seconds, MAX_DISPERSION * load.answer_seconds)
-    variance = dispersion * share / load.answer_seconds
-    return share + deviations * math.sqrt(variance)
-
-
-def _itl_share(engines: int, promise: Promise, itl: ItlModel | None, running: float) -> float:
-    """Share of their time that prompts may take from answers."""
+def _prompt_share(
+    engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
+) -> float:
+    """Share of an engine's time that prompts can get beside its answers."""
     if itl is None or promise.itl_seconds is None:
-        return math.inf
-    if itl.base_seconds >= promise.itl_seconds * (1 - MIN_SHARE):
-        return MAX_SHARE  # more engines do not help: the queue alone counts
-    return 1 - itl.decode_seconds(running / engines) / promise.itl_seconds
+        return load.prompt_share
+    if itl.base_seconds >= promise.itl_seconds * (1 - TIGHT_SHARE):
+        return load.prompt_share  # more engines do not help
+    return max(LEAST_SHARE, 1 - itl.decode_seconds(running / engines) / promise.itl_seconds)
+
+
+def late_share(engines: int, busy: float, dispersion_seconds: float, seconds: float) -> float:
+    """Share of the requests that wait longer than `seconds`: whether a request waits at all is that
+    of M/M/n (Erlang's C), for how long is exponential with the mean of M/G/n in heavy traffic,
+    dispersion / (2 n (1 - busy)) (Kingman's bound; Kollerstrom 1974 for n servers)."""
+    rate = 2 * engines * (1 - busy) / dispersion_seconds
+    return erlang_c(engines, busy * engines) * math.exp(-rate * seconds)
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """Probability that a request has to wait; `offered`: servers that are busy on average."""
+    blocked = 1.0  # Erlang's B, by its recursion
+    for number in range(1, servers + 1):
+        blocked = offered * blocked / (number + offered * blocked)
+    busy = offered / servers
+    return blocked / (1 - busy + busy * blocked)

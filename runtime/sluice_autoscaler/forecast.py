@@ -18,6 +18,10 @@ SURE_SECONDS: Final = 10.0
 """The shortest window that may show a rise."""
 SURE_ERRORS: Final = 1.5
 """Standard errors by which a mean over a short window is lowered to be sure of it."""
+RISE_SECONDS: Final = 30.0
+"""Two means over so long, one after the other, show a rise."""
+RISE_ERRORS: Final = 2.0
+"""Standard errors of their difference by which a rise is lowered to be sure of it."""
 DISPERSION_SECONDS: Final = 300.0
 """Over which its burstiness is learnt."""
 PRIOR_DISPERSION: Final = 0.5
@@ -26,6 +30,12 @@ decodes."""
 PRIOR_SAMPLES: Final = 15
 """So many samples are as good as the prior."""
 TREND_SECONDS: Final = 20.0
+SURE_TREND_SECONDS: Final = 60.0
+"""Of page use."""
+MAX_GROWTH: Final = 0.5
+"""Of the pages that are used now: by so much a trend of the last seconds may raise them."""
+MAX_SURE_GROWTH: Final = 1.0
+"""By so much that of the last minute may."""
 ANSWER_SECONDS: Final = 10.0
 """Assumed until an answer has ended."""
 ANSWER_SAMPLES: Final = 150
@@ -52,12 +62,16 @@ class Forecast:
         return self.offered_engines / self.prompt_share
 
 
-def forecast(ticks: Sequence[Measured], now: Measured) -> Forecast:
-    """`ticks`: those before `now`, the oldest first."""
+def forecast(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> Forecast:
+    """`ticks`: those before `now`, the oldest first. `ahead_seconds`: until an engine that is asked
+    for now is ready."""
     prompt_share, past = _prompt_share(now), _mean(ticks)
     dispersion = _dispersion_seconds(ticks, PRIOR_DISPERSION * prompt_share)
     return Forecast(
-        _offered_engines((*ticks, now), dispersion, past),
+        max(
+            _offered_engines((*ticks, now), dispersion, past),
+            _risen_engines((*ticks, now), dispersion, ahead_seconds),
+        ),
         dispersion,
         _answer_seconds(ticks),
         prompt_share,
@@ -76,15 +90,23 @@ def _mean(ticks: Sequence[Measured]) -> float:
     return sum(tick.arrived_seconds or 0.0 for tick in counted) / seconds if seconds else 0.0
 
 
-def kv_trend(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> float:
-    """Engines' worth of pages by which use changes in `ahead_seconds`, if it goes on as in the last
-    `TREND_SECONDS`."""
+def kv_growth(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> float:
+    """Engines' worth of pages by which use may grow in `ahead_seconds`: as in the last seconds, or
+    as in the last minute, which is surer."""
+    lately = kv_trend(ticks, now, TREND_SECONDS) * ahead_seconds
+    surely = kv_trend(ticks, now, SURE_TREND_SECONDS) * ahead_seconds
+    most = now.kv_engines
+    return max(0.0, min(lately, MAX_GROWTH * most), min(surely, MAX_SURE_GROWTH * most))
+
+
+def kv_trend(ticks: Sequence[Measured], now: Measured, over_seconds: float) -> float:
+    """By which use has changed a second; 0 while it is not known for so long."""
     seconds = now.interval_seconds
     for tick in reversed(ticks):
         if not tick.engines:
             break
-        if seconds >= TREND_SECONDS:
-            return (now.kv_engines - tick.kv_engines) / seconds * ahead_seconds
+        if seconds >= over_seconds:
+            return (now.kv_engines - tick.kv_engines) / seconds
         seconds += tick.interval_seconds
     return 0.0
 
@@ -107,6 +129,28 @@ def _offered_engines(ticks: Sequence[Measured], dispersion_seconds: float, past:
             error = math.sqrt(dispersion_seconds * mean / seconds)
             best = max(best, mean - SURE_ERRORS * error)
     return max(best, arrived / seconds) if seconds >= SURE_SECONDS else best
+
+
+def _risen_engines(
+    ticks: Sequence[Measured], dispersion_seconds: float, ahead_seconds: float
+) -> float:
+    """The mean of the last half minute, extrapolated by how much it is surely more than that of the
+    half before; 0 where it is not."""
+    known = [tick for tick in ticks if tick.arrived_seconds is not None and tick.interval_seconds]
+    means = []
+    for _ in range(2):
+        seconds = arrived = 0.0
+        while known and seconds < RISE_SECONDS:
+            tick = known.pop()
+            seconds += tick.interval_seconds
+            arrived += tick.arrived_seconds or 0.0
+        if seconds < RISE_SECONDS:
+            return 0.0
+        means.append(arrived / seconds)
+    mean, before = means
+    error = math.sqrt(dispersion_seconds * (mean + before) / RISE_SECONDS)
+    rise = mean - before - RISE_ERRORS * error
+    return mean + rise * (0.5 + ahead_seconds / RISE_SECONDS) if rise > 0 else 0.0
 
 
 def _dispersion_seconds(ticks: Sequence[Measured], prior: float) -> float:

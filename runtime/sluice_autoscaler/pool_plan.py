@@ -9,14 +9,14 @@ from typing import Final
 from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.decision import engines
-from sluice_autoscaler.forecast import forecast, kv_trend
+from sluice_autoscaler.forecast import forecast, kv_growth
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.itl import itl_model
 from sluice_autoscaler.measured import Measured, measure
 from sluice_autoscaler.reports import Reports, reports_of
 from sluice_autoscaler.sample import PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
-from sluice_autoscaler.stabilise import stabilised
+from sluice_autoscaler.stabilise import stabilised, window_seconds
 from sluice_autoscaler.trade import need_of
 from sluice_autoscaler.wants import PoolView, Want, wants_of
 
@@ -98,7 +98,8 @@ def planned(
     want = _with_bounds(wants_of(view, settings)[0], reports, least, pool.replicas)
     limited = max(limits.minimum, min(limits.maximum, want.engines))
     boot = now.boot_seconds or STARTUP_SECONDS
-    steady = stabilised(history, role, sample.time_seconds, pool.replicas, limited, boot)
+    down_seconds = window_seconds(boot, view.load.answer_seconds)
+    steady = stabilised(history, role, sample.time_seconds, pool.replicas, limited, down_seconds)
     desired = max(limits.minimum, min(limits.maximum, steady.engines))
     reason, message = _why(want, desired, pool.replicas, limits.maximum)
     if pool.unschedulable and desired > pool.replicas:
@@ -112,13 +113,14 @@ def planned(
 
 def _view(past: Sequence[Measured], now: Measured, reports: Reports, pool: PoolSample) -> PoolView:
     waiting = sum(engine.prealloc_requests for engine in reports.counted) * reports.scale
+    boot = now.boot_seconds or STARTUP_SECONDS
     return PoolView(
         role=pool.role,
         current=pool.replicas,
         now=now,
-        load=forecast(past, now),
+        load=forecast(past, now, boot),
         itl=now.itl,
-        kv_trend=kv_trend(past, now, PAGES_AHEAD * (now.boot_seconds or STARTUP_SECONDS)),
+        kv_growth=kv_growth(past, now, PAGES_AHEAD * boot),
         requests=now.queued_requests,
         waiting_for_pages=waiting,
     )

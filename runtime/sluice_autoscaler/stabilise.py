@@ -12,8 +12,11 @@ from sluice_autoscaler.decision import engines
 from sluice_autoscaler.history import History, Tick
 
 DOWN_SECONDS: Final = 60.0
-"""A pool shrinks to the highest need of this many seconds, or of twice an engine's start time if
-that is longer: a removed engine takes that time to come back."""
+"""A pool shrinks to the highest need of this many seconds at least."""
+BOOTS: Final = 2
+"""Start times that it looks back: a removed engine takes one to come back."""
+ANSWERS: Final = 3
+"""Lengths of an answer that it looks back: a removed engine holds its GPU until its last one."""
 MAX_DOWN_SECONDS: Final = 300.0
 RATE_SECONDS: Final = 15.0
 """The window of the two rate limits below."""
@@ -32,14 +35,22 @@ class LimitedChange:
     message: str = ""
 
 
+def window_seconds(boot_seconds: float, answer_seconds: float) -> float:
+    """How long a need must have been smaller before a pool shrinks to it. `boot_seconds`: of an
+    engine's start; `answer_seconds`: of an answer."""
+    longest = max(DOWN_SECONDS, BOOTS * boot_seconds, ANSWERS * answer_seconds)
+    return min(MAX_DOWN_SECONDS, longest)
+
+
 def stabilised(
-    history: History, role: Role, now: float, current: int, desired: int, boot_seconds: float
+    history: History, role: Role, now: float, current: int, desired: int, down_seconds: float
 ) -> LimitedChange:
-    """`desired` engines, limited by the changes of the last minutes."""
+    """`desired` engines, limited by the changes of the last minutes. `down_seconds`: see
+    `window_seconds`."""
     if desired > current:
         return _grown(history, role, now, current, desired)
     if desired < current:
-        return _shrunk(history, role, now, current, desired, boot_seconds)
+        return _shrunk(history, role, now, current, desired, down_seconds)
     return LimitedChange(current)
 
 
@@ -54,16 +65,15 @@ def _grown(history: History, role: Role, now: float, current: int, desired: int)
 
 
 def _shrunk(
-    history: History, role: Role, now: float, current: int, desired: int, boot_seconds: float
+    history: History, role: Role, now: float, current: int, desired: int, down_seconds: float
 ) -> LimitedChange:
-    window = min(MAX_DOWN_SECONDS, max(DOWN_SECONDS, 2 * boot_seconds))
-    if not _knows(history, role, now - window, now):
-        text = f"a pool shrinks once its load is known for {window:.0f} s"
+    if not _knows(history, role, now - down_seconds, now):
+        text = f"a pool shrinks once its load is known for {down_seconds:.0f} s"
         return LimitedChange(current, "Stabilising", text)
-    before = [_need_of(tick, role, current) for tick in history.since(now - window)]
+    before = [_need_of(tick, role, current) for tick in history.since(now - down_seconds)]
     least = max(desired, *before) if before else desired
     if least >= current:
-        text = f"{engines(least, ('was', 'were'))} wanted in the last {window:.0f} s"
+        text = f"{engines(least, ('was', 'were'))} wanted in the last {down_seconds:.0f} s"
         return LimitedChange(current, "Stabilising", text)
     start = max((*_sizes(history.since(now - RATE_SECONDS), role), current))
     floor = min(start - 1, int(start * SMALLEST_SHARE))

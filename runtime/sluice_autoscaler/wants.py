@@ -13,7 +13,7 @@ from typing import Final
 
 from sluice_contract.cluster.labels import Role
 
-from sluice_autoscaler.capacity import Promise, engines_for
+from sluice_autoscaler.capacity import Promise, engines_for, engines_for_answers
 from sluice_autoscaler.forecast import Forecast
 from sluice_autoscaler.measured import ItlModel, Measured
 from sluice_autoscaler.settings import Settings
@@ -26,8 +26,6 @@ FULL_ROWS: Final = 0.9
 """Share of the requests that an engine can run at once that it should have."""
 DRAIN_SECONDS: Final = 5.0
 """Within which new engines should compute what waits too long."""
-MAX_GROWTH: Final = 1.5
-"""Page use is assumed not to grow further while an engine starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class PoolView:
     now: Measured
     load: Forecast
     itl: ItlModel | None
-    kv_trend: float = 0.0
+    kv_growth: float = 0.0
     """Engines' worth of pages by which use grows while an engine starts."""
     requests: float = 0.0
     """Queued in the pool: one engine for each is the most that can help."""
@@ -123,7 +121,7 @@ def _queued(view: PoolView, settings: Settings) -> Want:
 def _pages(view: PoolView, settings: Settings) -> Want:
     """Engines for the pages that requests hold, will soon hold, or wait for."""
     now = view.now.kv_engines
-    used = min(now + max(0.0, view.kv_trend), MAX_GROWTH * now)
+    used = now + view.kv_growth
     text = f"requests need the pages of {used:.2f} engines"
     return _ratio(view, used / settings.kv_used, "KvPages", text, f"{settings.kv_used:.0%} of each")
 
@@ -139,18 +137,16 @@ def _itl(view: PoolView, settings: Settings) -> Want:
     """Engines of a decode pool for the time between tokens."""
     if view.itl is None:
         return Want(0, "Itl", "no answer runs")
-    promise, running = promise_of(settings), view.now.running_requests
-    if view.itl.base_seconds >= settings.itl_seconds:  # type: ignore[operator]
-        allowed = f"{_milliseconds(settings.itl_seconds)} is below what one request takes"
-        return Want(0, "Itl", f"{_milliseconds(view.now.itl_seconds)} between tokens; {allowed}")
-    none = Forecast()
+    itl, running, allowed = view.itl, view.now.running_requests, settings.itl_seconds or math.inf
+    text = f"{_milliseconds(view.now.itl_seconds)} between tokens"
+    if itl.base_seconds >= allowed:
+        return Want(0, "Itl", f"{text}; {_milliseconds(allowed)} is below what one request takes")
     engines = _settled(
         view.current,
-        engines_for(none, promise, view.itl, running),
-        lambda: engines_for(none, promise, view.itl, running * (1 + TOLERANCE)),
+        engines_for_answers(itl, allowed, running),
+        lambda: engines_for_answers(itl, allowed, running * (1 + TOLERANCE)),
     )
-    text = f"{_milliseconds(view.now.itl_seconds)} between tokens"
-    return Want(engines, "Itl", f"{text}, {_milliseconds(settings.itl_seconds)} allowed")
+    return Want(engines, "Itl", f"{text}, {_milliseconds(allowed)} allowed")
 
 
 def promise_of(settings: Settings) -> Promise:

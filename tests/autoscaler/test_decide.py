@@ -90,12 +90,12 @@ def test_arriving_work_asks_for_engines_before_anything_waits() -> None:
 
 @pytest.mark.parametrize(
     ("promise", "fewer"),
-    [({}, False), ({"itl_seconds": 0.06}, True), ({"itl_seconds": 1.0}, False)],
+    [({}, False), ({"itl_seconds": 0.06}, True), ({"itl_seconds": 1.0}, True)],
 )
 def test_the_marginal_rate_counts_only_where_answers_have_their_part_of_the_time(
     promise: dict[str, Any], *, fewer: bool
 ) -> None:
-    """The queue is sized as before: prompts that wait are computed beside what decodes."""
+    """Without a promised ITL the chunks are fixed, and what steps were seen to take counts."""
     load = {"prompt_tokens": 3 * RATE, "running_requests": 20, "itl_seconds": 0.03}
     sizes = []
     for marginal in (None, 2 * RATE):

@@ -35,7 +35,7 @@ def test_what_arrives_is_counted_without_what_decodes_and_what_waits_with_it() -
     assert now.queued_seconds == 6000 / RATE
     assert now.prefill_tokens_per_second == RATE
     assert now.marginal_prefill_tokens_per_second == 2 * RATE
-    assert forecast([], now).prompt_share == 0.5
+    assert forecast([], now, 30.0).prompt_share == 0.5
 
 
 def test_work_of_an_engine_that_reports_one_rate_is_counted_by_that() -> None:
@@ -43,7 +43,7 @@ def test_work_of_an_engine_that_reports_one_rate_is_counted_by_that() -> None:
     assert now.arrived_seconds == ARRIVED / RATE + ARRIVED / (2 * RATE)
     alone = measured(busy("old"))
     assert alone.arrived_seconds == ARRIVED / RATE
-    assert forecast([], alone).prompt_share == 1.0
+    assert forecast([], alone, 30.0).prompt_share == 1.0
 
 
 def test_a_cold_engine_is_counted_by_the_rates_of_the_others_or_of_before() -> None:
@@ -53,7 +53,7 @@ def test_a_cold_engine_is_counted_by_the_rates_of_the_others_or_of_before() -> N
     silent = busy(prefill_tokens_per_second=None)
     later = measured(silent, known=now)
     assert later.arrived_seconds == ARRIVED / (2 * RATE)
-    assert forecast([], later).prompt_share == 0.5
+    assert forecast([], later, 30.0).prompt_share == 0.5
     unknown = Measured(prefill_tokens_per_second=RATE)  # of a journal that an older operator wrote
     assert measured(silent, known=unknown).arrived_seconds == ARRIVED / RATE
 

@@ -102,7 +102,7 @@ AUTOSCALER_MUTATIONS: Final = (
     Mutation(
         "autoscaler: a pool shrinks though nobody looked for a while",
         "stabilise",
-        "if not _knows(history, role, now - window, now):",
+        "if not _knows(history, role, now - down_seconds, now):",
         "if False:",
         DECIDE,
         package="autoscaler",

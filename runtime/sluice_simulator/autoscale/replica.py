@@ -124,7 +124,8 @@ class Replica:
         """The step is over: prompts that are computed now, and answers that have ended."""
         seconds, steps = now - self._began, self._steps
         if self._tokens:
-            self.pace.prefilled(self._tokens, seconds)
+            alone = self._times.step_seconds(0.0, self._context)
+            self.pace.prefilled(self._tokens, seconds, seconds - alone)
         self.pace.decoded(self.rows * steps, self.rows * seconds)
         self._step += steps
         self._context += self.rows * steps
@@ -236,14 +237,16 @@ class Pace:
     ITL_SECONDS: Final = 10.0
 
     def __init__(self) -> None:
-        self._weight = self._seconds = 0.0
+        self._weight = self._seconds = self._added_seconds = 0.0
         self._tokens, self._waited = 0, 0.0
         self._seen: deque[tuple[float, int, float]] = deque()
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """A step with prompts; the more tokens, the more it counts."""
+    def prefilled(self, tokens: int, seconds: float, added_seconds: float) -> None:
+        """A step with prompts, and how much shorter it were without; the more tokens, the more it
+        counts."""
         self._weight = self._weight * self.FORGETTING + tokens * tokens
         self._seconds = self._seconds * self.FORGETTING + tokens * seconds
+        self._added_seconds = self._added_seconds * self.FORGETTING + tokens * added_seconds
 
     def decoded(self, tokens: int, waited_seconds: float) -> None:
         self._tokens += tokens
@@ -252,6 +255,13 @@ class Pace:
     @property
     def prefill_tokens_per_second(self) -> float | None:
         return self._weight / self._seconds if self._seconds else None
+
+    @property
+    def marginal_prefill_tokens_per_second(self) -> float | None:
+        """At most ten times the whole-step rate: prompts may hide behind the weights."""
+        if not self._seconds:
+            return None
+        return self._weight / max(self._added_seconds, self._seconds / 10)
 
     def itl_seconds(self, now: float, tokens: int, waited_seconds: float) -> float | None:
         """ITL over about the last ten seconds; None while no answer ran. `tokens` and
@@ -286,6 +296,7 @@ def report(replica: Replica, now: float, constants: Constants) -> EngineSample:
         prealloc_requests=waiting if decode else 0,
         transfer_requests=replica.coming if decode else 0,
         prefill_tokens_per_second=rate,
+        marginal_prefill_tokens_per_second=replica.pace.marginal_prefill_tokens_per_second,
         itl_seconds=replica.itl_seconds(now),
         prompt_tokens_total=replica.received_tokens,
         generated_tokens_total=replica.generated_tokens,
