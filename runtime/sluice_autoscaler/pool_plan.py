@@ -94,7 +94,8 @@ def planned(
     """The plan by a known load. `least`: engines that the pool keeps without any load."""
     reports, now = seen
     limits, pool = settings.pools[role], sample.pools[role]
-    view = _view(measured_of(history, role), now, reports, pool)
+    waiting = _waiting_for_decode(sample, reports)
+    view = _view(measured_of(history, role), now, pool, waiting)
     want = _with_bounds(wants_of(view, settings)[0], reports, least, pool.replicas)
     limited = max(limits.minimum, min(limits.maximum, want.engines))
     boot = now.boot_seconds or STARTUP_SECONDS
@@ -111,8 +112,7 @@ def planned(
     return PoolPlan(desired, want.engines, reason, message, None if role is Role.MIXED else need)
 
 
-def _view(past: Sequence[Measured], now: Measured, reports: Reports, pool: PoolSample) -> PoolView:
-    waiting = sum(engine.prealloc_requests for engine in reports.counted) * reports.scale
+def _view(past: Sequence[Measured], now: Measured, pool: PoolSample, waiting: float) -> PoolView:
     boot = now.boot_seconds or STARTUP_SECONDS
     return PoolView(
         role=pool.role,
@@ -122,8 +122,17 @@ def _view(past: Sequence[Measured], now: Measured, reports: Reports, pool: PoolS
         itl=now.itl,
         kv_growth=kv_growth(past, now, PAGES_AHEAD * boot),
         requests=now.queued_requests,
-        waiting_for_pages=waiting,
+        waiting_for_decode=waiting,
     )
+
+
+def _waiting_for_decode(sample: Sample, decode: Reports) -> float:
+    """Requests without pages, and those that prefill engines have computed and hold until they are
+    read. All others in transfer wait for their prompt, and are queued or running in prefill."""
+    prefill = reports_of(sample.engines or (), Role.PREFILL)
+    without_pages = sum(engine.prealloc_requests for engine in decode.counted)
+    computed = sum(engine.inflight_requests for engine in prefill.counted)
+    return decode.scale * without_pages + prefill.scale * computed
 
 
 def _with_bounds(want: Want, reports: Reports, least: int, current: int) -> Want:

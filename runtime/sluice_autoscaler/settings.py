@@ -30,9 +30,10 @@ class Settings:
     """Seconds of work that may wait in each engine that computes prompts; None: as many as
     `ttft_seconds` leaves."""
     prefill_queue: int | None = None
-    """Requests that may wait for prefill in each engine."""
+    """Requests that may wait for their prompt in each engine that computes prompts."""
     decode_queue: int | None = None
-    """Requests that may wait for decode in each engine."""
+    """Requests that may wait for decode in each engine of a decode pool: for pages, or computed and
+    not read yet. A mixed pool has no such queue."""
     kv_used: float = 0.8
     """Share of its pages that the requests of an engine may hold."""
     ttft_seconds: float | None = None

@@ -50,7 +50,8 @@ class PoolView:
     """Engines' worth of pages by which use grows while an engine starts."""
     requests: float = 0.0
     """Queued in the pool: one engine for each is the most that can help."""
-    waiting_for_pages: float = 0.0
+    waiting_for_decode: float = 0.0
+    """Requests of a decode pool that wait for it, and not for their prompt."""
 
 
 def wants_of(view: PoolView, settings: Settings) -> list[Want]:
@@ -77,9 +78,9 @@ def _prefill_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
 def _decode_wants(view: PoolView, settings: Settings) -> Iterator[Want]:
     yield _pages(view, settings)
     yield _rows(view)
-    if settings.decode_queue is not None:
-        demand = view.waiting_for_pages / settings.decode_queue
-        text = f"{view.waiting_for_pages:.0f} requests wait for decode"
+    if view.role is Role.DECODE and settings.decode_queue is not None:
+        demand = view.waiting_for_decode / settings.decode_queue
+        text = f"{view.waiting_for_decode:.0f} requests wait for decode"
         yield _ratio(view, demand, "DecodeQueue", text, f"{settings.decode_queue} in each engine")
     if view.role is Role.DECODE and settings.itl_seconds is not None:
         yield _itl(view, settings)

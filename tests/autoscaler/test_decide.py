@@ -80,6 +80,25 @@ def test_decode_grows_for_the_time_between_tokens_and_for_requests_without_pages
     assert (found.desired, found.reason) == (4, "DecodeQueue")
 
 
+def test_each_waiting_request_counts_for_one_queue_target() -> None:
+    """Those that wait for their prompt are in transfer in a decode engine as well: more of those
+    would not help. Those that are computed wait for decode to read them."""
+    settings = wanting(*TWO, prefill_queue=10, decode_queue=10, queue_seconds=3600.0)
+    prompts = {"queued_requests": 40, "bootstrap_requests": 41, "running_requests": 1}
+    waiting = engine("p", PREFILL, **prompts), engine("d", DECODE, transfer_requests=41)
+    computed = engine("p", PREFILL, inflight_requests=15), engine("d", DECODE, transfer_requests=15)
+    full = {"running_requests": 200, "prealloc_requests": 25, "transfer_requests": 0}
+    without_pages = engine("p", PREFILL), engine("d", DECODE, **full)
+    pools = pool(PREFILL, 1), pool(DECODE, 1)
+    found = [decide(settings, History(), seen(engines, *pools)).pools
+             for engines in (waiting, computed, without_pages)]  # fmt: skip
+    assert [(each[PREFILL].desired, each[DECODE].desired) for each in found] == [
+        (4, 1), (1, 2), (1, 3),
+    ]  # fmt: skip
+    assert found[0][PREFILL].message.startswith("prefill: 40 requests wait for prefill, 10 in each")
+    assert found[1][DECODE].message.startswith("decode: 15 requests wait for decode, 10 in each")
+
+
 def test_arriving_work_asks_for_engines_before_anything_waits() -> None:
     service = Service(wanting(ttft_seconds=2.0), {MIXED: 1})
     sizes = service.settle({MIXED: {"prompt_tokens": 3 * RATE}}, seconds=60)

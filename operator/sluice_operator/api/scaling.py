@@ -88,10 +88,17 @@ class AutoscalingTarget(ApiModel):
         description="Seconds of queued work in each engine.",
     )
     prefill_queue: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="Requests that wait for prefill."
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Requests that wait for their prompt, in each engine that computes prompts.",
     )
     decode_queue: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="Requests that wait for decode."
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Requests that wait for decode, for each decode engine: without KV pages, or "
+        "computed and not read yet. Only in mode Disaggregated.",
     )
 
 

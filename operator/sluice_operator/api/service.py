@@ -215,6 +215,19 @@ class InferenceServiceSpec(ApiModel):
             "autoscaling",
         ),
         Rule(
+            "self.mode != 'Mixed' || !has(self.autoscaling) || !has(self.autoscaling.target) || "
+            "!has(self.autoscaling.target.decodeQueue)",
+            lambda s: (
+                s.mode != "Mixed"
+                or s.autoscaling is None
+                or s.autoscaling.target is None
+                or s.autoscaling.target.decode_queue is None
+            ),
+            "target.decodeQueue only in mode Disaggregated: in mode Mixed requests wait for their "
+            "prompt alone, which is target.prefillQueue",
+            "autoscaling",
+        ),
+        Rule(
             "self.mode != 'Mixed' || !has(self.pools) || !has(self.pools.mixed) || "
             "!has(self.pools.mixed.engine) || !has(self.pools.mixed.engine.kvTransfer)",
             lambda s: (

@@ -144,6 +144,12 @@ INVALID: dict[str, Invalid] = {
     "a hand-over of the mixed pool": Invalid(
         mixed(engine={"kvTransfer": {}}), "spec.pools", "no kvTransfer in mode Mixed"
     ),
+    "a queue for decode in Mixed": Invalid(
+        mixed(autoscaling={"minReplicas": 1, "maxReplicas": 2})
+        | {"autoscaling": {"target": {"decodeQueue": 4}}},
+        "spec.autoscaling",
+        "target.decodeQueue only in mode Disaggregated",
+    ),
     "mixed pool in Disaggregated": Invalid(
         {"mode": "Disaggregated", "pools": {"mixed": {}}}, "spec.pools", "prefill and decode"
     ),

@@ -42,6 +42,10 @@ def traced(endpoint: str) -> dict[str, Any]:
 VALID: dict[str, dict[str, Any]] = {
     "an integer of 64 bits": engine(kvPoolTokens=2**63 - 1),
     "a number without a point": {"autoscaling": {"target": {"queueSeconds": 1}}},
+    "a queue for decode": {
+        "mode": "Disaggregated",
+        "autoscaling": {"target": {"decodeQueue": 4}},
+    },
     "aliases": {"model": {"uri": "file:///org/m", "aliases": ["org/m", "/m", "file:///org/m"]}},
     "any origin": {"router": {"cors": {"allowedOrigins": ["*", "http://localhost:3000"]}}},
     "quantities": mixed(resources={"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}),
