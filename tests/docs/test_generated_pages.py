@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sluice_autoscaler.settings import Settings
 from sluice_contract.cluster import labels
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.defaults_text import FOUND_BY_ENGINE
@@ -118,6 +119,20 @@ def test_every_setting_of_engines_is_a_row_with_its_default() -> None:
             value = settings[name].value
             told = value if isinstance(value, str) else json.dumps(value)
             assert told in cells[3].replace(";", "").split(), (name, cells)
+
+
+def test_what_targets_are_when_left_out_is_what_the_autoscaler_takes() -> None:
+    page = PAGES["inferenceservice.md"]
+    rows = [line.split("|") for line in page.splitlines() if "`spec.autoscaling.target." in line]
+    said = {row[1].strip(" `").rpartition(".")[2]: row[3].strip() for row in rows}
+    assert said == {
+        "queueSeconds": "half of slo.ttftMilliseconds; 1.0 without it",
+        "prefillQueue": "off",
+        "decodeQueue": "off",
+    }
+    assert Settings({}).allowed_queue_seconds == 1.0
+    assert Settings({}, ttft_seconds=3.0).allowed_queue_seconds == 1.5
+    assert (Settings({}).prefill_queue, Settings({}).decode_queue) == (None, None)
 
 
 def test_a_part_that_stands_in_two_places_is_told_once() -> None:

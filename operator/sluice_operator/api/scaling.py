@@ -7,6 +7,7 @@ from typing import ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
+from sluice_contract.config.engine import Percentile
 from sluice_contract.config.tracing import CollectorUrl
 
 from sluice_operator.api.base import ApiModel, LabelValue, Rule, left_out
@@ -43,10 +44,8 @@ class Slo(ApiModel):
         description="Time between tokens, in milliseconds. Each engine chooses the chunk of every "
         "step so that the step keeps it; engine.chunkSize is the most it may choose.",
     )
-    percentile: int = Field(
+    percentile: Percentile = Field(
         default=95,
-        ge=50,
-        le=99,
         description="Share of requests, and of an engine's steps, that must keep it, in percent.",
     )
 
@@ -85,18 +84,23 @@ class AutoscalingTarget(ApiModel):
         default=None,
         gt=0,
         le=3600,
-        description="Seconds of queued work in each engine.",
+        json_schema_extra=left_out("half of slo.ttftMilliseconds; 1.0 without it"),
+        description="Seconds of work that may wait in each engine that computes prompts. A value "
+        "is kept to the letter, which takes more engines: leave it out beside "
+        "slo.ttftMilliseconds.",
     )
     prefill_queue: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000,
+        json_schema_extra=left_out("off"),
         description="Requests that wait for their prompt, in each engine that computes prompts.",
     )
     decode_queue: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000,
+        json_schema_extra=left_out("off"),
         description="Requests that wait for decode, for each decode engine: without KV pages, or "
         "computed and not read yet. Only in mode Disaggregated.",
     )

@@ -12,7 +12,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from sluice_contract.base import (
     ConfigError,
@@ -45,6 +53,17 @@ AttentionBackend = Literal[
     "auto", "native", "torch", "flashinfer", "flashinfer-fa2", "flashinfer-fa3"
 ]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+def _as_written(percent: float) -> int | float:
+    """95, not 95.0."""
+    return int(percent) if percent == int(percent) else percent
+
+
+Percentile = Annotated[
+    float, Field(ge=50, le=99.9), AfterValidator(_as_written), PlainSerializer(_as_written)
+]
+"""A share in percent."""
 MAX_ALIASES: Final = 16
 DEFAULT_MAX_CHOICES_PER_REQUEST: Final = 256
 """As many as an engine on CPUs runs at once, and as a request may have prompts."""
@@ -262,8 +281,8 @@ class SloTargets(ContractModel):
         description="Time between two tokens of an answer, in milliseconds. The engine chooses the "
         "chunk of each step so that the step keeps it; chunkSize is the most it may choose.",
     )
-    percentile: int = Field(
-        default=99, ge=50, le=99, description="Share of the steps that must keep it, in percent."
+    percentile: Percentile = Field(
+        default=99, description="Share of the steps that must keep it, in percent."
     )
 
     @model_validator(mode="after")

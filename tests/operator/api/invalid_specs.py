@@ -150,6 +150,9 @@ INVALID: dict[str, Invalid] = {
         "spec.autoscaling",
         "target.decodeQueue only in mode Disaggregated",
     ),
+    "a promise for all requests": Invalid(
+        {"slo": {"ttftMilliseconds": 500, "percentile": 99.95}}, "spec.slo.percentile"
+    ),
     "mixed pool in Disaggregated": Invalid(
         {"mode": "Disaggregated", "pools": {"mixed": {}}}, "spec.pools", "prefill and decode"
     ),

@@ -46,6 +46,9 @@ VALID: dict[str, dict[str, Any]] = {
         "mode": "Disaggregated",
         "autoscaling": {"target": {"decodeQueue": 4}},
     },
+    "a promise for all but one of a thousand": {
+        "slo": {"ttftMilliseconds": 500, "percentile": 99.9},
+    },
     "aliases": {"model": {"uri": "file:///org/m", "aliases": ["org/m", "/m", "file:///org/m"]}},
     "any origin": {"router": {"cors": {"allowedOrigins": ["*", "http://localhost:3000"]}}},
     "quantities": mixed(resources={"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}),

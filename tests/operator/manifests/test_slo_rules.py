@@ -17,7 +17,7 @@ from sluice_operator.service.plan import plan_service
 from tests.operator.examples import service, service_observed
 
 
-def rules(**slo: int) -> list[Manifest]:
+def rules(**slo: float) -> list[Manifest]:
     (group,) = slo_groups("default", "chat", Slo.model_validate(slo))
     found: list[Manifest] = group["rules"]
     return found
@@ -41,11 +41,17 @@ def test_a_limit_that_is_a_bucket_needs_no_other_and_one_beyond_all_takes_the_la
     assert between(3600) == [(LATENCY_SECONDS[-1], 1.0)]
 
 
-@given(st.integers(50, 99))
-def test_every_threshold_is_more_than_the_budget_and_can_be_passed(percentile: int) -> None:
+@given(st.floats(50, 99.9))
+def test_every_threshold_is_more_than_the_budget_and_can_be_passed(percentile: float) -> None:
     budget = 1 - percentile / 100
     fast, slow = (pace.threshold(budget) for pace in PACES)
     assert budget < slow < fast < 0.99
+
+
+def test_a_promise_for_all_but_one_of_a_thousand_has_its_budget() -> None:
+    alerts = [rule for rule in rules(ttftMilliseconds=800, percentile=99.9) if "alert" in rule]
+    assert "> 0.0144 and" in alerts[0]["expr"]
+    assert "of which 0.1% may" in alerts[0]["annotations"]["description"]
 
 
 def test_thresholds_of_small_budgets_are_the_paces() -> None:
@@ -66,7 +72,7 @@ def test_thresholds_of_small_budgets_are_the_paces() -> None:
         ),
     ],
 )
-def test_what_is_promised_is_watched(slo: dict[str, int], alerts: set[str]) -> None:
+def test_what_is_promised_is_watched(slo: dict[str, float], alerts: set[str]) -> None:
     found = rules(**slo)
     watched = {rule["alert"] for rule in found if "alert" in rule}
     assert watched == alerts | {"SluiceErrorBudgetBurn"}

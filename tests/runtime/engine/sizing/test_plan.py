@@ -120,6 +120,9 @@ def test_an_slo_becomes_the_target_of_steps() -> None:
     made = scheduler_settings(promised, 4096, 10)
     assert made.target == StepTarget(0.05, 0.95, 128)
     assert made.chunk_size == 512
+    strict = scheduler_settings(config(slo={"itlMilliseconds": 50, "percentile": 99.9}), 4096, 10)
+    assert strict.target
+    assert strict.target.share == pytest.approx(0.999)
     assert scheduler_settings(config(), 4096, 10).target is None
     first = scheduler_settings(config(slo={"ttftMilliseconds": 500}), 4096, 10)
     assert (first.target, first.ttft_seconds, first.policy) == (None, 0.5, "slack")
