@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def test_other_services_are_golden_as_what_differs(name: str) -> None:
         )
         text = "\n".join(line.rstrip() for line in lines) + "\n"
         assert_golden(f"manifests/{name}.{ending}.diff", text)
+
+
+def test_scaled_samples_promise_a_first_token_and_leave_queues_to_that() -> None:
+    scaled = [spec for name in SAMPLES.glob("*.yaml")
+              if "minReplicas" in json.dumps(spec := yaml.safe_load(name.read_text())["spec"])
+              or "gpuBudget" in json.dumps(spec)]  # fmt: skip
+    assert scaled
+    for spec in scaled:
+        assert "ttftMilliseconds" in spec["slo"]
+        assert "target" not in spec.get("autoscaling", {})
 
 
 def test_samples_do_not_replace_each_other() -> None:
