@@ -12,7 +12,7 @@ from typing import Final
 from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale import plot, rerun, table
-from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants
+from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants, QueueTargets
 from sluice_simulator.autoscale.grids import POLICIES, Scene
 from sluice_simulator.autoscale.policy_comparison import (
     Row,
@@ -90,6 +90,7 @@ def scene_of(options: argparse.Namespace) -> Scene:
         chunk_tokens=options.chunk,
         gpu_budget=options.gpu_budget,
         max_replicas=options.max_replicas,
+        targets=_targets(options),
     )
     return Scene(cut, constants, POOLS[options.pools])
 
@@ -98,6 +99,15 @@ def _trace(options: argparse.Namespace) -> tuple[Trace, Constants]:
     if options.ramp:
         return ramp(options.ramp, options.seed), ramp_constants(options.ramp, AZURE)
     return read_trace(options.trace), FLEETS[options.fleet]
+
+
+def _targets(options: argparse.Namespace) -> QueueTargets:
+    if options.decode_queue and Role.DECODE not in POOLS[options.pools]:
+        raise UnusableConfigError(
+            f"--decode-queue: {options.decode_queue} is not allowed; allowed: with --pools two, as "
+            "in a mixed pool requests wait for their prompt alone, which is --prefill-queue"
+        )
+    return QueueTargets(options.queue_seconds, options.prefill_queue, options.decode_queue)
 
 
 def _policies(text: str) -> Sequence[str]:
@@ -124,6 +134,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--fleet", choices=FLEETS, default="azure", help="engine and promise (%(default)s)"
     )
     _add_limits(parser)
+    _add_targets(parser)
     parser.add_argument("--start", type=float, default=0.0, help="skip the first seconds")
     parser.add_argument("--seconds", type=_positive, help="length of the part to replay")
     parser.add_argument("--rate", type=_positive, default=1.0, help="arrivals so much faster")
@@ -144,6 +155,19 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-replicas", type=_count, default=AZURE.max_replicas, help="of a pool (%(default)s)"
     )
     parser.add_argument("--gpu-budget", type=_count, help="GPUs of all pods; one an engine")
+
+
+def _add_targets(parser: argparse.ArgumentParser) -> None:
+    """As of `spec.autoscaling.target`."""
+    parser.add_argument(
+        "--queue-seconds", type=_positive, help="of ours, in each engine (by default: half of TTFT)"
+    )
+    parser.add_argument(
+        "--prefill-queue", type=_count, help="of ours: requests that wait for prompts, an engine"
+    )
+    parser.add_argument(
+        "--decode-queue", type=_count, help="of ours: requests that wait for decode, an engine"
+    )
 
 
 def _positive(word: str) -> float:

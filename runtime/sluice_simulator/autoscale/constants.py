@@ -39,6 +39,15 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueTargets:
+    """`spec.autoscaling.target` of the service, which only our rule reads; None: left out."""
+
+    queue_seconds: float | None = None
+    prefill_queue: int | None = None
+    decode_queue: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Constants:
     """Of one replay."""
 
@@ -46,6 +55,7 @@ class Constants:
     share: float = 1 / 8
     """Of the device that one engine has."""
     promise: Promise = Promise(ttft_seconds=2.0, itl_seconds=0.15)
+    targets: QueueTargets = QueueTargets()
     chunk_tokens: int = 2048
     """The most of a step. Beside answers it is what keeps the promised ITL."""
     seed: int = 0

@@ -11,7 +11,7 @@ import pytest
 from sluice_autoscaler.journal import Journal
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.command import main
-from sluice_simulator.autoscale.constants import AZURE
+from sluice_simulator.autoscale.constants import AZURE, QueueTargets
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
 from sluice_simulator.autoscale.grids import POLICIES, Candidate, Scene
 from sluice_simulator.autoscale.outcome import outcome
@@ -48,11 +48,30 @@ def test_json_has_every_figure(pools: str, capsys: pytest.CaptureFixture[str]) -
         assert row["ours_to_its"] == pytest.approx(rows[0]["replica_hours"] / row["replica_hours"])
 
 
+@pytest.mark.process
+def test_our_rule_is_given_the_targets(capsys: pytest.CaptureFixture[str]) -> None:
+    """A second of work in the queue is what the promise leaves; twenty times less takes more."""
+    hours = []
+    for words in ([], ["--queue-seconds", "0.05"], ["--prefill-queue", "1"]):
+        assert main([*SHORT, "--policy", "ours", "-o", "json", *words]) == 0
+        hours.append(json.loads(capsys.readouterr().out)["replica_hours"])
+    left_out, seconds, requests = hours
+    assert left_out < min(seconds, requests)
+
+
+def test_targets_are_those_of_a_spec() -> None:
+    constants = replace(AZURE, targets=QueueTargets(0.5, 4, 6))
+    settings = settings_of(constants, [Role.PREFILL, Role.DECODE])
+    found = settings.queue_seconds, settings.prefill_queue, settings.decode_queue
+    assert found == (0.5, 4, 6)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--policy", "ours,best"], "--policy: 'best' is not allowed; allowed: ours, hpa"),
         (["--start", "99999"], "--start 99999: no request of ramp-prefill is in there"),
+        (["--decode-queue", "4"], "--decode-queue: 4 is not allowed; allowed: with --pools two"),
         (["--plot", "replay.gif"], "a file that ends in .png or .svg"),
     ],
 )

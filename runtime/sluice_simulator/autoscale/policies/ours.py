@@ -43,11 +43,15 @@ class Ours:
 
 
 def settings_of(constants: Constants, roles: Sequence[Role]) -> Settings:
-    """A service's settings with the promise of the constants, and nothing tuned."""
+    """A service's settings with the promise and the targets of the constants, and nothing tuned."""
     limits = PoolLimits(minimum=1, maximum=constants.max_replicas, gpus=1)
+    targets = constants.targets
     return Settings(
         dict.fromkeys(roles, limits),
         gpu_budget=constants.gpu_budget,
+        queue_seconds=targets.queue_seconds,
+        prefill_queue=targets.prefill_queue,
+        decode_queue=targets.decode_queue,
         ttft_seconds=constants.promise.ttft_seconds,
         itl_seconds=constants.promise.itl_seconds,
         percentile=100 * GOAL,
