@@ -12,6 +12,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_autoscaler.budget import Claim, allotted
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_autoscaler.history import History
+from sluice_autoscaler.kept_slo import answered_since
 from sluice_autoscaler.measured import Measured
 from sluice_autoscaler.pool_plan import PoolPlan, hold_reason, on_hold, planned, seen_of
 from sluice_autoscaler.reports import Reports, possible
@@ -46,7 +47,12 @@ def decide(settings: Settings, history: History, sample: Sample) -> Decision:
     }
     changes = [pool for pool in pools.values() if pool.desired != pool.current]
     shown = changes or sorted(pools.values(), key=lambda pool: pool.reason == "Enough")
-    return Decision(pools, shown[0].reason, "; ".join(pool.message for pool in shown))
+    return Decision(
+        pools,
+        shown[0].reason,
+        "; ".join(pool.message for pool in shown),
+        answered_since(history.last.sample if history.last else None, sample),
+    )
 
 
 def _timed(history: History, sample: Sample) -> Sample:

@@ -31,12 +31,23 @@ class PoolDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """Answers that ended since the sample before, of engines with an slo."""
+
+    requests: int = 0
+    in_time: int = 0
+    """Those that kept it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """All scaled pools at one moment."""
 
     pools: Mapping[Role, PoolDecision]
     reason: str
     message: str
+    answered: Answered = field(default=Answered(), compare=False)
+    """By all engines of the service; for people."""
 
     @property
     def changes(self) -> tuple[PoolDecision, ...]:

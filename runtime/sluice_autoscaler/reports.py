@@ -80,6 +80,8 @@ def possible(engine: EngineSample) -> bool:
         engine.prompt_tokens_total or 0,
         engine.generated_tokens_total or 0,
         engine.finished_requests_total or 0,
+        engine.slo_requests_total or 0,
+        engine.slo_in_time_total or 0,
         engine.prefill_tokens_per_second or 0.0,
         engine.marginal_prefill_tokens_per_second or 0.0,
     )

@@ -43,6 +43,10 @@ class EngineSample:
     """Tokens of the prompts that were received, without those of the prefix cache."""
     generated_tokens_total: int | None = None
     finished_requests_total: int | None = None
+    slo_requests_total: int | None = None
+    """Answers that ended, of an engine with an slo."""
+    slo_in_time_total: int | None = None
+    """Those of them that kept it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,11 @@ class ScalingStatus(ApiModel):
     time: Timestamp = Field(
         json_schema_extra={"format": "date-time"}, description="When it was decided."
     )
+    in_time_percent: float | None = Field(
+        default=None,
+        description="Share of the answers of the five minutes before that kept slo, as engines "
+        "counted them. Absent without slo, and where none ended.",
+    )
 
 
 class ModelStatus(ModelFacts):

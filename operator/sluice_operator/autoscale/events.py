@@ -1,7 +1,7 @@
 """What users see of a decision: the condition, `status.scaling`, and an event for each change.
 
-Pure. It also decides when a status is worth another write: numbers alone are not, as they differ at
-each tick.
+Pure. It also decides when a status is worth another write: numbers in messages are not, as they
+differ at each tick.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from sluice_autoscaler.decision import Decision
-from sluice_autoscaler.sample import Sample
+from sluice_autoscaler.history import Tick
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.status import ScalingStatus
@@ -25,12 +25,21 @@ CONTESTED: Final = "ScaledByAnother"
 UNSEEN: Final = "Metrics"
 """How reasons begin where load reports are missing, old or impossible."""
 AGAIN_SECONDS: Final = 30.0
+SHARE_SECONDS: Final = 60.0
+"""Between two writes for the share of answers in time alone."""
+SHARE_PERCENT: Final = 1.0
+"""A change of it that is worth a write."""
 
 
-def scaling_of(sample: Sample, decision: Decision, outcome: Outcome, now: datetime) -> Scaling:
-    """What the service's status says of a tick."""
-    time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    status = ScalingStatus(reason=decision.reason, message=decision.message, time=time)
+def scaling_of(tick: Tick, outcome: Outcome, now: datetime, in_time: float | None) -> Scaling:
+    """What the service's status says of a tick. `in_time`: percent of the answers."""
+    sample, decision = tick.sample, tick.decision
+    status = ScalingStatus(
+        reason=decision.reason,
+        message=decision.message,
+        time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        in_time_percent=in_time,
+    )
     if outcome.rivals:
         who = f"{', '.join(outcome.rivals)} writes spec.replicas of an EnginePool, too"
         what = "delete what does, or set spec.autoscaling.provider to External"
@@ -46,14 +55,23 @@ def scaling_of(sample: Sample, decision: Decision, outcome: Outcome, now: dateti
 def is_news(
     before: Scaling | None, after: Scaling, decision: Decision, since_told_seconds: float
 ) -> bool:
-    """Whether the status is worth a write. A mere change of reason without a change of replicas is
-    not written each time."""
+    """Whether the status is worth a write. A mere change of reason, or of the share of answers in
+    time, without a change of replicas is not written each time."""
     if before is None or before.check.status != after.check.status:
         return True
     if after.check.status == "True":
         other = before.check.reason != after.check.reason
-        return bool(decision.changes) or (other and since_told_seconds >= AGAIN_SECONDS)
+        shifted = since_told_seconds >= SHARE_SECONDS and _share_shifted(before, after)
+        return bool(decision.changes) or (other and since_told_seconds >= AGAIN_SECONDS) or shifted
     return before.check.reason != after.check.reason
+
+
+def _share_shifted(before: Scaling, after: Scaling) -> bool:
+    old = before.status.in_time_percent if before.status else None
+    new = after.status.in_time_percent if after.status else None
+    if old is None or new is None:
+        return old is not new
+    return abs(new - old) >= SHARE_PERCENT
 
 
 def scale_events(decision: Decision, written: Iterable[Written]) -> tuple[Event, ...]:

@@ -66,4 +66,6 @@ def _engine(row: EngineLoad, report: LoadReport) -> EngineSample:
         prompt_tokens_total=report.prompt_tokens_total,
         generated_tokens_total=report.generated_tokens_total,
         finished_requests_total=report.finished_requests_total,
+        slo_requests_total=report.slo_requests_total,
+        slo_in_time_total=report.slo_in_time_total,
     )

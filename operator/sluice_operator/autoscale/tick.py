@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import KEPT_SECONDS, History, Tick
+from sluice_autoscaler.kept_slo import in_time_percent
 from sluice_autoscaler.sample import EngineSample, Sample
 from sluice_autoscaler.settings import Settings
 from sluice_contract.cluster.labels import Role
@@ -115,7 +116,8 @@ class ScalingTick:
         return outcome
 
     def _report(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:
-        after = scaling_of(tick.sample, tick.decision, outcome, self.clock.now())
+        in_time = in_time_percent(before.history)
+        after = scaling_of(tick, outcome, self.clock.now(), in_time)
         now = self.clock.monotonic()
         if is_news(before.scaling, after, tick.decision, now - before.told_at_seconds):
             before.scaling, before.told_at_seconds = after, now

@@ -93,6 +93,11 @@ class LoadReport(ContractModel):
     those that the prefix cache held. The three are absent in reports of older engines."""
     generated_tokens_total: Count | None = None
     finished_requests_total: Count | None = None
+    slo_requests_total: Count | None = None
+    """Since `epoch` began: answers that ended, or were late when they were given up. Absent, as is
+    the next, without an slo, in role prefill, and in reports of older engines."""
+    slo_in_time_total: Count | None = None
+    """Those of them that kept the engine's slo."""
     adapters: dict[str, str] = Field(default_factory=dict)
     """Of the adapters that are loaded: by name, a key that is equal where their files are."""
     adapters_failed: dict[str, str] = Field(default_factory=dict)

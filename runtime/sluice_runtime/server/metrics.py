@@ -6,7 +6,6 @@ made it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import prometheus_client
@@ -14,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from sluice_contract.cluster import metrics
 from sluice_contract.version import VERSION
 
+from sluice_runtime.server.kept_slo import KeptSlo, Timeline
 from sluice_runtime.wire.messages import (
     EngineReady,
     Generate,
@@ -35,19 +35,12 @@ HANDOVER_FAILURES: Final = (
 """Reasons of failed hand-overs, which start at 0 as well."""
 
 
-@dataclass(slots=True)
-class _Timeline:
-    """State of a request in progress."""
-
-    arrival_seconds: float
-    last_token_seconds: float | None = None
-    output_tokens: int = 0
-
-
 class EngineMetrics:
     """A registry of its own, filled by the engine client's observations."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_slo: KeptSlo | None = None) -> None:
+        """`kept_slo`: counts answers, where the engine has an `slo` and answers clients."""
+        self.kept_slo = kept_slo
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._counters: dict[str, Counter] = {}
@@ -59,7 +52,7 @@ class EngineMetrics:
             self._counters["sluice_handover_failures_total"].labels(reason)
         for outcome in OUTCOMES:
             self._counters["sluice_requests_total"].labels(outcome)
-        self._timelines: dict[str, _Timeline] = {}
+        self._timelines: dict[str, Timeline] = {}
         self._totals: dict[str, float] = {}
 
     def render(self) -> bytes:
@@ -84,7 +77,7 @@ class EngineMetrics:
             ProcessCollector(metrics.COMPUTING_PROCESS, lambda: ready.pid, registry=self.registry)
 
     def opened(self, generate: Generate) -> None:
-        self._timelines[generate.request_id] = _Timeline(generate.arrival_seconds)
+        self._timelines[generate.request_id] = Timeline(generate.arrival_seconds)
         self._counters["sluice_prompt_tokens_total"].inc(len(generate.prompt_ids))
         self._histograms["sluice_prompt_length_tokens"].observe(len(generate.prompt_ids))
 
@@ -164,9 +157,12 @@ class EngineMetrics:
             self._histograms["sluice_request_seconds"].observe(
                 finished_seconds - timeline.arrival_seconds
             )
+            if self.kept_slo is not None:
+                self.kept_slo.ended(timeline, delta.finish_reason, finished_seconds)
 
-    def _tokens_arrived(self, timeline: _Timeline, delta: TokenDelta, seconds: float) -> None:
+    def _tokens_arrived(self, timeline: Timeline, delta: TokenDelta, seconds: float) -> None:
         if timeline.last_token_seconds is None:
+            timeline.first_token_seconds = seconds
             self._histograms["sluice_time_to_first_token_seconds"].observe(
                 seconds - timeline.arrival_seconds
             )

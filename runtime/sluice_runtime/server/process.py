@@ -28,6 +28,7 @@ from sluice_runtime.process import exits
 from sluice_runtime.server.app import make_app, make_metrics_app
 from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
 from sluice_runtime.server.http import Gate, HttpServer, listen, url_of
+from sluice_runtime.server.kept_slo import KeptSlo
 from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.reasoning.formats import reasoning_format_of
@@ -220,7 +221,7 @@ def _after_failure(failure: EngineFailed) -> int:
 def _service(
     config: EngineConfig, link: ApiLink, accelerator: Accelerator, record: Record | None
 ) -> Service:
-    metrics = EngineMetrics()
+    metrics = EngineMetrics(_kept_slo(config))
     identity = Identity(
         model=config.model.served_name,
         role=config.role,
@@ -242,6 +243,13 @@ def _service(
     client = EngineClient(link, time.monotonic, metrics)
     clocks = Clocks(time.monotonic, time.time)
     return Service(identity, client, Gate(), metrics, clocks, record)
+
+
+def _kept_slo(config: EngineConfig) -> KeptSlo | None:
+    """A prefill engine answers nobody."""
+    if config.slo is None or config.role is Role.PREFILL:
+        return None
+    return KeptSlo(config.slo)
 
 
 def _handover_keys(config: EngineConfig) -> Keys | None:

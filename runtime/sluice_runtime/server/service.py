@@ -193,6 +193,7 @@ class Service:
         engine, load = self.client.ready, self.client.load
         if engine is None or load is None or self.client.failure is not None:
             raise UnavailableError("there is no load report: the model is not loaded")
+        kept = self.metrics.kept_slo
         return LoadReport(
             role=self.identity.role,
             epoch=engine.epoch,
@@ -223,6 +224,8 @@ class Service:
             prompt_tokens_total=load.prompt_tokens,
             generated_tokens_total=load.generated_tokens,
             finished_requests_total=load.finished_requests,
+            slo_requests_total=kept.requests if kept else None,
+            slo_in_time_total=kept.in_time if kept else None,
             adapters=self.adapters,
             adapters_failed=engine.adapters.failed,
             adapters_file=engine.adapters.file or None,

@@ -36,6 +36,31 @@ async def test_queued_work_grows_the_pool_and_is_told_once() -> None:
     assert scaling.status.time == "2026-01-01T00:00:00Z"
 
 
+async def test_the_share_of_answers_in_time_is_shown_beside_the_reason() -> None:
+    world = World(scaled_service(least=1))
+
+    def answers(requests: int, in_time: int) -> None:
+        counts = {"slo_requests_total": requests, "slo_in_time_total": in_time}
+        world.loads = (load(row("a", running_requests=1, **counts)),)
+
+    def shown() -> float | None:
+        scaling = world.scaling_tick.memories[KEY].scaling
+        return scaling.status.in_time_percent if scaling and scaling.status else None
+
+    answers(1000, 0)
+    await world.tick()
+    assert (shown(), world.told) == (None, 1)
+    answers(1200, 199)
+    await world.tick(times=31)
+    assert (shown(), world.told) == (99.5, 2)
+    answers(1210, 208)
+    await world.tick(times=35)
+    assert (shown(), world.told) == (99.5, 2), "less than a percent"
+    answers(1220, 209)
+    await world.tick(times=35)
+    assert (shown(), world.told) == (95.0, 3)
+
+
 async def test_what_was_written_counts_before_its_event_comes_back() -> None:
     world = World(scaled_service(), (load(row("a", **BUSY)),))
     await world.tick()

@@ -1,0 +1,83 @@
+"""Answers are counted against the slo when they end: in time, late, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sluice_contract.config.engine import SloTargets, parse_engine_config
+from sluice_runtime.server.kept_slo import KeptSlo
+from sluice_runtime.server.metrics import EngineMetrics
+from sluice_runtime.server.process import _kept_slo
+from sluice_runtime.wire.messages import FinishReason, Generate, Sampling, StepResult, TokenDelta
+
+from tests.runtime.server.conftest import running_server
+from tests.runtime.server.fake_engine import load
+
+BOTH = SloTargets(ttft_milliseconds=500, itl_milliseconds=50)
+ARRIVAL = 100.0
+
+
+def counted(slo: SloTargets, times: Sequence[float], reason: FinishReason) -> tuple[int, int]:
+    """Answers, and those in time: of one whose tokens come at `times` after its arrival, the last
+    of which is that of its end."""
+    kept = KeptSlo(slo)
+    metrics = EngineMetrics(kept)
+    metrics.opened(Generate("a", [1, 2], 8, Sampling(), arrival_seconds=ARRIVAL))
+    *before, end = times
+    for seconds in before:
+        metrics.stepped(_step(TokenDelta("a", (7,)), seconds))
+    metrics.stepped(_step(TokenDelta("a", (7,) if reason == "stop" else (), reason), end))
+    return kept.requests, kept.in_time
+
+
+def _step(delta: TokenDelta, seconds: float) -> StepResult:
+    return StepResult(1, "DECODE", ARRIVAL + seconds, 0.01, 0.001, [delta], load(1))
+
+
+@pytest.mark.parametrize(
+    ("times", "reason", "slo", "counts"),
+    [
+        ((0.4, 0.44, 0.49), "stop", BOTH, (1, 1)),
+        ((0.6, 0.64, 0.69), "stop", BOTH, (1, 0)),
+        ((0.4, 0.44, 0.59), "stop", BOTH, (1, 0)),
+        ((0.4, 0.41, 0.49), "stop", BOTH, (1, 1)),  # the mean, not each gap
+        ((0.4,), "stop", BOTH, (1, 1)),
+        ((0.4, 9.0), "stop", SloTargets(ttft_milliseconds=500), (1, 1)),
+        ((9.0, 9.04), "stop", SloTargets(itl_milliseconds=50), (1, 1)),
+        ((0.3,), "abort", BOTH, (0, 0)),  # its reader left before it could be late
+        ((0.6,), "abort", BOTH, (1, 0)),
+        ((0.4, 0.6, 0.61), "abort", BOTH, (1, 0)),
+        ((0.6,), "error", BOTH, (0, 0)),
+    ],
+)
+def test_an_answer_is_in_time_late_or_not_counted(
+    times: Sequence[float], reason: FinishReason, slo: SloTargets, counts: tuple[int, int]
+) -> None:
+    assert counted(slo, times, reason) == counts
+
+
+@pytest.mark.parametrize(
+    ("settings", "counts"),
+    [
+        ({"slo": {"ttftMilliseconds": 500}}, True),
+        ({"slo": {"ttftMilliseconds": 500}, "role": "prefill"}, False),
+        ({}, False),
+    ],
+)
+def test_engines_that_promise_clients_something_count(
+    settings: dict[str, Any], *, counts: bool
+) -> None:
+    config = parse_engine_config(json.dumps({"model": {"uri": "dummy://qwen3-tiny"}} | settings))
+    assert (_kept_slo(config) is not None) is counts
+
+
+async def test_the_load_report_has_the_counts_where_there_is_an_slo(endpoint: str) -> None:
+    async with running_server(endpoint) as server:
+        assert "sloRequestsTotal" not in (await server.http.get("/load")).json()
+        kept = server.service.metrics.kept_slo = KeptSlo(BOTH)
+        kept.requests, kept.in_time = 9, 7
+        report = (await server.http.get("/load")).json()
+        assert (report["sloRequestsTotal"], report["sloInTimeTotal"]) == (9, 7)
