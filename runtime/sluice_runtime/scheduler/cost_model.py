@@ -78,7 +78,7 @@ CHANGE_STEPS: Final = 6
 
 
 STEPS: Final = 400
-"""Steps that are remembered."""
+"""Steps that are remembered, at least."""
 
 
 HICCUP: Final = 2.0
@@ -103,7 +103,8 @@ class _Step(NamedTuple):
 class CostModel:
     """Predicts the duration of a step from its shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered_steps: int = STEPS) -> None:
+        """`remembered_steps`: see `Residuals`."""
         self._extending, self._decoding = _Evidence(), _Evidence()
         self._coefficients = [0.0] * SIZE
         self._extends = self._decodes = 0
@@ -112,7 +113,7 @@ class CostModel:
         self._error = LEAST_ERROR
         self._outliers: list[_Step] = []
         """Unlikely steps since the last likely one; all on one side."""
-        self._residuals = Residuals()
+        self._residuals = Residuals(remembered_steps)
         """Of mixed steps: decode rows wait for those."""
 
     @property
@@ -249,16 +250,23 @@ class _Evidence:
         ]
 
 
+def steps_for(share: float) -> int:
+    """How many steps tell what this share stays under: two of them are over it."""
+    return max(STEPS, round(2 / (1 - share)))
+
+
 class Residuals:
     """Observed over predicted seconds of the last steps.
 
     What a share of the steps stays under is an order statistic. It is chosen so that the next step
     is over it no more often than asked for, however step times are spread: machines have a few per
     cent of slow steps, which no normal distribution has. While there are too few steps for that
-    share, the bound is the larger of the largest step and what mean and spread give.
+    share, the bound is the larger of the largest step and what mean and spread give; from 400 steps
+    on the largest step alone, as mean and spread of thousands take long to compute.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remembered_steps: int = STEPS) -> None:
+        self._remembered_steps = remembered_steps
         self._ratios: deque[float] = deque()
         self._sorted: list[float] = []
 
@@ -266,7 +274,7 @@ class Residuals:
         """One step more; a hiccup of the machine says nothing about the steps to come."""
         if ratio >= HICCUP:
             return
-        if len(self._ratios) == STEPS:
+        if len(self._ratios) == self._remembered_steps:
             del self._sorted[bisect_left(self._sorted, self._ratios.popleft())]
         self._ratios.append(ratio)
         insort(self._sorted, ratio)
@@ -286,6 +294,8 @@ class Residuals:
         over = int((1 - share) * (steps + 1))
         if over:
             return self._sorted[-over]
+        if steps >= STEPS:
+            return self._sorted[-1]
         return max([self._normal_bound(share), *self._sorted[-1:]])
 
     def _normal_bound(self, share: float) -> float:

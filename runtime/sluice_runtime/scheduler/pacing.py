@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from sluice_runtime.scheduler.batch import Batch, StepShape, shape_of
-from sluice_runtime.scheduler.cost_model import CostModel
+from sluice_runtime.scheduler.cost_model import CostModel, steps_for
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
@@ -93,7 +93,8 @@ class Pacing:
     """Times and budgets of one engine's steps."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
-        self.cost = CostModel()
+        target = settings.target
+        self.cost = CostModel() if target is None else CostModel(steps_for(_aimed_share(target)))
         self._mixed = settings.mixed
         self._choice = chunk_choice(settings, self.cost)
         self._budget = ChunkBudget(settings.chunk_size, "Idle", "there was no step yet")
@@ -193,7 +194,7 @@ class TargetChunk:
         self._page_size = settings.page_size
         self._target = target
         self._cost = cost
-        self._share = 1 - (1 - target.share) * AIMED_MISSES
+        self._share = _aimed_share(target)
         self._seen = max(self._least, min(target.start_tokens, self._most))
         """Prompt tokens of the largest step so far, at least those of the first that is tried."""
         self._extends = 0
@@ -252,6 +253,11 @@ class TargetChunk:
         if tokens >= self._most:
             return ChunkBudget(self._most, "ChunkSize", f"at most chunkSize ({self._most})")
         return ChunkBudget(tokens, reason, message)
+
+
+def _aimed_share(target: StepTarget) -> float:
+    """Of the steps, that keep the target."""
+    return 1 - (1 - target.share) * AIMED_MISSES
 
 
 def chunk_choice(settings: SchedulerSettings, cost: CostModel) -> ChunkChoice:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler.batch import Batch, StepShape, context_products, shape_of
 from sluice_runtime.scheduler.cost_model import CostModel
-from sluice_runtime.scheduler.pacing import FixedChunk, StepView, TargetChunk
+from sluice_runtime.scheduler.pacing import FixedChunk, Pacing, StepView, TargetChunk
 from sluice_runtime.scheduler.request_table import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
@@ -45,6 +45,14 @@ def learnt(draw: random.Random, choice: TargetChunk, cost: CostModel, noise: flo
 
 
 VIEW = StepView(decode_rows=16, decode_context_tokens=2000)
+
+
+@pytest.mark.parametrize(("percent", "steps"), [(95, 400), (99, 400), (99.9, 4000)])
+def test_a_strict_target_remembers_more_steps(percent: float, steps: int) -> None:
+    cost = Pacing(targeted(target=StepTarget(0.02, percent / 100, 128))).cost
+    for _ in range(5000):
+        cost._residuals.add(1.0)
+    assert len(cost._residuals._sorted) == steps
 
 
 def test_a_fixed_chunk_is_what_was_configured() -> None:
