@@ -14,6 +14,7 @@ neither preferred nor avoided: it counts as the average of the others of its rol
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -231,7 +232,8 @@ def load_of(engine: EngineState, now: float, average: Average) -> float:
 
 def average_load(engines: Sequence[EngineState], now: float, stale_seconds: float) -> Average:
     """Over the engines that are ready and have a fresh report. When all engines have one, the
-    average is not used and not computed."""
+    average is not used and not computed. The order of the engines does not matter, not even for its
+    rounding."""
     if all(engine.fresh(now, stale_seconds) is not None for engine in engines):
         return Average(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
     reported = [
@@ -244,9 +246,9 @@ def average_load(engines: Sequence[EngineState], now: float, stale_seconds: floa
         return Average(load=0.0, slots=1.0, inflight=0.0, stale_seconds=stale_seconds)
     count = len(reported)
     return Average(
-        load=sum(load for load, _ in reported) / count,
-        slots=sum(_slots(engine) for _, engine in reported) / count,
-        inflight=sum(engine.inflight for _, engine in reported) / count,
+        load=math.fsum(load for load, _ in reported) / count,
+        slots=math.fsum(_slots(engine) for _, engine in reported) / count,
+        inflight=math.fsum(engine.inflight for _, engine in reported) / count,
         stale_seconds=stale_seconds,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -108,6 +109,15 @@ def test_the_order_of_the_list_does_not_matter(
     random.shuffle(shuffled)
     first = pick(engines, NOW, draw, stale_seconds=STALE_SECONDS)
     assert pick(shuffled, NOW, draw, stale_seconds=STALE_SECONDS).engine == first.engine
+
+
+def test_the_order_of_the_list_does_not_round_an_average_otherwise() -> None:
+    loads = [engine(f"e{n}", queued_work_seconds=0.1 * n) for n in range(4)]
+    engines = [*loads, engine("stale", age=STALE_SECONDS + 1)]
+    averages = {
+        average_load(order, NOW, STALE_SECONDS).load for order in itertools.permutations(engines)
+    }
+    assert len(averages) == 1
 
 
 @examples(40)
