@@ -7,7 +7,10 @@ machine. Prints a table and one JSON line a policy for each scene.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +19,9 @@ from typing import Final
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale import table
 from sluice_simulator.autoscale.command import POOLS, draw
-from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants
+from sluice_simulator.autoscale.constants import AZURE, GOAL, MOONCAKE, Constants
 from sluice_simulator.autoscale.grids import POLICIES, Scene
-from sluice_simulator.autoscale.policy_comparison import bound_hours, contest
+from sluice_simulator.autoscale.policy_comparison import OURS, Row, contest
 from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp, ramp_constants
 from sluice_simulator.traces.read import read_trace
 from sluice_simulator.traces.request import Trace
@@ -32,6 +35,7 @@ GPU_BUDGET: Final = 48
 SHIFT: Final = "shift"
 SPLIT_BUDGET: Final = 8
 """Of two pools whose split has to follow the load, as no split is enough for all of it."""
+TUNED: Final = ("hpa", "keda-tuned")
 SHORT_CHUNK: Final = 512
 """Tokens: with the usual 2,048 a prompt's chunk breaks what short answers are promised."""
 
@@ -82,14 +86,40 @@ def main() -> None:
     parser.add_argument("--plots", type=Path, help="folder for a picture of each scene")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (%(default)s)")
     options = parser.parse_args()
+    by_scene = {}
     for name, scene in scenes(options.traces):
         if options.only not in name:
             continue
-        rows, bound = contest(scene, options.policies.split(","), options.jobs), bound_hours(scene)
-        print(f"{name} · {table.headline(scene, bound)}\n\n{table.table(rows)}\n")
-        print(*table.json_lines(scene, rows, bound), sep="\n", end="\n\n", flush=True)
+        rows = contest(scene, options.policies.split(","), options.jobs)
+        print(f"{name} · {table.headline(scene)}\n\n{table.table(rows)}\n")
+        print(*table.json_lines(scene, rows), sep="\n", end="\n\n", flush=True)
+        by_scene[name] = {row.policy: row for row in rows}
         if options.plots:
             draw(options.plots / f"{name}.svg", scene, rows)
+    for policy in TUNED:
+        print(*single_setting(policy, by_scene), sep="\n", flush=True)
+
+
+def single_setting(policy: str, by_scene: Mapping[str, Mapping[str, Row]]) -> Iterator[str]:
+    """The setting that keeps the goal on most scenes, of those the cheapest, beside ours."""
+    known = {name: rows for name, rows in by_scene.items() if {policy, OURS} <= set(rows)}
+    tried = {name: dict(rows[policy].tried) for name, rows in known.items()}
+    labels = set.intersection(*(set(of_scene) for of_scene in tried.values())) if tried else ()
+
+    def hours(label: str) -> float:
+        """The geometric mean of its hours by ours."""
+        ratios = (
+            tried[name][label].replica_hours / rows[OURS].outcome.replica_hours
+            for name, rows in known.items()
+        )
+        return math.exp(statistics.fmean(map(math.log, ratios)))
+
+    def kept(label: str) -> int:
+        return sum(tried[name][label].attainment >= GOAL for name in known)
+
+    for label in sorted(labels, key=lambda label: (-kept(label), hours(label)))[:3]:
+        figures = {"kept": kept(label), "scenes": len(known), "hours_by_ours": hours(label)}
+        yield json.dumps({"policy": policy, "single_setting": label} | figures)
 
 
 if __name__ == "__main__":

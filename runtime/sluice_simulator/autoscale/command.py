@@ -16,7 +16,6 @@ from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants, Que
 from sluice_simulator.autoscale.grids import POLICIES, Scene
 from sluice_simulator.autoscale.policy_comparison import (
     Row,
-    bound_hours,
     candidate_of,
     contest,
     play,
@@ -51,11 +50,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale r
     except SimulatorError as error:
         print(error, file=sys.stderr)
         return UNUSABLE
-    bound, rows = bound_hours(scene), contest(scene, names, options.jobs)
+    rows = contest(scene, names, options.jobs)
     if options.output == JSON:
-        print("\n".join(table.json_lines(scene, rows, bound)))
+        print("\n".join(table.json_lines(scene, rows)))
     else:
-        print(table.headline(scene, bound), table.table(rows), sep="\n\n")
+        print(table.headline(scene), table.table(rows), sep="\n\n")
     if options.plot:
         draw(options.plot, scene, rows)
     return 0

@@ -1,10 +1,11 @@
-"""A lower bound for the engines that a trace needs at each second; the promised ITL is the only
-limit.
+"""An estimate of the engines that a trace keeps busy at each second, if steps are as long as the
+promised ITL. No bound: requests may be missed, and work may wait.
 
-At T seconds a step, an engine with a share rho of its time for prompts has T (1 - rho) left for
-reading weights and context. With the rows that a rate brings, that is linear in the requests: each
-takes (prompt + output x context read) / (1 - base / T) of an engine. The limits of pages and rows
-are linear, too; the greatest of the three counts.
+At T seconds a step, an engine has T - base left for prompts and for reading context, where of the
+base only the step itself counts beside prompts: reading the weights hides behind them. With the
+rows that a rate brings, that is linear in the requests: each takes (prompt + output x context read)
+/ (1 - base / T) of an engine. The limits of pages and rows are linear, too; the greatest of the
+three counts.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _of_role(trace: Trace, constants: Constants, role: Role) -> list[float]:
     seconds = int(trace.seconds) + 2
     compute, pages, rows = [0.0] * seconds, [0.0] * seconds, [0.0] * seconds
     itl = constants.promise.itl_seconds
-    spare = 1 - times.base_seconds / itl
+    hidden = role is Role.MIXED
+    spare = times.prompts_within(itl, 0) / itl if hidden else 1 - times.base_seconds / itl
     for request in trace.requests:
         at = int(request.arrival_seconds)
         prompt = times.prompt_seconds(request.prompt_tokens, 0)

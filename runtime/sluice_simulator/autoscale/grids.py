@@ -18,21 +18,26 @@ from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.demand import engines_needed
 from sluice_simulator.autoscale.policies.clairvoyant import Clairvoyant, Foresight, plan
-from sluice_simulator.autoscale.policies.hpa import Hpa, Rule
+from sluice_simulator.autoscale.policies.hpa import Hpa, Pacing, Rule
 from sluice_simulator.autoscale.policies.keda import KedaTokenAware, Thresholds
 from sluice_simulator.autoscale.policies.ours import Ours, settings_of
-from sluice_simulator.autoscale.policies.planner import DynamoLike
 from sluice_simulator.autoscale.policies.policy import Policy, Static
 from sluice_simulator.traces.request import Trace
 
-REQUESTS: Final = (2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 48)
-WAITING: Final = (0.5, 1, 2, 5)
-KV_USED: Final = (0.1, 0.2, 0.3, 0.5, 0.7)
-BACKLOG_SECONDS: Final = (0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
-KEDA_KV_USED: Final = (0.2, 0.4, 0.8)
+DOWN_SECONDS: Final = (60.0, 300.0)
+"""Stabilisation windows of HPA and KEDA."""
+REQUESTS: Final = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96)
+WAITING: Final = (0.5, 2)
+KV_USED: Final = (0.2, 0.4, 0.6)
+PAIR_WAITING: Final = (0.25, 0.5, 1, 2)
+BACKLOG_SECONDS: Final = (0.15, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0)
+KEDA_KV_USED: Final = (0.3, 0.6)
 STATIC_PREFILL: Final = range(1, 9)
-MEAN_SECONDS: Final = (5, 10, 30, 60, 120)
-USED: Final = (0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
+MEAN_SECONDS: Final = (10, 30, 60)
+USED: Final = (
+    *(0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2),
+    *(1.35, 1.5, 1.75, 2.0),
+)
 PREFILL_USED: Final = (0.35, 0.5, 0.7)
 
 
@@ -92,16 +97,21 @@ def _hpa(scene: Scene) -> Iterator[Ladder]:
 
 def _hpa_single(role: Role) -> Iterator[tuple[str, Mapping[Role, Rule]]]:
     metrics = {"requests": REQUESTS, "waiting": WAITING, "kv": KV_USED}
-    for metric, targets in metrics.items():
+    for down_seconds, (metric, targets) in product(DOWN_SECONDS, metrics.items()):
         for target in targets:
-            yield f"{metric} {target:g}", {role: Rule(metric, target)}
+            rule = Rule(metric, target, down_seconds)
+            yield f"{metric} {target:g}, {down_seconds:g} s", {role: rule}
 
 
 def _hpa_pair() -> Iterator[tuple[str, Mapping[Role, Rule]]]:
     """Prefill by what waits there, decode by its requests."""
-    for waiting, requests in product((0.25, 0.5, 1, 2), REQUESTS[4::2]):
-        rules = {Role.PREFILL: Rule("waiting", waiting), Role.DECODE: Rule("requests", requests)}
-        yield f"waiting {waiting:g}, requests {requests:g}", rules
+    grid = product(DOWN_SECONDS, PAIR_WAITING, REQUESTS[4:])
+    for down_seconds, waiting, requests in grid:
+        rules = {
+            Role.PREFILL: Rule("waiting", waiting, down_seconds),
+            Role.DECODE: Rule("requests", requests, down_seconds),
+        }
+        yield f"waiting {waiting:g}, requests {requests:g}, {down_seconds:g} s", rules
 
 
 def _keda_shipped(scene: Scene) -> Iterator[Ladder]:
@@ -109,19 +119,16 @@ def _keda_shipped(scene: Scene) -> Iterator[Ladder]:
 
 
 def _keda_tuned(scene: Scene) -> Iterator[Ladder]:
-    for backlog, kv_used in product(BACKLOG_SECONDS, KEDA_KV_USED):
-        yield [_keda(scene, Thresholds(backlog, kv_used, scene.constants.max_replicas))]
+    most, pacing = scene.constants.max_replicas, Pacing()
+    for down_seconds, backlog, kv_used in product(DOWN_SECONDS, BACKLOG_SECONDS, KEDA_KV_USED):
+        yield [_keda(scene, Thresholds(backlog, kv_used, most, down_seconds, pacing))]
 
 
 def _keda(scene: Scene, thresholds: Thresholds) -> Candidate:
     peak = scene.constants.peak_prefill_tokens_per_second
-    label = f"{thresholds.backlog_seconds:g} s, {thresholds.kv_used:g}"
+    window = f"{thresholds.down_seconds:g} s"
+    label = f"backlog {thresholds.backlog_seconds:g} s, KV {thresholds.kv_used:g}, {window}"
     return Candidate(label, partial(KedaTokenAware, scene.roles, peak, thresholds), _first(scene))
-
-
-def _planner(scene: Scene) -> Iterator[Ladder]:
-    policy = partial(DynamoLike, scene.roles, scene.constants)
-    yield [Candidate("180 s, 5 s", policy, _first(scene))]
 
 
 def _clairvoyant(scene: Scene) -> Iterator[Ladder]:
@@ -142,8 +149,7 @@ def _knowing(
         for role, share in zip(scene.roles, used, strict=True)
     }
     label = f"{seconds} s, " + " + ".join(f"{share:g}" for share in used)
-    first = {role: numbers[0] for role, numbers in plans.items()}
-    return Candidate(label, partial(Clairvoyant, plans), first)
+    return Candidate(label, partial(Clairvoyant, plans), _first(scene))
 
 
 POLICIES: Final[Mapping[str, Grid]] = {
@@ -151,7 +157,6 @@ POLICIES: Final[Mapping[str, Grid]] = {
     "hpa": _hpa,
     "keda": _keda_shipped,
     "keda-tuned": _keda_tuned,
-    "planner": _planner,
     "static": _static,
     "clairvoyant": _clairvoyant,
 }

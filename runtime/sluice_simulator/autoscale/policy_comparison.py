@@ -7,7 +7,6 @@ compared at equal attainment.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -15,23 +14,22 @@ from functools import partial
 from typing import Final
 
 from sluice_simulator.autoscale.constants import GOAL
-from sluice_simulator.autoscale.demand import engines_needed, smoothed
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
 from sluice_simulator.autoscale.grids import POLICIES, Candidate, Ladder, Scene
 from sluice_simulator.autoscale.outcome import Outcome, Trail, outcome
 
 OURS: Final = "ours"
-BOUND_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy's best candidate, its outcome, and the number of replays that were tried."""
+    """A policy's best candidate and its outcome."""
 
     policy: str
     label: str
     outcome: Outcome
-    replays: int
+    tried: Sequence[tuple[str, Outcome]]
+    """All candidates that were replayed, by label."""
     reached: bool
     """The goal of the contest."""
 
@@ -59,7 +57,8 @@ def compete(scene: Scene, goal: float, name: str) -> Row:
         for candidate, result in _climbed(scene, goal, ladder)
     ]
     best, result = min(tried, key=lambda pair: _rank(pair[1], goal))
-    return Row(name, best.label, result, len(tried), result.attainment >= goal)
+    outcomes = [(candidate.label, found) for candidate, found in tried]
+    return Row(name, best.label, result, outcomes, result.attainment >= goal)
 
 
 def play(scene: Scene, candidate: Candidate) -> Trail:
@@ -73,16 +72,6 @@ def candidate_of(scene: Scene, row: Row) -> Candidate:
     ladders = POLICIES[row.policy](scene)
     return next(
         candidate for ladder in ladders for candidate in ladder if candidate.label == row.label
-    )
-
-
-def bound_hours(scene: Scene) -> float:
-    """ceil(need) of every minute: what promise and lengths allow at best, without a queue."""
-    needed = engines_needed(scene.trace, scene.constants, scene.roles)
-    return sum(
-        max(1, math.ceil(need)) / 3600
-        for of_role in needed.values()
-        for need in smoothed(of_role, BOUND_SECONDS)
     )
 
 

@@ -13,7 +13,7 @@ from sluice_simulator.autoscale.policy_comparison import OURS, Row
 HEAD = ("policy", "with", "attained", "hours", "ours/its", "TTFT p50", "p99", "peak", "changes")
 
 
-def headline(scene: Scene, bound_hours: float) -> str:
+def headline(scene: Scene) -> str:
     """The trace and what is promised."""
     trace, constants = scene.trace, scene.constants
     promise = constants.promise
@@ -22,8 +22,7 @@ def headline(scene: Scene, bound_hours: float) -> str:
         f"{trace.name}: {len(trace.requests):,} requests in {trace.seconds:,.0f} s, "
         f"{trace.prompt_tokens:,} tokens in, {trace.output_tokens:,} out\n"
         f"promised: TTFT {promise.ttft_seconds:g} s, ITL {promise.itl_seconds * 1000:g} ms · "
-        f"an engine starts in {constants.boot_seconds:g} s{budget} · "
-        f"ceil(need): {bound_hours:.2f} replica-hours"
+        f"an engine starts in {constants.boot_seconds:g} s{budget}"
     )
 
 
@@ -61,7 +60,7 @@ def _cells(row: Row, ours: float | None) -> tuple[str, ...]:
     )
 
 
-def json_lines(scene: Scene, rows: Sequence[Row], bound_hours: float) -> Iterator[str]:
+def json_lines(scene: Scene, rows: Sequence[Row]) -> Iterator[str]:
     """One object a policy: every figure, and ours as a share of its replica-hours."""
     ours = _hours_of_ours(rows)
     for row in rows:
@@ -71,8 +70,7 @@ def json_lines(scene: Scene, rows: Sequence[Row], bound_hours: float) -> Iterato
             "pools": [str(role) for role in scene.roles],
             "policy": row.policy,
             "with": row.label,
-            "replays": row.replays,
-            "bound_hours": bound_hours,
+            "replays": len(row.tried),
         }
         ratio = {"ours_to_its": ours / row.outcome.replica_hours} if ours is not None else {}
         yield json.dumps(facts | figures | ratio)

@@ -12,11 +12,11 @@ from sluice_simulator.autoscale.demand import engines_needed, smoothed
 from sluice_simulator.autoscale.policies.clairvoyant import Foresight, plan
 from sluice_simulator.autoscale.policies.hpa import (
     Behaviour,
+    Pacing,
     external_metric_replicas,
     pods_metric_replicas,
 )
-from sluice_simulator.autoscale.policies.keda import KedaTokenAware, Thresholds
-from sluice_simulator.autoscale.policies.planner import DynamoLike
+from sluice_simulator.autoscale.policies.keda import SHIPPED_PACING, KedaTokenAware, Thresholds
 
 from tests.simulator.autoscale.scenes import chats
 
@@ -47,6 +47,17 @@ def test_replicas_by_an_external_metric() -> None:
     assert found == totals
 
 
+def test_one_pod_at_a_time_as_llm_d_ships_it() -> None:
+    pool = Behaviour(maximum=10, down_seconds=300.0, pacing=SHIPPED_PACING)
+    sizes = [2]
+    for tick in range(100):
+        sizes.append(pool.applied(15.0 * tick, sizes[-1], 9 if tick < 25 else 1))
+    changes = [
+        (15 * tick, sizes[tick + 1]) for tick in range(100) if sizes[tick] != sizes[tick + 1]
+    ]
+    assert changes == [(0, 3), (180, 4), (360, 5), (675, 4), (975, 3), (1275, 2)]
+
+
 def test_growth_is_limited_and_shrinking_waits_for_the_highest_recommendation() -> None:
     pool = Behaviour(maximum=40, down_seconds=300.0)
     assert pool.applied(0.0, 2, 30) == 6  # four more
@@ -69,7 +80,7 @@ def sample(*engines: EngineSample, seconds: float = 15.0) -> Sample:
 
 def test_token_aware_takes_the_greater_of_backlog_and_occupancy() -> None:
     def wanted(**load: float) -> int:
-        keda = KedaTokenAware([Role.MIXED], 1000.0, Thresholds())
+        keda = KedaTokenAware([Role.MIXED], 1000.0, Thresholds(pacing=Pacing()))
         return keda.targets(sample(engine("a", **load), engine("b"))).replicas[Role.MIXED]
 
     assert wanted(queued_tokens=4600) == math.ceil(4.6 / 1.5)
@@ -80,20 +91,6 @@ def test_token_aware_takes_the_greater_of_backlog_and_occupancy() -> None:
     for seconds in (15.0, 30.0, 45.0):
         first = sample(*first.engines or (), seconds=seconds)
         assert keda.targets(first).replicas[Role.MIXED] <= 10
-
-
-def test_the_planner_forecasts_what_came_and_reacts_in_between() -> None:
-    planner = DynamoLike([Role.MIXED], AZURE)
-    quiet = engine("a", prefill_tokens_per_second=4000.0)
-    slow = engine("a", prefill_tokens_per_second=4000.0, itl_seconds=0.2)
-    assert planner.targets(sample(quiet)).replicas[Role.MIXED] == 1
-    assert planner.targets(sample(slow)).replicas[Role.MIXED] == 2
-    assert planner.targets(sample(slow, quiet)).replicas[Role.MIXED] == 2  # not all
-    busy = engine(
-        "a", prompt_tokens_total=1_200_000, generated_tokens_total=200_000,
-        finished_requests_total=1000,
-    )  # fmt: skip
-    assert planner.targets(sample(busy, seconds=200.0)).replicas[Role.MIXED] == 3
 
 
 def test_need_adds_up_and_a_plan_is_ahead_of_it_by_a_start() -> None:

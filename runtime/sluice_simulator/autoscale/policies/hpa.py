@@ -22,9 +22,6 @@ from sluice_simulator.autoscale.policies.policy import Targets
 
 SYNC_SECONDS: Final = 15.0
 TOLERANCE: Final = 0.1
-PERIOD_SECONDS: Final = 15.0
-"""Of the limits to growth."""
-ADDED_PODS: Final = 4
 MetricOf = Callable[[EngineSample], float]
 
 METRICS: Final[Mapping[str, MetricOf]] = {
@@ -99,14 +96,30 @@ def external_metric_replicas(pool: PoolSample, total: float, target: float) -> i
     return current if abs(1 - ratio) <= TOLERANCE else math.ceil(total / target)
 
 
-class Behaviour:
-    """From recommendations to replicas: one pool's default stabilisation and limits."""
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """What an HPA's `behavior` limits; by default as Kubernetes does."""
 
-    def __init__(self, maximum: int, down_seconds: float, minimum: int = 1) -> None:
+    added_pods: int = 4
+    doubles: bool = True
+    """It may grow to twice its size, if that is more."""
+    up_period_seconds: float = 15.0
+    removed_pods: int | None = None
+    """None: as many as there are."""
+    down_period_seconds: float = 15.0
+
+
+class Behaviour:
+    """From recommendations to replicas: one pool's stabilisation and limits."""
+
+    def __init__(
+        self, maximum: int, down_seconds: float, minimum: int = 1, pacing: Pacing | None = None
+    ) -> None:
         self._limits = minimum, maximum
         self._down_seconds = down_seconds
+        self._pacing = pacing or Pacing()
         self._recommended: deque[tuple[float, int]] = deque()
-        self._changed: deque[tuple[float, int]] = deque()
+        self._changed: deque[tuple[float, int]] = deque(maxlen=64)
 
     def applied(self, now: float, current: int, desired: int) -> int:
         """Replicas from `now` on."""
@@ -115,12 +128,25 @@ class Behaviour:
             self._recommended.popleft()
         highest = max(recommended for _, recommended in self._recommended)
         stable = max(desired, current) if desired > current else min(current, highest)
-        while self._changed and self._changed[0][0] <= now - PERIOD_SECONDS:
-            self._changed.popleft()
-        began = current - sum(change for _, change in self._changed)
-        most = max(current, began + ADDED_PODS, 2 * began)
-        least, limit = self._limits
-        result = max(least, min(limit, most, stable))
+        result = max(self._least(now, current), min(self._most(now, current), stable))
+        least, most = self._limits
+        result = max(least, min(most, result))
         if result != current:
             self._changed.append((now, result - current))
         return result
+
+    def _most(self, now: float, current: int) -> int:
+        pacing = self._pacing
+        began = current - self._changed_since(now - pacing.up_period_seconds)
+        return max(current, began + pacing.added_pods, 2 * began if pacing.doubles else 0)
+
+    def _least(self, now: float, current: int) -> int:
+        pacing = self._pacing
+        if pacing.removed_pods is None:
+            return 0
+        began = current - self._changed_since(now - pacing.down_period_seconds)
+        return min(current, began - pacing.removed_pods)
+
+    def _changed_since(self, seconds: float) -> int:
+        """Pods by which it has grown since then; below 0: shrunk."""
+        return sum(change for at, change in self._changed if at > seconds)

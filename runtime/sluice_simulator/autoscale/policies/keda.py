@@ -2,8 +2,9 @@
 
 After llm-d/llm-d, guides/workload-autoscaling/keda-epp-token-aware: prefill = ceil(prompt tokens
 sent to engines and not computed / peak prefill rate / 1.5 s), decode = ceil(sum of the KV
-occupancies / 0.8). Both are external metrics of an HPA with its defaults, 1 to 10 engines. Mixed
-engines take the greater number. The peak rate is measured once, and configured.
+occupancies / 0.8). Both are external metrics of an HPA of 1 to 10 engines, which adds one pod in
+180 s and removes one in 300 s (04c0115b). Mixed engines take the greater number. The peak rate is
+measured once, and configured.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.policies.hpa import (
     SYNC_SECONDS,
     Behaviour,
+    Pacing,
     external_metric_replicas,
     ready_engines,
 )
 from sluice_simulator.autoscale.policies.policy import Targets
 
 SHIPPED_MAXIMUM: Final = 10
+SHIPPED_PACING: Final = Pacing(
+    added_pods=1, doubles=False, up_period_seconds=180.0, removed_pods=1, down_period_seconds=300.0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Thresholds:
     kv_used: float = 0.8
     maximum: int = SHIPPED_MAXIMUM
     down_seconds: float = 300.0
+    pacing: Pacing = SHIPPED_PACING
 
 
 class KedaTokenAware:
@@ -47,7 +53,8 @@ class KedaTokenAware:
         self._thresholds = thresholds
         self._peak = peak_tokens_per_second
         self._pools = {
-            role: Behaviour(thresholds.maximum, thresholds.down_seconds) for role in roles
+            role: Behaviour(thresholds.maximum, thresholds.down_seconds, pacing=thresholds.pacing)
+            for role in roles
         }
 
     def targets(self, sample: Sample) -> Targets:
