@@ -31,6 +31,7 @@ PROGRAMS = (
     "kube-controller-manager",
     "kube-proxy",
     "kube-scheduler",
+    "kubeadm",
     "kubectl",
     "kubelet",
 )

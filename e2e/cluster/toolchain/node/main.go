@@ -1,8 +1,8 @@
-// One binary for every process of the bare cluster. It behaves as the program whose name it is
+// One binary for every process of a cluster. It behaves as the program whose name it is
 // called by (a link to it), or as its first argument says: `sluice-node kubelet --config=…`.
 //
 // All components share most of their code, so one link is a third of the size and of the build
-// time of eight. It knows nothing of the cluster: flags and files come from the Python harness.
+// time of nine. It knows nothing of the cluster: flags and files come from the Python harness.
 package main
 
 import (
@@ -21,7 +21,11 @@ import (
 	_ "github.com/coredns/coredns/plugin/forward"
 	_ "github.com/coredns/coredns/plugin/health"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
+	_ "github.com/coredns/coredns/plugin/loadbalance"
+	_ "github.com/coredns/coredns/plugin/loop"
+	_ "github.com/coredns/coredns/plugin/metrics"
 	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/reload"
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
@@ -34,6 +38,7 @@ import (
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	kubeproxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubeadm "k8s.io/kubernetes/cmd/kubeadm/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
@@ -43,6 +48,7 @@ var programs = map[string]func() int{
 	"kube-scheduler":          cobraProgram(func() *cobra.Command { return scheduler.NewSchedulerCommand() }),
 	"kubelet":                 cobraProgram(func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) }),
 	"kube-proxy":              cobraProgram(kubeproxy.NewProxyCommand),
+	"kubeadm":                 runKubeadm,
 	"kubectl":                 runKubectl,
 	"etcd":                    func() int { etcdmain.Main(os.Args); return 0 },
 	"coredns":                 runCoreDNS,
@@ -59,9 +65,19 @@ func runKubectl() int {
 	return 0
 }
 
+// It ends the process itself where it fails.
+func runKubeadm() int {
+	if err := kubeadm.Run(); err != nil {
+		return 1
+	}
+	return 0
+}
+
+// The directives of kubeadm's Corefile and of ours, in CoreDNS's own order.
 func runCoreDNS() int {
 	dnsserver.Directives = []string{
-		"bind", "errors", "health", "ready", "cache", "kubernetes", "forward",
+		"reload", "bind", "ready", "health", "prometheus", "errors", "loadbalance", "cache",
+		"kubernetes", "loop", "forward",
 	}
 	coremain.Run()
 	return 0
