@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from e2e.cluster.choose import choose_cluster
+from e2e.cluster.choose import start_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import Step, say
 from e2e.cluster.provider import Cluster
@@ -42,8 +42,7 @@ Conditions = Mapping[str, Mapping[str, str]]
 def main() -> int:
     started = time.monotonic()
     try:
-        cluster = choose_cluster()
-        cluster.up()
+        cluster = start_cluster()
         install_operator(cluster, deliver_images(cluster))
         restrict(cluster, SAMPLE_NAMESPACE)
         kubectl = Kubectl(cluster)
@@ -70,7 +69,7 @@ def deliver_images(cluster: Cluster) -> Mapping[str, str]:
 def deliver(cluster: Cluster, names: Mapping[str, str]) -> Mapping[str, str]:
     """Key → the image that pods run, for images by name: built if it changed, then loaded or
     pushed."""
-    builder = choose_builder(cluster.kind)
+    builder = choose_builder(cluster)
     if cluster.registry is not None:
         pushed = images.push_images(list(names.values()), cluster.registry, builder)
         return {component: pushed[name] for component, name in names.items()}

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from e2e.cluster.choose import choose_cluster
+from e2e.cluster.choose import choose_cluster, start_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.progress import say
 from e2e.cluster.provider import Cluster
@@ -48,10 +48,11 @@ def _dispatch(words: list[str]) -> int:
     if parsed.command in ("build", "build-monitoring"):
         ensure_packages(MONITORING_PACKAGES)
         return 0
+    if parsed.command == "up":
+        start_cluster()
+        return 0
     cluster = choose_cluster()
     match parsed.command:
-        case "up":
-            cluster.up()
         case "down":
             cluster.down()
         case "load-image":

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from e2e.cluster.bare.state import state_directory
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.progress import say
 from e2e.cluster.provider import Cluster
 from e2e.cluster.providers.bare import BareCluster
 from e2e.cluster.providers.current import CurrentCluster
-from e2e.cluster.providers.kind import KindCluster, running_engine
+from e2e.cluster.providers.kind import KindCluster, NoNodeImageError, running_engine
 
 KINDS = ("bare", "kind", "current")
 DEFAULT_NAME = "sluice"
@@ -35,13 +36,32 @@ def choose_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
     raise ClusterError(f"CLUSTER={asked}: allowed are {', '.join(KINDS)}")
 
 
+def start_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
+    """The chosen cluster, running. Where kind, which nobody named, has no image for its node, the
+    bare one takes its place; `choose_cluster` finds it from then on."""
+    cluster = choose_cluster(environment)
+    try:
+        cluster.up()
+    except NoNodeImageError as error:
+        if environment.get("CLUSTER") or not _can_be_bare():
+            raise
+        say(f"The cluster is a bare one: {str(error).splitlines()[0]}")
+        cluster = choose_cluster({**environment, "CLUSTER": "bare"})
+        cluster.up()
+    return cluster
+
+
+def _can_be_bare() -> bool:
+    return sys.platform == "linux" and os.geteuid() == 0
+
+
 def _detect(bare_state: Path) -> str:
     # An engine started since must not hide the cluster that `down` is meant for.
     if bare_state.exists():
         return "bare"
     if running_engine() is not None:
         return "kind"
-    if sys.platform == "linux" and os.geteuid() == 0:
+    if _can_be_bare():
         return "bare"
     raise ClusterError(
         "no way to have a cluster: start Docker or Podman (then kind is used), run as root on "

@@ -23,7 +23,7 @@ def main() -> int:
     try:
         match parsed.command:
             case "build":
-                builder = choose_builder(choose_cluster().kind)
+                builder = choose_builder(choose_cluster())
                 for name, tag in build_images(parsed.names or COMPONENTS, builder).items():
                     print(f"{name}\t{tag}")
             case "sizes":

@@ -27,7 +27,7 @@ def build_images(
     end of the build's log."""
     builder = builder or buildah_builder()
     folder = cache_directory() / "images"
-    with _locked(folder):
+    with locked_store(folder):
         return _build(names, builder, folder / "context")
 
 
@@ -42,7 +42,7 @@ def load_images(
     as it is being loaded, and another process waits for its turn until all are.
     """
     folder = cache_directory() / "images"
-    with _locked(folder):
+    with locked_store(folder):
         tags = _build(names, builder, folder / "context")
         held = set(present())
         for name, image_tag in tags.items():
@@ -59,7 +59,7 @@ def push_images(names: Sequence[str], registry: str, builder: Builder) -> dict[s
     Name → the image that pods pull. Layers that the registry has are not sent again.
     """
     folder = cache_directory() / "images"
-    with _locked(folder):
+    with locked_store(folder):
         tags = _build(names, builder, folder / "context")
         pushed = {name: f"{registry}/{tag.removeprefix(LOCAL)}" for name, tag in tags.items()}
         for name, target in pushed.items():
@@ -96,7 +96,8 @@ def _archive(folder: Path, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked_store(folder: Path) -> Iterator[None]:
+    """The turn of this process; `folder` is that of the store."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:
         lock(file.fileno(), "another build or load of images")

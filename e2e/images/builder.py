@@ -65,7 +65,7 @@ class BuildahBuilder:
 
     def __init__(self, folder: Path, downloads: Downloads) -> None:
         self._folder = folder
-        self._downloads = downloads
+        self.downloads = downloads
         self.buildah = Buildah(folder)
         self.layout = ImageLayout(folder / "layout")
 
@@ -85,7 +85,7 @@ class BuildahBuilder:
     ) -> None:
         self.buildah.remove_leftovers()
         dockerfile = context / image.dockerfile
-        self.buildah.build(dockerfile, context, tag, arguments, self._downloads, progress)
+        self.buildah.build(dockerfile, context, tag, arguments, self.downloads, progress)
         progress("into the image layout")
         command = self.buildah.script(EXPORT, tag, self.layout.folder)
         run(command.argv, env=command.environment)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster.choose import choose_cluster
+from e2e.cluster.choose import choose_cluster, start_cluster
 from e2e.cluster.provider import Cluster
 from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
 from e2e.install import install_operator, restrict
@@ -31,14 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A cluster of the stories' own, beside the user's; removed at the end."""
-    chosen = choose_cluster({**os.environ, "SLUICE_CLUSTER": STORIES_CLUSTER})
+    environment = {**os.environ, "SLUICE_CLUSTER": STORIES_CLUSTER}
     try:
-        chosen.up()
+        chosen = start_cluster(environment)
         install_operator(chosen, deliver_images(chosen))
         restrict(chosen, NAMESPACE)
         yield chosen
     finally:
-        chosen.down()
+        choose_cluster(environment).down()
 
 
 @pytest.fixture(scope="session")

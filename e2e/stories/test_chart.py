@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.choose import choose_cluster
+from e2e.cluster.choose import choose_cluster, start_cluster
 from e2e.cluster.provider import Cluster
 from e2e.first_token import stream_completion
 from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
@@ -29,14 +29,13 @@ LEFT = (
 @pytest.fixture
 def empty_cluster() -> Iterator[Cluster]:
     """One without Sluice, beside that of the other stories."""
-    chosen = choose_cluster({**os.environ, "SLUICE_CLUSTER": "sluice-chart"})
-    if chosen.kind == "current":
+    environment = {**os.environ, "SLUICE_CLUSTER": "sluice-chart"}
+    if choose_cluster(environment).kind == "current":
         pytest.skip("a cluster that is somebody's own is not emptied")
     try:
-        chosen.up()
-        yield chosen
+        yield start_cluster(environment)
     finally:
-        chosen.down()
+        choose_cluster(environment).down()
 
 
 def answer(cluster: Cluster) -> str:

@@ -10,11 +10,11 @@ import pytest
 
 from e2e.cluster import choose
 from e2e.cluster.__main__ import main
-from e2e.cluster.choose import choose_cluster
+from e2e.cluster.choose import choose_cluster, start_cluster
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.providers.bare import BareCluster
 from e2e.cluster.providers.current import CurrentCluster
-from e2e.cluster.providers.kind import KindCluster
+from e2e.cluster.providers.kind import KindCluster, NoNodeImageError
 
 
 @pytest.fixture
@@ -58,6 +58,46 @@ def test_an_engine_started_later_does_not_hide_a_bare_cluster(
     monkeypatch.setattr(choose, "running_engine", lambda: "docker")
     (tmp_path / "sluice").mkdir()
     assert isinstance(choose_cluster(nothing), BareCluster)
+
+
+@pytest.fixture
+def no_node_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Docker answers and kind has no node; the bare cluster starts."""
+
+    def fail(cluster: KindCluster) -> None:
+        raise NoNodeImageError("kind cannot pull kindest/node: no buildah\nand more")
+
+    monkeypatch.setattr(choose, "running_engine", lambda: "docker")
+    monkeypatch.setattr(KindCluster, "up", fail)
+    monkeypatch.setattr(BareCluster, "up", lambda cluster: (tmp_path / "sluice").mkdir())
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    # Where clusters are looked for by those that are named.
+    monkeypatch.setenv("SLUICE_STATE", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_node_image")
+def test_without_a_node_for_kind_the_cluster_is_bare_and_stays_so(
+    nothing: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert isinstance(start_cluster(nothing), BareCluster)
+    said = capsys.readouterr().err
+    assert said == "The cluster is a bare one: kind cannot pull kindest/node: no buildah\n"
+    assert isinstance(choose_cluster(nothing), BareCluster), "what `down` and `kubectl` take"
+
+
+@pytest.mark.usefixtures("no_node_image")
+def test_kind_that_was_named_is_not_replaced(nothing: dict[str, str]) -> None:
+    with pytest.raises(NoNodeImageError):
+        start_cluster({**nothing, "CLUSTER": "kind"})
+
+
+@pytest.mark.usefixtures("no_node_image")
+def test_without_root_nothing_takes_the_place_of_kind(
+    nothing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(NoNodeImageError):
+        start_cluster(nothing)
 
 
 @pytest.mark.usefixtures("no_engine")

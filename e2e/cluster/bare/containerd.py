@@ -1,6 +1,7 @@
 """containerd: its configuration, the pods' network plugin, the pause image, loading images.
 
-Knows nothing of the kubelet. Its client `ctr` reaches it from the host by the socket's path.
+The node image for kind has the same. Knows nothing of the kubelet. Its client `ctr` reaches it from
+the host by the socket's path.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import json
 import platform
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from e2e.cluster.bare.layout import Layout
@@ -71,23 +73,24 @@ disabled_plugins = [
 """
 
 
-def render_config(layout: Layout) -> str:
+def render_config(socket: str, programs: str, cni: str) -> str:
+    """By paths in the node: the socket, the folder of its programs, that of its networks."""
     return CONFIG.format(
-        socket=layout.in_node(layout.containerd_socket),
+        socket=socket,
         pause=PAUSE_IMAGE,
-        shim=layout.in_node(layout.programs / "containerd-shim-runc-v2"),
+        shim=f"{programs}/containerd-shim-runc-v2",
         cni_plugins=CNI_PLUGINS,
-        cni=layout.in_node(layout.state / "config" / "cni"),
+        cni=cni,
     )
 
 
-def render_network(layout: Layout) -> str:
+def render_network(pod_subnet: str) -> str:
     """Point-to-point links, no bridge: pods reach each other through the node's routing, where
     kube-proxy's rules see both directions of a Service's connections."""
     addresses = {
         "type": "host-local",
         "dataDir": "/run/cni",
-        "ranges": [[{"subnet": layout.pod_subnet}]],
+        "ranges": [[{"subnet": pod_subnet}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     plugins = [
@@ -98,21 +101,28 @@ def render_network(layout: Layout) -> str:
 
 
 def write_static_image(program: Path, image: str, archive: Path) -> None:
-    """An image archive (the `docker save` format) that holds one static program and runs it."""
-    layer = _tar({program.name: (program.read_bytes(), 0o755)})
-    config = {
+    """An image archive that holds one static program and runs it."""
+    layer = tar_of({program.name: (program.read_bytes(), 0o755)})
+    config = {"Entrypoint": [f"/{program.name}"], "User": "65535:65535"}
+    write_image(archive, [image], layer, config)
+
+
+def write_image(archive: Path, names: Sequence[str], layer: bytes, config: object) -> None:
+    """An image archive (the `docker save` format) of one layer; `config` is what an image says
+    about its containers."""
+    described = {
         "architecture": ARCHITECTURES[platform.machine()],
         "os": "linux",
-        "config": {"Entrypoint": [f"/{program.name}"], "User": "65535:65535"},
+        "config": config,
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [image], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": names, "Layers": ["layer.tar"]}]
     files = {
         "layer.tar": (layer, 0o644),
-        "config.json": (json.dumps(config).encode(), 0o644),
+        "config.json": (json.dumps(described).encode(), 0o644),
         "manifest.json": (json.dumps(manifest).encode(), 0o644),
     }
-    archive.write_bytes(_tar(files))
+    archive.write_bytes(tar_of(files))
 
 
 def ctr_argv(layout: Layout, *words: str | Path) -> list[str | Path]:
@@ -128,8 +138,8 @@ def import_image(layout: Layout, archive: Path) -> None:
         run(ctr_argv(layout, "images", "import", archive))
 
 
-def _tar(files: dict[str, tuple[bytes, int]]) -> bytes:
-    """A tar of files (content, mode), the same bytes every time."""
+def tar_of(files: Mapping[str, tuple[bytes, int]], links: Mapping[str, str] | None = None) -> bytes:
+    """A tar of files (content, mode) and symbolic links, the same bytes every time."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, (content, mode) in files.items():
@@ -137,4 +147,8 @@ def _tar(files: dict[str, tuple[bytes, int]]) -> bytes:
             entry.size = len(content)
             entry.mode = mode
             archive.addfile(entry, io.BytesIO(content))
+        for name, target in (links or {}).items():
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, target
+            archive.addfile(entry)
     return buffer.getvalue()

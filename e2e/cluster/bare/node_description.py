@@ -42,8 +42,12 @@ def files(layout: Layout) -> dict[str, str]:
     """Configuration files: path below the state directory → content."""
     return {
         "config/audit-policy.yaml": controlplane.audit_policy(),
-        "config/containerd.toml": containerd.render_config(layout),
-        "config/cni/10-sluice.conflist": containerd.render_network(layout),
+        "config/containerd.toml": containerd.render_config(
+            layout.in_node(layout.containerd_socket),
+            layout.in_node(layout.programs),
+            layout.in_node(layout.state / "config" / "cni"),
+        ),
+        "config/cni/10-sluice.conflist": containerd.render_network(layout.pod_subnet),
         "config/kubelet.yaml": kubelet.render_kubelet(layout),
         "config/kube-proxy.yaml": kubelet.render_kube_proxy(layout),
         "config/Corefile": kubelet.render_corefile(layout),

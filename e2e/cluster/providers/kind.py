@@ -1,4 +1,5 @@
-"""Provider `kind`: a cluster in containers of Docker or Podman.
+"""Provider `kind`: a cluster in a container of Docker or Podman. Its image is ours where no image
+registry answers.
 
 The host has no route to pods and Services here: `kubectl port-forward` is the way in.
 """
@@ -10,18 +11,42 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+import yaml
+
 from e2e.cluster.command import run, succeeds
 from e2e.cluster.errors import ClusterError, CommandFailedError
+from e2e.cluster.kind_node import image as node_image
 from e2e.cluster.loaded_images import are_loaded, present_images
 from e2e.cluster.progress import Step, say
 from e2e.cluster.provider import Status
 from e2e.cluster.toolchain.binaries import ensure_binaries
 from e2e.cluster.toolchain.cache import cache_directory
 from e2e.cluster.toolchain.golang import ensure_go
+from e2e.images.base import registry_answers
 
 ENGINES = ("docker", "podman")
 KIND_MODULE = "sigs.k8s.io/kind@v0.30.0"
+OFFICIAL_NODE = "kindest/node"
 READY_TIMEOUT = "180s"
+KUBELET_PATCH = """\
+kind: KubeletConfiguration
+cgroupDriver: cgroupfs
+failCgroupV1: false
+oomScoreAdj: 0
+resolvConf: /kind/resolv.conf
+"""
+# What kind has to know of our node: it brings its own network and kube-proxy, and has no systemd.
+OWN_NODE = {
+    "kind": "Cluster",
+    "apiVersion": "kind.x-k8s.io/v1alpha4",
+    "featureGates": {"ImageVolume": True},
+    "networking": {"disableDefaultCNI": True, "kubeProxyMode": "none"},
+    "kubeadmConfigPatches": [KUBELET_PATCH],
+}
+
+
+class NoNodeImageError(ClusterError):
+    """kind cannot pull an image for its node, and none can be made."""
 
 
 def running_engine() -> str | None:
@@ -46,6 +71,15 @@ class KindCluster:
     def kubeconfig(self) -> Path:
         return self._state / "admin.kubeconfig"
 
+    @property
+    def own_node(self) -> bool:
+        """Whether its node is one of ours, or would be: nothing can be pulled here."""
+        words = [self._engine, "container", "inspect", "--format={{.Config.Image}}", self._node]
+        try:
+            return run(words).startswith(node_image.NAME)
+        except CommandFailedError:
+            return not self._has_official_node()
+
     def up(self) -> None:
         if self._exists() and not self._usable():
             self._kind("delete", "cluster", f"--name={self._name}")
@@ -59,6 +93,8 @@ class KindCluster:
             return
         with Step(f"Removing the kind cluster {self._name}"):
             self._kind("delete", "cluster", f"--name={self._name}", *self._kubeconfig_flag())
+            if succeeds([self._engine, "network", "inspect", self._network]):
+                run([self._engine, "network", "rm", self._network])
             shutil.rmtree(self._state, ignore_errors=True)
 
     def status(self) -> Status:
@@ -76,16 +112,47 @@ class KindCluster:
     def kubectl_argv(self, *words: str) -> list[str]:
         return [*kubectl_command(), f"--kubeconfig={self.kubeconfig}", *words]
 
+    @property
+    def _node(self) -> str:
+        return f"{self._name}-control-plane"
+
+    @property
+    def _network(self) -> str:
+        """Of its own, since kind's is shared by all clusters and stays for ever."""
+        return f"kind-{self._name}"
+
     def _ctr(self) -> list[str]:
         """containerd's client, in the one node."""
-        node = f"{self._name}-control-plane"
-        return [self._engine, "exec", node, "ctr", "--namespace=k8s.io"]
+        return [self._engine, "exec", self._node, "ctr", "--namespace=k8s.io"]
 
     def _create(self) -> None:
+        if self._has_official_node():
+            try:
+                return self._create_with()
+            except CommandFailedError as error:
+                if "failed to pull image" not in error.output:
+                    raise
+        try:
+            image = node_image.ensure_node_image(self._engine)
+        except ClusterError as error:
+            raise NoNodeImageError(
+                f"kind cannot pull {OFFICIAL_NODE}, and no node image can be made here: {error}"
+            ) from error
+        self._state.mkdir(parents=True, exist_ok=True)
+        config = self._state / "kind.yaml"
+        config.write_text(yaml.safe_dump(OWN_NODE))
+        return self._create_with(f"--image={image}", f"--config={config}")
+
+    def _create_with(self, *more: str) -> None:
         self._state.mkdir(parents=True, exist_ok=True)
         with Step(f"Creating the kind cluster {self._name} with {self._engine}"):
-            words = [f"--name={self._name}", f"--wait={READY_TIMEOUT}"]
+            words = [f"--name={self._name}", f"--wait={READY_TIMEOUT}", *more]
             self._kind("create", "cluster", *words, *self._kubeconfig_flag())
+
+    def _has_official_node(self) -> bool:
+        """Whether kind may have its own image: pulled already, or from a registry that answers."""
+        images = [self._engine, "image", "ls", "--quiet", OFFICIAL_NODE]
+        return bool(run(images).strip()) or registry_answers()
 
     def _exists(self) -> bool:
         return self._name in self._kind("get", "clusters").split()
@@ -103,7 +170,9 @@ class KindCluster:
         return [f"--kubeconfig={self.kubeconfig}"]
 
     def _kind(self, *words: str) -> str:
-        environment = {**os.environ, "KIND_EXPERIMENTAL_PROVIDER": self._engine}
+        network = f"KIND_EXPERIMENTAL_{self._engine.upper()}_NETWORK"
+        own = {"KIND_EXPERIMENTAL_PROVIDER": self._engine, network: self._network}
+        environment = {**os.environ, **own}
         return run([ensure_kind(), *words], env=environment)
 
 
