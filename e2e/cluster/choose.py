@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from e2e.cluster.bare.state import state_directory
-from e2e.cluster.errors import ClusterError
+from e2e.cluster.errors import ClusterError, NoNodeImageError
 from e2e.cluster.progress import say
 from e2e.cluster.provider import Cluster
 from e2e.cluster.providers.bare import BareCluster
 from e2e.cluster.providers.current import CurrentCluster
-from e2e.cluster.providers.kind import KindCluster, NoNodeImageError, running_engine
+from e2e.cluster.providers.kind import KindCluster, running_engine
 
 KINDS = ("bare", "kind", "current")
 DEFAULT_NAME = "sluice"

@@ -32,6 +32,10 @@ class NotReadyError(ClusterError):
     """Something did not become ready within its time."""
 
 
+class NoNodeImageError(ClusterError):
+    """kind cannot pull an image for its node, and none can be made."""
+
+
 def tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
     """The last lines of a log file, or a word about its absence."""
     if not log.exists():

@@ -11,10 +11,10 @@ import pytest
 from e2e.cluster import choose
 from e2e.cluster.__main__ import main
 from e2e.cluster.choose import choose_cluster, start_cluster
-from e2e.cluster.errors import ClusterError
+from e2e.cluster.errors import ClusterError, NoNodeImageError
 from e2e.cluster.providers.bare import BareCluster
 from e2e.cluster.providers.current import CurrentCluster
-from e2e.cluster.providers.kind import KindCluster, NoNodeImageError
+from e2e.cluster.providers.kind import KindCluster
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from e2e.cluster.command import run, succeeds
-from e2e.cluster.errors import ClusterError, CommandFailedError
+from e2e.cluster.errors import ClusterError, CommandFailedError, NoNodeImageError
 from e2e.cluster.kind_node import image as node_image
 from e2e.cluster.loaded_images import are_loaded, present_images
 from e2e.cluster.progress import Step, say
@@ -43,10 +43,6 @@ OWN_NODE = {
     "networking": {"disableDefaultCNI": True, "kubeProxyMode": "none"},
     "kubeadmConfigPatches": [KUBELET_PATCH],
 }
-
-
-class NoNodeImageError(ClusterError):
-    """kind cannot pull an image for its node, and none can be made."""
 
 
 def running_engine() -> str | None:
@@ -158,7 +154,10 @@ class KindCluster:
         return self._name in self._kind("get", "clusters").split()
 
     def _usable(self) -> bool:
-        """Whether its API server answers; after an interrupted `up` or a reboot it may not."""
+        """Whether it was finished and its API server answers: after an interrupted `up` or a reboot
+        that may not be so."""
+        if not self.kubeconfig.exists():  # what kind writes last
+            return False
         try:
             self._kind("export", "kubeconfig", f"--name={self._name}", *self._kubeconfig_flag())
             run(self.kubectl_argv("get", "--raw=/readyz", "--request-timeout=20s"))

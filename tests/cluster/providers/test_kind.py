@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.errors import ClusterError, CommandFailedError
+from e2e.cluster.errors import ClusterError, CommandFailedError, NoNodeImageError
 from e2e.cluster.kind_node import image as node_image
 from e2e.cluster.provider import Cluster
 from e2e.cluster.providers import kind
 from e2e.cluster.providers.bare import BareCluster
-from e2e.cluster.providers.kind import KindCluster, NoNodeImageError
+from e2e.cluster.providers.kind import KindCluster
 from e2e.images import choose
 from e2e.images.builder import DockerBuilder
 
@@ -28,6 +28,7 @@ class Engine:
         self.pull_fails = False
         self.pulled = ""
         self.node = ""
+        self.clusters = ""
 
     def run(self, words: list[str], **_: object) -> str:
         line = " ".join(map(str, words))
@@ -35,6 +36,10 @@ class Engine:
             return self._or_fail(self.node, line)
         if "image ls" in line:
             return self.pulled
+        if "get clusters" in line:
+            return self.clusters
+        if "delete cluster" in line:
+            self.clusters = ""
         if "create cluster" in line:
             if self.pull_fails and "--image" not in line:
                 raise CommandFailedError(["kind"], 1, PULL_FAILED)
@@ -94,6 +99,12 @@ def test_an_engine_that_cannot_pull_gets_our_node(engine: Engine) -> None:
     engine.node = OURS
     assert f"--image={OURS}" in engine.created[0]
     assert builder_for(cluster) == "buildah", "the registry answers us, not Docker"
+
+
+def test_what_an_interrupted_up_has_begun_is_made_anew(engine: Engine) -> None:
+    engine.clusters = "other mine"
+    KindCluster("mine", "docker").up()
+    assert len(engine.created) == 1
 
 
 def test_without_any_node_image_the_reason_is_said(
