@@ -21,8 +21,6 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 
 CLAIM_SECONDS: Final = 5.0
 """How long a request waits for a slot beside others before it claims one."""
-
-
 WORTH_WAITING_TOKENS: Final = 32
 """A shared prefix must be longer than the cached one by so much."""
 

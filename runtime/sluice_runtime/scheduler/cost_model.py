@@ -31,63 +31,33 @@ from typing import Final, NamedTuple
 from sluice_runtime.scheduler.batch import StepShape
 
 SIZE: Final = 5
-
-
 PAIRS: Final = [(i, j) for i in range(SIZE) for j in range(i, SIZE)]
 """Row and column of each entry of the upper triangle, which says all of a symmetric matrix."""
-
-
 ROWS: Final = [
     itemgetter(*(PAIRS.index((min(i, j), max(i, j))) for j in range(SIZE))) for i in range(SIZE)
 ]
 """Each takes a whole row from such a triangle."""
-
-
 FORGETTING: Final = 0.99
 """A step counts for a third after a hundred more of its kind."""
-
-
 SWEEPS: Final = 6
 """Passes of coordinate descent a step; each begins where the last step's ended."""
-
-
 FORGOTTEN: Final = 1e-200
 """Evidence so old that it would be lost in rounding: the coefficient stays as it is."""
-
-
 ENOUGH_EXTENDS: Final = 8
-
-
 SETTLED_DECODES: Final = 32
 """Steps without prompt tokens that show what a step costs without them."""
-
-
 SETTLED_EXTENDS: Final = 32
 """From then on an error is the step's, not that of a model that knows too little."""
-
-
 LIKELY_ERRORS: Final = 4.0
 """Times the mean error beyond which a step is an outlier."""
-
-
 LEAST_ERROR: Final = 0.05
-
-
 CHANGE_STEPS: Final = 6
 """Outliers in a row, on one side, that are a change of the machine."""
-
-
 STEPS: Final = 400
 """Steps that are remembered, at least."""
-
-
 HICCUP: Final = 2.0
 """From this ratio on the machine stood still: no smaller step would have helped."""
-
-
 PRIOR_STEPS: Final = 8
-
-
 PRIOR_SPREAD: Final = 0.05
 """Assumed before there is any data: so many steps, with this spread around their prediction."""
 

@@ -27,12 +27,8 @@ from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 LEARNING: Final = (1, 2, 4)
 """The first steps have these parts of the first budget in turn. Steps of one size would not show
 what a token costs and what a step."""
-
-
 GROWTH: Final = 2
 """A step may be so many times as large as the largest that was seen."""
-
-
 AIMED_MISSES: Final = 0.5
 """Share of the allowed misses to aim at: with all of them, every other hour would have too many."""
 

@@ -21,8 +21,6 @@ from itertools import count
 from typing import Final, NamedTuple
 
 TOKEN_BYTES: Final = 4
-
-
 TICKS: Final = 1 << 48
 """More than there ever are."""
 

@@ -20,30 +20,16 @@ from sluice_runtime.scheduler.request import Request
 MAX_LOOKED_UP: Final = 128
 """With more waiting requests, looking each of them up in the prefix cache costs more than it
 gains."""
-
-
 ANSWER_TOKENS_CLIP: Final = 4096
 """Longest answer that is counted: clients that give no max_tokens rarely use all of it."""
-
-
 SECONDS_PER_TOKEN: Final = 0.001
 """Turns work into time where waiting is weighed against it; only its order of magnitude matters."""
-
-
 PICKS: Final = 10
 """Requests of one key that are admitted before the next key has its turn."""
-
-
 LIGHT: Final = 0.3
-
-
 HEAVY: Final = 0.8
-
-
 WORTH_FINDING: Final = 0.1
 """Share of the waiting tokens that must be cached for an order by prefix to pay."""
-
-
 LAST: Final = (1, 0)
 """Sorts after every node."""
 
@@ -303,7 +289,5 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "slack": least_slack_first,
 }
 """By the name in `schedulingPolicy`; each without a bound on waiting."""
-
-
 PREEMPTING: Final = frozenset({"priority"})
 """Policies that may send running requests back for a waiting one, and place those themselves."""
