@@ -15,8 +15,6 @@ AIMED_LATE: Final = 0.5
 """Share of the allowed late requests to aim at: the load is an estimate."""
 TIGHT_SHARE: Final = 0.25
 """A promise that leaves prompts less of an idle engine's time: no number of engines keeps it."""
-LEAST_SHARE: Final = 0.01
-"""Of an engine's time for prompts, where its answers take all that is promised."""
 MAX_ENGINES: Final = 1000
 """The most that the API allows in one pool."""
 
@@ -55,9 +53,12 @@ def engines_for_answers(itl: ItlModel, itl_seconds: float, running: float) -> in
 def keeps(
     engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
 ) -> bool:
-    """Whether this many engines keep the promise. The time between tokens they keep by themselves,
-    with smaller chunks: it bounds the time that prompts get, so the queue is what is sized."""
+    """Whether this many engines keep the promise. Beside prompts they keep the time between tokens
+    by themselves, with smaller chunks: it bounds the time that prompts get, and the queue is what
+    is sized."""
     share = _prompt_share(engines, load, promise, itl, running)
+    if share <= 0:
+        return False
     busy = load.offered_engines / engines / share
     if busy >= MAX_BUSY:
         return False
@@ -68,12 +69,13 @@ def keeps(
 def _prompt_share(
     engines: int, load: Forecast, promise: Promise, itl: ItlModel | None, running: float
 ) -> float:
-    """Share of an engine's time that prompts can get beside its answers."""
+    """Share of an engine's time that prompts can get beside its answers; 0 or less where answers
+    alone take longer between tokens than promised."""
     if itl is None or promise.itl_seconds is None:
         return load.prompt_share
     if itl.base_seconds >= promise.itl_seconds * (1 - TIGHT_SHARE):
         return load.prompt_share  # more engines do not help
-    return max(LEAST_SHARE, 1 - itl.decode_seconds(running / engines) / promise.itl_seconds)
+    return 1 - itl.decode_seconds(running / engines) / promise.itl_seconds
 
 
 def late_share(engines: int, busy: float, dispersion_seconds: float, seconds: float) -> float:

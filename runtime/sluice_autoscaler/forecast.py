@@ -22,6 +22,7 @@ RISE_SECONDS: Final = 30.0
 """Two means over so long, one after the other, show a rise."""
 RISE_ERRORS: Final = 2.0
 """Standard errors of their difference by which a rise is lowered to be sure of it."""
+MAX_RISE: Final = 1.5
 DISPERSION_SECONDS: Final = 300.0
 """Over which its burstiness is learnt."""
 PRIOR_DISPERSION: Final = 0.5
@@ -135,7 +136,8 @@ def _risen_engines(
     ticks: Sequence[Measured], dispersion_seconds: float, ahead_seconds: float
 ) -> float:
     """The mean of the last half minute, extrapolated by how much it is surely more than that of the
-    half before; 0 where it is not."""
+    half before, but to no more than `MAX_RISE` of it: a step looks like a rise, too. 0 where it is
+    not more."""
     known = [tick for tick in ticks if tick.arrived_seconds is not None and tick.interval_seconds]
     means = []
     for _ in range(2):
@@ -150,7 +152,9 @@ def _risen_engines(
     mean, before = means
     error = math.sqrt(dispersion_seconds * (mean + before) / RISE_SECONDS)
     rise = mean - before - RISE_ERRORS * error
-    return mean + rise * (0.5 + ahead_seconds / RISE_SECONDS) if rise > 0 else 0.0
+    if rise <= 0:
+        return 0.0
+    return min(mean + rise * (0.5 + ahead_seconds / RISE_SECONDS), MAX_RISE * mean)
 
 
 def _dispersion_seconds(ticks: Sequence[Measured], prior: float) -> float:

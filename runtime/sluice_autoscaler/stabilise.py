@@ -13,9 +13,9 @@ from sluice_autoscaler.history import History, Tick
 
 DOWN_SECONDS: Final = 60.0
 """A pool shrinks to the highest need of this many seconds at least."""
-BOOTS: Final = 2
+BOOT_TIMES: Final = 2
 """Start times that it looks back: a removed engine takes one to come back."""
-ANSWERS: Final = 3
+ANSWER_TIMES: Final = 3
 """Lengths of an answer that it looks back: a removed engine holds its GPU until its last one."""
 MAX_DOWN_SECONDS: Final = 300.0
 RATE_SECONDS: Final = 15.0
@@ -38,7 +38,7 @@ class LimitedChange:
 def window_seconds(boot_seconds: float, answer_seconds: float) -> float:
     """How long a need must have been smaller before a pool shrinks to it. `boot_seconds`: of an
     engine's start; `answer_seconds`: of an answer."""
-    longest = max(DOWN_SECONDS, BOOTS * boot_seconds, ANSWERS * answer_seconds)
+    longest = max(DOWN_SECONDS, BOOT_TIMES * boot_seconds, ANSWER_TIMES * answer_seconds)
     return min(MAX_DOWN_SECONDS, longest)
 
 

@@ -24,7 +24,7 @@ its successor starts."""
 BACKLOG_SECONDS: Final = 60.0
 """Time in which a pool should work off what waits beyond the promise."""
 
-MOST_BUSY: Final = 0.85
+MAX_BUSY: Final = 0.85
 """Of the time of an engine that computes prompts."""
 
 Needs = Mapping[Role, float]
@@ -36,7 +36,7 @@ def need_of(settings: Settings, view: PoolView) -> float:
     if view.role is Role.DECODE:
         return max(now.kv_engines / settings.kv_used, now.row_engines)
     busy = view.load.busy_engines + now.queued_seconds / BACKLOG_SECONDS
-    return max(busy / MOST_BUSY, arriving_want(view, settings).engines)
+    return max(busy / MAX_BUSY, arriving_want(view, settings).engines)
 
 
 def joint_needs(settings: Settings, now: Mapping[Role, Measured], needs: Needs) -> Needs:
@@ -47,7 +47,7 @@ def joint_needs(settings: Settings, now: Mapping[Role, Measured], needs: Needs) 
     waits = prefill.queued_seconds / max(1, prefill.engines)
     behind = max(0.0, 1 - settings.allowed_queue_seconds / waits) if waits else 0.0
     hidden = behind * decode.queued_requests * _work_seconds(prefill) / BACKLOG_SECONDS
-    computing = needs[Role.PREFILL] + hidden / MOST_BUSY
+    computing = needs[Role.PREFILL] + hidden / MAX_BUSY
     answering = needs[Role.DECODE] * (1 - behind * decode.pending_share)
     return {
         Role.PREFILL: computing * (1 + (1 - behind) * _excess(answering, decode.engines)),

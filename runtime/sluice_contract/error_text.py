@@ -5,6 +5,7 @@ For requests, configuration files and custom resources.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, get_args
@@ -21,18 +22,22 @@ UNTOLD: Final[dict[str, Any]] = {"x-untold": True}
 """Schema extra of a field that is read but not offered in messages."""
 ALTERNATIVES: Final = "alternatives"
 """Type of the finding that a value is none of a field's alternatives; the message names them."""
+_PYTHON_WORD: Final = re.compile(r"\b(True|False)\b")
 _MANY_KEYS: Final = 12
 _NEAR_KEYS: Final = 6
 
 
 def findings_of(error: ValidationError) -> list[ErrorDetails]:
-    """In pydantic's order, and in JSON's words for types: object, array and null."""
+    """In JSON's words. Unknown keys come first, since a key that is missing is often misspelt."""
     findings: list[Any] = error.errors(include_url=False)
     for finding in findings:
         if finding["type"] == ALTERNATIVES:
             finding["type"] = PydanticCustomError(ALTERNATIVES, finding["msg"])
     in_json = ValidationError.from_exception_data(error.title, findings, "json")
-    return in_json.errors(include_url=False)
+    findings = in_json.errors(include_url=False)
+    for finding in findings:
+        finding["msg"] = _PYTHON_WORD.sub(lambda word: word[0].lower(), finding["msg"])
+    return sorted(findings, key=lambda finding: finding["type"] != "extra_forbidden")
 
 
 def text_of(kind: Model, finding: ErrorDetails) -> str:

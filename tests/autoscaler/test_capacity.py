@@ -53,6 +53,13 @@ def test_answers_leave_prompts_what_the_promise_does_not_need_for_them() -> None
     assert engines_for(load, PROMISE, ItlModel(0.14, 0.0), running=10) == alone, "none helps"
 
 
+@pytest.mark.parametrize("offered", [0.0, 0.01])
+def test_answers_alone_need_engines_for_the_time_between_their_tokens(offered: float) -> None:
+    load, itl = Forecast(offered_engines=offered), ItlModel(0.02, 0.001)
+    assert engines_for(load, PROMISE, itl, running=600) == 5
+    assert engines_for_answers(itl, 0.15, running=600) == 5
+
+
 def test_a_pool_that_only_decodes_has_enough_for_the_time_between_tokens() -> None:
     assert engines_for_answers(ItlModel(0.05, 0.001), 0.15, running=250) == 3
     assert engines_for_answers(ItlModel(0.2, 0.001), 0.15, running=250) == MAX_ENGINES
@@ -68,12 +75,14 @@ def arrivals(*engines: float) -> list[Measured]:
 
 
 def test_a_sure_rise_goes_on_until_an_engine_is_ready() -> None:
-    steady, rising = arrivals(3, 3, 3), arrivals(1, 2, 6)
+    steady, rising = arrivals(3, 3, 3), arrivals(3, 4, 6)
     assert forecast(steady[:-1], steady[-1], 30.0).offered_engines == pytest.approx(3.0)
     soon, late = (
-        forecast(rising[:-1], rising[-1], ahead).offered_engines for ahead in (10.0, 60.0)
+        forecast(rising[:-1], rising[-1], ahead).offered_engines for ahead in (10.0, 30.0)
     )
-    assert 6.0 < soon < late < 6.0 + 4.0 * 2.5
+    assert 6.0 < soon < late < 6.0 + 2.0 * 1.5
+    step = arrivals(2, 2, 5)
+    assert forecast(step[:-1], step[-1], 600.0).offered_engines == pytest.approx(7.5)
     falling = arrivals(6, 2, 1)
     assert forecast(falling[:-1], falling[-1], 60.0).offered_engines < 3.5
 

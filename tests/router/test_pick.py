@@ -46,7 +46,7 @@ def engine(
 
 
 numbers = st.floats(0, 1, exclude_max=True)
-draws = st.builds(Draw, numbers, numbers)
+draws = st.tuples(*[st.floats(0, 1, exclude_max=True)] * len(Draw._fields)).map(Draw._make)
 
 
 reports = st.builds(

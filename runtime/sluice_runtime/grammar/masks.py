@@ -35,8 +35,10 @@ MAX_MEAN_SECONDS: Final = 0.015
 FREE_SECONDS: Final = 0.05
 """An answer may take so much more in all."""
 MIN_RENEWED_TOKENS: Final = 50
-"""A matcher is made anew only where so many tokens have come since it was made: compiling the
-grammar and reading the answer again takes 2 to 40 ms of the step."""
+MIN_RENEWED_SHARE: Final = 1 / 8
+"""A matcher is made anew only where so many tokens, and such a share of the answer, have come since
+it was made. Compiling an ordinary grammar takes 2 to 40 ms of the step, reading an answer again up
+to 16 ms for 1,000 tokens."""
 _WORD_BITS: Final = 32
 _BITS: Final = np.left_shift(np.uint32(1), np.arange(_WORD_BITS, dtype=np.uint32)).view(np.int32)
 _SIMPLER: Final = "; write it without repeats within repeats such as (a{0,60}){0,60}"
@@ -138,6 +140,7 @@ class Matcher:
     def fill(self, context_tokens: int, words: NDArray[np.int32]) -> None:
         """Writes the mask behind the row's first `context_tokens` tokens. It allows all tokens once
         the answer has ended, or was given up."""
+        assert self.given_up is None
         began = time.thread_time()
         answered = context_tokens - self._prompt_tokens
         assert answered <= len(self._tokens), "a token was drawn behind the matcher's back"
@@ -159,7 +162,8 @@ class Matcher:
             self._taken, self._ended = 0, False
         why = self._follow(answered, words)
         has_many_states = why is not None and _MANY_STATES_SAID in self._state.get_error()
-        if has_many_states and answered - self._made_at >= MIN_RENEWED_TOKENS:
+        least = max(MIN_RENEWED_TOKENS, MIN_RENEWED_SHARE * answered)
+        if has_many_states and answered - self._made_at >= least:
             why = self._renew(answered) or self._follow(answered, words)
         return why
 

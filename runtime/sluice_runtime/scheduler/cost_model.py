@@ -115,11 +115,11 @@ class CostModel:
         return step + row * shape.decode_rows + context * shape.decode_context_tokens
 
     def marginal_token_seconds(self) -> float | None:
-        """What a prompt token has lately added to a step that decodes anyway. None before there is
-        enough data of both kinds of steps."""
-        if self._prompt_seconds <= 0:
+        """What a prompt token has lately added to a step that decodes anyway; at least 0, where
+        prompts hide behind the weights. None before there is enough data of both kinds of steps."""
+        if not self._prompt_tokens:
             return None
-        return self._prompt_seconds / self._prompt_tokens
+        return max(0.0, self._prompt_seconds) / self._prompt_tokens
 
     def slack(self, share: float) -> float:
         """Observed over predicted seconds: a mixed step stays under it with probability `share`."""

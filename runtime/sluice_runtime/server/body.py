@@ -225,7 +225,8 @@ def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequest
         return _unknown_field(kind, finding["loc"])
     if isinstance(last, str) and last.isdecimal():  # a token, which is no part of the path
         finding["input"] = {last: finding["input"]}
-    what = "not implemented yet: " if param in _NOT_IMPLEMENTED else ""
+    unsupported = param in _NOT_IMPLEMENTED or finding["type"] == "none_required"
+    what = "not implemented yet: " if unsupported else ""
     return InvalidRequestError(f"{param}: {what}{text_of(kind, finding)}", param)
 
 

@@ -86,6 +86,7 @@ class StepObserver(Protocol):
 
     def began(self, ready: EngineReady) -> None: ...
     def opened(self, generate: Generate) -> None: ...
+    def answered(self, request_id: str) -> None: ...
     def stepped(self, result: StepResult) -> None: ...
     def loaded(self, load: Load) -> None: ...
 
@@ -291,9 +292,12 @@ class EngineClient:
             self._observer.opened(generate)
         return stream
 
-    def close(self, stream: TokenStream) -> None:
-        """Forgets a request; one that still runs is aborted, which frees its pages."""
+    def close(self, stream: TokenStream, *, answered: bool = False) -> None:
+        """Forgets a request; one that still runs is aborted, which frees its pages. `answered`: its
+        answer is whole, as a stop string has come."""
         if self._streams.pop(stream.request_id, None) and not stream.ended:
+            if answered:
+                self._observer.answered(stream.request_id)
             self._link.send(Abort(stream.request_id))
 
     def abort(self, name: str) -> int:

@@ -96,7 +96,7 @@ class Generator:
             else:  # thousands of tokens to name
                 piece = await asyncio.to_thread(reader.push, delta)
             if piece.finish_reason is not None:
-                self.client.close(stream)
+                self.client.close(stream, answered=True)
             yield piece
             if piece.finish_reason is not None:
                 return

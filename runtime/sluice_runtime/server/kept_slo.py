@@ -23,6 +23,8 @@ class Timeline:
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
     output_tokens: int = 0
+    answered: bool = False
+    """Whether the answer is whole, however the engine ends it."""
 
     def ttft_seconds(self, now_seconds: float) -> float:
         """Without a first token: at least, as of now."""

@@ -143,6 +143,11 @@ class EngineMetrics:
         """A request of a client ended, with one of `OUTCOMES`."""
         self._counters["sluice_requests_total"].labels(outcome).inc()
 
+    def answered(self, request_id: str) -> None:
+        """The answer is whole before the engine has ended it, which will say that it aborts it."""
+        if timeline := self._timelines.get(request_id):
+            timeline.answered = True
+
     def _progressed(self, delta: TokenDelta, finished_seconds: float) -> None:
         timeline = self._timelines.get(delta.request_id)
         if timeline is None:
@@ -158,7 +163,8 @@ class EngineMetrics:
                 finished_seconds - timeline.arrival_seconds
             )
             if self.kept_slo is not None:
-                self.kept_slo.ended(timeline, delta.finish_reason, finished_seconds)
+                reason = "stop" if timeline.answered else delta.finish_reason
+                self.kept_slo.ended(timeline, reason, finished_seconds)
 
     def _tokens_arrived(self, timeline: Timeline, delta: TokenDelta, seconds: float) -> None:
         if timeline.last_token_seconds is None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from sluice_autoscaler.sample import EngineSample
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import MIN_PROMPT_SHARE
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.step_times import StepTimes
@@ -258,10 +259,10 @@ class Pace:
 
     @property
     def marginal_prefill_tokens_per_second(self) -> float | None:
-        """At most ten times the whole-step rate: prompts may hide behind the weights."""
+        """Bounded as an engine's is: prompts may hide behind the weights."""
         if not self._seconds:
             return None
-        return self._weight / max(self._added_seconds, self._seconds / 10)
+        return self._weight / max(self._added_seconds, self._seconds * MIN_PROMPT_SHARE)
 
     def itl_seconds(self, now: float, tokens: int, waited_seconds: float) -> float | None:
         """ITL over about the last ten seconds; None while no answer ran. `tokens` and

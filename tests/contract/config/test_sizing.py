@@ -177,26 +177,29 @@ def test_a_rendered_config_reads_back_the_same() -> None:
         (
             '{"model": {"nam": "x"}}',
             [
-                "model.uri: Field required; model.nam: unknown field; did you mean name? allowed: "
-                "aliases, name, revision, uri"
+                "model.nam: unknown field; did you mean name? allowed: aliases, name, revision, "
+                "uri; model.uri: Field required"
             ],
         ),
         (
             '{"slo": {"ttft": 1}}',
             [
-                "model: Field required; slo.ttft: unknown field; allowed: itlMilliseconds, "
-                "percentile, ttftMilliseconds"
+                "slo.ttft: unknown field; allowed: itlMilliseconds, percentile, "
+                "ttftMilliseconds; model: Field required"
             ],
         ),
         (
             '{"modl": {}}',
-            ["model: Field required; modl: unknown field; did you mean model? allowed: model, "],
+            [
+                "modl: unknown field; did you mean model? allowed: model, ",
+                "; model: Field required",
+            ],
         ),
         (
             '{"model": {"uri": "x"}, "chunksize": 10, "schedulingPolicy": "lmp"}',
             [
-                "schedulingPolicy: Input should be 'fcfs', 'lpm', ",
-                'got "lmp"; chunksize: unknown field; did you mean chunkSize? allowed: chunkSize, ',
+                "chunksize: unknown field; did you mean chunkSize? allowed: chunkSize, ",
+                "; schedulingPolicy: Input should be 'fcfs', 'lpm', ",
             ],
         ),
         (

@@ -25,8 +25,8 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
         {"engine": {"tempo": 1, "dtype": "int3"}},
         "invalid InferenceService",
         [
-            "spec.engine.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'; got ",
             "spec.engine.tempo: unknown field; allowed: ",
+            "spec.engine.dtype: Input should be 'auto', 'float32', 'bfloat16' or 'float16'; got ",
             MORE,
         ],
     ),

@@ -182,6 +182,18 @@ def test_what_prompts_add_to_a_step_that_reads_the_weights_anyway_is_measured(ch
     assert added < 0.9 * whole
 
 
+def test_prompts_that_hide_behind_the_weights_add_nothing_and_are_not_unknown() -> None:
+    draw, model, added = random.Random(9), CostModel(), list[float | None]()
+    for _ in range(1000):
+        shape = served(draw, 64)
+        seconds = device_seconds(StepShape(0, 0, shape.decode_rows, shape.decode_context_tokens))
+        model.observe(shape, seconds * draw.lognormvariate(0, 0.02))
+        added.append(model.marginal_token_seconds())
+    assert 0.0 in added
+    known = added[200:]
+    assert all(seconds is not None and seconds >= 0.0 for seconds in known)
+
+
 def test_what_prompts_add_is_unknown_before_steps_without_them_were_seen() -> None:
     draw, model = random.Random(9), CostModel()
     for _ in range(100):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from sluice_runtime.server.metrics import EngineMetrics
 from sluice_runtime.server.process import _kept_slo
 from sluice_runtime.wire.messages import FinishReason, Generate, Sampling, StepResult, TokenDelta
 
-from tests.runtime.server.conftest import running_server
+from tests.runtime.server.conftest import MODEL, running_server
 from tests.runtime.server.fake_engine import load
 
 BOTH = SloTargets(ttft_milliseconds=500, itl_milliseconds=50)
@@ -81,3 +82,18 @@ async def test_the_load_report_has_the_counts_where_there_is_an_slo(endpoint: st
         kept.requests, kept.in_time = 9, 7
         report = (await server.http.get("/load")).json()
         assert (report["sloRequestsTotal"], report["sloInTimeTotal"]) == (9, 7)
+
+
+async def test_an_answer_that_a_stop_string_ends_is_whole(endpoint: str) -> None:
+    """The engine only sees that it is aborted."""
+    async with running_server(endpoint) as server:
+        kept = server.service.metrics.kept_slo = KeptSlo(SloTargets(ttft_milliseconds=60_000))
+        server.engine.step_seconds = 0.02
+        for stop in (None, "cd"):
+            body = {"model": MODEL, "prompt": "abcdefgh", "max_tokens": 9, "stop": stop}
+            answer = (await server.http.post("/v1/completions", json=body)).json()
+            assert ("cd" in answer["choices"][0]["text"]) is (stop is None)
+        async with asyncio.timeout(10):
+            while kept.requests < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (kept.requests, kept.in_time) == (2, 2)

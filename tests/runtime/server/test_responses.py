@@ -218,7 +218,7 @@ async def test_an_engine_that_fails_in_a_stream_ends_it_with_response_failed(
     ("asked", "param", "says"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "be null"),
-        ({"background": True}, "background", "be False"),
+        ({"background": True}, "background", "be false"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"input": []}, "input", "at least 1 item"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type", "or \"reasoning\""),

@@ -118,7 +118,9 @@ CHAT_CASES: list[tuple[str, Any, str]] = [
     (
         "messages",
         [{"rol": "user", "content": "a"}],
-        "messages[0].role: Field required",
+        "messages[0].rol: unknown field; did you mean role? allowed: annotations, audio, content, "
+        "function_call, name, reasoning_content, refusal, role, tool_call_id, tool_calls "
+        "(strictRequests)",
     ),
     (
         "response_format",
