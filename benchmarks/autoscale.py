@@ -93,7 +93,8 @@ def main() -> None:
         rows = contest(scene, options.policies.split(","), options.jobs)
         print(f"{name} · {table.headline(scene)}\n\n{table.table(rows)}\n")
         print(*table.json_lines(scene, rows), sep="\n", end="\n\n", flush=True)
-        by_scene[name] = {row.policy: row for row in rows}
+        if len(scene.roles) == 1:
+            by_scene[name] = {row.policy: row for row in rows}
         if options.plots:
             draw(options.plots / f"{name}.svg", scene, rows)
     for policy in TUNED:
@@ -101,7 +102,8 @@ def main() -> None:
 
 
 def single_setting(policy: str, by_scene: Mapping[str, Mapping[str, Row]]) -> Iterator[str]:
-    """The setting that keeps the goal on most scenes, of those the cheapest, beside ours."""
+    """The settings that keep the goal on most scenes of one pool, of those the cheapest first,
+    beside ours."""
     known = {name: rows for name, rows in by_scene.items() if {policy, OURS} <= set(rows)}
     tried = {name: dict(rows[policy].tried) for name, rows in known.items()}
     labels = set.intersection(*(set(of_scene) for of_scene in tried.values())) if tried else ()

@@ -31,7 +31,7 @@ def main() -> int:
         say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        say("interrupted; `down` removes what was begun")
+        say("interrupted; `make down` removes what was begun")
         return 130
 
 

@@ -27,8 +27,20 @@ def remove(layout: Layout) -> None:
     if mounted:
         # None of ours: those were private to the node. Deleting through one would be a disaster.
         raise ClusterError(f"still mounted, unmount first: {', '.join(map(str, mounted))}")
+    finish_removal(layout)
     if layout.state.exists():
-        shutil.rmtree(layout.state)
+        layout.state.rename(_removed(layout))  # half deleted, it must not be started again
+        finish_removal(layout)
+
+
+def finish_removal(layout: Layout) -> None:
+    """Deletes what an interrupted `remove` has left."""
+    if _removed(layout).exists():
+        shutil.rmtree(_removed(layout))
+
+
+def _removed(layout: Layout) -> Path:
+    return layout.state.with_name(f"{layout.name}.removed")
 
 
 def mounts_below(directory: Path, mountinfo: str) -> list[Path]:

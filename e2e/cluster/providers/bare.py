@@ -24,7 +24,7 @@ from e2e.cluster.bare.state import (
     remaining_layout,
     state_directory,
 )
-from e2e.cluster.bare.teardown import end, remove
+from e2e.cluster.bare.teardown import end, finish_removal, remove
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.loaded_images import present_images
 from e2e.cluster.progress import Step, say
@@ -60,6 +60,7 @@ class BareCluster:
         runtime = ensure_containerd()
         with locked(self._root):
             layout = claim_layout(self._root, self._name)
+            finish_removal(layout)
             admin = ensure_identities(layout)
             _ensure_node(layout, (binaries.directory, runtime))
             with Step("Waiting for the cluster to be ready") as step:

@@ -170,7 +170,8 @@ class InferenceServiceSpec(ApiModel):
                 or s.pools is None
                 or (s.pools.prefill is None and s.pools.decode is None)
             ),
-            "only the pool mixed in mode Mixed",
+            "only the pool mixed in mode Mixed, which counts where mode is left out; for the pools "
+            "prefill and decode write mode: Disaggregated",
             "pools",
         ),
         Rule(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_contract.cluster.labels import Role
 from sluice_contract.config.supported import unsupported
 from sluice_contract.http_errors import shown_json
 
@@ -87,6 +88,8 @@ def scaling_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     scaling = spec.autoscaling
     if scaling is None:
         return
+    if _scales_pools_of_the_other_mode(spec):
+        return  # the mode is refused
     if not any(spec.pool(role).autoscaling for role in spec.roles):
         places = " or ".join(f"spec.pools.{role}.autoscaling" for role in spec.roles)
         yield Refusal(
@@ -99,6 +102,11 @@ def scaling_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         yield from _internal_only(scaling)
     elif scaling.gpu_budget is not None:
         yield from _budget_contradictions(spec, scaling.gpu_budget)
+
+
+def _scales_pools_of_the_other_mode(spec: InferenceServiceSpec) -> bool:
+    others = set(Role) - set(spec.roles)
+    return any(spec.pool(role).autoscaling for role in others)
 
 
 def _internal_only(scaling: AutoscalingSpec) -> Iterator[Refusal]:

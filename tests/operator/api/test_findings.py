@@ -184,7 +184,9 @@ def test_each_rule_that_is_broken_has_its_line() -> None:
     engine = {"chunkSize": 10, "minPrefillTokens": 12, "maxPrefillTokens": 8}
     page = "at least pageSize (16 when left out)"
     assert _lines(document({"engine": engine, "pools": {"prefill": {}}})) == [
-        'spec.pools: {"prefill":{}} is not allowed; allowed: only the pool mixed in mode Mixed',
+        'spec.pools: {"prefill":{}} is not allowed; allowed: only the pool mixed in mode Mixed, '
+        "which counts where mode is left out; for the pools prefill and decode write "
+        "mode: Disaggregated",
         f"spec.engine.chunkSize: 10 is not allowed; allowed: -1 (off) or {page}",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most chunkSize",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most maxPrefillTokens",

@@ -20,6 +20,7 @@ MORE = "(more is checked once this is right)"
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
 
 # A spec, and all that is said of it: the end of the first line, and the lines below.
+SCALED = {"minReplicas": 1, "maxReplicas": 8}
 SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
     (
         {"engine": {"tempo": 1, "dtype": "int3"}},
@@ -50,6 +51,12 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
             "spec.slo: this field is not implemented yet; allowed: a promise: ttft",
             "spec.engine.cudaGraphMaxBatch: 8 is not allowed; allowed: 0",
         ],
+    ),
+    (
+        {"pools": {"prefill": {"autoscaling": SCALED}, "decode": {"autoscaling": SCALED}}}
+        | {"autoscaling": {"gpuBudget": 8}},
+        "invalid InferenceService",
+        ['spec.pools: {"prefill":{"autoscaling":{"minReplicas":1,"maxReplicas":8}}… is not'],
     ),
     (
         {"autoscaling": {}},
