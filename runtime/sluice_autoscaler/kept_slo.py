@@ -36,8 +36,8 @@ def in_time_percent(history: History) -> float | None:
         return None
     since = history.last.sample.time_seconds - WINDOW_SECONDS
     answered = [tick.decision.answered for tick in history.since(since)]
-    requests = sum(each.requests for each in answered)
-    in_time = sum(each.in_time for each in answered)
+    requests = sum(ended.requests for ended in answered)
+    in_time = sum(ended.in_time for ended in answered)
     return 1000 * in_time // requests / 10 if requests else None
 
 
