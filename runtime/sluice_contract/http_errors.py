@@ -16,6 +16,7 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final
 
+import pydantic
 import pydantic_core
 
 INVALID_REQUEST: Final = "invalid_request_error"
@@ -211,6 +212,15 @@ def shown_json(value: object) -> str:
     if isinstance(value, str):
         value = value.encode(errors="replace").decode()
     return shown(pydantic_core.to_json(value, fallback=str).decode())
+
+
+def json_type(value: object) -> str | None:
+    """Of a string, a list, an object or its model, as refusals name it; None: of all others."""
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, list):
+        return "a list"
+    return "an object" if isinstance(value, dict | pydantic.BaseModel) else None
 
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"

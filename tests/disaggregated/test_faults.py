@@ -146,8 +146,10 @@ def test_a_decode_engine_killed_in_an_answer_is_followed_by_another(
     service: Service, clients: ThreadPoolExecutor
 ) -> None:
     asked = text(100, 5, max_tokens=1500)
+    drawn = {engine: engine.load().generated_tokens_total for engine in service.decodes}
     streaming = clients.submit(ask, service.url, asked, stream=True)
     (decode,) = running(service.decodes)
+    until(lambda: (decode.load().generated_tokens_total or 0) > (drawn[decode] or 0) + 20)
     decode.signal(signal.SIGKILL)
     answer = streaming.result()
     assert answer["choices"][0]["text"] == ask(service.url, asked)["choices"][0]["text"]

@@ -105,8 +105,8 @@ def scaling_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def _scales_pools_of_the_other_mode(spec: InferenceServiceSpec) -> bool:
-    others = set(Role) - set(spec.roles)
-    return any(spec.pool(role).autoscaling for role in others)
+    pools = [getattr(spec.pools, role) for role in Role if role not in spec.roles and spec.pools]
+    return any(pool.autoscaling for pool in pools if pool is not None)
 
 
 def _internal_only(scaling: AutoscalingSpec) -> Iterator[Refusal]:

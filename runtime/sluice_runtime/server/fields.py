@@ -23,6 +23,7 @@ from pydantic import (
 )
 from sluice_contract.config.router import MAX_PRIORITY
 from sluice_contract.error_text import ALTERNATIVES
+from sluice_contract.http_errors import json_type
 
 MAX_IGNORED_FIELDS: Final = 32
 """Most unknown fields that are reported for one request."""
@@ -42,18 +43,10 @@ class RequestModel(BaseModel):
 STRING: Final = Tag("a string")
 LIST: Final = Tag("a list")
 OBJECT: Final = Tag("an object")
-"""Of a field's alternatives. No refusal shows tags, since they are no identifiers."""
+"""Of a field's alternatives, by `json_type`. No refusal shows tags: they are no identifiers."""
 
 
-def _type_tag(value: object) -> str | None:
-    if isinstance(value, str):
-        return STRING.tag
-    if isinstance(value, list):
-        return LIST.tag
-    return OBJECT.tag if isinstance(value, dict | BaseModel) else None
-
-
-def by_type(allowed: str, tag: Callable[[object], str | None] = _type_tag) -> Discriminator:
+def by_type(allowed: str, tag: Callable[[object], str | None] = json_type) -> Discriminator:
     """Chooses among a field's alternatives by the type of the value; `allowed` names them, for a
     value of which `tag` is None."""
     return Discriminator(tag, ALTERNATIVES, f"Input should be {allowed}")

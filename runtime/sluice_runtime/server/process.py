@@ -28,8 +28,7 @@ from sluice_runtime.process import exits
 from sluice_runtime.server.app import make_app, make_metrics_app
 from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
 from sluice_runtime.server.http import Gate, HttpServer, listen, url_of
-from sluice_runtime.server.kept_slo import KeptSlo
-from sluice_runtime.server.metrics import EngineMetrics
+from sluice_runtime.server.metrics import EngineMetrics, KeptSlo
 from sluice_runtime.server.prompts import ModelText
 from sluice_runtime.server.reasoning.formats import reasoning_format_of
 from sluice_runtime.server.sampling_plan import defaults_from

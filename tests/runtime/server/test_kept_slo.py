@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from sluice_contract.config.engine import SloTargets, parse_engine_config
-from sluice_runtime.server.kept_slo import KeptSlo
-from sluice_runtime.server.metrics import EngineMetrics
+from sluice_runtime.server.metrics import EngineMetrics, KeptSlo
 from sluice_runtime.server.process import _kept_slo
 from sluice_runtime.wire.messages import FinishReason, Generate, Sampling, StepResult, TokenDelta
 
