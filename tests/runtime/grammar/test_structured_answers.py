@@ -99,7 +99,7 @@ def test_a_grammar_that_is_slow_to_follow_ends_its_own_request_alone(
 ) -> None:
     """Only where the answer comes to it; the streams beside it have all their tokens."""
     wanted = grammar("ebnf", f"root ::= [xy]{{{80 + overlap}}} s\n{BEYOND_LIMITS}")
-    free = [ask(f"free {i}", None, 200, sampling=Sampling(0.0), ignore_eos=True) for i in range(2)]
+    free = [ask(f"free {i}", None, 600, sampling=Sampling(0.0), ignore_eos=True) for i in range(2)]
     run(engine, [ask("known", wanted, 2)])
     alone = run(engine, free)
     both = run(engine, [*free, ask("slow", wanted)], overlap=overlap)

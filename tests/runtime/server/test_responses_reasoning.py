@@ -28,6 +28,7 @@ def reasoning_of(item: Any) -> str:
     return part.text
 
 
+@pytest.mark.process
 async def test_reasoning_is_an_item_before_the_message(thinking: Server) -> None:
     answer = await thinking.openai.responses.create(model=MODEL, input=THOUGHT + "Two.")
     reasoning, message = answer.output
