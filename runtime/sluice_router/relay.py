@@ -183,9 +183,12 @@ class Relay:
         holds no copy of all. The connection gives up a client that does not read."""
         loop = asyncio.get_running_loop()
         start = loop.time()
-        for part, is_last in _parts_of(pieces):
-            self._in_event = not is_last
-            await response.write(part)
+        if len(pieces) == 1 and len(pieces[0]) <= SMALL_BYTES:
+            await response.write(pieces[0])
+        else:
+            for part, is_last in _parts_of(pieces):
+                self._in_event = not is_last
+                await response.write(part)
         self._longest_write_seconds = max(self._longest_write_seconds, loop.time() - start)
 
     async def _send_end(self, writing: Awaitable[None]) -> None:
@@ -224,7 +227,10 @@ async def whole_events(reply: Reply, held: Body) -> AsyncIterator[bytes | bytear
     while chunk:
         whole = events.feed(chunk)
         size = len(whole) + events.held_bytes
-        held.hold(size if size > SMALL_BYTES else 0)
+        if size > SMALL_BYTES:
+            held.hold(size)
+        elif held.held_bytes:
+            held.hold(0)
         if whole:
             yield whole
         chunk = await reply.read()
