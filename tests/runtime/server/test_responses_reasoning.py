@@ -15,7 +15,8 @@ from tests.runtime.server.test_responses import WEATHER, without_repeats
 
 __all__ = ["thinking"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# The client builds its models when they are first used, in more time than a unit test has.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.process]
 
 REASONED = "What is 1 + 1? Thrée, nö."
 CALL = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
@@ -28,7 +29,6 @@ def reasoning_of(item: Any) -> str:
     return part.text
 
 
-@pytest.mark.process
 async def test_reasoning_is_an_item_before_the_message(thinking: Server) -> None:
     answer = await thinking.openai.responses.create(model=MODEL, input=THOUGHT + "Two.")
     reasoning, message = answer.output
