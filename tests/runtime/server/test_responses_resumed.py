@@ -150,6 +150,7 @@ async def goes_on_from_every_byte(
 CALLS = f"Let me see.\n{TWO_CALLS}"
 
 
+@pytest.mark.process
 @EVERY
 @pytest.mark.parametrize(
     ("path", "body"),
