@@ -34,7 +34,7 @@ from tests.runtime.server.test_tools_client import TWO_CALLS, calling, user
 
 __all__ = ["calling", "thinking"]
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.process]
 
 RESPONSES = "/v1/responses"
 EVERY = pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.full)])
@@ -150,7 +150,6 @@ async def goes_on_from_every_byte(
 CALLS = f"Let me see.\n{TWO_CALLS}"
 
 
-@pytest.mark.process
 @EVERY
 @pytest.mark.parametrize(
     ("path", "body"),
