@@ -11,8 +11,7 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.budget import Claim, allotted
 from sluice_autoscaler.decision import Decision, PoolDecision
-from sluice_autoscaler.history import History
-from sluice_autoscaler.kept_slo import answered_since
+from sluice_autoscaler.history import History, answered_since
 from sluice_autoscaler.measured import Measured
 from sluice_autoscaler.pool_plan import PoolPlan, hold_reason, on_hold, planned, seen_of
 from sluice_autoscaler.reports import Reports, possible

@@ -1,4 +1,8 @@
-"""Recent samples and decisions: bounded in time, and never changed in place."""
+"""Recent samples and decisions: bounded in time, and never changed in place.
+
+Also what came of them: the share of answers that kept the service's slo, as engines count them. No
+decision follows from it. Engines that drain count too, as they finish answers.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_autoscaler.decision import Decision
+from sluice_autoscaler.decision import Answered, Decision
+from sluice_autoscaler.reports import possible
 from sluice_autoscaler.sample import Sample
 
 KEPT_SECONDS: Final = 600.0
+IN_TIME_SECONDS: Final = 300.0
+"""Over which the share of answers in time is told."""
 GAP_SECONDS: Final = 60.0
 """Longest gap between two ticks within which the load counts as known, if there was work at the
 first."""
@@ -72,3 +79,32 @@ def _without_engines(tick: Tick) -> Tick:
     """The tick without engine samples: decisions compare engines only with the sample before."""
     engines = None if tick.sample.engines is None else ()
     return replace(tick, sample=replace(tick.sample, engines=engines))
+
+
+def answered_since(before: Sample | None, sample: Sample) -> Answered:
+    """What ended between two samples. An engine counts from its second sample."""
+    earlier = {engine.name: engine for engine in (before.engines if before else None) or ()}
+    requests = in_time = 0
+    for engine in sample.engines or ():
+        old = earlier.get(engine.name)
+        if old is None or old.epoch != engine.epoch or not (possible(old) and possible(engine)):
+            continue
+        ended = _increase(old.slo_requests_total, engine.slo_requests_total)
+        requests += ended
+        in_time += min(ended, _increase(old.slo_in_time_total, engine.slo_in_time_total))
+    return Answered(requests, in_time)
+
+
+def in_time_percent(history: History) -> float | None:
+    """Of the last five minutes, rounded down to a tenth; None: no answer that counts has ended."""
+    if history.last is None:
+        return None
+    since = history.last.sample.time_seconds - IN_TIME_SECONDS
+    answered = [tick.decision.answered for tick in history.since(since)]
+    requests = sum(ended.requests for ended in answered)
+    in_time = sum(ended.in_time for ended in answered)
+    return 1000 * in_time // requests / 10 if requests else None
+
+
+def _increase(old: int | None, new: int | None) -> int:
+    return 0 if old is None or new is None else max(0, new - old)

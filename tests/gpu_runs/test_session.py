@@ -203,7 +203,7 @@ def test_what_runs_is_kept_and_what_is_refused_is_told(
 def test_a_case_that_is_cut_short_leaves_what_it_had_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = """import time; print('{"figure": "a", "value": 1}', flush=True); time.sleep(60)"""
+    script = """import signal; print('{"figure": "a", "value": 1}', flush=True); signal.pause()"""
     results = tmp_path / "results.jsonl"
     runner = Runner(Path(sys.executable), os.environ, HERE, results)
     outcome = runner(Case("slow", ("-c", script), 60), 1.0)

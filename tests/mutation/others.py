@@ -60,7 +60,7 @@ OTHERS: Final = (
         "engine_client",
         "if error := queue_full(ready, len(self._unfinished), choices):",
         "if error := queue_full(ready, len(self._unfinished), 1):",
-        ("test_refusals",),
+        ("test_full_queue",),
         package="server",
     ),
     Mutation(
@@ -99,7 +99,7 @@ OTHERS: Final = (
         "engine_client",
         "self._ended(delta.request_id)\n                    if stream",
         "pass\n                    if stream",
-        ("test_refusals",),
+        ("test_full_queue",),
         package="server",
     ),
     Mutation(

@@ -12,8 +12,7 @@ from typing import Final, Protocol
 
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
-from sluice_autoscaler.history import KEPT_SECONDS, History, Tick
-from sluice_autoscaler.kept_slo import in_time_percent
+from sluice_autoscaler.history import KEPT_SECONDS, History, Tick, in_time_percent
 from sluice_autoscaler.sample import EngineSample, Sample
 from sluice_autoscaler.settings import Settings
 from sluice_contract.cluster.labels import Role

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Answered
-from sluice_autoscaler.history import History, Tick
+from sluice_autoscaler.history import History, Tick, answered_since, in_time_percent
 from sluice_autoscaler.journal import JournalLine
-from sluice_autoscaler.kept_slo import answered_since, in_time_percent
 from sluice_autoscaler.sample import EngineSample, Sample
 
 from tests.autoscaler.building import DECODE, MIXED, PREFILL, engine, pool, seen, wanting
