@@ -16,12 +16,13 @@ RELATIVE_ERROR: Final = 0.12
 """Of that mean. Where requests are few and large it takes longer to know their rate."""
 SURE_SECONDS: Final = 10.0
 """The shortest window that may show a rise."""
-SURE_ERRORS: Final = 1.5
+SURE_ERRORS: Final = 2.0
 """Standard errors by which a mean over a short window is lowered to be sure of it."""
-RISE_SECONDS: Final = 30.0
-"""Two means over so long, one after the other, show a rise."""
-RISE_ERRORS: Final = 2.0
-"""Standard errors of their difference by which a rise is lowered to be sure of it."""
+RISE_SECONDS: Final = (15.0, 30.0, 60.0)
+"""Two means over so long, one after the other, show a rise: steep or slow ones."""
+RISE_ERRORS: Final = 3.0
+"""Standard errors of their difference by which a rise is lowered to be sure of it. It is looked for
+at every decision, so that two errors of chance are frequent."""
 MAX_RISE: Final = 1.5
 DISPERSION_SECONDS: Final = 300.0
 """Over which its burstiness is learnt."""
@@ -135,26 +136,37 @@ def _offered_engines(ticks: Sequence[Measured], dispersion_seconds: float, past:
 def _risen_engines(
     ticks: Sequence[Measured], dispersion_seconds: float, ahead_seconds: float
 ) -> float:
-    """The mean of the last half minute, extrapolated by how much it is surely more than that of the
-    half before, but to no more than `MAX_RISE` of it: a step looks like a rise, too. 0 where it is
-    not more."""
+    """The mean of the last time, extrapolated by how much it is surely more than that before, but
+    to no more than `MAX_RISE` of it: a step looks like a rise, too. 0 where it is not more."""
     known = [tick for tick in ticks if tick.arrived_seconds is not None and tick.interval_seconds]
-    means = []
+    risen = 0.0
+    for seconds in RISE_SECONDS:
+        means = _last_means(known, seconds)
+        if means is None:
+            break
+        mean, before = means
+        error = math.sqrt(dispersion_seconds * (mean + before) / seconds)
+        rise = mean - before - RISE_ERRORS * error
+        if rise > 0:
+            ahead = mean + rise * (0.5 + ahead_seconds / seconds)
+            risen = max(risen, min(ahead, MAX_RISE * mean))
+    return risen
+
+
+def _last_means(known: Sequence[Measured], window_seconds: float) -> tuple[float, float] | None:
+    """Engines that were busy with what arrived lately, and in the time before; None while not known
+    for so long."""
+    means, at = [], len(known)
     for _ in range(2):
         seconds = arrived = 0.0
-        while known and seconds < RISE_SECONDS:
-            tick = known.pop()
-            seconds += tick.interval_seconds
-            arrived += tick.arrived_seconds or 0.0
-        if seconds < RISE_SECONDS:
-            return 0.0
+        while at and seconds < window_seconds:
+            at -= 1
+            seconds += known[at].interval_seconds
+            arrived += known[at].arrived_seconds or 0.0
+        if seconds < window_seconds:
+            return None
         means.append(arrived / seconds)
-    mean, before = means
-    error = math.sqrt(dispersion_seconds * (mean + before) / RISE_SECONDS)
-    rise = mean - before - RISE_ERRORS * error
-    if rise <= 0:
-        return 0.0
-    return min(mean + rise * (0.5 + ahead_seconds / RISE_SECONDS), MAX_RISE * mean)
+    return means[0], means[1]
 
 
 def _dispersion_seconds(ticks: Sequence[Measured], prior: float) -> float:
@@ -186,12 +198,16 @@ def _dispersion_seconds(ticks: Sequence[Measured], prior: float) -> float:
 
 
 def _answer_seconds(ticks: Sequence[Measured]) -> float:
-    """By Little's law: requests that run, by the rate at which they end."""
+    """By Little's law: requests that run, by the rate at which they end. While few have ended, at
+    least as long as those that run have run, on average."""
     running = finished = 0.0
     for tick in ticks[-ANSWER_SAMPLES:]:
         if tick.finished_requests is not None:
             running += tick.running_requests * tick.interval_seconds
             finished += tick.finished_requests
-    if finished < PRIOR_SAMPLES or not math.isfinite(running):
+    if not ticks or not math.isfinite(running):
         return ANSWER_SECONDS
+    if finished < PRIOR_SAMPLES:
+        begun = finished + ticks[-1].running_requests
+        return min(MAX_ANSWER_SECONDS, max(ANSWER_SECONDS, running / max(1.0, begun)))
     return min(MAX_ANSWER_SECONDS, max(1.0, running / finished))

@@ -8,18 +8,24 @@ so that no engine is given up on a guess.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from sluice_autoscaler.measured import ItlModel, Measured
 
-ENOUGH_SAMPLES: Final = 12
-LATELY_SAMPLES: Final = 20
-EVERY: Final = 3
-"""Only every n-th sample counts: each is a mean over several intervals."""
+ENOUGH_SAMPLES: Final = 36
 ENOUGH_SPREAD: Final = 0.3
 """Of the load: (most - least) / most."""
 MAX_PREFILL_SHARE: Final = 0.9
+RECENT_SECONDS: Final = 10.0
+"""Over which an engine averages its time between tokens: what it is compared with is a mean over as
+long. Single samples have a pattern of their own where requests come regularly."""
+FIRST_SECONDS: Final = 1.0
+"""In place of the interval of a sample that is the first."""
+
+Point = tuple[float, float]
+"""Running requests of an engine, and its time between tokens without prompts."""
 
 
 def itl_model(ticks: Sequence[Measured], now: Measured) -> ItlModel | None:
@@ -28,10 +34,10 @@ def itl_model(ticks: Sequence[Measured], now: Measured) -> ItlModel | None:
     A learnt model is kept, and only its slope follows what is measured now, until the load varies
     again. None while no answer runs.
     """
-    last = _point(now, _lately(ticks))
+    *before, last = _points((*ticks, now))
     if last is None:
         return None
-    points = [point for tick in ticks[::-EVERY] if (point := _point(tick, _prompt_share(tick)))]
+    points = [point for point in before if point is not None]
     if len(points) >= ENOUGH_SAMPLES and _spread(points) >= ENOUGH_SPREAD:
         return _fitted(points)
     former = next((tick.itl for tick in reversed(ticks) if tick.itl), None)
@@ -40,32 +46,39 @@ def itl_model(ticks: Sequence[Measured], now: Measured) -> ItlModel | None:
     return ItlModel(base, (seconds - base) / running)
 
 
-def _lately(ticks: Sequence[Measured]) -> float:
-    """Share of their time that engines have computed prompts, without the last sample."""
-    shares = [_prompt_share(tick) for tick in ticks[-LATELY_SAMPLES:]]
-    return sum(shares) / len(shares) if shares else 0.0
+def _points(ticks: Sequence[Measured]) -> Iterator[Point | None]:
+    """Of each tick and those of the seconds before it; None where no answer runs."""
+    recent, seconds = deque[Measured](), 0.0
+    for tick in ticks:
+        recent.append(tick)
+        seconds += tick.interval_seconds
+        while seconds - recent[0].interval_seconds >= RECENT_SECONDS:
+            seconds -= recent.popleft().interval_seconds
+        yield _point(tick, recent)
 
 
-def _prompt_share(tick: Measured) -> float:
-    """Of an engine's time, what prompts took that arrived since the tick before."""
-    if not tick.arrived_seconds or not tick.interval_seconds or not tick.engines:
-        return 0.0
-    return min(MAX_PREFILL_SHARE, tick.arrived_seconds / tick.interval_seconds / tick.engines)
-
-
-def _point(tick: Measured, prompt_share: float) -> tuple[float, float] | None:
-    """Running requests of an engine, and its time between tokens without prompts."""
+def _point(tick: Measured, recent: Iterable[Measured]) -> Point | None:
+    """What runs is a mean over tokens, as the time between them is."""
     if tick.itl_seconds is None or not tick.engines or not tick.running_requests:
         return None
-    return tick.running_requests / tick.engines, tick.itl_seconds * (1 - prompt_share)
+    engine_seconds = work = answers = tokens = 0.0
+    for one in recent:
+        seconds = one.interval_seconds or FIRST_SECONDS
+        engine_seconds += one.engines * seconds
+        work += one.arrived_seconds or 0.0
+        answers += one.running_requests * seconds
+        if one.engines:
+            tokens += one.running_requests**2 / one.engines * seconds
+    share = min(MAX_PREFILL_SHARE, work / engine_seconds)
+    return tokens / answers, tick.itl_seconds * (1 - share)
 
 
-def _spread(points: Sequence[tuple[float, float]]) -> float:
+def _spread(points: Sequence[Point]) -> float:
     most = max(running for running, _ in points)
     return (most - min(running for running, _ in points)) / most
 
 
-def _fitted(points: Sequence[tuple[float, float]]) -> ItlModel:
+def _fitted(points: Sequence[Point]) -> ItlModel:
     """Least squares, with neither coefficient negative."""
     count = len(points)
     mean_x = sum(x for x, _ in points) / count

@@ -22,7 +22,7 @@ from sluice_autoscaler.wants import PoolView, Want, wants_of
 
 PAGES_AHEAD: Final = 1.5
 """How far ahead page use is forecast, in engine start times: a new engine relieves the others only
-as answers end."""
+as answers end. No further than an answer takes: then as many end as begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,14 @@ def planned(
 
 def _view(past: Sequence[Measured], now: Measured, pool: PoolSample, waiting: float) -> PoolView:
     boot = now.boot_seconds or STARTUP_SECONDS
+    load = forecast(past, now, boot)
     return PoolView(
         role=pool.role,
         current=pool.replicas,
         now=now,
-        load=forecast(past, now, boot),
+        load=load,
         itl=now.itl,
-        kv_growth=kv_growth(past, now, PAGES_AHEAD * boot),
+        kv_growth=kv_growth(past, now, min(PAGES_AHEAD * boot, load.answer_seconds)),
         requests=now.queued_requests,
         waiting_for_decode=waiting,
     )

@@ -19,11 +19,12 @@ ANSWER_TIMES: Final = 3
 """Lengths of an answer that it looks back: a removed engine holds its GPU until its last one."""
 MAX_DOWN_SECONDS: Final = 300.0
 RATE_SECONDS: Final = 15.0
-"""The window of the two rate limits below."""
 MAX_ADDED: Final = 4
-"""A pool grows by so many engines, or to twice its size if that is more."""
+"""Within `RATE_SECONDS` a pool grows by so many engines, or to twice its size if that is more."""
+SHRINK_SECONDS: Final = 60.0
+"""It shrinks once in so long, by all that is not needed."""
 SMALLEST_SHARE: Final = 0.5
-"""It shrinks to at least this share of its size, or by one engine."""
+"""Then to at least this share of its size, or by one engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,15 @@ def _shrunk(
     if least >= current:
         text = f"{engines(least, ('was', 'were'))} wanted in the last {down_seconds:.0f} s"
         return LimitedChange(current, "Stabilising", text)
-    start = max((*_sizes(history.since(now - RATE_SECONDS), role), current))
+    start = max((*_sizes(history.since(now - SHRINK_SECONDS), role), current))
+    if start > current:
+        text = f"it was larger {SHRINK_SECONDS:.0f} s ago"
+        return LimitedChange(current, "RateLimited", text)
     floor = min(start - 1, int(start * SMALLEST_SHARE))
     if least >= floor:
         return LimitedChange(least)
-    text = f"at least {engines(floor)} within {RATE_SECONDS:.0f} s"
-    return LimitedChange(min(current, floor), "RateLimited", text)
+    text = f"at least {engines(floor)} for {SHRINK_SECONDS:.0f} s"
+    return LimitedChange(floor, "RateLimited", text)
 
 
 def _knows(history: History, role: Role, since: float, now: float) -> bool:

@@ -16,6 +16,7 @@ from sluice_contract.cluster.labels import Role
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
 RATE = 4000.0
 """Prompt tokens a second of an engine."""
+ANSWER_SECONDS = 10.0
 
 
 def engine(name: str = "a", role: Role = MIXED, **load: Any) -> EngineSample:
@@ -63,12 +64,14 @@ class Service:
         self.history = History()
         self.seconds = 0.0
         self.totals: dict[str, int] = {}
+        self.finished: dict[str, float] = {}
 
     def look(
         self, load: Mapping[Role, Mapping[str, Any]] | None, seconds: float = 2.0, waiting: int = 0
     ) -> Decision:
         """One decision. `load`: of each role, what its pool is loaded with, spread over its
-        engines; `prompt_tokens`: that arrive in a second. None: no router answers."""
+        engines; `prompt_tokens`: that arrive in a second. Answers run for ten seconds. None: no
+        router answers."""
         self.seconds += seconds
         pools = [
             pool(role, replicas, ready=self._ready(role), **self.never_ready[role])
@@ -105,7 +108,13 @@ class Service:
                 name = f"{role}-{index}"
                 self.totals[name] = self.totals.get(name, 0) + int(arrived / replicas)
                 own = {key: _share(key, value, replicas, index) for key, value in whole.items()}
-                found.append(engine(name, role, prompt_tokens_total=self.totals[name], **own))
+                ended = own.get("running_requests", 0) * seconds / ANSWER_SECONDS
+                self.finished[name] = self.finished.get(name, 100.0) + ended
+                totals = {
+                    "prompt_tokens_total": self.totals[name],
+                    "finished_requests_total": int(self.finished[name]),
+                }
+                found.append(engine(name, role, **totals | own))
         return found
 
     def settle(self, load: Mapping[Role, Mapping[str, Any]], seconds: float = 600.0) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from dataclasses import replace
 
 import pytest
 from sluice_autoscaler.capacity import (
@@ -15,6 +16,7 @@ from sluice_autoscaler.capacity import (
     late_share,
 )
 from sluice_autoscaler.forecast import Forecast, forecast, kv_growth
+from sluice_autoscaler.itl import itl_model
 from sluice_autoscaler.measured import ItlModel, Measured
 from sluice_autoscaler.stabilise import window_seconds
 
@@ -85,6 +87,60 @@ def test_a_sure_rise_goes_on_until_an_engine_is_ready() -> None:
     assert forecast(step[:-1], step[-1], 600.0).offered_engines == pytest.approx(7.5)
     falling = arrivals(6, 2, 1)
     assert forecast(falling[:-1], falling[-1], 60.0).offered_engines < 3.5
+
+
+def test_a_steep_rise_is_seen_before_half_a_minute_is_over() -> None:
+    steep = arrivals(2, 2, 2)[:37] + [Measured(interval_seconds=2.0, arrived_seconds=16.0)] * 8
+    assert forecast(steep[:-1], steep[-1], 30.0).offered_engines == pytest.approx(12.0)
+
+
+def test_a_stream_of_few_large_prompts_hardly_ever_looks_like_a_rise() -> None:
+    """At every decision there is the chance of an error."""
+    draw, ticks, most = random.Random(3), list[Measured](), list[float]()
+    for _ in range(900):
+        work = 3.0 * sum(draw.random() < 0.15 for _ in range(2))
+        tick = Measured(interval_seconds=2.0, arrived_seconds=work)
+        most.append(forecast(ticks[-300:], tick, 30.0).offered_engines)
+        ticks.append(tick)
+    assert sum(engines > 1.0 for engines in most[300:]) / 600 < 0.02
+
+
+def test_an_answer_is_taken_to_be_at_least_as_long_as_those_that_run() -> None:
+    def running(seconds: int, ended: int) -> float:
+        ticks = [
+            Measured(interval_seconds=2.0, running_requests=8, finished_requests=0)
+            for _ in range(seconds // 2)
+        ]
+        last = replace(ticks[-1], finished_requests=ended)
+        return forecast([*ticks[:-1], last], last, 30.0).answer_seconds
+
+    assert running(8, 0) == 10.0, "nothing is known yet"
+    assert running(120, 0) == 120.0
+    assert running(120, 40) == 24.0
+
+
+def test_the_time_between_tokens_has_no_pattern_of_the_arrivals() -> None:
+    """Prompts come every third sample; engines report a mean over ten seconds."""
+    ticks = [
+        Measured(
+            interval_seconds=2.0,
+            arrived_seconds=(0.0, 0.0, 6.0)[at % 3],
+            running_requests=10 + at % 20,
+            itl_seconds=0.08,
+            engines=2,
+        )
+        for at in range(120)
+    ]
+    models = [itl_model(ticks[:end], ticks[end]) for end in range(90, 120)]
+    bases = [model.base_seconds for model in models if model is not None]
+    assert len(bases) == 30
+    assert max(bases) - min(bases) < 0.015
+
+
+def test_a_time_in_which_no_answer_runs_is_not_one_of_few_that_run() -> None:
+    idle = [Measured(interval_seconds=2.0, engines=2)] * 4
+    busy = Measured(interval_seconds=2.0, engines=2, running_requests=8, itl_seconds=0.08)
+    assert itl_model(idle, busy) == ItlModel(0.0, 0.02)
 
 
 def test_page_use_may_grow_by_more_than_half_only_if_it_has_grown_for_a_minute() -> None:

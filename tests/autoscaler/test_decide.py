@@ -136,6 +136,29 @@ def test_up_fast_and_down_slow() -> None:
     assert all(later <= size for size, later in pairwise(sizes))
 
 
+def test_a_pool_that_is_needed_less_and_less_shrinks_once_a_minute() -> None:
+    service = Service(wanting(kv_used=1.0), {MIXED: 16})
+    changed = []
+    for left in range(200, 0, -1):
+        before = service.replicas[MIXED]
+        service.look({MIXED: {"kv_used": 15 * left / 200, "running_requests": 1}}, seconds=2.0)
+        if service.replicas[MIXED] < before:
+            changed.append(service.seconds)
+    assert len(changed) > 3
+    assert all(later - sooner >= 60 for sooner, later in pairwise(changed))
+
+
+@pytest.mark.parametrize(("answers_a_second", "engines"), [(1, 4), (8, 3)])
+def test_page_use_grows_no_longer_than_an_answer_takes(answers_a_second: int, engines: int) -> None:
+    """Then as many answers end as begin: short ones do not fill engines for longer."""
+    service = Service(wanting(DECODE, kv_used=1.0), {DECODE: 3})
+    for at in range(30):
+        used = 2.0 + max(0, at - 15) / 20
+        ended = {"finished_requests_total": 100 + answers_a_second * 2 * at}
+        service.look({DECODE: {"kv_used": used, "running_requests": 80} | ended})
+    assert service.replicas[DECODE] == engines
+
+
 def test_victims_are_those_with_the_least_work_and_none_that_leaves_already() -> None:
     service = Service(wanting(), {MIXED: 4})
     service.settle({MIXED: {"kv_used": 0.1}}, seconds=80)
