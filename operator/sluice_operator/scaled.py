@@ -73,6 +73,8 @@ class PoolPods:
     """Pods that are not being deleted."""
     draining: int = 0
     """Pods that are being deleted, and hold their GPUs until they are gone."""
+    start_seconds: float | None = None
+    """Of an engine, as the pods that are ready took; None: none is, or they do not say."""
     planned: int = 0
     """Engines that the roll-out plans for all revisions together, plus one that may come beside
     them while pods are replaced."""

@@ -46,7 +46,7 @@ def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Meas
     boot = startup_of(last, sample, role)
     return reports, replace(
         now,
-        boot_seconds=boot.seconds,
+        boot_seconds=boot.seconds or sample.pools[role].start_seconds,
         growth_asked_seconds=boot.asked_seconds,
         itl=itl_model(measured_of(history, role), now),
     )
@@ -163,7 +163,7 @@ def _why(want: Want, desired: int, current: int, maximum: int) -> tuple[str, str
 
 
 STARTUP_SECONDS: Final = 30.0
-"""Assumed until a start was measured."""
+"""Assumed until a start is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,8 @@ class StartupTime:
     """Of one pool."""
 
     seconds: float | None
-    """The last measured start; None before any."""
+    """From the decision to the ready engine, as last seen, or what the pool's pods took; None:
+    neither is known."""
     asked_seconds: float | None
     """When the awaited engines were requested; None: none are awaited."""
 

@@ -232,6 +232,24 @@ def test_the_time_that_engines_take_to_start_is_learnt() -> None:
     assert "232 s" in decision.message
 
 
+def test_a_start_is_as_long_as_that_of_the_pods_until_one_was_awaited() -> None:
+    def boot(history: History, ready: int, at: float) -> tuple[History, float | None]:
+        mixed = replace(pool(MIXED, 2, ready=ready), start_seconds=70.0)
+        sample = seen([engine(**queue(3))], mixed, at=at)
+        decision = decide(wanting(maximum=2), history, sample)
+        measured = decision.pools[MIXED].measured
+        return history.with_tick(Tick(sample, decision)), measured.boot_seconds
+
+    history, seconds = boot(History(), 2, 0.0)
+    assert seconds == 70.0
+    asked = replace(history.ticks[-1].decision.pools[MIXED], current=1)
+    decision = replace(history.ticks[-1].decision, pools={MIXED: asked})
+    history = History((Tick(replace(history.ticks[-1].sample), decision),))
+    history, seconds = boot(history, 1, 2.0)
+    assert seconds == 70.0
+    assert boot(history, 2, 44.0)[1] == 44.0
+
+
 def test_a_promise_that_no_number_of_engines_keeps_is_left_alone_once_that_is_seen() -> None:
     service = Service(wanting(DECODE, itl_seconds=0.05, maximum=12), {DECODE: 1})
     sizes = []

@@ -161,4 +161,5 @@ def _sample(role: Role, pool: ScaledPool, pods: PoolPods) -> PoolSample:
         starting=pods.starting,
         unschedulable=pods.unschedulable,
         surplus=pods.surplus(pool.replicas),
+        start_seconds=pods.start_seconds,
     )

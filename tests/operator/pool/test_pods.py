@@ -40,3 +40,26 @@ def test_only_live_pods_are_named_and_only_the_lowest_cost_is_a_mark() -> None:
     told = pool_pods(pool_observed(pool(), (deployment,), found))
     assert told.names == {each["metadata"]["name"] for each in (marked, dear, plain)}
     assert told.victims == {marked["metadata"]["name"]}
+
+
+def test_a_start_is_known_from_the_engine_that_was_ready_soonest() -> None:
+    """A later one may have waited for a volume, or have been ready twice."""
+    deployment = pool_plan().deployment
+    assert deployment is not None
+
+    def conditions(ready: str, status: str = "True") -> list[dict[str, str]]:
+        placed = {"type": "PodScheduled", "status": "True"}
+        return [
+            placed | {"lastTransitionTime": "2026-01-02T03:04:05Z"},
+            {"type": "Ready", "status": status, "lastTransitionTime": f"2026-01-02T{ready}Z"},
+        ]
+
+    found = [
+        pods(deployment, 1, phase="Running", conditions=conditions(*each))[0]
+        for each in (("03:05:45",), ("03:04:47",), ("03:04:06", "False"))
+    ]
+    told = pool_pods(pool_observed(pool(), (deployment,), found))
+    assert told.start_seconds == 42
+    assert pool_pods(pool_observed(pool(), (deployment,), found[2:])).start_seconds is None
+    silent = pods(deployment, 1)
+    assert pool_pods(pool_observed(pool(), (deployment,), silent)).start_seconds is None
