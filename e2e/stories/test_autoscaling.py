@@ -17,7 +17,8 @@ from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.load import load, long_prompts
 from e2e.stories.pods import poll
-from e2e.stories.service import NAMESPACE, Service, disaggregated_service, unix_seconds
+from e2e.stories.scaled import Scaled
+from e2e.stories.service import NAMESPACE, disaggregated_service
 from e2e.up import SAMPLE
 
 AUTOSCALED = SAMPLE.with_name("autoscaled.yaml")
@@ -42,50 +43,6 @@ def scaled_service(name: str, least: int, most: int, **spec: Any) -> dict[str, A
     return made
 
 
-class Scaled:
-    """The service of a story, its numbers, and what was told of them."""
-
-    def __init__(self, kubectl: Kubectl, name: str) -> None:
-        self.kubectl = kubectl
-        self.service = Service(kubectl, name)
-
-    def replicas(self) -> dict[str, int]:
-        """Engines that each EnginePool is asked for."""
-        pools = self.kubectl.get("enginepools", "-n", NAMESPACE, "-l", self._selector())["items"]
-        return {pool["spec"]["role"]: pool["spec"]["replicas"] for pool in pools}
-
-    def ready(self) -> dict[str, int]:
-        """Engines of each pool that answer."""
-        pools = self.service.get()["status"]["pools"]
-        return {role: pool["ready"] for role, pool in pools.items()}
-
-    def scaling(self) -> dict[str, Any]:
-        """What the status says of the last decision."""
-        return dict(self.service.get()["status"].get("scaling", {}))
-
-    def decisions(self) -> list[tuple[float, str]]:
-        """When a pool was asked for another number of engines, and why."""
-        selector = f"regarding.name={self.service.name},reason=Scaled"
-        found = self.kubectl.get(
-            "events.events.k8s.io", "-n", NAMESPACE, f"--field-selector={selector}"
-        )
-        return sorted((unix_seconds(each["eventTime"]), each["note"]) for each in found["items"])
-
-    def ready_times(self) -> list[float]:
-        """When each engine became ready."""
-        pods = self.kubectl.get("pods", "-n", NAMESPACE, "-l", self._selector())["items"]
-        return sorted(
-            unix_seconds(condition["lastTransitionTime"])
-            for pod in pods
-            if pod["metadata"]["labels"]["serving.sluice.dev/role"] in ROLES
-            for condition in pod["status"].get("conditions", ())
-            if (condition["type"], condition["status"]) == ("Ready", "True")
-        )
-
-    def _selector(self) -> str:
-        return f"serving.sluice.dev/service={self.service.name}"
-
-
 @pytest.fixture
 def scaled(kubectl: Kubectl) -> Iterator[Scaled]:
     found = Scaled(kubectl, "scaled")
@@ -104,12 +61,10 @@ def makes_both_pools_grow(scaled: Scaled, url: str, capsys: pytest.CaptureFixtur
         assert grown, f"{scaled.replicas()}, {scaled.ready()}: {scaled.scaling()}"
         burst.wait_for_more(BURST_CLIENTS)
     assert burst.wrong == prompts.wrong == []
-    decided, ready = scaled.decisions(), scaled.ready_times()
-    after = ([at - when for at in ready if at >= int(when)] for when, _ in decided)
-    took = [min(seconds) for seconds in after if seconds]
     with capsys.disabled():
-        print(json.dumps({"decision_to_ready_seconds": [round(s, 1) for s in took]}))
-        print("\n".join(note for _, note in decided))
+        took = [round(seconds, 1) for seconds in scaled.start_seconds()]
+        print(json.dumps({"decision_to_ready_seconds": took}))
+        print("\n".join(note for _, note in scaled.decisions()))
     active = scaled.service.condition("ScalingActive")
     assert active["status"] == "True", active
 

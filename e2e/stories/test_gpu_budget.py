@@ -21,14 +21,9 @@ from e2e.reach import reach
 from e2e.stories.gpus import ENV, GPUS_ON_NODE
 from e2e.stories.load import load, long_prompts
 from e2e.stories.pods import poll
+from e2e.stories.scaled import Scaled
 from e2e.stories.service import NAMESPACE
-from e2e.stories.test_autoscaling import (
-    BURST_CLIENTS,
-    GROWN_SECONDS,
-    ROLES,
-    Scaled,
-    scaled_service,
-)
+from e2e.stories.test_autoscaling import BURST_CLIENTS, GROWN_SECONDS, ROLES, scaled_service
 
 BUDGET = 3
 
