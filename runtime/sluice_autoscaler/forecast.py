@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, takewhile
 from typing import Final
 
 from sluice_autoscaler.measured import Measured
@@ -95,21 +96,34 @@ def _mean(ticks: Sequence[Measured]) -> float:
 def kv_growth(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> float:
     """Engines' worth of pages by which use may grow in `ahead_seconds`: as in the last seconds, or
     as in the last minute, which is surer."""
-    lately = kv_trend(ticks, now, TREND_SECONDS) * ahead_seconds
-    surely = kv_trend(ticks, now, SURE_TREND_SECONDS) * ahead_seconds
+    used = [(tick.interval_seconds, tick.kv_engines) for tick in _counted(ticks, now)]
+    lately = _trend(used, TREND_SECONDS) * ahead_seconds
+    surely = _trend(used, SURE_TREND_SECONDS) * ahead_seconds
     most = now.kv_engines
     return max(0.0, min(lately, MAX_GROWTH * most), min(surely, MAX_SURE_GROWTH * most))
 
 
-def kv_trend(ticks: Sequence[Measured], now: Measured, over_seconds: float) -> float:
-    """By which use has changed a second; 0 while it is not known for so long."""
-    seconds = now.interval_seconds
-    for tick in reversed(ticks):
-        if not tick.engines:
-            break
+def row_growth(ticks: Sequence[Measured], now: Measured, ahead_seconds: float) -> float:
+    """Engines' worth of rows by which use may grow in `ahead_seconds`, as in the last minute: rows
+    are few, and their number varies more than that of pages."""
+    used = [(tick.interval_seconds, tick.row_engines) for tick in _counted(ticks, now)]
+    growth = _trend(used, SURE_TREND_SECONDS) * ahead_seconds
+    return max(0.0, min(growth, MAX_SURE_GROWTH * now.row_engines))
+
+
+def _counted(ticks: Sequence[Measured], now: Measured) -> Iterator[Measured]:
+    """The last one first, as far back as engines were seen without a gap."""
+    return takewhile(lambda tick: tick.engines, chain((now,), reversed(ticks)))
+
+
+def _trend(used: Sequence[tuple[float, float]], over_seconds: float) -> float:
+    """By which use has changed a second; 0 while it is not known for so long. `used`: the seconds
+    since the sample before, and what was used, the last one first."""
+    seconds = 0.0
+    for interval_seconds, before in used:
         if seconds >= over_seconds:
-            return (now.kv_engines - tick.kv_engines) / seconds
-        seconds += tick.interval_seconds
+            return (used[0][1] - before) / seconds
+        seconds += interval_seconds
     return 0.0
 
 

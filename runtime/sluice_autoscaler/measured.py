@@ -140,9 +140,12 @@ def _kv_engines(engines: Iterable[EngineSample], pairs: Iterable[Pair]) -> float
 
 
 def _blocked_requests(old: EngineSample, new: EngineSample) -> int:
-    """Requests that wait though the engine has computed no prompts since the sample before."""
+    """Requests that wait though the engine has computed no prompts since the sample before, and has
+    rows for them."""
     waiting = min(old.queued_requests, new.queued_requests)
     if not waiting or not new.running_requests or new.role is not Role.MIXED:
+        return 0
+    if new.max_running_requests and new.running_requests >= new.max_running_requests:
         return 0
     if old.prompt_tokens_total is None or new.prompt_tokens_total is None:
         return 0

@@ -9,7 +9,7 @@ from typing import Final
 from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.decision import engines
-from sluice_autoscaler.forecast import forecast, kv_growth
+from sluice_autoscaler.forecast import forecast, kv_growth, row_growth
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.itl import itl_model
 from sluice_autoscaler.measured import Measured, measure
@@ -122,6 +122,7 @@ def _view(past: Sequence[Measured], now: Measured, pool: PoolSample, waiting: fl
         load=load,
         itl=now.itl,
         kv_growth=kv_growth(past, now, min(PAGES_AHEAD * boot, load.answer_seconds)),
+        row_growth=row_growth(past, now, min(boot, load.answer_seconds)),
         requests=now.queued_requests,
         waiting_for_decode=waiting,
     )

@@ -48,6 +48,8 @@ class PoolView:
     itl: ItlModel | None
     kv_growth: float = 0.0
     """Engines' worth of pages by which use grows while an engine starts."""
+    row_growth: float = 0.0
+    """The same of rows."""
     requests: float = 0.0
     """Queued in the pool: one engine for each is the most that can help."""
     waiting_for_decode: float = 0.0
@@ -128,9 +130,10 @@ def _pages(view: PoolView, settings: Settings) -> Want:
 
 
 def _rows(view: PoolView) -> Want:
-    """Engines for the requests that run or wait, as far as engines can run at once."""
-    demand = view.now.row_engines
-    text = f"running and waiting requests fill {demand:.2f} engines"
+    """Engines for the requests that run, will soon run, or wait, as far as engines can run at
+    once."""
+    demand = view.now.row_engines + view.row_growth
+    text = f"running, coming and waiting requests fill {demand:.2f} engines"
     return _ratio(view, demand / FULL_ROWS, "RunningRequests", text, f"{FULL_ROWS:.0%} of each")
 
 

@@ -10,6 +10,7 @@ import pytest
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.settings import PoolLimits, Settings
+from sluice_contract.cluster.labels import Role
 
 from tests.autoscaler.building import (
     DECODE,
@@ -214,6 +215,30 @@ def test_a_queue_that_does_not_move_waits_for_pages() -> None:
         history = service.history.with_tick(Tick(first, decide(wanting(), History(), first)))
         found = decide(wanting(), history, seen([sample], at=4.0)).pools[MIXED]
         assert (found.wanted, found.reason) == (desired, "KvPages" if desired > 1 else "Enough")
+
+
+def test_a_queue_behind_full_rows_waits_for_rows_and_not_for_pages() -> None:
+    load: dict[str, Any] = {"max_running_requests": 20, "running_requests": 20, "kv_used": 0.1}
+    before = engine(**load, queued_requests=5, queued_tokens=500)
+    now = replace(before, queued_requests=8, queued_tokens=800, prompt_tokens_total=300)
+    first = seen([before], at=2.0)
+    history = History((Tick(first, decide(wanting(), History(), first)),))
+    found = decide(wanting(), history, seen([now], at=4.0)).pools[MIXED]
+    assert (found.wanted, found.reason) == (2, "RunningRequests")
+
+
+@pytest.mark.parametrize("role", [MIXED, DECODE])
+def test_rows_that_fill_up_ask_for_engines_before_they_are_full(role: Role) -> None:
+    """By a start, and by no more than an answer takes: answers run for ten seconds."""
+    service = Service(wanting(role), {role: 1})
+    asked_at = 0
+    for running in range(4, 60):
+        load = {"max_running_requests": 40, "running_requests": running}
+        service.look({role: load})
+        if service.replicas[role] > 1:
+            asked_at = running
+            break
+    assert 30 <= asked_at <= 34
 
 
 def test_the_time_that_engines_take_to_start_is_learnt() -> None:
