@@ -98,7 +98,8 @@ def _making_room(claims: Mapping[Role, Claim], engines: dict[Role, int]) -> dict
             if other is not role
         )
         if claim.unplaced and claim.gpus and lacking:
-            engines[role] = max(claim.minimum, min(engines[role], claim.current - claim.unplaced))
+            placed = max(claim.minimum, claim.current - claim.unplaced)
+            engines[role] = min(engines[role], placed)
     return engines
 
 

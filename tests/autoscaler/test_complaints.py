@@ -146,6 +146,13 @@ def test_pods_without_a_place_hold_no_gpus_that_another_pool_lacks() -> None:
     assert decision.pools[DECODE].desired == 1
 
 
+def test_an_empty_pool_with_a_pod_without_a_place_gets_no_more_than_is_free() -> None:
+    settings = wanting(*TWO, minimum=2, maximum=3, gpu_budget=5)
+    pools = pool(PREFILL, 0), pool(DECODE, 0, unschedulable=1, surplus=3)
+    decision = decide(settings, History(), seen(None, *pools))
+    assert sum(each.desired for each in decision.pools.values()) == 2
+
+
 @pytest.mark.parametrize("loaded", TWO)
 def test_no_pool_scales_for_the_load_of_the_other(loaded: Role) -> None:
     loads: dict[Role, dict[str, Any]] = {

@@ -159,9 +159,12 @@ def test_more_load_never_means_fewer_engines(
     role: Role, load: dict[str, Any], more: str, factor: float, quiet: int, promised: bool
 ) -> None:
     """`quiet`: looks before, without load. Running requests alone are none: where others wait for
-    pages, more of them in the same pages are smaller ones, and so are those that wait."""
+    pages, more of them in the same pages are smaller ones, and so are those that wait. More prompts
+    in the same time between tokens leave less of that to the answers."""
     if more == "running_requests":
         load |= {"prealloc_requests": 0}
+    if more == "prompt_tokens_total":
+        load |= {"running_requests": 0, "itl_seconds": None}
     slo: dict[str, Any] = {"ttft_seconds": 2.0, "itl_seconds": 0.1} if promised else {}
     wanted = wanting(role, maximum=100, prefill_queue=20, decode_queue=20, **slo)
     grown = load[more] * factor
@@ -186,19 +189,20 @@ def _after(wanted: Settings, role: Role, quiet: int, load: dict[str, Any]) -> in
 @given(
     st.floats(0, 6),
     st.floats(0, 6),
-    st.floats(0.01, 0.3),
+    st.floats(0.01, 0.12),
     st.integers(1, 8),
     st.sampled_from([(MIXED,), TWO]),
 )
 def test_a_steady_load_is_met_by_a_steady_number_of_engines(
     arriving: float, pages: float, itl: float, replicas: int, roles: tuple[Role, ...]
 ) -> None:
-    """In engines' worth. The time between tokens follows the load of an engine, as it does."""
+    """In engines' worth. The time between tokens follows the load of an engine, as it does. At rest
+    it is well below what is promised: the explanation tells of what is not."""
     wanted = wanting(*roles, maximum=30, ttft_seconds=2.0, itl_seconds=0.1)
     service = Service(wanted, dict.fromkeys(roles, replicas))
     decoding, computing = roles[-1], roles[0]
     sizes = []
-    for _ in range(90):
+    for _ in range(140):
         of_one = pages / max(1, service.replicas[decoding])
         loads: dict[Role, dict[str, Any]] = {computing: {"prompt_tokens": arriving * RATE}}
         loads[decoding] = loads.get(decoding, {}) | {
@@ -209,4 +213,4 @@ def test_a_steady_load_is_met_by_a_steady_number_of_engines(
         sizes.append(tuple(service.replicas.values()))
     for before, after in pairwise(sizes[30:]):
         assert all(map(le, after, before)), f"what is known better takes fewer, never more: {sizes}"
-    assert len(set(sizes[80:])) == 1, sizes
+    assert len(set(sizes[130:])) == 1, sizes
