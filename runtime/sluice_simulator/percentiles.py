@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -40,3 +41,9 @@ def at_shares(
             seen += weighted[index][1]
         values.append(weighted[index][0])
     return values
+
+
+def percentiles(values: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """The same of values that are each seen once; at least one."""
+    ordered = sorted(values)
+    return [ordered[max(0, math.ceil(share * len(ordered)) - 1)] for share in shares]

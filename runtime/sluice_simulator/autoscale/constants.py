@@ -37,6 +37,9 @@ class Promise:
     itl_seconds: float
     """Mean of an answer's gaps between tokens."""
 
+    def kept(self, ttft_seconds: float, itl_seconds: float) -> bool:
+        return ttft_seconds <= self.ttft_seconds and itl_seconds <= self.itl_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class QueueTargets:

@@ -9,6 +9,7 @@ until its last answer.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,10 @@ class AutoscaledFleet:
         self._events: list[tuple[float, int, Replica, int, Work | None]] = []
         self._order = count()
         self._pools: dict[Role, list[Replica]] = {role: [] for role in first}
+        self._pods = 0
+        """In all pools: they hold a GPU each."""
+        self._serving: dict[Role, tuple[float, list[Replica]]] = {}
+        """Of a pool: engines that take requests, and until when no other one is ready."""
         self._desired = dict(first)
         self._held: deque[Work] = deque()
         self._draw = random.Random(constants.seed)  # noqa: S311
@@ -58,7 +63,8 @@ class AutoscaledFleet:
             ]
         )
         for role, replicas in first.items():
-            self._pools[role] = [self._replica(role, 0.0) for _ in range(replicas)]
+            for _ in range(replicas):
+                self._add(self._replica(role, 0.0))
 
     def run(self) -> Trail:
         """Runs until every request has ended."""
@@ -87,13 +93,18 @@ class AutoscaledFleet:
         self.trail.ended_seconds = self._now
         return self.trail
 
-    @property
-    def _pods(self) -> int:
-        return sum(map(len, self._pools.values()))
-
     def _replica(self, role: Role, ready_seconds: float) -> Replica:
         name = f"{role}-{next(self._numbers)}"
         return Replica(name, role, ready_seconds, self._constants, self._times)
+
+    def _add(self, replica: Replica) -> None:
+        self._pools[replica.role].append(replica)
+        self._pods += 1
+        self._serving.pop(replica.role, None)
+
+    def _remove(self, replica: Replica) -> None:
+        self._pools[replica.role].remove(replica)
+        self._pods -= 1
 
     def _at(self, seconds: float, replica: Replica, what: int, work: Work | None = None) -> None:
         heapq.heappush(self._events, (seconds, next(self._order), replica, what, work))
@@ -115,13 +126,18 @@ class AutoscaledFleet:
             self._hear(replica)
 
     def _least_loaded(self, role: Role) -> Replica | None:
-        serving = [
-            replica
-            for replica in self._pools[role]
-            if not replica.draining and replica.ready_seconds <= self._now
-        ]
+        serving = self._that_serve(role)
         drawn = self._draw.sample(serving, min(DRAWN, len(serving)))
         return min(drawn, key=lambda replica: replica.load(self._now), default=None)
+
+    def _that_serve(self, role: Role) -> list[Replica]:
+        until, serving = self._serving.get(role, (0.0, []))
+        if self._now >= until:
+            active = [replica for replica in self._pools[role] if not replica.draining]
+            serving = [replica for replica in active if replica.ready_seconds <= self._now]
+            starts = (replica.ready_seconds for replica in active[len(serving) :])
+            self._serving[role] = min(starts, default=math.inf), serving
+        return serving
 
     def _give_pages(self, decode: Replica) -> None:
         """Prompts are computed once a decode engine has pages for them."""
@@ -239,8 +255,9 @@ class AutoscaledFleet:
         active = [replica for replica in self._pools[role] if not replica.draining]
         for victim in self._victims(active, targets.victims)[: max(0, len(active) - desired)]:
             victim.draining = True
+            self._serving.pop(role, None)
             if victim.ready_seconds > self._now:
-                self._pools[role].remove(victim)
+                self._remove(victim)
             self._remove_if_drained(victim)
 
     def _victims(self, active: Sequence[Replica], named: Sequence[str]) -> list[Replica]:
@@ -259,7 +276,7 @@ class AutoscaledFleet:
 
     def _remove_if_drained(self, replica: Replica) -> None:
         if replica.draining and replica.idle and replica in self._pools[replica.role]:
-            self._pools[replica.role].remove(replica)
+            self._remove(replica)
             self._fill()
 
     def _fill(self) -> None:
@@ -272,7 +289,7 @@ class AutoscaledFleet:
                 active = sum(not member.draining for member in pool)
                 if active < self._desired[role] and (budget is None or self._pods < budget):
                     replica = self._replica(role, self._now + self._constants.boot_seconds)
-                    pool.append(replica)
+                    self._add(replica)
                     self._at(replica.ready_seconds, replica, READY)
                     missing = True
         self.trail.peak = max(self.trail.peak, self._pods)

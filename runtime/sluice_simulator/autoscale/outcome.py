@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice_contract.cluster.labels import Role
@@ -10,7 +9,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.step_times import StepTimes
 from sluice_simulator.autoscale.work import Work
-from sluice_simulator.percentiles import spread
+from sluice_simulator.percentiles import percentiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +65,19 @@ class Outcome:
 def outcome(trail: Trail, constants: Constants) -> Outcome:
     """The figures of a finished replay."""
     works, promise = trail.works, constants.promise
-    ttft = spread([ttft_seconds(work) for work in works])
-    itl = spread([itl_seconds(work) for work in works])
-    times = StepTimes(constants)
-    feasible = sum(times.idle_seconds(w.prompt_tokens) <= promise.ttft_seconds for w in works)
+    ttft = [ttft_seconds(work) for work in works]
+    itl = [itl_seconds(work) for work in works]
+    kept = sum(map(promise.kept, ttft, itl))
+    longest = StepTimes(constants).longest_prompt(promise.ttft_seconds)
+    ttft_p50_seconds, ttft_p99_seconds = percentiles(ttft, (0.5, 0.99))
     return Outcome(
         requests=len(works),
-        attained=_share([kept_promise(work, constants) for work in works]),
-        attainable=feasible / len(works),
+        attained=kept / len(works),
+        attainable=sum(work.prompt_tokens <= longest for work in works) / len(works),
         replica_hours=trail.replica_seconds / 3600,
-        ttft_p50_seconds=ttft.p50,
-        ttft_p99_seconds=ttft.p99,
-        itl_p99_seconds=itl.p99,
+        ttft_p50_seconds=ttft_p50_seconds,
+        ttft_p99_seconds=ttft_p99_seconds,
+        itl_p99_seconds=percentiles(itl, (0.99,))[0],
         peak_replicas=trail.peak,
         changes=len(trail.changes),
     )
@@ -85,8 +85,7 @@ def outcome(trail: Trail, constants: Constants) -> Outcome:
 
 def kept_promise(work: Work, constants: Constants) -> bool:
     """Whether the promise of the request was kept."""
-    promise = constants.promise
-    return ttft_seconds(work) <= promise.ttft_seconds and itl_seconds(work) <= promise.itl_seconds
+    return constants.promise.kept(ttft_seconds(work), itl_seconds(work))
 
 
 def ttft_seconds(work: Work) -> float:
@@ -96,7 +95,3 @@ def ttft_seconds(work: Work) -> float:
 def itl_seconds(work: Work) -> float:
     """Mean ITL of the answer; 0 for one token."""
     return (work.ended_seconds - work.first_token_seconds) / max(1, work.output_tokens - 1)
-
-
-def _share(values: Sequence[bool]) -> float:
-    return sum(values) / len(values)

@@ -34,6 +34,7 @@ class Replica:
     ) -> None:
         self.name = name
         self.role = role
+        self._computes = role is not Role.DECODE
         self.ready_seconds = ready_seconds
         self.draining = False
         self.version = 0
@@ -49,8 +50,11 @@ class Replica:
         self.reserved_tokens = 0
         self.received_tokens = self.generated_tokens = self.finished = 0
         self.pace = Pace()
-        self._constants = constants
         self._times = times
+        self._kv_pool_tokens = constants.kv_pool_tokens
+        self._max_running_requests = constants.max_running_requests
+        self._chunk_tokens = constants.chunk_tokens
+        self._itl_seconds = constants.promise.itl_seconds
         self._context = 0
         self._step = 0
         self._ends: list[tuple[int, int, Work]] = []
@@ -71,9 +75,13 @@ class Replica:
 
     def load(self, now: float) -> float:
         """As the router compares engines: share of its rows, and seconds of prompts that wait."""
-        share = (self.rows + self.coming + len(self.waiting)) / self._constants.max_running_requests
-        if self.kv_used(now) >= 1:
-            share = max(1.0, share)
+        share = (self.rows + self.coming + len(self.waiting)) / self._max_running_requests
+        if (
+            share < 1.0
+            and self._kv_tokens(self._steps) >= self._kv_pool_tokens
+            and self.kv_used(now) >= 1
+        ):
+            share = 1.0
         seconds = self._order.token_seconds or self._times.token_seconds
         return share + self.queued_tokens * seconds
 
@@ -88,13 +96,13 @@ class Replica:
         """Whether there is a row and pages for it; an empty engine takes whatever comes."""
         if not self.reserved_tokens:
             return True
-        room = self._constants.kv_pool_tokens - self.reserved_tokens
+        room = self._kv_pool_tokens - self.reserved_tokens
         rows = self.rows + self.coming + len(self._prompts)
-        return work.reserved_tokens <= room and rows < self._constants.max_running_requests
+        return work.reserved_tokens <= room and rows < self._max_running_requests
 
     def start(self, now: float) -> float | None:
         """Begins a step, or several at once, where there is something to do; when it ends."""
-        prompts = self._take_prompts(now) if self.role is not Role.DECODE else 0.0
+        prompts = self._take_prompts(now) if self.waiting and self._computes else 0.0
         if prompts:
             self._steps = 1
             seconds = self._times.step_seconds(prompts, self._context)
@@ -138,10 +146,9 @@ class Replica:
             work.ended_seconds = now
             ended.append(work)
         computed, self._prompts, self._tokens, self._steps = self._prompts, [], 0, 0
-        for work in computed:
-            if self.role is Role.PREFILL:
-                self.reserved_tokens -= work.reserved_tokens
-                self.finished += 1
+        if self.role is Role.PREFILL:
+            self.reserved_tokens -= sum(work.reserved_tokens for work in computed)
+            self.finished += len(computed)
         return computed, ended
 
     def decode(self, work: Work, now: float) -> bool:
@@ -161,11 +168,15 @@ class Replica:
 
     def kv_used(self, now: float) -> float:
         """Share of the pool that requests hold."""
+        return min(1.0, self._kv_tokens(self._steps_by(now)) / self._kv_pool_tokens)
+
+    def _kv_tokens(self, steps: int) -> int:
+        """After so many steps of several at once."""
         partly = self.waiting[0].computed_tokens if self.waiting else 0
-        kv_tokens = self._context + self.rows * self._steps_by(now) + partly
+        kv_tokens = self._context + self.rows * steps + partly
         if self.role is Role.PREFILL:
             kv_tokens += sum(work.prompt_tokens for work in self._prompts)
-        return min(1.0, kv_tokens / self._constants.kv_pool_tokens)
+        return kv_tokens
 
     def itl_seconds(self, now: float) -> float | None:
         """Recent ITL; of several steps at once, only finished ones count."""
@@ -181,7 +192,7 @@ class Replica:
 
     def _take_prompts(self, now: float) -> float:
         """Puts prompts into the next step; the seconds that they take."""
-        left, seconds = self._constants.chunk_tokens, 0.0
+        left, seconds = self._chunk_tokens, 0.0
         allowed = self._prompt_seconds_allowed()
         order: Iterator[Work] | None = None
         while left and self.waiting:
@@ -206,7 +217,7 @@ class Replica:
         """What a step has for prompts so that the rows that wait for it keep their ITL."""
         if not self.rows:
             return math.inf
-        return self._times.prompts_within(self._constants.promise.itl_seconds, self._context)
+        return self._times.prompts_within(self._itl_seconds, self._context)
 
     def _admit(self, work: Work) -> None:
         """Puts it at the head of the queue, where the prompt is that goes on."""

@@ -8,8 +8,13 @@ The prompt's part hides behind reading the weights.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from typing import Final
 
 from sluice_simulator.autoscale.constants import Constants
+
+MAX_PROMPT_TOKENS: Final = 1 << 22
+"""Longer than any context."""
 
 
 class StepTimes:
@@ -72,3 +77,8 @@ class StepTimes:
             tokens = min(self._chunk_tokens, prompt_tokens - before)
             seconds += self.step_seconds(self.prompt_seconds(tokens, before), 0)
         return seconds
+
+    def longest_prompt(self, seconds: float) -> int:
+        """Tokens of the longest that is computed within `seconds` on an idle engine."""
+        lengths = range(1, MAX_PROMPT_TOKENS + 1)
+        return bisect_right(lengths, seconds, key=self.idle_seconds)

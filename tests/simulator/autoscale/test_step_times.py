@@ -32,3 +32,8 @@ def test_the_step_that_runs_at_a_moment_is_found(
 def test_a_prompt_in_chunks_takes_what_it_takes_at_once() -> None:
     chunks = sum(TIMES.prompt_seconds(500, before) for before in range(0, 2000, 500))
     assert math.isclose(chunks, TIMES.prompt_seconds(2000, 0))
+
+
+def test_the_longest_prompt_within_a_time_is_found() -> None:
+    longest = TIMES.longest_prompt(2.0)
+    assert TIMES.idle_seconds(longest) <= 2.0 < TIMES.idle_seconds(longest + 1)
