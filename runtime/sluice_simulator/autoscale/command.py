@@ -14,12 +14,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale import plot, rerun, table
 from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants, QueueTargets
 from sluice_simulator.autoscale.grids import POLICIES, Scene
-from sluice_simulator.autoscale.policy_comparison import (
-    Row,
-    candidate_of,
-    contest,
-    play,
-)
+from sluice_simulator.autoscale.policy_comparison import contest
 from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp, ramp_constants
 from sluice_simulator.errors import SimulatorError, UnusableConfigError
 from sluice_simulator.plot import check_plot
@@ -56,14 +51,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale r
     else:
         print(table.headline(scene), table.table(rows), sep="\n\n")
     if options.plot:
-        draw(options.plot, scene, rows)
+        replays = [plot.played(scene, row.policy, row.candidate) for row in rows]
+        plot.draw(options.plot, scene, replays)
     return 0
-
-
-def draw(path: Path, scene: Scene, rows: Sequence[Row]) -> None:
-    """Draws the best candidate of each policy."""
-    trails = {f"{row.policy} ({row.label})": play(scene, candidate_of(scene, row)) for row in rows}
-    plot.draw(path, scene, trails)
 
 
 def _rerun(options: argparse.Namespace) -> int:

@@ -73,6 +73,8 @@ class Constants:
     """Of load reports when a policy sees them."""
     first_replicas: int = 2
     """Of each pool, ready when the trace begins."""
+    judged_from_seconds: float = 0.0
+    """Requests that arrive before do not count in shares: of some traces nobody can serve them."""
     max_replicas: int = 64
     gpu_budget: int | None = None
     """Of all engines, one GPU each; draining ones count. None: as many as policies want."""

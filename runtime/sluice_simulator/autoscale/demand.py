@@ -1,5 +1,6 @@
 """An estimate of the engines that a trace keeps busy at each second, if steps are as long as the
-promised ITL. No bound: requests may be missed, and work may wait.
+promised ITL, and plans that have them ready in time. No bound: requests may be missed, and work may
+wait.
 
 At T seconds a step, an engine has T - base left for prompts and for reading context, where of the
 base only the step itself counts beside prompts: reading the weights hides behind them. With the
@@ -10,6 +11,8 @@ three counts.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
@@ -66,3 +69,27 @@ def _of_role(trace: Trace, constants: Constants, role: Role) -> list[float]:
 def _held_tokens(request: TraceRequest) -> float:
     """Of an answer, on average."""
     return request.prompt_tokens + request.output_tokens / 2
+
+
+def planned_engines(
+    needed: Sequence[float], mean_seconds: int, used: float, boot_seconds: float
+) -> list[int]:
+    """Of each second, where the mean need is met by that used share of each engine. They are
+    started just in time, and kept over a pause that is shorter than a start."""
+    mean = smoothed(needed, mean_seconds)
+    engines = [max(1, math.ceil(need / used)) for need in mean]
+    return _most_ahead(engines, math.ceil(boot_seconds) + 2)
+
+
+def _most_ahead(values: Sequence[int], seconds: int) -> list[int]:
+    """The most from each second to so many later."""
+    best: deque[int] = deque()
+    result = [0] * len(values)
+    for at in range(len(values) - 1, -1, -1):
+        while best and values[best[-1]] <= values[at]:
+            best.pop()
+        best.append(at)
+        while best[0] > at + seconds:
+            best.popleft()
+        result[at] = values[best[0]]
+    return result

@@ -69,12 +69,14 @@ class AutoscaledFleet:
     def run(self) -> Trail:
         """Runs until every request has ended."""
         works, index, left = self.trail.works, 0, len(self.trail.works)
-        tick = self._policy.interval_seconds
-        look = tick - self._constants.report_age_seconds
+        interval, age = self._policy.interval_seconds, self._constants.report_age_seconds
+        reads = self._policy.reads_reports
+        tick = interval
+        look = tick - age if reads else math.inf
         self.trail.peak = self._pods
         while left:
-            arrival = works[index].arrival_seconds if index < len(works) else float("inf")
-            event = self._events[0][0] if self._events else float("inf")
+            arrival = works[index].arrival_seconds if index < len(works) else math.inf
+            event = self._events[0][0] if self._events else math.inf
             moment = min(arrival, event, look, tick)
             self.trail.replica_seconds += self._pods * (moment - self._now)
             self._now = moment
@@ -85,11 +87,11 @@ class AutoscaledFleet:
                 left -= self._happen()
             elif moment == look:
                 self._reports = self._look()
-                look = float("inf")
+                look = math.inf
             else:
                 self._tick()
-                tick += self._policy.interval_seconds
-                look = tick - self._constants.report_age_seconds
+                tick += interval
+                look = tick - age if reads else math.inf
         self.trail.ended_seconds = self._now
         return self.trail
 

@@ -16,12 +16,11 @@ from typing import Final
 from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
-from sluice_simulator.autoscale.demand import engines_needed
-from sluice_simulator.autoscale.policies.clairvoyant import Clairvoyant, Foresight, plan
+from sluice_simulator.autoscale.demand import engines_needed, planned_engines
 from sluice_simulator.autoscale.policies.hpa import Hpa, Pacing, Rule
 from sluice_simulator.autoscale.policies.keda import KedaTokenAware, Thresholds
 from sluice_simulator.autoscale.policies.ours import Ours, settings_of
-from sluice_simulator.autoscale.policies.policy import Policy, Static
+from sluice_simulator.autoscale.policies.policy import Plan, Policy, Static, Steps
 from sluice_simulator.traces.request import Trace
 
 DOWN_SECONDS: Final = (60.0, 300.0)
@@ -39,6 +38,7 @@ USED: Final = (
     *(1.35, 1.5, 1.75, 2.0),
 )
 PREFILL_USED: Final = (0.35, 0.5, 0.7)
+"""Shares of an engine that a plan uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +131,47 @@ def _keda(scene: Scene, thresholds: Thresholds) -> Candidate:
     return Candidate(label, partial(KedaTokenAware, scene.roles, peak, thresholds), _first(scene))
 
 
-def _clairvoyant(scene: Scene) -> Iterator[Ladder]:
+def _plan(scene: Scene) -> Iterator[Ladder]:
+    """As the need is; in one pool also a fixed number, but for the begin."""
+    if len(scene.roles) == 1:
+        role, numbers = scene.roles[0], range(scene.constants.max_replicas, 0, -1)
+        yield [plan_candidate(scene, f"{n} engines", {role: ((0.0, n),)}) for n in numbers]
     needed = engines_needed(scene.trace, scene.constants, scene.roles)
     for seconds in MEAN_SECONDS:
         if len(scene.roles) == 1:
-            yield [_knowing(scene, needed, seconds, (used,)) for used in USED]
+            yield [_planned(scene, needed, seconds, (used,)) for used in USED]
             continue
         for prefill in PREFILL_USED:
-            yield [_knowing(scene, needed, seconds, (prefill, used)) for used in USED]
+            yield [_planned(scene, needed, seconds, (prefill, used)) for used in USED]
 
 
-def _knowing(
+def _planned(
     scene: Scene, needed: Mapping[Role, Sequence[float]], seconds: int, used: Sequence[float]
 ) -> Candidate:
-    plans = {
-        role: plan(needed[role], Foresight(seconds, share), scene.constants.boot_seconds)
+    boot_seconds = scene.constants.boot_seconds
+    steps = {
+        role: steps_of(planned_engines(needed[role], seconds, share, boot_seconds))
         for role, share in zip(scene.roles, used, strict=True)
     }
     label = f"{seconds} s, " + " + ".join(f"{share:g}" for share in used)
-    return Candidate(label, partial(Clairvoyant, plans), _first(scene))
+    return plan_candidate(scene, label, steps)
+
+
+def plan_candidate(scene: Scene, label: str, steps: Mapping[Role, Steps]) -> Candidate:
+    """A plan that begins with as many engines as every policy."""
+    return Candidate(label, partial(Plan, steps), _first(scene))
+
+
+def steps_of(engines: Sequence[int], seconds: float = 1.0) -> Steps:
+    """Of engines for each period of so many seconds."""
+    changes = [at for at in range(len(engines)) if not at or engines[at] != engines[at - 1]]
+    return tuple((at * seconds, engines[at]) for at in changes)
+
+
+def _all_at_once(scene: Scene) -> Iterator[Ladder]:
+    most, budget = scene.constants.max_replicas, scene.constants.gpu_budget
+    steps = dict.fromkeys(scene.roles, ((0.0, most if budget is None else budget),))
+    yield [plan_candidate(scene, "as many as allowed", steps)]
 
 
 POLICIES: Final[Mapping[str, Grid]] = {
@@ -158,6 +180,8 @@ POLICIES: Final[Mapping[str, Grid]] = {
     "keda": _keda_shipped,
     "keda-tuned": _keda_tuned,
     "static": _static,
-    "clairvoyant": _clairvoyant,
+    "plan": _plan,
+    "all-at-once": _all_at_once,
 }
-"""Each policy is described in its module."""
+"""Each policy is described in its module; a plan knows the trace, and asking for all engines in the
+first second shows what share anybody can reach."""

@@ -44,8 +44,9 @@ class Outcome:
     """Of one policy on one trace."""
 
     requests: int
+    """Those that count: see `judged_from_seconds`."""
     attained: float
-    """Share of all requests whose promise was kept."""
+    """Share of them whose promise was kept."""
     attainable: float
     """Share whose promise could be kept: the others are promised less time than an idle engine
     takes for them."""
@@ -64,7 +65,8 @@ class Outcome:
 
 def outcome(trail: Trail, constants: Constants) -> Outcome:
     """The figures of a finished replay."""
-    works, promise = trail.works, constants.promise
+    promise, since = constants.promise, constants.judged_from_seconds
+    works = [work for work in trail.works if work.arrival_seconds >= since]
     ttft = [ttft_seconds(work) for work in works]
     itl = [itl_seconds(work) for work in works]
     kept = sum(map(promise.kept, ttft, itl))

@@ -49,7 +49,7 @@ def _cells(row: Row, ours: float | None) -> tuple[str, ...]:
     mark = "" if result.attainment >= GOAL else " ≈" if row.reached else " <"
     return (
         row.policy,
-        row.label,
+        row.candidate.label,
         f"{result.attainment:.2%}{mark}",
         f"{result.replica_hours:.2f}",
         f"{ours / result.replica_hours:.2f}" if ours is not None else "",
@@ -69,7 +69,7 @@ def json_lines(scene: Scene, rows: Sequence[Row]) -> Iterator[str]:
             "trace": scene.trace.name,
             "pools": [str(role) for role in scene.roles],
             "policy": row.policy,
-            "with": row.label,
+            "with": row.candidate.label,
             "replays": len(row.tried),
         }
         ratio = {"ours_to_its": ours / row.outcome.replica_hours} if ours is not None else {}

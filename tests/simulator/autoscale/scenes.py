@@ -26,6 +26,7 @@ class Erratic:
     """Wants anything at any time, and remembers what it saw."""
 
     interval_seconds = 7.0
+    reads_reports = True
 
     def __init__(self, roles: list[Role], seed: int, most: int) -> None:
         self._draw = random.Random(seed)

@@ -72,7 +72,7 @@ def test_steps_taken_at_once_end_when_single_ones_do(
 def test_an_engine_takes_requests_once_it_has_started_and_costs_from_the_decision_on() -> None:
     crowd = [TraceRequest(11.0, 2000, 100)] * 120
     burst = Trace("burst", (*crowd, TraceRequest(60.0, 2000, 100)))
-    plan = Plan(Role.MIXED, [0.0, 10.0], [1, 3])
+    plan = Plan({Role.MIXED: ((0.0, 1), (10.0, 3))})
     small, grown = (
         run(burst, policy, {Role.MIXED: 1}) for policy in (Static({Role.MIXED: 1}), plan)
     )
@@ -89,15 +89,15 @@ def test_an_engine_takes_requests_once_it_has_started_and_costs_from_the_decisio
 
 def test_requests_wait_at_the_router_while_no_engine_serves() -> None:
     trace = Trace("few", tuple(TraceRequest(20.0 + n, 500, 10) for n in range(5)))
-    trail = run(trace, Plan(Role.MIXED, [0.0, 10.0, 20.0], [1, 0, 1]), {Role.MIXED: 1})
+    trail = run(trace, Plan({Role.MIXED: ((0.0, 1), (10.0, 0), (20.0, 1))}), {Role.MIXED: 1})
     assert all(50.0 < work.first_token_seconds < 53.0 for work in trail.works)
 
 
 def test_a_drained_engine_holds_its_gpu_until_its_last_answer() -> None:
     trace = Trace("long", (TraceRequest(1.0, 500, 2000), TraceRequest(100.0, 500, 10)))
-    trail = run(trace, Plan(Role.MIXED, [0.0, 10.0], [2, 1]), {Role.MIXED: 2})
+    trail = run(trace, Plan({Role.MIXED: ((0.0, 2), (10.0, 1))}), {Role.MIXED: 2})
     assert trail.replica_seconds == pytest.approx(trail.ended_seconds + 10.0)
-    keeping = Plan(Role.MIXED, [0.0, 4.0, 90.0], [1, 0, 1])
+    keeping = Plan({Role.MIXED: ((0.0, 1), (4.0, 0), (90.0, 1))})
     trail = run(trace, keeping, {Role.MIXED: 1})
     (long, late) = trail.works
     assert long.ended_seconds > 80.0

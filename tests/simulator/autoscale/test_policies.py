@@ -8,8 +8,7 @@ import pytest
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
-from sluice_simulator.autoscale.demand import engines_needed, smoothed
-from sluice_simulator.autoscale.policies.clairvoyant import Foresight, plan
+from sluice_simulator.autoscale.demand import engines_needed, planned_engines, smoothed
 from sluice_simulator.autoscale.policies.hpa import (
     Behaviour,
     Pacing,
@@ -102,7 +101,7 @@ def test_need_adds_up_and_a_plan_is_ahead_of_it_by_a_start() -> None:
     assert need[one] == pytest.approx(need[double], rel=0.1)
     assert smoothed([4.0] * 10, 5)[5] == 4.0
     needed = [0.5] * 100 + [2.5] * 50 + [0.5] * 20 + [2.5] * 30 + [0.5] * 100
-    engines = plan(needed, Foresight(1, 1.0), boot_seconds=30.0)
-    assert engines[68] == 1
-    assert engines[69:200] == [3] * 131  # kept over a pause that is shorter than a start
+    engines = planned_engines(needed, 1, 1.0, boot_seconds=30.0)
+    assert engines[67] == 1
+    assert engines[68:200] == [3] * 132  # kept over a pause that is shorter than a start
     assert engines[201] == 1

@@ -46,6 +46,7 @@ class Hpa:
     """One HorizontalPodAutoscaler a pool, over a metric of its pods."""
 
     interval_seconds = SYNC_SECONDS
+    reads_reports = True
 
     def __init__(self, rules: Mapping[Role, Rule], maximum: int) -> None:
         self._rules = rules

@@ -46,6 +46,7 @@ class KedaTokenAware:
     """One ScaledObject a pool."""
 
     interval_seconds = SYNC_SECONDS
+    reads_reports = True
 
     def __init__(
         self, roles: Sequence[Role], peak_tokens_per_second: float, thresholds: Thresholds

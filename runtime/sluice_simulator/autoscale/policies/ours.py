@@ -21,6 +21,7 @@ class Ours:
     """`decide` every two seconds."""
 
     interval_seconds = TICK_SECONDS
+    reads_reports = True
 
     def __init__(self, settings: Settings, on_tick: Callable[[Tick], object] | None = None) -> None:
         """`on_tick`: called with every tick."""

@@ -1,4 +1,4 @@
-"""What a policy is: from a sample to engines for each pool. And the two that ignore the sample: a
+"""What a policy is: from a sample to engines for each pool. And the two that only read its time: a
 constant, and a plan made in advance."""
 
 from __future__ import annotations
@@ -6,7 +6,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from operator import itemgetter
+from typing import ClassVar, Protocol
 
 from sluice_autoscaler.sample import Sample
 from sluice_contract.cluster.labels import Role
@@ -29,6 +30,10 @@ class Policy(Protocol):
     def interval_seconds(self) -> float:
         """Seconds between two decisions."""
 
+    @property
+    def reads_reports(self) -> bool:
+        """Whether a decision depends on load reports: they are not taken where none does."""
+
     def targets(self, sample: Sample) -> Targets:
         """Engines for each pool now."""
 
@@ -39,20 +44,29 @@ class Static:
 
     replicas: Mapping[Role, int]
     interval_seconds: float = 60.0
+    reads_reports: ClassVar[bool] = False
 
     def targets(self, sample: Sample) -> Targets:
         return Targets(self.replicas, reason="Static")
 
 
+Steps = Sequence[tuple[float, int]]
+"""Engines from each of the ascending seconds on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`replicas[i]` from `moments[i]` on; moments ascend."""
+    """For each pool what was decided before; the first number of engines holds from the begin."""
 
-    role: Role
-    moments: Sequence[float]
-    replicas: Sequence[int]
+    steps: Mapping[Role, Steps]
     interval_seconds: float = 2.0
+    reads_reports: ClassVar[bool] = False
 
     def targets(self, sample: Sample) -> Targets:
-        index = max(0, bisect_right(self.moments, sample.time_seconds) - 1)
-        return Targets({self.role: self.replicas[index]}, reason="Planned")
+        now = sample.time_seconds
+        return Targets({role: self.engines(role, now) for role in self.steps}, reason="Planned")
+
+    def engines(self, role: Role, seconds: float) -> int:
+        """Of a pool at that moment."""
+        steps = self.steps[role]
+        return steps[max(0, bisect_right(steps, seconds, key=itemgetter(0)) - 1)][1]

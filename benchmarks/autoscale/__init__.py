@@ -1,0 +1,1 @@
+"""Replays of scaling: our `decide` beside the rules of others, on public traces and on ramps."""

@@ -1,0 +1,94 @@
+"""The results as Markdown: the table of docs/benchmarks.md, and as JSON lines for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from sluice_simulator.autoscale.policy_comparison import Row
+
+from benchmarks.autoscale.measure import BOOT_SECONDS, LONG_BOOT_SECONDS, Result
+from benchmarks.autoscale.targets import SingleSetting, changes_an_hour
+
+HEAD: Final = (
+    *("trace", "reachable", "ours: good", "hours", "hpa", "keda", "static", "plan in hindsight"),
+    *("ours ÷ plan", "changes an hour", "KEDA as shipped"),
+    *(f"ours, starts of {LONG_BOOT_SECONDS:g} s", "÷ plan"),
+)
+TITLES: Final = {
+    "azure-conv": "Azure, conversations",
+    "azure-code": "Azure, code",
+    "azure-code-512": "Azure, code, chunk at most 512",
+    "mooncake": "Mooncake, conversations",
+    "mooncake-synthetic": "Mooncake, synthetic",
+    "ramp-balanced": "ramp 2,048/2,048",
+    "ramp-prefill": "ramp 8,192/256",
+    "ramp-decode": "ramp 256/4,096",
+}
+ENDINGS: Final = {"-diurnal": ", diurnal", "-burst": ", bursts", "-two-pools": ", in two pools"}
+
+
+def table(results: Sequence[Result]) -> Iterator[str]:
+    """A row a scene."""
+    usual = [result for result in results if result.boot_seconds == BOOT_SECONDS]
+    long = {result.name: result for result in results if result.boot_seconds != BOOT_SECONDS}
+    yield _line(HEAD)
+    yield _line(["---", *["---:"] * (len(HEAD) - 1)])
+    for result in usual:
+        yield _line(_cells(result, long[result.name]))
+
+
+def settings(singles: Sequence[SingleSetting]) -> Iterator[str]:
+    """The best single settings of HPA and KEDA."""
+    for single in singles:
+        yield (
+            f"- best single setting of {single.policy}: {single.label}; keeps the goal on "
+            f"{single.kept} of {single.scenes} scenes of one pool, "
+            f"{single.hours_by_ours:.2f} times ours' hours"
+        )
+
+
+def title(name: str) -> str:
+    """Of a scene."""
+    for ending, text in ENDINGS.items():
+        if name.endswith(ending):
+            return title(name.removesuffix(ending)) + text
+    return TITLES.get(name, name)
+
+
+def _cells(result: Result, long: Result) -> Sequence[str]:
+    ours = result.ours.outcome
+    return (
+        title(result.name),
+        _reachable(result),
+        _percent(ours.attainment, 2),
+        f"{ours.replica_hours:.2f}",
+        *(_hours(result.rows[policy]) for policy in ("hpa", "keda-tuned", "static", "plan")),
+        f"{result.ours_by_plan:.2f}",
+        f"{changes_an_hour(result):.0f}",
+        _share_and_hours(result.rows["keda"]),
+        _share_and_hours(long.ours) + ("" if long.demands_goal else f" ({_reachable(long)})"),
+        f"{long.ours_by_plan:.2f}",
+    )
+
+
+def _reachable(result: Result) -> str:
+    since = result.fair.scene.constants.judged_from_seconds
+    return _percent(result.fair.reachable, 1) + (f" from {since:g} s on" if since else "")
+
+
+def _hours(row: Row) -> str:
+    hours = f"{row.outcome.replica_hours:.2f}"
+    return hours if row.reached else f"({hours}: {_percent(row.outcome.attainment, 0)})"
+
+
+def _share_and_hours(row: Row) -> str:
+    return f"{_percent(row.outcome.attainment, 1)}, {row.outcome.replica_hours:.2f}"
+
+
+def _percent(share: float, digits: int) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,115 @@
+"""What is demanded of our rule, and whether it is met."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sluice_simulator.autoscale.constants import GOAL
+
+from benchmarks.autoscale.measure import BOOT_SECONDS, Result
+
+TUNED: Final = ("hpa", "keda-tuned")
+MAX_BY_PLAN: Final = 1.35
+MAX_BY_PLAN_BURST: Final = 1.5
+MAX_BY_PLAN_LONG_BOOT: Final = 1.6
+MAX_BY_STATIC: Final = 1.1
+MAX_BY_SINGLE: Final = 0.7
+MAX_CHANGES_AN_HOUR: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class SingleSetting:
+    """The setting of a rival that somebody would choose for all scenes of one pool."""
+
+    policy: str
+    label: str
+    kept: int
+    """Scenes on which it keeps what can be demanded, of `scenes`."""
+    scenes: int
+    hours_by_ours: float
+    """Geometric mean."""
+
+
+def single_setting(policy: str, results: Sequence[Result]) -> SingleSetting:
+    """It keeps the goal on most scenes, and of those it is the cheapest."""
+    one_pool = [result for result in results if len(result.fair.scene.roles) == 1]
+    tried = [(result, dict(result.rows[policy].tried)) for result in one_pool]
+    settings = [
+        SingleSetting(
+            policy,
+            label,
+            sum(found[label].attainment >= result.fair.goal for result, found in tried),
+            len(tried),
+            statistics.geometric_mean(
+                found[label].replica_hours / result.ours.outcome.replica_hours
+                for result, found in tried
+            ),
+        )
+        for label in tried[0][1]
+    ]
+    return min(settings, key=lambda setting: (-setting.kept, setting.hours_by_ours))
+
+
+def changes_an_hour(result: Result) -> float:
+    """Of ours, by the length of the trace."""
+    return result.ours.outcome.changes * 3600 / result.fair.scene.trace.seconds
+
+
+def verdicts(results: Sequence[Result], singles: Sequence[SingleSetting]) -> Iterator[str]:
+    """A line a target."""
+    usual = [result for result in results if result.boot_seconds == BOOT_SECONDS]
+    long = [result for result in results if result.boot_seconds != BOOT_SECONDS]
+    for of_boot, named in ((usual, ""), (long, ", with starts of 90 s")):
+        demanded = [result for result in of_boot if result.demands_goal]
+        share = f"at least {GOAL:.0%} where all engines at once reach 99.5 %{named}"
+        yield _verdict(share, demanded, _attainment, lambda _: -GOAL, "{:.2%}")
+    plan = f"at most {MAX_BY_PLAN} of the plan's hours, {MAX_BY_PLAN_BURST} with bursts"
+    yield _verdict(plan, usual, lambda result: result.ours_by_plan, _max_by_plan, "{:.2f}")
+    plan = f"at most {MAX_BY_PLAN_LONG_BOOT} of the plan's hours, with starts of 90 s"
+    most = MAX_BY_PLAN_LONG_BOOT
+    yield _verdict(plan, long, lambda result: result.ours_by_plan, lambda _: most, "{:.2f}")
+    fixed = [result for result in usual if result.rows["static"].reached]
+    static = f"at most {MAX_BY_STATIC} of the hours of the best fixed size"
+    yield _verdict(static, fixed, _by_static, lambda _: MAX_BY_STATIC, "{:.2f}")
+    changes = f"at most {MAX_CHANGES_AN_HOUR:g} changes an hour"
+    yield _verdict(changes, usual, changes_an_hour, lambda _: MAX_CHANGES_AN_HOUR, "{:.0f}")
+    for single in singles:
+        ours = 1 / single.hours_by_ours
+        word = "met" if ours <= MAX_BY_SINGLE else "missed"
+        yield (
+            f"- **{word}**: hours at least {1 - MAX_BY_SINGLE:.0%} below the best single setting "
+            f"of {single.policy}: {1 - ours:.0%}"
+        )
+
+
+def _verdict(
+    text: str,
+    results: Sequence[Result],
+    value: Callable[[Result], float],
+    most: Callable[[Result], float],
+    form: str,
+) -> str:
+    missed = [
+        f"{result.name} ({form.format(abs(value(result)))})"
+        for result in results
+        if value(result) > most(result)
+    ]
+    names = f"; not {', '.join(missed)}" if missed else ""
+    kept = f"{len(results) - len(missed)} of {len(results)}"
+    return f"- **{'missed' if missed else 'met'}**: {text}: {kept}{names}"
+
+
+def _attainment(result: Result) -> float:
+    """Below 0, as more is better."""
+    return -result.ours.outcome.attainment
+
+
+def _max_by_plan(result: Result) -> float:
+    return MAX_BY_PLAN_BURST if "burst" in result.name else MAX_BY_PLAN
+
+
+def _by_static(result: Result) -> float:
+    return result.ours.outcome.replica_hours / result.rows["static"].outcome.replica_hours
