@@ -23,8 +23,8 @@ PICTURES: Final = Path(__file__).parents[2] / "docs" / "pictures" / "scaling"
 DRAWN: Final = (OURS, *targets.TUNED, "static", plans.POLICY)
 
 
-def main() -> None:
-    options = _parser().parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
     began, by_name = time.monotonic(), dict(scenes(options.traces, options.only))
     with ProcessPoolExecutor(options.jobs) as pool:
         results = measure(by_name, options.climb, pool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -50,7 +50,7 @@ class Result:
 
 
 def measure(
-    scenes: Mapping[str, Scene], climb_seconds: float | None, pool: ProcessPoolExecutor
+    scenes: Mapping[str, Scene], climb_seconds: float | None, pool: Executor
 ) -> list[Result]:
     """Of each scene, first with the usual starts, then with long ones."""
     boots = (BOOT_SECONDS, LONG_BOOT_SECONDS)

@@ -74,6 +74,7 @@ class AutoscaledFleet:
         tick = interval
         look = tick - age if reads else math.inf
         self.trail.peak = self._pods
+        self._count()
         while left:
             arrival = works[index].arrival_seconds if index < len(works) else math.inf
             event = self._events[0][0] if self._events else math.inf
@@ -220,6 +221,9 @@ class AutoscaledFleet:
         for role, desired in targets.replicas.items():
             self._want(role, max(0, min(self._constants.max_replicas, desired)), targets)
         self._fill()
+        self._count()
+
+    def _count(self) -> None:
         serving = sum(
             replica.ready_seconds <= self._now for pool in self._pools.values() for replica in pool
         )

@@ -36,7 +36,7 @@ class Trail:
     peak: int = 0
     """Most pods at once that hold a GPU."""
     counts: list[tuple[float, int, int]] = field(default_factory=list)
-    """At each tick: seconds, pods that hold a GPU, those that serve."""
+    """At the begin and at each tick: seconds, pods that hold a GPU, those that serve."""
 
 
 @dataclass(frozen=True, slots=True)

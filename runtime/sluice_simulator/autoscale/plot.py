@@ -120,8 +120,8 @@ def _need(axes: Axes, scene: Scene) -> None:
 
 def _steps(trail: Trail) -> tuple[Sequence[float], Sequence[int]]:
     """Minutes at which the number of pods changes, and the numbers from then on."""
-    steps = [(0.0, trail.counts[0][1])]
-    for seconds, pods, _ in trail.counts:
+    steps = [trail.counts[0][:2]]
+    for seconds, pods, _ in trail.counts[1:]:
         if pods != steps[-1][1]:
             steps.append((seconds, pods))
     steps.append((trail.ended_seconds, steps[-1][1]))

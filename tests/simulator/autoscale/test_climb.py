@@ -32,9 +32,9 @@ def reached(scene: Scene, steps: dict[Role, Steps]) -> Outcome:
 @pytest.mark.process
 @pytest.mark.parametrize("roles", [(Role.MIXED,), (Role.PREFILL, Role.DECODE)])
 def test_a_climb_saves_hours_and_keeps_the_goal(roles: tuple[Role, ...]) -> None:
-    scene = Scene(chats(200.0, 2.0), AZURE, roles)
+    scene = Scene(chats(100.0, 2.0), AZURE, roles)
     generous: dict[Role, Steps] = dict.fromkeys(roles, ((0.0, 6),))
-    found = dict(climb(scene, generous, GOAL, random.Random(1), changes(60)))
+    found = dict(climb(scene, generous, GOAL, random.Random(1), changes(40)))
     before, after = reached(scene, generous), reached(scene, found)
     assert before.attainment >= GOAL <= after.attainment
     assert after.replica_hours < 0.9 * before.replica_hours
