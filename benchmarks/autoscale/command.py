@@ -78,7 +78,7 @@ def _candidate(scene: Scene, policy: str, label: str) -> Candidate:
 
 def _draw(path: Path, scene: Scene, candidates: Sequence[tuple[str, Candidate]]) -> None:
     replays = [plot.played(scene, policy, candidate) for policy, candidate in candidates]
-    plot.draw(path, scene, replays)
+    plot.draw(path, report.title(path.stem), scene, replays)
 
 
 def _json_lines(results: Sequence[Result]) -> Iterator[str]:

@@ -24,6 +24,8 @@ MISSED_COST: Final = 30.0
 """What one more missed request of all costs beyond the goal, in shares of the hours."""
 SPARE_VALUE: Final = 8.0
 """What one request fewer is worth within the goal: it lets another change do without an engine."""
+PATIENCE: Final = 25
+"""After so many changes without a gain it is worth half."""
 
 Periods = Mapping[Role, Sequence[int]]
 
@@ -47,11 +49,13 @@ def climb(
     """The cheapest plan that keeps the goal, of those tried while `go_on` says so; `start`, if none
     is cheaper."""
     best, current = start, _tried(scene, _periods(scene, start))
-    fewest = _hours(scene, start, goal)
+    fewest, spare_value, in_vain = _hours(scene, start, goal), SPARE_VALUE, 0
     while go_on():
         other = _tried(scene, _changed(scene, current, draw))
-        if _cost(other.outcome, goal) < _cost(current.outcome, goal):
-            current = other
+        cost, known = (_cost(tried.outcome, goal, spare_value) for tried in (other, current))
+        current, in_vain = (other, 0) if cost < known else (current, in_vain + 1)
+        if in_vain == PATIENCE:
+            spare_value, in_vain = spare_value / 2, 0
         hours = other.outcome.replica_hours
         if other.outcome.attainment >= goal and hours < fewest:
             best, fewest = _steps(other.periods), hours
@@ -74,10 +78,10 @@ def _tried(scene: Scene, periods: Periods) -> Tried:
     return Tried(periods, outcome(trail, constants), missed)
 
 
-def _cost(result: Outcome, goal: float) -> float:
+def _cost(result: Outcome, goal: float, spare_value: float) -> float:
     """Hours, made comparable at unequal shares."""
     above = result.attainment - goal
-    return result.replica_hours * (1 - (SPARE_VALUE if above > 0 else MISSED_COST) * above)
+    return result.replica_hours * (1 - (spare_value if above > 0 else MISSED_COST) * above)
 
 
 def _periods(scene: Scene, steps: Mapping[Role, Steps]) -> Periods:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale r
         print(table.headline(scene), table.table(rows), sep="\n\n")
     if options.plot:
         replays = [plot.played(scene, row.policy, row.candidate) for row in rows]
-        plot.draw(options.plot, scene, replays)
+        plot.draw(options.plot, scene.trace.name, scene, replays)
     return 0
 
 

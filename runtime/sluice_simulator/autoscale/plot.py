@@ -33,7 +33,7 @@ STYLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "keda-tuned": {"color": "#3a8f4d", "linewidth": 1.1, "zorder": 2},
     "static": {"color": "#7a4fa3", "linewidth": 1.1, "linestyle": "--", "zorder": 1},
     "all-at-once": {"color": "#999999", "linewidth": 1.1, "linestyle": ":", "zorder": 1},
-    AREA: {"color": "#c3c7cd"},
+    AREA: {"color": "#b4bac2"},
 }
 
 
@@ -55,7 +55,7 @@ def played(scene: Scene, policy: str, candidate: Candidate) -> Played:
     return Played(policy, candidate.label, trail, result.replica_hours, result.attainment)
 
 
-def draw(path: Path, scene: Scene, replays: Sequence[Played]) -> None:
+def draw(path: Path, title: str, scene: Scene, replays: Sequence[Played]) -> None:
     """Writes the picture, `.png` or `.svg`."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -65,7 +65,7 @@ def draw(path: Path, scene: Scene, replays: Sequence[Played]) -> None:
     with mpl.rc_context(options):
         figure = Figure(figsize=(10, 5.6), layout="constrained")
         FigureCanvasAgg(figure)
-        figure.suptitle(_title(scene), fontsize=10)
+        figure.suptitle(f"{title} · {_promised(scene)}", fontsize=10)
         heights = (3, 0.25 * len(replays) + 0.1)
         engines, late = figure.subplots(2, 1, sharex=True, height_ratios=heights)
         _engines(engines, scene, replays)
@@ -81,10 +81,10 @@ def draw(path: Path, scene: Scene, replays: Sequence[Played]) -> None:
         path.write_text(re.sub(r"(\d\.\d\d)\d+", r"\1", path.read_text()))
 
 
-def _title(scene: Scene) -> str:
+def _promised(scene: Scene) -> str:
     promise, boot = scene.constants.promise, scene.constants.boot_seconds
     return (
-        f"{scene.trace.name} · promised: first token in {promise.ttft_seconds:g} s, "
+        f"promised: first token in {promise.ttft_seconds:g} s, "
         f"{promise.itl_seconds * 1000:g} ms between tokens · starts of {boot:g} s"
     )
 
@@ -94,7 +94,7 @@ def _engines(axes: Axes, scene: Scene, replays: Sequence[Played]) -> None:
         minutes, pods = _steps(replay.trail)
         style, label = STYLES[replay.policy], _label(replay)
         if replay.policy == AREA:
-            axes.fill_between(minutes, pods, step="post", label=label, linewidth=0, **style)
+            axes.stairs(pods[:-1], minutes, fill=True, label=label, **style)
         else:
             axes.step(minutes, pods, where="post", label=label, **style)
     if all(replay.policy != AREA for replay in replays):
@@ -134,16 +134,15 @@ def _late(axes: Axes, scene: Scene, replays: Sequence[Played]) -> None:
     for number, replay in enumerate(replays):
         floor = rows - 1 - number
         late = _late_shares(replay.trail, scene.constants)
-        bars = {minute: share for minute, share in enumerate(late) if share}
-        heights = [0.9 * min(1.0, share / CUT_SHARE) for share in bars.values()]
-        color = STYLES[replay.policy]["color"]
-        axes.bar(list(bars), heights, bottom=floor, width=1.0, align="edge", color=color)
+        heights = [floor + 0.9 * min(1.0, share / CUT_SHARE) for share in late]
+        color, edges = STYLES[replay.policy]["color"], range(len(late) + 1)
+        axes.stairs(heights, edges, baseline=floor, fill=True, color=color)
         axes.axhline(floor, color="black", linewidth=0.5)
     names = [f"{replay.policy}: {replay.attainment:.1%}" for replay in reversed(replays)]
     axes.set_yticks([row + 0.35 for row in range(rows)], names)
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(0, rows)
-    axes.set(xlabel=f"minutes; below: late requests of each minute, full height {CUT_SHARE:.0%}")
+    axes.set(xlabel=f"minutes; bars: late requests of each minute, full height {CUT_SHARE:.0%}")
 
 
 def _late_shares(trail: Trail, constants: Constants) -> list[float]:
