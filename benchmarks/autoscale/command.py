@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -24,8 +25,11 @@ DRAWN: Final = (OURS, *targets.TUNED, "static", plans.POLICY)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     began, by_name = time.monotonic(), dict(scenes(options.traces, options.only))
+    if not by_name:
+        parser.error(f"--only: no scene has {options.only!r} in its name")
     with ProcessPoolExecutor(options.jobs) as pool:
         results = measure(by_name, options.climb, pool)
         singles = _singles(results)
@@ -33,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         usual = [result for result in results if result.boot_seconds == BOOT_SECONDS]
         drawings = [_drawing(options.plots, result, singles) for result in usual]
         list(pool.map(_draw, *zip(*drawings, strict=True)))
-    print(*report.table(results), "", *report.settings(singles), sep="\n")
+    print(*report.table(results), "", *(report.settings(usual) if singles else ()), sep="\n")
     print("\nTargets:\n", *targets.verdicts(results, singles), sep="\n")
     print(f"\n{time.monotonic() - began:.0f} s; pictures: {options.plots}")
     if options.json:
@@ -83,4 +87,6 @@ def _draw(path: Path, scene: Scene, candidates: Sequence[tuple[str, Candidate]])
 
 def _json_lines(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
-        yield from figures.json_lines(result.fair.scene, list(result.rows.values()))
+        scene = {"scene": result.name, "boot_seconds": result.boot_seconds}
+        for line in figures.json_lines(result.fair.scene, list(result.rows.values())):
+            yield json.dumps(scene | json.loads(line))
