@@ -11,7 +11,7 @@ from sluice_autoscaler.measured import ItlModel
 
 MAX_BUSY: Final = 0.95
 """Of the time that engines have for prompts, however lenient the promise."""
-AIMED_LATE: Final = 0.33
+AIMED_LATE: Final = 0.2
 """Share of the allowed late requests to aim at: the load is an estimate."""
 TIGHT_SHARE: Final = 0.25
 """A promise that leaves prompts less of an idle engine's time: no number of engines keeps it."""

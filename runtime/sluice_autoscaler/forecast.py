@@ -17,7 +17,7 @@ RELATIVE_ERROR: Final = 0.12
 """Of that mean. Where requests are few and large it takes longer to know their rate."""
 SURE_SECONDS: Final = 10.0
 """The shortest window that may show a rise."""
-SURE_ERRORS: Final = 2.0
+SURE_ERRORS: Final = 1.5
 """Standard errors by which a mean over a short window is lowered to be sure of it."""
 RISE_SECONDS: Final = (15.0, 30.0, 60.0)
 """Two means over so long, one after the other, show a rise: steep or slow ones."""

@@ -21,7 +21,7 @@ MAX_DOWN_SECONDS: Final = 300.0
 RATE_SECONDS: Final = 15.0
 MAX_ADDED: Final = 4
 """Within `RATE_SECONDS` a pool grows by so many engines, or to twice its size if that is more."""
-SHRINK_SECONDS: Final = 60.0
+SHRINK_SECONDS: Final = 90.0
 """It shrinks once in so long, by all that is not needed."""
 SMALLEST_SHARE: Final = 0.5
 """Then to at least this share of its size, or by one engine."""

@@ -43,7 +43,7 @@ def test_a_pool_that_could_do_with_less_gives_to_one_that_lacks() -> None:
         "before a pool shrinks by itself"
     )
     answers: Loads = {PREFILL: prompts(0.5), DECODE: {"kv_used": 4.5, "running_requests": 200}}
-    assert looked(service, answers, 150)[-1] == {PREFILL: 1, DECODE: 6}
+    assert looked(service, answers, 240)[-1] == {PREFILL: 1, DECODE: 6}
 
 
 @pytest.mark.parametrize(
