@@ -29,7 +29,7 @@ def use_compiled_fleet() -> bool:
     """Before anything of it is imported; False: it cannot be compiled."""
     sources = Path(package.__path__[0])
     digest = hashlib.sha256(sys.version.encode())
-    for path in sorted(sources.glob("*.py")):
+    for path in sorted(sources.parents[1].rglob("*.py")):  # constants of others are compiled in
         digest.update(path.read_bytes())
     folder = CACHE / f"autoscale-{digest.hexdigest()[:16]}"
     if not folder.exists() and not _compiled(sources, folder):

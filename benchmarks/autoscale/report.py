@@ -46,8 +46,8 @@ def settings(results: Sequence[Result]) -> Iterator[str]:
             single = single_setting(policy, results, as_ours)
             yield (
                 f"- {policy}, the cheapest single setting that keeps the goal on {text}: "
-                f"{single.label}; on {single.kept} of {single.scenes} (ours: {ours}), "
-                f"{single.hours_by_ours:.2f} times ours' hours"
+                f"{single.label}; on {single.kept} of {single.scenes} (ours: {ours}); "
+                f"{single.hours_by_ours:.2f} times ours' hours on {single.both_kept} that both keep"
             )
 
 

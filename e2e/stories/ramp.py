@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+import httpx
 import openai
 
 from e2e.model.tasks import make_prompt
@@ -93,6 +94,7 @@ async def _answer(client: openai.AsyncOpenAI, seed: int, tokens: int, offset: fl
 
     prompt, _ = make_prompt("copy", PROMPT_BYTES, seed)
     asked, first, counted = now(), None, 0
+    ended = asked
     try:
         chunks = await client.completions.create(
             model=MODEL, prompt=prompt, max_tokens=tokens, temperature=0, stream=True,
@@ -103,7 +105,7 @@ async def _answer(client: openai.AsyncOpenAI, seed: int, tokens: int, offset: fl
                 ended = now()
                 first = first or ended
             counted = chunk.usage.completion_tokens if chunk.usage else counted
-    except openai.OpenAIError as error:
+    except (openai.OpenAIError, httpx.HTTPError) as error:
         return Answer(asked, first or now(), now(), counted, repr(error))
     return Answer(asked, first or now(), ended, counted)
 

@@ -22,8 +22,8 @@ SURE_ERRORS: Final = 1.5
 RISE_SECONDS: Final = (15.0, 30.0, 60.0)
 """Two means over so long, one after the other, show a rise: steep or slow ones."""
 RISE_ERRORS: Final = 3.0
-"""Standard errors of their difference by which a rise is lowered to be sure of it. It is looked for
-at every decision, so that two errors of chance are frequent."""
+"""Standard errors of their difference by which a rise is lowered to be sure of it. Every decision
+looks for one: at two standard errors, chance alone often looks like a rise."""
 MAX_RISE: Final = 1.5
 DISPERSION_SECONDS: Final = 300.0
 """Over which its burstiness is learnt."""
@@ -150,8 +150,9 @@ def _offered_engines(ticks: Sequence[Measured], dispersion_seconds: float, past:
 def _risen_engines(
     ticks: Sequence[Measured], dispersion_seconds: float, ahead_seconds: float
 ) -> float:
-    """The mean of the last time, extrapolated by how much it is surely more than that before, but
-    to no more than `MAX_RISE` of it: a step looks like a rise, too. 0 where it is not more."""
+    """The mean of the last window, extrapolated by how much it is surely more than that of the
+    window before it, but to no more than `MAX_RISE` of it: a step looks like a rise, too. 0 where
+    it is not more."""
     known = [tick for tick in ticks if tick.arrived_seconds is not None and tick.interval_seconds]
     risen = 0.0
     for seconds in RISE_SECONDS:
@@ -168,8 +169,8 @@ def _risen_engines(
 
 
 def _last_means(known: Sequence[Measured], window_seconds: float) -> tuple[float, float] | None:
-    """Engines that were busy with what arrived lately, and in the time before; None while not known
-    for so long."""
+    """Engines that were busy with what arrived in the last window, and in the one before it; None
+    while not known for so long."""
     means, at = [], len(known)
     for _ in range(2):
         seconds = arrived = 0.0
@@ -213,15 +214,17 @@ def _dispersion_seconds(ticks: Sequence[Measured], prior: float) -> float:
 
 def _answer_seconds(ticks: Sequence[Measured]) -> float:
     """By Little's law: requests that run, by the rate at which they end. While few have ended, at
-    least as long as those that run have run, on average."""
-    running = finished = 0.0
+    least as long as those that run have surely run, on average."""
+    running = finished = surely = before = 0.0
     for tick in ticks[-ANSWER_SAMPLES:]:
         if tick.finished_requests is not None:
             running += tick.running_requests * tick.interval_seconds
+            surely += min(before, tick.running_requests) * tick.interval_seconds
             finished += tick.finished_requests
+        before = tick.running_requests
     if not ticks or not math.isfinite(running):
         return ANSWER_SECONDS
     if finished < PRIOR_SAMPLES:
         begun = finished + ticks[-1].running_requests
-        return min(MAX_ANSWER_SECONDS, max(ANSWER_SECONDS, running / max(1.0, begun)))
+        return min(MAX_ANSWER_SECONDS, max(ANSWER_SECONDS, surely / max(1.0, begun)))
     return min(MAX_ANSWER_SECONDS, max(1.0, running / finished))

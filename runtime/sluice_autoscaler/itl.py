@@ -19,8 +19,8 @@ ENOUGH_SPREAD: Final = 0.3
 """Of the load: (most - least) / most."""
 MAX_PREFILL_SHARE: Final = 0.9
 RECENT_SECONDS: Final = 10.0
-"""Over which an engine averages its time between tokens: what it is compared with is a mean over as
-long. Single samples have a pattern of their own where requests come regularly."""
+"""An engine reports the mean of its time between tokens over so long, so running requests and work
+are averaged over as long. Single samples have a pattern where requests come regularly."""
 FIRST_SECONDS: Final = 1.0
 """In place of the interval of a sample that is the first."""
 
@@ -62,13 +62,13 @@ def _point(tick: Measured, recent: Iterable[Measured]) -> Point | None:
     if tick.itl_seconds is None or not tick.engines or not tick.running_requests:
         return None
     engine_seconds = work = answers = tokens = 0.0
-    for one in recent:
-        seconds = one.interval_seconds or FIRST_SECONDS
-        engine_seconds += one.engines * seconds
-        work += one.arrived_seconds or 0.0
-        answers += one.running_requests * seconds
-        if one.engines:
-            tokens += one.running_requests**2 / one.engines * seconds
+    for near in recent:
+        seconds = near.interval_seconds or FIRST_SECONDS
+        engine_seconds += near.engines * seconds
+        work += near.arrived_seconds or 0.0
+        answers += near.running_requests * seconds
+        if near.engines:
+            tokens += near.running_requests**2 / near.engines * seconds
     share = min(MAX_PREFILL_SHARE, work / engine_seconds)
     return tokens / answers, tick.itl_seconds * (1 - share)
 

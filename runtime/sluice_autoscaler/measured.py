@@ -63,7 +63,7 @@ class Measured:
     engines: int = 0
     """That were counted."""
     boot_seconds: float | None = None
-    """From the decision to the ready engine, as last seen; before that, as its pods took."""
+    """From the decision to the ready engine, as last seen."""
     growth_asked_seconds: float | None = None
     """When the engines were asked for that are not ready yet, by the samples' clock."""
     busy: bool = False

@@ -46,7 +46,7 @@ def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Meas
     boot = startup_of(last, sample, role)
     return reports, replace(
         now,
-        boot_seconds=boot.seconds or sample.pools[role].start_seconds,
+        boot_seconds=boot.seconds,
         growth_asked_seconds=boot.asked_seconds,
         itl=itl_model(measured_of(history, role), now),
     )
@@ -98,7 +98,7 @@ def planned(
     view = _view(measured_of(history, role), now, pool, waiting)
     want = _with_bounds(wants_of(view, settings)[0], reports, least, pool.replicas)
     limited = max(limits.minimum, min(limits.maximum, want.engines))
-    boot = now.boot_seconds or STARTUP_SECONDS
+    boot = _start_seconds(now, pool)
     down_seconds = window_seconds(boot, view.load.answer_seconds)
     steady = stabilised(history, role, sample.time_seconds, pool.replicas, limited, down_seconds)
     desired = max(limits.minimum, min(limits.maximum, steady.engines))
@@ -113,7 +113,7 @@ def planned(
 
 
 def _view(past: Sequence[Measured], now: Measured, pool: PoolSample, waiting: float) -> PoolView:
-    boot = now.boot_seconds or STARTUP_SECONDS
+    boot = _start_seconds(now, pool)
     load = forecast(past, now, boot)
     return PoolView(
         role=pool.role,
@@ -167,13 +167,17 @@ STARTUP_SECONDS: Final = 30.0
 """Assumed until a start is known."""
 
 
+def _start_seconds(now: Measured, pool: PoolSample) -> float:
+    """Of an engine: as last awaited, else as the pool's pods took."""
+    return now.boot_seconds or pool.start_seconds or STARTUP_SECONDS
+
+
 @dataclass(frozen=True, slots=True)
 class StartupTime:
     """Of one pool."""
 
     seconds: float | None
-    """From the decision to the ready engine, as last seen, or what the pool's pods took; None:
-    neither is known."""
+    """From the decision to the ready engine, as last seen; None: none was awaited yet."""
     asked_seconds: float | None
     """When the awaited engines were requested; None: none are awaited."""
 

@@ -24,7 +24,8 @@ MAX_ADDED: Final = 4
 SHRINK_SECONDS: Final = 90.0
 """It shrinks once in so long, by all that is not needed."""
 SMALLEST_SHARE: Final = 0.5
-"""Then to at least this share of its size, or by one engine."""
+"""Then to at least this share of its size, or by one engine: 64 engines are one after nine
+minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,10 @@ def _shrunk(
     if least >= current:
         text = f"{engines(least, ('was', 'were'))} wanted in the last {down_seconds:.0f} s"
         return LimitedChange(current, "Stabilising", text)
-    start = max((*_sizes(history.since(now - SHRINK_SECONDS), role), current))
-    if start > current:
-        text = f"it was larger {SHRINK_SECONDS:.0f} s ago"
+    if max(_sizes(history.since(now - SHRINK_SECONDS), role), default=0) > current:
+        text = f"it has shrunk in the last {SHRINK_SECONDS:.0f} s"
         return LimitedChange(current, "RateLimited", text)
-    floor = min(start - 1, int(start * SMALLEST_SHARE))
+    floor = min(current - 1, int(current * SMALLEST_SHARE))
     if least >= floor:
         return LimitedChange(least)
     text = f"at least {engines(floor)} for {SHRINK_SECONDS:.0f} s"

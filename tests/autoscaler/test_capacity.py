@@ -106,16 +106,17 @@ def test_a_stream_of_few_large_prompts_hardly_ever_looks_like_a_rise() -> None:
 
 
 def test_an_answer_is_taken_to_be_at_least_as_long_as_those_that_run() -> None:
-    def running(seconds: int, ended: int) -> float:
+    def running(seconds: int, ended: int, interval: int = 2) -> float:
         ticks = [
-            Measured(interval_seconds=2.0, running_requests=8, finished_requests=0)
-            for _ in range(seconds // 2)
+            Measured(interval_seconds=interval, running_requests=8, finished_requests=0)
+            for _ in range(seconds // interval)
         ]
         last = replace(ticks[-1], finished_requests=ended)
         return forecast([*ticks[:-1], last], last, 30.0).answer_seconds
 
     assert running(8, 0) == 10.0, "nothing is known yet"
-    assert running(120, 0) == 120.0
+    assert running(122, 0) == 120.0
+    assert running(120, 0, interval=120) == 10.0, "they may have just begun"
     assert running(120, 40) == 24.0
 
 

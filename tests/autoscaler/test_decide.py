@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -257,22 +258,19 @@ def test_the_time_that_engines_take_to_start_is_learnt() -> None:
     assert "232 s" in decision.message
 
 
-def test_a_start_is_as_long_as_that_of_the_pods_until_one_was_awaited() -> None:
-    def boot(history: History, ready: int, at: float) -> tuple[History, float | None]:
-        mixed = replace(pool(MIXED, 2, ready=ready), start_seconds=70.0)
-        sample = seen([engine(**queue(3))], mixed, at=at)
-        decision = decide(wanting(maximum=2), history, sample)
-        measured = decision.pools[MIXED].measured
-        return history.with_tick(Tick(sample, decision)), measured.boot_seconds
-
-    history, seconds = boot(History(), 2, 0.0)
-    assert seconds == 70.0
-    asked = replace(history.ticks[-1].decision.pools[MIXED], current=1)
-    decision = replace(history.ticks[-1].decision, pools={MIXED: asked})
-    history = History((Tick(replace(history.ticks[-1].sample), decision),))
-    history, seconds = boot(history, 1, 2.0)
-    assert seconds == 70.0
-    assert boot(history, 2, 44.0)[1] == 44.0
+@pytest.mark.parametrize(("starts", "seconds"), [((70.0,), 140), ((250_000.0, 40.0), 80)])
+def test_a_start_is_as_long_as_that_of_the_pods_while_none_was_awaited(
+    starts: Sequence[float], seconds: int
+) -> None:
+    """As they say now."""
+    history = History()
+    for index in range(160):
+        start_seconds = starts[min(index, len(starts) - 1)]
+        mixed = replace(pool(MIXED, 3), start_seconds=start_seconds)
+        sample = seen([engine(**queue(3) if index < 150 else {})], mixed, at=2.0 * index)
+        decision = decide(wanting(maximum=3), history, sample)
+        history = history.with_tick(Tick(sample, decision))
+    assert f"in the last {seconds} s" in decision.message
 
 
 def test_a_promise_that_no_number_of_engines_keeps_is_left_alone_once_that_is_seen() -> None:

@@ -64,10 +64,12 @@ def words(found: list[Result]) -> list[str]:
 
 
 def test_targets_that_are_met_and_missed() -> None:
-    assert words(results(0.995, 4.0)) == ["met"] * 8
-    assert words(results(0.98, 4.0))[:2] == ["missed"] * 2
+    """KEDA keeps no scene, so its hours say nothing; nor do ours where the share is missed."""
+    assert words(results(0.995, 4.0)) == [*["met"] * 7, "not judged"]
+    late = ["missed", "missed", *["not judged"] * 3, "met", *["not judged"] * 2]
+    assert words(results(0.98, 4.0)) == late
     dear = words(results(0.995, 6.5, changes=21))
-    assert dear == ["met", "met", *["missed"] * 6]
+    assert dear == ["met", "met", *["missed"] * 5, "not judged"]
 
 
 def test_a_share_that_nobody_reaches_is_not_demanded() -> None:

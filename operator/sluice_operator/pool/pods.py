@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from statistics import median_low
+from typing import Final
 
 from sluice_operator.conditions.pods import is_draining, is_finished, is_ready, is_unschedulable
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import note_of
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.scaled import DELETION_COST, VICTIM, PoolPods
+
+LONGEST_SECONDS: Final = 1800.0
+"""Of a start, model download included."""
 
 
 def pool_pods(observed: PoolObserved) -> PoolPods:
@@ -39,14 +44,18 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
 
 
 def _start_seconds(pods: Iterable[Manifest]) -> float | None:
-    """From its place to ready, of the engine that was fastest: a pod may have been ready before."""
-    found = []
+    """From its place to ready, the median. Not of a pod that has been ready before, as far as its
+    restarts or a time that no start takes tell."""
+    starts = []
     for pod in filter(is_ready, pods):
+        status = pod["status"]
+        if any(each.get("restartCount") for each in status.get("containerStatuses") or ()):
+            continue
         since = {
             condition["type"]: datetime.fromisoformat(condition["lastTransitionTime"])
-            for condition in pod["status"]["conditions"]
+            for condition in status["conditions"]
             if condition["status"] == "True" and condition.get("lastTransitionTime")
         }
         if "Ready" in since and "PodScheduled" in since:
-            found.append((since["Ready"] - since["PodScheduled"]).total_seconds())
-    return min((seconds for seconds in found if seconds > 0), default=None)
+            starts.append((since["Ready"] - since["PodScheduled"]).total_seconds())
+    return median_low(known) if (known := [s for s in starts if 0 < s < LONGEST_SECONDS]) else None

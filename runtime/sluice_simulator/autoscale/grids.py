@@ -25,12 +25,12 @@ from sluice_simulator.traces.request import Trace
 
 DOWN_SECONDS: Final = (60.0, 300.0)
 """Stabilisation windows of HPA and KEDA."""
-REQUESTS: Final = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96)
+REQUESTS: Final = (3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64)
 WAITING: Final = (0.5, 2)
-KV_USED: Final = (0.2, 0.4, 0.6)
+KV_USED: Final = (0.1, 0.15, 0.2, 0.3, 0.4, 0.6)
 PAIR_WAITING: Final = (0.25, 0.5, 1, 2)
-BACKLOG_SECONDS: Final = (0.15, 0.3, 0.5, 1.0, 2.0, 4.0, 8.0)
-KEDA_KV_USED: Final = (0.3, 0.6)
+BACKLOG_SECONDS: Final = (0.3, 0.5, 1.0, 2.0, 4.0, 8.0)
+KEDA_KV_USED: Final = (0.15, 0.3, 0.6)
 STATIC_PREFILL: Final = range(1, 9)
 MEAN_SECONDS: Final = (10, 30, 60)
 USED: Final = (
@@ -105,7 +105,7 @@ def _hpa_single(role: Role) -> Iterator[tuple[str, Mapping[Role, Rule]]]:
 
 def _hpa_pair() -> Iterator[tuple[str, Mapping[Role, Rule]]]:
     """Prefill by what waits there, decode by its requests."""
-    grid = product(DOWN_SECONDS, PAIR_WAITING, REQUESTS[4:])
+    grid = product(DOWN_SECONDS, PAIR_WAITING, REQUESTS[1:-1])
     for down_seconds, waiting, requests in grid:
         rules = {
             Role.PREFILL: Rule("waiting", waiting, down_seconds),

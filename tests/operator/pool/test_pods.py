@@ -42,8 +42,7 @@ def test_only_live_pods_are_named_and_only_the_lowest_cost_is_a_mark() -> None:
     assert told.victims == {marked["metadata"]["name"]}
 
 
-def test_a_start_is_known_from_the_engine_that_was_ready_soonest() -> None:
-    """A later one may have waited for a volume, or have been ready twice."""
+def test_a_start_is_known_from_engines_that_have_started_once() -> None:
     deployment = pool_plan().deployment
     assert deployment is not None
 
@@ -54,12 +53,15 @@ def test_a_start_is_known_from_the_engine_that_was_ready_soonest() -> None:
             {"type": "Ready", "status": status, "lastTransitionTime": f"2026-01-02T{ready}Z"},
         ]
 
-    found = [
-        pods(deployment, 1, phase="Running", conditions=conditions(*each))[0]
-        for each in (("03:05:45",), ("03:04:47",), ("03:04:06", "False"))
-    ]
-    told = pool_pods(pool_observed(pool(), (deployment,), found))
-    assert told.start_seconds == 42
-    assert pool_pods(pool_observed(pool(), (deployment,), found[2:])).start_seconds is None
+    def told(*conditions: list[dict[str, str]], restarts: int = 0) -> float | None:
+        status = {"phase": "Running", "containerStatuses": [{"restartCount": restarts}]}
+        found = [pods(deployment, 1, **status, conditions=each)[0] for each in conditions]
+        return pool_pods(pool_observed(pool(), (deployment,), found)).start_seconds
+
+    median, slow, not_ready = ("03:04:47",), ("03:05:45",), ("03:04:06", "False")
+    assert told(*(conditions(*each) for each in (slow, median, ("03:04:06",), not_ready))) == 42
+    assert told(conditions(*not_ready)) is None
+    assert told(conditions("07:04:47")) is None, "its node was lost for hours"
+    assert told(conditions(*median), restarts=1) is None
     silent = pods(deployment, 1)
     assert pool_pods(pool_observed(pool(), (deployment,), silent)).start_seconds is None
