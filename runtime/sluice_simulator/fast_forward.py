@@ -31,7 +31,7 @@ class FastForwardScheduler(Scheduler):
             self._take(stride)
             steps += stride
         self._step += steps
-        self._steps[ForwardMode.DECODE] += steps
+        self._counts.steps[ForwardMode.DECODE] += steps
         self._pacing.rest()
         return steps
 

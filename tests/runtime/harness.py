@@ -50,6 +50,9 @@ class Run:
     """Pages that left the prefix cache for others."""
     graph_steps: int = 0
     """Steps that CUDA graphs computed."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Drafts that were verified, and that answers kept."""
     layers: str = ""
     """Name of the class that computed them."""
 
@@ -119,6 +122,7 @@ def run_engine(
     run.layers = type(engine.model.layers).__name__
     run.cuts, run.retractions = status.chunk_cuts, status.retractions
     run.evictions = status.evicted_pages
+    run.drafted_tokens, run.accepted_tokens = status.drafted_tokens, status.accepted_tokens
     run.graph_steps = engine.runner.graph_steps or 0
     assert status.pages_available == status.pages_total, "pages leaked"
     return run

@@ -112,6 +112,8 @@ ENGINE: Final = (
     Metric("sluice_retractions_total", "counter", "Running requests sent back to the queue."),
     Metric("sluice_chunk_cuts_total", "counter", "Prompts cut at a chunk border."),
     Metric("sluice_evicted_pages_total", "counter", "Cached pages evicted for other requests."),
+    Metric("sluice_drafted_tokens_total", "counter", "Drafts verified by speculation."),
+    Metric("sluice_accepted_tokens_total", "counter", "Verified drafts that answers kept."),
     Metric("sluice_steps_total", "counter", "Forward passes by mode.", ("mode",)),
     Metric(
         "sluice_step_seconds", "histogram", "Duration of a step by mode.", ("mode",), STEP_SECONDS

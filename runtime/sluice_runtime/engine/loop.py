@@ -186,7 +186,7 @@ class EngineLoop:
         computed = self._finished_seconds = self._clock.monotonic()
         outcome = self._scheduler.process(batch, result, computed)
         finished = self._clock.monotonic()
-        self._pace.stepped(batch, since, computed)
+        self._pace.stepped(batch, since, computed, outcome.accepted_tokens)
         self._role.computed(outcome.finished_chunks)
         deltas = self._deltas(outcome.deltas, computed)
         status = self._scheduler.status()

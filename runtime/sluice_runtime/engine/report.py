@@ -38,7 +38,7 @@ class _Second:
 
     began_seconds: float
     tokens: int = 0
-    """Of decode rows."""
+    """Of rows that decode or are verified."""
     waited_seconds: float = 0.0
     """For these tokens, summed."""
 
@@ -55,15 +55,18 @@ class Pace:
         self._prefill_weight = 0.0
         self._prefill_seconds = 0.0
 
-    def stepped(self, batch: Batch, began_seconds: float, now_seconds: float) -> None:
-        """A step is done: it ran from `began_seconds` to `now_seconds`."""
-        sampled = len(batch.sampling_rows)
+    def stepped(
+        self, batch: Batch, began_seconds: float, now_seconds: float, accepted_tokens: int = 0
+    ) -> None:
+        """A step is done: it ran from `began_seconds` to `now_seconds`, and answers keep so many of
+        its drafts."""
+        sampled = len(batch.sampling_rows) - batch.draft_tokens + accepted_tokens
         self._generated_tokens += sampled
         self._decoded(sampled, began_seconds)
         if batch.extend_rows:
             self._prefilled(batch.extend_tokens, now_seconds - began_seconds)
-        if batch.decode_rows:
-            self._waited(len(batch.decode_rows), began_seconds, now_seconds)
+        if rows := batch.answering_rows:
+            self._waited(rows, rows + accepted_tokens, began_seconds, now_seconds)
 
     @property
     def generated_tokens(self) -> int:
@@ -110,7 +113,7 @@ class Pace:
         self._prefill_weight = self._prefill_weight * FORGETTING + tokens * tokens
         self._prefill_seconds = self._prefill_seconds * FORGETTING + tokens * step_seconds
 
-    def _waited(self, rows: int, began_seconds: float, now_seconds: float) -> None:
+    def _waited(self, rows: int, tokens: int, began_seconds: float, now_seconds: float) -> None:
         last = self._last_decode_seconds
         since = began_seconds if last is None else last
         self._last_decode_seconds = now_seconds
@@ -118,7 +121,7 @@ class Pace:
             self._seconds.append(_Second(now_seconds))
             self._forget(now_seconds)
         second = self._seconds[-1]
-        second.tokens += rows
+        second.tokens += tokens
         second.waited_seconds += rows * (now_seconds - since)
 
     def _forget(self, now_seconds: float) -> None:
@@ -170,6 +173,8 @@ def load_from(
         prompt_tokens=status.received_prompt_tokens,
         generated_tokens=pace.generated_tokens,
         finished_requests=status.finished_requests,
+        drafted_tokens=status.drafted_tokens,
+        accepted_tokens=status.accepted_tokens,
     )
 
 
@@ -210,7 +215,7 @@ def prefill_line(batch: Batch, status: Status) -> str:
     return (
         f"Prefill batch. #new-seq: {len(batch.extend_rows)}, #new-token: {batch.extend_tokens}, "
         f"#cached-token: {batch.cached_tokens}, token usage: {status.usage_ratio:.2f}, "
-        f"#running-req: {len(batch.decode_rows)}, #queue-req: {status.queued_requests}"
+        f"#running-req: {batch.answering_rows}, #queue-req: {status.queued_requests}"
     )
 
 
@@ -243,10 +248,17 @@ def chunk_line(status: Status) -> str | None:
 def decode_line(batch: Batch, status: Status, page_size: int, rate: float) -> str:
     tokens = (status.pages_total - status.pages_available) * page_size
     return (
-        f"Decode batch. #running-req: {len(batch.decode_rows)}, #token: {tokens}, "
+        f"Decode batch. #running-req: {batch.answering_rows}, #token: {tokens}, "
         f"token usage: {status.usage_ratio:.2f}, gen throughput (token/s): {rate:.2f}, "
         f"#queue-req: {status.queued_requests}"
     )
+
+
+def draft_text(drafted_tokens: int, accepted_tokens: int) -> str:
+    """Of the steps since the last line; empty if they verified nothing."""
+    if not drafted_tokens:
+        return ""
+    return f", #draft-token: {drafted_tokens}, #accepted-token: {accepted_tokens}"
 
 
 class StepLog:
@@ -258,6 +270,8 @@ class StepLog:
         self._decode_steps = 0
         self._last_seconds = -math.inf
         """When the last decode line was written."""
+        self._drafted_tokens = self._accepted_tokens = 0
+        """Until then."""
 
     def step(self, batch: Batch, status: Status, now_seconds: float) -> None:
         """After the step; `status` is as the step left it."""
@@ -267,11 +281,18 @@ class StepLog:
             if line := chunk_line(status):
                 logger.info(line)
             return
-        if not batch.decode_rows:
+        if not batch.answering_rows:
             return
         self._decode_steps += 1
         since = now_seconds - self._last_seconds
         if self._decode_steps >= DECODE_LINE_STEPS and since >= DECODE_LINE_SECONDS:
             self._decode_steps, self._last_seconds = 0, now_seconds
             rate = self._pace.take_decode_rate(now_seconds)
-            logger.info(decode_line(batch, status, self._page_size, rate))
+            line = decode_line(batch, status, self._page_size, rate)
+            logger.info(line + self._drafts(status))
+
+    def _drafts(self, status: Status) -> str:
+        drafted, accepted = status.drafted_tokens, status.accepted_tokens
+        text = draft_text(drafted - self._drafted_tokens, accepted - self._accepted_tokens)
+        self._drafted_tokens, self._accepted_tokens = drafted, accepted
+        return text

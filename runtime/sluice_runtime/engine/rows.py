@@ -4,14 +4,14 @@
 and pages without knowing any token; the device has a copy of the page table, and it alone has the
 last tokens, which a step hands to the next one.
 
-The inputs are flat token tensors: extend rows first, then decode rows, for one forward pass. First
-comes what the host knows, which needs no device, then what the device gets. The number of
-operations does not depend on how many rows decode.
+The inputs are flat token tensors: extend rows first, then rows that are verified, then decode rows,
+for one forward pass. First comes what the host knows, which needs no device, then what the device
+gets. The number of operations does not depend on how many rows decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from sluice_runtime.engine.device import Device
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import Numbers, RowNumbers, TokenLayout
-from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.batch import Batch, ExtendRow, RowTrimmed, VerifyRow
 
 
 class RowTable:
@@ -46,23 +46,25 @@ class RowTable:
         """Sampled last, not in the pool yet: the input of a decode step. On the device."""
         self._changed: list[Numbers] = []
         """Places in the page table that the device does not have yet."""
-        self._resumed_tokens: dict[int, int] = {}
+        self._known_tokens: dict[int, int] = {}
         """By row, last tokens that the device does not have yet."""
         self._to_clear: list[int] = []
         """Pages that are to be zeroed."""
 
     def apply(self, batch: Batch) -> None:
-        """Pages replaced, rows dropped, rows added, pages appended: in this order. `send` follows
-        before anything of the batch is computed."""
+        """Pages replaced, rows trimmed, rows dropped, rows added, pages appended: in this order.
+        `send` follows before anything of the batch is computed."""
         for replaced in batch.replaced_pages:
             self._set_pages(replaced.row, replaced.first, replaced.page_ids)
+        for trimmed in batch.trimmed_rows:
+            self._trim(trimmed)
         for row in batch.dropped_rows:
             self._drop(row)
         resumed = {added.row for added in batch.added_rows if added.computed_tokens}
         for added in batch.added_rows:
             if added.row in resumed:
                 self.lengths[added.row] = added.computed_tokens
-                self._resumed_tokens[added.row] = added.last_token
+                self._known_tokens[added.row] = added.last_token
         for appended in batch.appended_pages:
             first = self._page_counts[appended.row]
             self._set_pages(appended.row, first, appended.page_ids)
@@ -73,20 +75,20 @@ class RowTable:
 
     def send(self) -> None:
         """Brings the device up to date; what memory was too short for stays for the next time."""
-        if not (self._changed or self._resumed_tokens or self._to_clear):
+        if not (self._changed or self._known_tokens or self._to_clear):
             return
         # Places may be there twice; their values are those of now, so it does not matter.
         places = np.concatenate(self._changed) if self._changed else column(())
-        resumed = self._resumed_tokens
-        columns = (places, self.pages.ravel()[places], column(resumed), column(resumed.values()))
+        known = self._known_tokens
+        columns = (places, self.pages.ravel()[places], column(known), column(known.values()))
         at, pages, rows, tokens, cleared = self._device.upload((*columns, column(self._to_clear)))
         if self._changed:
             self.page_table.view(-1).index_copy_(0, at, pages)
-        if resumed:
+        if known:
             self.last_tokens.index_copy_(0, rows, tokens)
         if self._to_clear:
             self._pool.clear(cleared)
-        self._changed, self._resumed_tokens, self._to_clear = [], {}, []
+        self._changed, self._known_tokens, self._to_clear = [], {}, []
 
     def _clear_last_pages(self, batch: Batch, resumed: set[int]) -> None:
         """Of a row that is resumed, only a page that it gets to go on: it comes second."""
@@ -95,6 +97,13 @@ class RowTable:
                 resumed.remove(appended.row)
             else:
                 self._to_clear.append(appended.page_ids[-1])
+
+    def _trim(self, trimmed: RowTrimmed) -> None:
+        row, pages = trimmed.row, trimmed.pages
+        self._set_pages(row, pages, (self._pool.padding_page,) * (self._page_counts[row] - pages))
+        self._page_counts[row] = pages
+        self.lengths[row] = trimmed.length
+        self._known_tokens[row] = trimmed.last_token
 
     def _drop(self, row: int) -> None:
         self._set_pages(row, 0, (self._pool.padding_page,) * self._page_counts[row])
@@ -115,7 +124,8 @@ def column(values: Iterable[int]) -> Numbers:
 
 @dataclass(frozen=True)
 class HostInputs:
-    """A step of n tokens in r rows, of which m get a token; known without any token drawn."""
+    """A step of n tokens in r rows, of which m are followed by a sampled one; known without any
+    token drawn."""
 
     token_ids: Numbers
     """[n]; those of decode rows, which come last, are not known here."""
@@ -127,10 +137,13 @@ class HostInputs:
     """[n]"""
     rows: RowNumbers
     extends: int
-    sampling: Numbers
-    """[m] which of the r rows sample."""
+    """Rows of several tokens: those that extend, then those that are verified."""
+    sampled_tokens: Numbers
+    """[m] indices into the n tokens."""
+    sampled_rows: Numbers
+    """[m] their rows."""
     sampling_rows: tuple[int, ...]
-    """[m] See `Batch.sampling_rows`."""
+    """[m] The same, see `Batch.sampling_rows`."""
 
     @property
     def decodes(self) -> int:
@@ -138,8 +151,8 @@ class HostInputs:
 
     @property
     def sampled_contexts(self) -> Numbers:
-        """[m] tokens of each sampled row after this step: the position of the sampled token."""
-        return self.rows.contexts[self.sampling]
+        """[m] tokens before each sampled one: its position."""
+        return self.positions[self.sampled_tokens] + 1
 
 
 @dataclass(frozen=True)
@@ -160,7 +173,8 @@ class StepInputs:
 def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:
     """Reads the rows after the deltas of the batch were applied and before the step runs."""
     # numpy: for such small arrays torch takes five times as long, and wakes its threads for some.
-    extends, page_size = batch.extend_rows, rows.page_size
+    page_size = rows.page_size
+    extends: Sequence[ExtendRow | VerifyRow] = batch.extend_rows + batch.verify_rows
     numbers = column([*(extend.row for extend in extends), *batch.decode_rows])
     decoding = numbers[len(extends) :]
     starts = np.append(column([extend.start for extend in extends]), rows.lengths[decoding])
@@ -172,8 +186,11 @@ def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:
     # For every token: its row, and its position in it.
     token_rows = numbers.repeat(counts)
     positions = np.arange(len(token_rows)) + (contexts - ends).repeat(counts)
-    sampling = [i for i, extend in enumerate(extends) if extend.samples]
-    sampling += range(len(extends), len(numbers))
+    prompts = len(batch.extend_rows)
+    sampling = [i for i, extend in enumerate(batch.extend_rows) if extend.samples]
+    # After prompts' tokens each token is followed by a sampled one.
+    behind = np.arange(int(ends[prompts - 1]) if prompts else 0, len(token_rows))
+    sampled_tokens = np.append(ends[column(sampling)] - 1, behind)
     return HostInputs(
         token_ids=np.append(prompt_ids, np.zeros_like(decoding)),
         positions=positions,
@@ -181,7 +198,8 @@ def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:
         offsets=positions % page_size,
         rows=RowNumbers(numbers, np.append(0, ends), contexts),
         extends=len(extends),
-        sampling=column(sampling),
+        sampled_tokens=sampled_tokens,
+        sampled_rows=token_rows[sampled_tokens],
         sampling_rows=batch.sampling_rows,
     )
 
@@ -189,7 +207,7 @@ def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:
 def step_inputs(host: HostInputs, rows: RowTable, device: Device) -> StepInputs:
     """One copy to the device; decode rows get their token from `rows`, which must be up to date
     there."""
-    numbers, sampling = host.rows, host.sampling
+    numbers = host.rows
     (
         token_ids, positions, pages, offsets,
         row_numbers, begins, contexts,
@@ -197,7 +215,7 @@ def step_inputs(host: HostInputs, rows: RowTable, device: Device) -> StepInputs:
     ) = device.upload((
         host.token_ids, host.positions, host.pages, host.offsets,
         numbers.rows, numbers.begins, numbers.contexts,
-        numbers.begins[sampling + 1] - 1, numbers.rows[sampling],
+        host.sampled_tokens, host.sampled_rows,
     ))  # fmt: skip
     if host.decodes:
         decoding = row_numbers[host.extends :]

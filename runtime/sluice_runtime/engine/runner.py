@@ -130,9 +130,8 @@ class Runner:
         if self._matchers.used:
             self._matchers.follow(batch)
         host = host_inputs(batch, self._rows)
-        tensors = (
-            f"activations of {len(host.token_ids)} tokens and logits of {len(host.sampling)} rows"
-        )
+        tokens, logits = len(host.token_ids), len(host.sampled_tokens)
+        tensors = f"activations of {tokens} tokens and logits of {logits} rows"
         try:
             with allocation(f"{batch.mode} step", tensors, STEP_SETTINGS, StepOutOfMemoryError):
                 read = self._compute(batch, host)
@@ -202,7 +201,7 @@ class Runner:
     ) -> tuple[Tensor, StepLogprobs | None]:
         """[n, h] → [m] tokens, and logprobs of the rows that ask; logits are computed for the m
         rows that sample and no others."""
-        if not len(host.sampling):
+        if not len(host.sampled_tokens):
             return inputs.sampled_rows, None
         logits = self._model.logits(hidden[inputs.sampled_tokens])
         if self._on_logits is not None:
@@ -213,7 +212,8 @@ class Runner:
         if self._model.group.size > 1:
             tokens = self._model.group.from_first(tokens)
         # A row that got NO_TOKEN may already be in a step launched ahead. Its result there is
-        # dropped, but its last token must be a valid input.
+        # dropped, but its last token must be a valid input. That of a verified row is in the next
+        # batch.
         self._rows.last_tokens.index_copy_(0, inputs.sampled_rows, tokens.clamp(min=0))
         return tokens, step_logprobs
 

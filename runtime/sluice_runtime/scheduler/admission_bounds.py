@@ -1,5 +1,7 @@
-"""What bounds admission besides the budgets of a step. Values in, answers out; made for each step.
+"""What bounds admission besides the budgets of a step. Values in, answers out; all but `Refusals`
+made for each step.
 
+Refusals           which requests are not taken at all
 AdapterSlots       how many different adapters the rows may have
 Share              how a step is shared between a prompt that is cut and those behind it
 PrefixesInFlight   who waits a step or two, for a prefix that another request computes now
@@ -9,20 +11,70 @@ Locking, Unlocking what locks on the prefix tree would take from the evictable p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from sluice_runtime.scheduler.kv_allocator import pages_for
+from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
+from sluice_runtime.scheduler.limits import (
+    Limits,
+    queue_full,
+    refusal,
+    shrunk_refusal,
+    without,
+)
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node
 from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.wire.messages import Generate, Refusal, TokenDelta
 
 CLAIM_SECONDS: Final = 5.0
 """How long a request waits for a slot beside others before it claims one."""
 WORTH_WAITING_TOKENS: Final = 32
 """A shared prefix must be longer than the cached one by so much."""
+
+
+class Refusals:
+    """Which requests an engine does not take, and why."""
+
+    def __init__(self, settings: SchedulerSettings, table: RequestTable, kv: KvAllocator) -> None:
+        self._settings = settings
+        self._table = table
+        self._kv = kv
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the pool that is left."""
+        retired_tokens = self._kv.retired_pages * self._settings.page_size
+        return without(self._settings.limits, retired_tokens)
+
+    def refused(self, message: Generate, adapters: Mapping[str, str]) -> TokenDelta | None:
+        """The end of a request that is not taken; `adapters`: those there are, by key."""
+        kind: Refusal | None = None
+        if not (error := self._invalid(message)):
+            error, kind = self.shrunk(len(message.token_ids)), "unavailable"
+        if not error:
+            error = adapter_refusal(message.adapter, adapters)
+        if not error:
+            error, kind = queue_full(self._settings, len(self._table)), "overloaded"
+        if not error:
+            return None
+        return TokenDelta(message.request_id, (), "error", error, refusal=kind)
+
+    def shrunk(self, known_tokens: int) -> str | None:
+        """Why so many tokens fitted when the engine started and do not now; None if they do."""
+        if not self._kv.retired_pages:
+            return None
+        return shrunk_refusal(self._settings.limits, self.limits, known_tokens)
+
+    def _invalid(self, message: Generate) -> str | None:
+        if message.request_id in self._table:
+            return f"request id {message.request_id!r} is in use"
+        if message.max_tokens < 0:
+            return f"max_tokens {message.max_tokens} is not allowed; allowed: at least 0"
+        return refusal(self._settings.limits, len(message.prompt_ids))
 
 
 class AdapterSlots:

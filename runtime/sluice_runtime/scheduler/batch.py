@@ -4,6 +4,9 @@ A batch is a delta against rows that persist in the runner: rows added, pages ap
 extend, rows that decode, rows dropped. It is complete, frozen and serialisable, so that ranks of a
 tensor parallel group can receive it and CUDA graphs can pad it. It knows no tensor.
 
+A row with drafts is verified: its last token and its drafts are computed at once, and a token is
+drawn after each of them. How many of these it keeps is in the next batch.
+
 A decode row carries no token: its input is the last token sampled for that row, which the runner
 keeps. So a batch can be made before the results of the one before it have been read.
 
@@ -31,6 +34,9 @@ class ForwardMode(StrEnum):
     EXTEND = "EXTEND"
     DECODE = "DECODE"
     MIXED = "MIXED"
+    """Prompts beside rows that decode or are verified."""
+    TARGET_VERIFY = "TARGET_VERIFY"
+    """Rows are verified, beside rows that decode; no prompts."""
     IDLE = "IDLE"
     """No forward pass: rows are dropped, or outcomes reported, and that is all."""
 
@@ -77,6 +83,17 @@ class PagesAppended(msgspec.Struct, frozen=True, array_like=True):
     page_ids: tuple[int, ...]
 
 
+class RowTrimmed(msgspec.Struct, frozen=True, array_like=True):
+    """What a row has after the step that verified its drafts."""
+
+    row: int
+    length: int
+    """Tokens whose keys and values hold; those of refused drafts lie behind them."""
+    pages: int
+    """Its first ones stay, the others have gone."""
+    last_token: int
+
+
 class ExtendRow(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, start + len(token_ids)) of a row: a whole prompt or a chunk of one."""
 
@@ -88,6 +105,15 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True):
     """Whether the next token is drawn after it; never for a chunk that more chunks follow."""
 
 
+class VerifyRow(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, start + len(token_ids)) of a row: its last token, and at least one draft. A
+    token is drawn after each."""
+
+    row: int
+    start: int
+    token_ids: tuple[int, ...]
+
+
 class Batch(msgspec.Struct, frozen=True):
     """One step. Applied in the order of the fields: a dropped row may be added again at once, and
     a page that was replaced may be another row's already."""
@@ -95,19 +121,35 @@ class Batch(msgspec.Struct, frozen=True):
     step: int
     mode: ForwardMode
     replaced_pages: tuple[PagesReplaced, ...] = ()
+    trimmed_rows: tuple[RowTrimmed, ...] = ()
     dropped_rows: tuple[int, ...] = ()
     added_rows: tuple[RowAdded, ...] = ()
     appended_pages: tuple[PagesAppended, ...] = ()
     extend_rows: tuple[ExtendRow, ...] = ()
+    verify_rows: tuple[VerifyRow, ...] = ()
     decode_rows: tuple[int, ...] = ()
     """Rows advanced by one token: input is their last sampled token, start is their length."""
     decode_context_tokens: int = 0
-    """Tokens that the decode rows attend to, their new ones included: what the step costs."""
+    """Tokens that decode rows and verified rows attend to, without drafts: what the step costs."""
 
     @property
     def sampling_rows(self) -> tuple[int, ...]:
-        """Rows for which a token is drawn, in the order in which results are returned."""
-        return (*(extend.row for extend in self.extend_rows if extend.samples), *self.decode_rows)
+        """The row of each token that is drawn, in the order in which results are returned."""
+        prompts = tuple([extend.row for extend in self.extend_rows if extend.samples])
+        if not self.verify_rows:
+            return prompts + self.decode_rows
+        verified = tuple([row.row for row in self.verify_rows for _ in row.token_ids])
+        return prompts + verified + self.decode_rows
+
+    @property
+    def answering_rows(self) -> int:
+        """Rows that get at least one more token of their answer."""
+        return len(self.decode_rows) + len(self.verify_rows)
+
+    @property
+    def draft_tokens(self) -> int:
+        """Drafts that this step verifies."""
+        return sum(len(row.token_ids) - 1 for row in self.verify_rows)
 
     @property
     def cached_tokens(self) -> int:
@@ -121,15 +163,17 @@ class Batch(msgspec.Struct, frozen=True):
         return sum(len(extend.token_ids) for extend in self.extend_rows)
 
 
-def forward_mode(extends: bool, decodes: bool) -> ForwardMode:
-    """The mode of a batch with or without extend rows and decode rows."""
+def forward_mode(extends: bool, decodes: bool, verifies: bool = False) -> ForwardMode:
+    """The mode of a batch with or without rows of each kind."""
     if extends:
-        return ForwardMode.MIXED if decodes else ForwardMode.EXTEND
+        return ForwardMode.MIXED if decodes or verifies else ForwardMode.EXTEND
+    if verifies:
+        return ForwardMode.TARGET_VERIFY
     return ForwardMode.DECODE if decodes else ForwardMode.IDLE
 
 
 class StepShape(NamedTuple):
-    """What one forward pass computes."""
+    """What one forward pass computes, but for drafts."""
 
     extend_tokens: int = 0
     """Prompt tokens."""
@@ -146,7 +190,7 @@ def shape_of(batch: Batch) -> StepShape:
     return StepShape(
         extend_tokens=sum(tokens for _, tokens in extends),
         extend_context_products=sum(context_products(*extend) for extend in extends),
-        decode_rows=len(batch.decode_rows),
+        decode_rows=batch.answering_rows,
         decode_context_tokens=batch.decode_context_tokens,
     )
 
@@ -161,7 +205,8 @@ SampledRow = tuple[int, TokenLogprob | None, list[TokenLogprob] | None]
 
 
 class SampledTokens(msgspec.Struct, frozen=True):
-    """Result of a step: one token, or NO_TOKEN, for each of its `sampling_rows`, in that order."""
+    """Result of a step: one token, or NO_TOKEN, for each of its `sampling_rows`, in that order. Of
+    a verified row they are what would be drawn if all drafts before were right."""
 
     step: int
     token_ids: tuple[int, ...] = ()
@@ -212,3 +257,5 @@ class StepOutcome(NamedTuple):
     deltas: list[TokenDelta]
     finished_chunks: tuple[FinishedChunk, ...] = ()
     """Empty unless `SchedulerSettings.report_chunks`."""
+    accepted_tokens: int = 0
+    """Drafts of the step that answers keep."""

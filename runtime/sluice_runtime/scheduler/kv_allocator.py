@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
-from sluice_runtime.scheduler.batch import PagesReplaced
+from sluice_runtime.scheduler.batch import PagesReplaced, RowTrimmed
 from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, Node, PrefixCache
 from sluice_runtime.scheduler.request import Fence, Phase, Request, lock_of, row_of
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -159,6 +159,7 @@ class KvAllocator:
         self._leases: PageLeases[DeferredFree] = PageLeases()
         self._dropped_rows: list[int] = []
         self._replaced: list[PagesReplaced] = []
+        self._trimmed: list[RowTrimmed] = []
         self.evicted_pages = 0
         """Since the start."""
 
@@ -237,6 +238,23 @@ class KvAllocator:
             request.page_ids.append(page)
         return pages
 
+    def append_draft_pages(self, request: Request, drafts: int) -> list[int]:
+        """Pages that so many drafts need behind its computed tokens."""
+        pages = pages_for(request.computed_tokens + drafts, self._page_size)
+        appended = self._allocate(max(0, pages - len(request.page_ids)))
+        request.page_ids += appended
+        return appended
+
+    def trim(self, request: Request) -> None:
+        """After its drafts were verified: gives back pages behind what is computed, and tells the
+        runner."""
+        kept = pages_for(request.computed_tokens, self._page_size)
+        refused = request.page_ids[kept:]
+        del request.page_ids[kept:]
+        self._defer_free(DeferredFree(refused), request)
+        length, last_token = request.computed_tokens, request.token_ids[-1]
+        self._trimmed.append(RowTrimmed(row_of(request), length, kept, last_token))
+
     def cache_unfinished(self, request: Request) -> None:
         """Lets others find what is computed of a request, in whole pages; pages that turn out to be
         duplicates are replaced in its row, and go."""
@@ -310,6 +328,11 @@ class KvAllocator:
         """Changes of rows' pages since the last call."""
         replaced, self._replaced = tuple(self._replaced), []
         return replaced
+
+    def take_trimmed_rows(self) -> tuple[RowTrimmed, ...]:
+        """Rows whose drafts were verified since the last call; some may have been dropped since."""
+        trimmed, self._trimmed = tuple(self._trimmed), []
+        return trimmed
 
     def check_integrity(self, requests: Collection[Request]) -> None:
         """Asserts that each page and each row is free, cached or someone's; never two of these."""

@@ -118,7 +118,8 @@ class Pacing:
         shape = shape_of(batch)
         self._budget = budget or self._budget
         self._budgets[self._budget.reason] += bool(shape.extend_tokens)
-        self._in_flight[batch.step] = _PendingStep(shape, now, self.cost.seconds(shape))
+        predicted = 0.0 if batch.verify_rows else self.cost.seconds(shape)
+        self._in_flight[batch.step] = _PendingStep(shape, now, predicted)
 
     def landed(self, batch: Batch, now: float) -> None:
         """Its results are in."""
@@ -127,12 +128,18 @@ class Pacing:
         self._landed_seconds, self._step_seconds = now, now - since
         if self._last.shape.extend_tokens:
             self._last_extend, self._last_extend_seconds = self._last.shape, self._step_seconds
-        self.cost.observe(self._last.shape, self._step_seconds)
+        if not batch.verify_rows:  # a draft is neither a prompt token nor a decode row
+            self.cost.observe(self._last.shape, self._step_seconds)
         self._choice.observe(self._last.shape)
 
     def rest(self) -> None:
         """There is nothing to do: the time from here is no part of the next step."""
         self._landed_seconds = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the last step that ended."""
+        return self._step_seconds
 
     def status(self) -> PaceStatus:
         return PaceStatus(

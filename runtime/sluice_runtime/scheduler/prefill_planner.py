@@ -8,7 +8,7 @@ told, and what requests have after the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -27,7 +27,13 @@ from sluice_runtime.scheduler.admission import (
     plan_prefill,
 )
 from sluice_runtime.scheduler.admission_bounds import AdapterSlots, PrefixesInFlight
-from sluice_runtime.scheduler.batch import Batch, ExtendRow, PagesAppended, forward_mode
+from sluice_runtime.scheduler.batch import (
+    Batch,
+    ExtendRow,
+    PagesAppended,
+    VerifyRow,
+    forward_mode,
+)
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.policies import PolicyContext, admission_order
@@ -204,6 +210,11 @@ ROW: Final = attrgetter("row")
 """Of a running request, which has one."""
 
 
+Drafts = Mapping[Request, tuple[int, ...]]
+"""By request, what its row verifies; requests that verify nothing are missing."""
+NO_DRAFTS: Final[Drafts] = {}
+
+
 class BatchWriter:
     """Makes every batch."""
 
@@ -217,23 +228,28 @@ class BatchWriter:
         starting: Sequence[Request],
         prefill: Sequence[PrefillItem],
         decode: Sequence[Request],
+        drafts: Drafts = NO_DRAFTS,
     ) -> Batch:
         """`starting`: requests that the runner does not know, of `prefill` or resumed; `decode`:
-        none, or all that are ready."""
+        none, or all that are ready; `drafts`: of some of these, whose rows are verified instead."""
         added = tuple([row_added(request) for request in starting])
         started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
         for request in starting:
             request.row_announced = True
         opened, context_tokens = self._advance(decode) if decode else ([], 0)
+        verify = [self._verify(request, drafted, opened) for request, drafted in drafts.items()]
+        plain = [request for request in decode if request not in drafts] if drafts else decode
         return Batch(
             step=step,
-            mode=forward_mode(bool(prefill), bool(decode)),
+            mode=forward_mode(bool(prefill), bool(decode), bool(drafts)),
             replaced_pages=self._kv.take_replaced_pages(),
+            trimmed_rows=self._kv.take_trimmed_rows(),
             dropped_rows=self._kv.take_dropped_rows(),
             added_rows=added,
             appended_pages=(*started, *opened),
             extend_rows=tuple([self._extend(item) for item in prefill]),
-            decode_rows=tuple(map(ROW, decode)),
+            verify_rows=tuple(verify),
+            decode_rows=tuple(map(ROW, plain)),
             decode_context_tokens=context_tokens,
         )
 
@@ -250,6 +266,16 @@ class BatchWriter:
             for request, page in zip(requests, pages, strict=True)
         ]
         return opened, context_tokens
+
+    def _verify(
+        self, request: Request, drafted: tuple[int, ...], opened: list[PagesAppended]
+    ) -> VerifyRow:
+        """Of a request that was advanced: its last token is known. Notes in `opened` the pages of
+        its drafts."""
+        if pages := self._kv.append_draft_pages(request, len(drafted)):
+            opened.append(PagesAppended(row_of(request), tuple(pages)))
+        last = request.computed_tokens - 1
+        return VerifyRow(row_of(request), last, (request.token_ids[last], *drafted))
 
     def _extend(self, item: PrefillItem) -> ExtendRow:
         self._table.prefill(item.request, item.end, cut=item.cut)

@@ -237,39 +237,21 @@ class Running(Collection[Request]):
 
     def join(self, request: Request) -> None:
         """The step that is being made computes the rest of its prompt: it decodes in the next."""
-        left = max(0, request.remaining_tokens)
-        timeline = _Timeline(request.computed_tokens - self._tick, self._tick + left)
-        self._timelines[request] = timeline
-        self._needs_page_at_tick[-timeline.tokens_minus_tick % self._page_size][request] = None
-        if not left:
-            self._last_token_in_flight.add(request)
-            return
-        self.context_tokens += request.computed_tokens
-        self._expected[request.ignore_eos] += min(left, RESERVED_TOKENS_CLIP)
-        self._ending[timeline.last_tick].add(request)
-        if timeline.above_clip_until > self._tick:
-            self._above_reserve_clip[timeline.above_clip_until].add(request)
-        else:
-            self._decreasing[request.ignore_eos] += 1
+        self._enter(request)
 
     def leave(self, request: Request) -> None:
         """Does nothing for a request that is not here. Its own token counts are not read: it may
         have given back what it held."""
-        timeline = self._timelines.pop(request, None)
-        if timeline is None:
-            return
-        del self._needs_page_at_tick[-timeline.tokens_minus_tick % self._page_size][request]
-        if request in self._last_token_in_flight:
-            self._last_token_in_flight.remove(request)
-            return
-        self.context_tokens -= timeline.tokens_minus_tick + self._tick
-        left = min(timeline.last_tick - self._tick, RESERVED_TOKENS_CLIP)
-        self._expected[request.ignore_eos] -= left
-        _cancel(self._ending, timeline.last_tick, request)
-        if timeline.above_clip_until > self._tick:
-            _cancel(self._above_reserve_clip, timeline.above_clip_until, request)
-        else:
-            self._decreasing[request.ignore_eos] -= 1
+        if request in self._timelines:
+            self._withdraw(request)
+            del self._timelines[request]
+
+    def skip(self, request: Request, tokens: int) -> None:
+        """The last step gave it so many tokens beside the one that all get. It keeps its place."""
+        if tokens:
+            self._withdraw(request)
+            request.computed_tokens += tokens
+            self._enter(request)
 
     def advance(self, decoding: Collection[Request], steps: int = 1) -> None:
         """The next step decodes `decoding`, which are all that are ready. More than one step only
@@ -292,6 +274,37 @@ class Running(Collection[Request]):
         assert self.context_tokens == computed, "the context is off"
         needing = set(rows_needing_page(ready, self._page_size))
         assert set(self.rows_needing_page()) == needing, "a page is missed"
+
+    def _enter(self, request: Request) -> None:
+        left = max(0, request.remaining_tokens)
+        timeline = _Timeline(request.computed_tokens - self._tick, self._tick + left)
+        self._timelines[request] = timeline
+        self._needs_page_at_tick[-timeline.tokens_minus_tick % self._page_size][request] = None
+        if not left:
+            self._last_token_in_flight.add(request)
+            return
+        self.context_tokens += request.computed_tokens
+        self._expected[request.ignore_eos] += min(left, RESERVED_TOKENS_CLIP)
+        self._ending[timeline.last_tick].add(request)
+        if timeline.above_clip_until > self._tick:
+            self._above_reserve_clip[timeline.above_clip_until].add(request)
+        else:
+            self._decreasing[request.ignore_eos] += 1
+
+    def _withdraw(self, request: Request) -> None:
+        timeline = self._timelines[request]
+        del self._needs_page_at_tick[-timeline.tokens_minus_tick % self._page_size][request]
+        if request in self._last_token_in_flight:
+            self._last_token_in_flight.remove(request)
+            return
+        self.context_tokens -= timeline.tokens_minus_tick + self._tick
+        left = min(timeline.last_tick - self._tick, RESERVED_TOKENS_CLIP)
+        self._expected[request.ignore_eos] -= left
+        _cancel(self._ending, timeline.last_tick, request)
+        if timeline.above_clip_until > self._tick:
+            _cancel(self._above_reserve_clip, timeline.above_clip_until, request)
+        else:
+            self._decreasing[request.ignore_eos] -= 1
 
     def _next_event(self, last: int) -> int:
         """The first tick at which more than lengths changes, or `last`."""

@@ -13,9 +13,9 @@ and what needs to know that token waits for the results.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Final
 
 import msgspec
@@ -26,29 +26,21 @@ from sluice_runtime.scheduler.admission import (
     RetractionPlan,
     plan_retraction,
 )
-from sluice_runtime.scheduler.admission_bounds import adapter_refusal
+from sluice_runtime.scheduler.admission_bounds import Refusals
 from sluice_runtime.scheduler.batch import (
     NO_TOKEN,
     Batch,
     FinishedChunk,
-    ForwardMode,
     Preallocated,
     SampledRow,
     SampledTokens,
     StepOutcome,
 )
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, PageAllocator, pages_for
-from sluice_runtime.scheduler.limits import (
-    Limits,
-    max_new_tokens,
-    queue_full,
-    refusal,
-    shrunk_refusal,
-    without,
-)
+from sluice_runtime.scheduler.limits import max_new_tokens
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.preallocation import Preallocations
-from sluice_runtime.scheduler.prefill_planner import BatchWriter, PrefillPlanner
+from sluice_runtime.scheduler.prefill_planner import NO_DRAFTS, BatchWriter, PrefillPlanner
 from sluice_runtime.scheduler.request import (
     Fence,
     Phase,
@@ -60,7 +52,8 @@ from sluice_runtime.scheduler.request import (
 )
 from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
-from sluice_runtime.scheduler.status import Status, progress_of
+from sluice_runtime.scheduler.speculation import Speculation
+from sluice_runtime.scheduler.status import Counts, Status, status_of
 from sluice_runtime.wire.messages import FinishReason, Generate, Refusal, TokenDelta
 
 NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn"
@@ -71,7 +64,8 @@ class PendingStep:
     """A launched step whose results are not in."""
 
     prefill: tuple[PrefillItem, ...]
-    decode: list[Request]
+    decode: Sequence[Request]
+    verify: Sequence[Request] = ()
 
 
 class Scheduler:
@@ -84,7 +78,10 @@ class Scheduler:
         self._ratio = NewTokenRatio(settings.conservativeness)
         self._pacing = Pacing(settings)
         self._table = RequestTable(settings.page_size)
+        self._refusals = Refusals(settings, self._table, self._kv)
         self._planner = PrefillPlanner(settings, self._table, self._kv, self._pacing, self._ratio)
+        drafts = settings.draft_tokens
+        self._speculation = Speculation(settings, self._table, self._kv) if drafts else None
         self._preallocations = Preallocations(settings, self._table, self._kv)
         self._writer = BatchWriter(self._table, self._kv)
         self._aborting: list[Request] = []
@@ -95,12 +92,7 @@ class Scheduler:
         self._adapters: Mapping[str, str] = {}
         self._finished_chunks: list[FinishedChunk] = []
         self._step = 0
-        self._steps: Counter[str] = Counter({mode.value: 0 for mode in ForwardMode})
-        self._admission_reason = PrefillPlan().reason
-        self._retractions = 0
-        self._chunk_cuts = 0
-        self._received_prompt_tokens = 0
-        self._finished_requests = 0
+        self._counts = Counts()
 
     def add(self, message: Generate, transfer: Fence | None = None) -> None:
         """Queues a request. One that can never run ends at once, and `process` reports it.
@@ -113,7 +105,7 @@ class Scheduler:
         if not self._settled(message, request):
             self._table.add(request)
             cached_tokens = self._kv.matched_tokens(request)
-            self._received_prompt_tokens += len(request.token_ids) - cached_tokens
+            self._counts.received_prompt_tokens += len(request.token_ids) - cached_tokens
 
     def add_remote(self, message: Generate) -> None:
         """Queues a request whose prompt another engine computes. It can be aborted at any time."""
@@ -196,6 +188,8 @@ class Scheduler:
         """What to run now. None when there is nothing to run and nothing to report, or nothing can
         run before the results of the batch in flight are in."""
         self._drop_aborted()
+        if self._pending and self._speculation and self._awaits_tokens(self._speculation):
+            return None
         launched = [item.request for step in self._pending.values() for item in step.prefill]
         leaving = self._plan_retraction(now, launched)
         if leaving.needed and self._pending:
@@ -215,40 +209,21 @@ class Scheduler:
         pending = self._pending.pop(batch.step)
         self._kv.landed(batch.step)
         self._pacing.landed(batch, now)
+        accepted_tokens = 0
         if result.error:
             self._step_failed(pending, result.error)
         else:
-            self._take_in(batch, pending, result)
+            accepted_tokens = self._take_in(batch, pending, result)
+        if self._speculation:
+            self._speculation.landed(batch, self._pacing.step_seconds)
         deltas, self._deltas = self._deltas, []
         chunks, self._finished_chunks = tuple(self._finished_chunks), []
-        return StepOutcome(deltas, chunks)
+        return StepOutcome(deltas, chunks, accepted_tokens)
 
     def status(self) -> Status:
         """A frozen view for logs, metrics and the load report."""
-        prefilling = self._table.prefilling
-        uncomputed = prefilling.uncomputed_tokens if prefilling else 0
-        return Status(
-            queued_requests=len(self._table.waiting) + len(self._table.awaiting_pages),
-            queued_tokens=self._table.waiting.tokens + uncomputed,
-            running_requests=(
-                len(self._table.running) + len(self._table.preallocated) + (prefilling is not None)
-            ),
-            awaiting_pages=len(self._table.awaiting_pages),
-            preallocated=len(self._table.preallocated),
-            pages_total=self._kv.total_pages,
-            pages_free=self._kv.free_pages,
-            pages_evictable=self._kv.evictable_pages,
-            evicted_pages=self._kv.evicted_pages,
-            new_token_ratio=self._ratio.value,
-            beta=self._ratio.beta,
-            prefilling=progress_of(prefilling),
-            admission_reason=self._admission_reason,
-            retractions=self._retractions,
-            chunk_cuts=self._chunk_cuts,
-            received_prompt_tokens=self._received_prompt_tokens,
-            finished_requests=self._finished_requests,
-            steps=dict(self._steps),
-            pace=self._pacing.status(),
+        return status_of(
+            self._counts, self._table, self._kv, self._ratio, self._pacing, self._speculation
         )
 
     def check_integrity(self) -> None:
@@ -256,60 +231,28 @@ class Scheduler:
         self._kv.check_integrity(self._table.requests)
         self._table.running.check_integrity()
 
-    @property
-    def _limits(self) -> Limits:
-        """The limits of the pool that is left."""
-        retired_tokens = self._kv.retired_pages * self._settings.page_size
-        return without(self._settings.limits, retired_tokens)
-
     # Before a batch: who leaves.
 
     def _request_from(self, message: Generate) -> Request:
-        longest = max_new_tokens(self._limits, len(message.prompt_ids))
+        longest = max_new_tokens(self._refusals.limits, len(message.prompt_ids))
         folder = self._adapters.get(message.adapter, "")
         return request_from(message, min(message.max_tokens, longest), folder)
 
     def _settled(self, message: Generate, request: Request) -> bool:
         """Whether the request is refused or has ended already; then `process` reports it."""
-        if self._refused(message):
+        if refused := self._refusals.refused(message, self._adapters):
+            self._deltas.append(refused)
             return True
         if reason := end_of_resumed(request):
             self._deltas.append(TokenDelta(request.request_id, (), reason))
         return reason is not None
 
-    def _refused(self, message: Generate) -> bool:
-        """Whether the request is refused; then `process` reports why."""
-        kind: Refusal | None = None
-        if not (error := self._refusal(message)):
-            error, kind = self._shrunk(len(message.token_ids)), "unavailable"
-        if not error:
-            error = adapter_refusal(message.adapter, self._adapters)
-        if not error:
-            error, kind = queue_full(self._settings, len(self._table)), "overloaded"
-        if error:
-            refused = TokenDelta(message.request_id, (), "error", error, refusal=kind)
-            self._deltas.append(refused)
-        return error is not None
-
-    def _refusal(self, message: Generate) -> str | None:
-        if message.request_id in self._table:
-            return f"request id {message.request_id!r} is in use"
-        if message.max_tokens < 0:
-            return f"max_tokens {message.max_tokens} is not allowed; allowed: at least 0"
-        return refusal(self._settings.limits, len(message.prompt_ids))
-
-    def _shrunk(self, known_tokens: int) -> str | None:
-        """Why so many tokens fitted when the engine started and do not now; None if they do."""
-        if not self._kv.retired_pages:
-            return None
-        return shrunk_refusal(self._settings.limits, self._limits, known_tokens)
-
     def _fit(self, request: Request) -> None:
         """After pages were retired: a waiting request ends, or its answer is bounded anew."""
-        if error := self._shrunk(len(request.token_ids)):
+        if error := self._refusals.shrunk(len(request.token_ids)):
             self._fail(request, error, "unavailable")
         else:
-            most = self._limits.request_tokens
+            most = self._refusals.limits.request_tokens
             request.max_total_tokens = min(request.max_total_tokens, most)
             request.fast_path_until_tokens = min(request.fast_path_until_tokens, most - 1)
 
@@ -349,14 +292,25 @@ class Scheduler:
         self._step += 1
         starting = self._planner.start(plan, now)
         starting += self._newly_resumed()
-        batch = self._writer.write(self._step, starting, plan.items, decode)
-        self._pending[self._step] = PendingStep(plan.items, decode)
+        drafts = NO_DRAFTS
+        if self._speculation and decode and not self._pending:
+            drafts = self._speculation.plan(decode, plan.items)
+        batch = self._writer.write(self._step, starting, plan.items, decode, drafts)
+        if drafts:
+            decode = [request for request in decode if request not in drafts]
+        self._pending[self._step] = PendingStep(plan.items, decode, tuple(drafts))
         self._kv.launched(self._step)
         self._pacing.launched(batch, plan.budget, now)
-        self._admission_reason = plan.reason
-        self._steps[batch.mode] += 1
-        self._chunk_cuts += sum(item.cut for item in plan.items)
+        self._counts.admission_reason = plan.reason
+        self._counts.steps[batch.mode] += 1
+        self._counts.chunk_cuts += sum(item.cut for item in plan.items)
         return batch
+
+    def _awaits_tokens(self, speculation: Speculation) -> bool:
+        """Whether the next step begins where drafts in flight end, or is going to have some."""
+        if any(step.verify for step in self._pending.values()):
+            return True
+        return speculation.worth_waiting()
 
     def _newly_resumed(self) -> list[Request]:
         """Resumed requests that were not retracted and have not ended since."""
@@ -365,19 +319,29 @@ class Scheduler:
 
     # After a batch, and on the way out.
 
-    def _take_in(self, batch: Batch, pending: PendingStep, result: SampledTokens) -> None:
+    def _take_in(self, batch: Batch, pending: PendingStep, result: SampledTokens) -> int:
+        """Returns how many drafts answers keep."""
         rows = result.rows()
         for item, extend in zip(pending.prefill, batch.extend_rows, strict=True):
             self._prefilled(item, extend.token_ids, None if item.cut else next(rows))
+        accepted_tokens = sum(
+            self._verified(request, verify.token_ids[1:], rows)
+            for request, verify in zip(pending.verify, batch.verify_rows, strict=True)
+        )
         if result.logprobs:
             self._decoded_and_scored(pending.decode, rows)
         else:
             first = len(result.token_ids) - len(pending.decode)
             self._decoded(pending.decode, result.token_ids[first:])
+        return accepted_tokens
 
     def _step_failed(self, pending: PendingStep, error: str) -> None:
         """All requests of the step end; nothing that it computed serves others."""
-        for request in (*(item.request for item in pending.prefill), *pending.decode):
+        for request in (
+            *(item.request for item in pending.prefill),
+            *pending.decode,
+            *pending.verify,
+        ):
             if not request.ended:
                 self._fail(request, error, "out_of_memory", trusted=False)
 
@@ -410,6 +374,24 @@ class Scheduler:
             item.request.request_id, row, start, item.end, pages, cached + token_ids
         )
         self._finished_chunks.append(chunk)
+
+    def _verified(
+        self, request: Request, drafts: tuple[int, ...], rows: Iterator[SampledRow]
+    ) -> int:
+        """Takes tokens while they are those that were drafted, and the first that is not. What was
+        drawn after a wrong draft is dropped. Returns how many drafts the answer keeps."""
+        drawn, before = list(islice(rows, len(drafts) + 1)), len(request.token_ids)
+        for sampled, draft in zip_longest(drawn, drafts):
+            self._accept(request, sampled)
+            if sampled[0] != draft:
+                break
+        accepted = max(0, len(request.token_ids) - before - 1)
+        if self._speculation:
+            self._speculation.verified(request, len(drafts), accepted)
+        if not (request.ended or request.aborting):
+            self._table.running.skip(request, accepted)
+            self._kv.trim(request)
+        return accepted
 
     def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[SampledRow]) -> None:
         """The next token of each request, with scores."""
@@ -449,7 +431,7 @@ class Scheduler:
         """Back to the head of the queue; what it generated is prefilled again with its prompt."""
         self._kv.release(request)
         self._table.requeue(request, now)
-        self._retractions += 1
+        self._counts.retractions += 1
         if self._kv.retired_pages:
             self._fit(request)
 
@@ -471,7 +453,7 @@ class Scheduler:
         """The one terminal event of a request; `trusted`: what it computed may serve others."""
         if request.row is not None:
             self._kv.release(request, trusted=trusted)
-        self._finished_requests += reason in ("stop", "length")
+        self._counts.finished_requests += reason in ("stop", "length")
         if reason in ("stop", "length") and not request.ignore_eos:
             self._ratio.learn(request.output_tokens, request.max_tokens)
         self._table.end(request)

@@ -55,5 +55,7 @@ class SchedulerSettings:
     """Decides the budget of each step; None: it is chunk_size."""
     max_adapters: int = DEFAULT_MAX_LORAS_PER_BATCH
     """Most adapters of the requests that have rows."""
+    draft_tokens: int = 0
+    """Most drafts of a row that one step verifies; 0: no speculation."""
     ttft_seconds: float | None = None
     """Promised time to the first token; the policy slack only."""

@@ -1,12 +1,19 @@
-"""The scheduler's state as one frozen value, for logs, metrics and the load report."""
+"""The scheduler's state as one frozen value, for logs, metrics and the load report, and what the
+scheduler counts for it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from sluice_runtime.scheduler.pacing import PaceStatus
+from sluice_runtime.scheduler.admission import PrefillPlan
+from sluice_runtime.scheduler.batch import ForwardMode
+from sluice_runtime.scheduler.kv_allocator import KvAllocator
+from sluice_runtime.scheduler.pacing import PaceStatus, Pacing
 from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,9 @@ class Status:
     steps: Mapping[str, int]
     """Since the start, by forward mode."""
     pace: PaceStatus
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Since the start: drafts that were verified, and those of them that answers kept."""
 
     @property
     def usage_ratio(self) -> float:
@@ -64,6 +74,63 @@ class Status:
     def pages_available(self) -> int:
         """Pages that a request could have now."""
         return self.pages_free + self.pages_evictable
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the scheduler counts, since the start; see `Status`."""
+
+    steps: Counter[str] = field(
+        default_factory=lambda: Counter({mode.value: 0 for mode in ForwardMode})
+    )
+    admission_reason: str = PrefillPlan().reason
+    """Of the last step."""
+    retractions: int = 0
+    chunk_cuts: int = 0
+    received_prompt_tokens: int = 0
+    finished_requests: int = 0
+
+
+class DraftCounts(Protocol):
+    """See `Status`."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+
+
+def status_of(
+    counts: Counts,
+    table: RequestTable,
+    kv: KvAllocator,
+    ratio: NewTokenRatio,
+    pacing: Pacing,
+    drafts: DraftCounts | None,
+) -> Status:
+    """The status of a scheduler with these parts."""
+    prefilling = table.prefilling
+    return Status(
+        queued_requests=len(table.waiting) + len(table.awaiting_pages),
+        queued_tokens=table.waiting.tokens + (prefilling.uncomputed_tokens if prefilling else 0),
+        running_requests=len(table.running) + len(table.preallocated) + (prefilling is not None),
+        awaiting_pages=len(table.awaiting_pages),
+        preallocated=len(table.preallocated),
+        pages_total=kv.total_pages,
+        pages_free=kv.free_pages,
+        pages_evictable=kv.evictable_pages,
+        evicted_pages=kv.evicted_pages,
+        new_token_ratio=ratio.value,
+        beta=ratio.beta,
+        prefilling=progress_of(prefilling),
+        admission_reason=counts.admission_reason,
+        retractions=counts.retractions,
+        chunk_cuts=counts.chunk_cuts,
+        received_prompt_tokens=counts.received_prompt_tokens,
+        finished_requests=counts.finished_requests,
+        steps=dict(counts.steps),
+        pace=pacing.status(),
+        drafted_tokens=drafts.drafted_tokens if drafts else 0,
+        accepted_tokens=drafts.accepted_tokens if drafts else 0,
+    )
 
 
 def progress_of(request: Request | None) -> ChunkProgress | None:

@@ -164,6 +164,8 @@ class EngineMetrics:
         self._raise_to("sluice_retractions_total", load.retractions)
         self._raise_to("sluice_chunk_cuts_total", load.chunk_cuts)
         self._raise_to("sluice_evicted_pages_total", load.evicted_pages)
+        self._raise_to("sluice_drafted_tokens_total", load.drafted_tokens)
+        self._raise_to("sluice_accepted_tokens_total", load.accepted_tokens)
         self._raise_to("sluice_grammar_compile_seconds_total", load.grammar_compile_seconds)
         for outcome, number in load.grammar_compilations.items():
             self._raise_to("sluice_grammar_compilations_total", number, outcome)

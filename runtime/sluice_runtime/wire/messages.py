@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 from sluice_contract.wire.spans import trace_id
 
-PROTOCOL_VERSION: Final = 22
+PROTOCOL_VERSION: Final = 23
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -270,6 +270,9 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix cache had when they came."""
     generated_tokens: int = 0
     finished_requests: int = 0
+    drafted_tokens: int = 0
+    """Since the start: drafts that were verified; and those of them that answers kept."""
+    accepted_tokens: int = 0
 
 
 class StepResult(Message, frozen=True):
@@ -277,7 +280,8 @@ class StepResult(Message, frozen=True):
 
     step: int
     mode: str
-    """Forward mode: EXTEND, DECODE, MIXED; IDLE for results made without a forward pass."""
+    """Forward mode: EXTEND, DECODE, MIXED, TARGET_VERIFY; IDLE for results made without a forward
+    pass."""
     finished_seconds: float
     """`time.monotonic()` when the step's tokens were known; the ITL metric uses it."""
     step_seconds: float

@@ -106,7 +106,8 @@ def test_one_message_a_step_carries_all_tokens_and_the_load(
     assert link.answer("a") == answer_to(range(5), 3)
     last = link.steps[-1]
     assert (last.load.running_requests, last.load.kv_pages_free) == (0, 2048)
-    assert last.load.steps == {"EXTEND": 1, "DECODE": 2, "MIXED": 0, "IDLE": 0}
+    steps = {mode: count for mode, count in last.load.steps.items() if count}
+    assert steps == {"EXTEND": 1, "DECODE": 2}
     assert last.load.time_seconds == 1.7e9
     assert last.step_seconds > last.scheduler_seconds > 0
 

@@ -13,7 +13,7 @@ from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, Sampling, TokenDelta
 
-from tests.runtime.scheduler.fake_runner import FakeRunner
+from tests.runtime.scheduler.fake_runner import FakeRunner, NearlyRight
 
 
 def settings_of(pool_tokens: int = 256, page_size: int = 4, **changed: Any) -> SchedulerSettings:
@@ -56,6 +56,8 @@ class Bench:
         self.settings = settings
         self.runner = FakeRunner(pages, settings.page_size)
         self.scheduler = Scheduler(settings, PageAllocator(pages, order, self.runner.freed))
+        if self.scheduler._speculation:
+            self.scheduler._speculation._drafts_of_row = NearlyRight
         self.overlap = overlap
         self.in_flight: deque[Batch] = deque()
         self.answers: dict[str, list[int]] = {}
@@ -63,6 +65,7 @@ class Bench:
         self.cached: dict[str, int] = {}
         self.deltas: list[TokenDelta] = []
         self.chunks: list[FinishedChunk] = []
+        self.accepted_tokens = 0
 
     def add(self, *requests: Generate) -> None:
         for one in requests:
@@ -84,7 +87,9 @@ class Bench:
     def land(self) -> None:
         """The second half, of the oldest step in flight."""
         batch = self.in_flight.popleft()
-        deltas, chunks = self.scheduler.process(batch, self.runner.forward(batch), 0.0)
+        outcome = self.scheduler.process(batch, self.runner.forward(batch), 0.0)
+        deltas, chunks = outcome.deltas, outcome.finished_chunks
+        self.accepted_tokens += outcome.accepted_tokens
         self.chunks += chunks
         self.deltas += deltas
         for delta in deltas:

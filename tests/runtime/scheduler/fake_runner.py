@@ -11,7 +11,13 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sluice_runtime.scheduler.batch import Batch, ForwardMode, SampledTokens, forward_mode
+from sluice_runtime.scheduler.batch import (
+    Batch,
+    ForwardMode,
+    SampledTokens,
+    VerifyRow,
+    forward_mode,
+)
 from sluice_runtime.wire.messages import TokenLogprob
 
 VOCABULARY = 50
@@ -28,6 +34,17 @@ def answer_to(prompt: Sequence[int], tokens: int) -> list[int]:
     for _ in range(tokens):
         row.append(next_token(row))
     return row[len(prompt) :]
+
+
+class NearlyRight:
+    """Drafts of which some are wrong, whatever came before."""
+
+    def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
+        row = list(token_ids)
+        for _ in range(tokens):
+            wrong = zlib.adler32(bytes(row)) % 4 == 0
+            row.append((next_token(row) + wrong) % VOCABULARY)
+        return tuple(row[len(token_ids) :])
 
 
 @dataclass
@@ -51,9 +68,11 @@ class FakeRunner:
     def forward(self, batch: Batch) -> SampledTokens:
         self.batches.append(batch)
         self._apply(batch)
-        expected = forward_mode(bool(batch.extend_rows), bool(batch.decode_rows))
+        kinds = batch.extend_rows, batch.decode_rows, batch.verify_rows
+        expected = forward_mode(*map(bool, kinds))
         assert batch.mode is expected
         scheduled = [extend.row for extend in batch.extend_rows] + list(batch.decode_rows)
+        scheduled += [verify.row for verify in batch.verify_rows]
         assert len(set(scheduled)) == len(scheduled), "a row is scheduled twice"
         for extend in batch.extend_rows:
             assert extend.start == self.rows[extend.row].length
@@ -65,9 +84,25 @@ class FakeRunner:
             self._write(row, [token])
         if batch.mode is ForwardMode.IDLE:
             assert not scheduled
-        tokens = tuple(self._sample(row) for row in batch.sampling_rows)
+        drawn = [self._sample(extend.row) for extend in batch.extend_rows if extend.samples]
+        for verify in batch.verify_rows:
+            drawn += self._verify(verify)
+        drawn += [self._sample(row) for row in batch.decode_rows]
         scores = tuple(self._scores(row) for row in batch.sampling_rows)
-        return SampledTokens(batch.step, tokens, (), scores if any(scores) else ())
+        return SampledTokens(batch.step, tuple(drawn), (), scores if any(scores) else ())
+
+    def _verify(self, verify: VerifyRow) -> list[int]:
+        """Writes the drafts, right or wrong, and draws a token after each."""
+        row = self.rows[verify.row]
+        assert len(verify.token_ids) > 1, "a row without drafts is verified"
+        assert verify.start == row.length
+        assert verify.token_ids[0] == row.last_token, "its last token is not what was drawn"
+        drawn = []
+        for token in verify.token_ids:
+            self._write(verify.row, [token])
+            drawn.append(self._sample(verify.row))
+        row.last_token = None  # until it is trimmed
+        return drawn
 
     def _scores(self, number: int) -> list[TokenLogprob] | None:
         row = self.rows[number]
@@ -78,8 +113,13 @@ class FakeRunner:
         for replaced in batch.replaced_pages:
             pages = self.rows[replaced.row].pages
             pages[replaced.first : replaced.first + len(replaced.page_ids)] = replaced.page_ids
-        for row in batch.dropped_rows:
-            del self.rows[row]
+        for trimmed in batch.trimmed_rows:
+            row = self.rows[trimmed.row]
+            assert len(row.pages) - trimmed.pages >= 0
+            del row.pages[trimmed.pages :]
+            row.length, row.last_token = trimmed.length, trimmed.last_token
+        for number in batch.dropped_rows:
+            del self.rows[number]
         for added in batch.added_rows:
             assert added.row not in self.rows, "a row is added while another request has it"
             asked = added.prompt_logprobs >= 0
@@ -87,6 +127,7 @@ class FakeRunner:
             if added.computed_tokens:
                 new.length, new.last_token = added.computed_tokens, added.last_token
         starts = {extend.row: extend.start for extend in batch.extend_rows}
+        verified = {verify.row for verify in batch.verify_rows}
         for appended in batch.appended_pages:
             state = self.rows[appended.row]
             if not state.pages and state.length:  # resumed: written already
@@ -94,8 +135,10 @@ class FakeRunner:
                 continue
             if not state.pages:
                 state.length = starts[appended.row]
-            assert state.length % self._page_size == 0
-            own = appended.page_ids[state.length // self._page_size - len(state.pages) :]
+            drafted = appended.row in verified and len(state.pages) * self._page_size > state.length
+            assert drafted or state.length % self._page_size == 0
+            first = max(0, state.length // self._page_size - len(state.pages))
+            own = appended.page_ids[first:]
             held = {page for other in self.rows.values() for page in other.pages}
             assert own, "the last page of a row must be its own"
             assert not held & set(own), "a page is given to two rows"

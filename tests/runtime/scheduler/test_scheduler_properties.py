@@ -34,6 +34,7 @@ SIZES = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority", *sorted(POLICIES)]),
         "threshold": st.sampled_from([0, 10]),
         "adapters": st.integers(1, 3),
+        "drafts": st.sampled_from([0, 1, 4, 20]),
     }
 )
 
@@ -62,6 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=sizes["policy"],
             priority_threshold=sizes["threshold"],
             max_adapters=sizes["adapters"],
+            draft_tokens=sizes["drafts"],
         )
         self.bench = Bench(built, order, overlap=sizes["overlap"])
         self.bench.scheduler.take_adapters(dict.fromkeys(ADAPTERS, ""))

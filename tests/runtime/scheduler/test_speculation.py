@@ -1,0 +1,162 @@
+"""Drafts change when tokens come, not which; they take what nobody else needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
+from sluice_runtime.scheduler.settings import StepTarget
+from sluice_runtime.scheduler.speculation import StepTime
+from sluice_runtime.wire.messages import Grammar, Sampling
+
+from tests.runtime.scheduler.building import Bench, request, settings_of
+from tests.runtime.scheduler.fake_runner import answer_to
+
+
+def bench_of(overlap: bool = False, **changed: Any) -> Bench:
+    return Bench(settings_of(**{"draft_tokens": 4, **changed}), overlap=overlap)
+
+
+def drafted(batches: list[Batch]) -> int:
+    return sum(batch.draft_tokens for batch in batches)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_answers_are_the_same_in_fewer_steps(page_size: int, overlap: bool) -> None:
+    bench = bench_of(overlap, page_size=page_size, prefix_cache=True)
+    bench.add(request("a", 9, 60), request("b", 30, 41))
+    batches = bench.run()
+    assert bench.answers == {
+        "a": answer_to(list(range(9)), 60),
+        "b": answer_to(list(range(30)), 41),
+    }
+    status = bench.scheduler.status()
+    assert status.drafted_tokens == drafted(batches) > status.accepted_tokens > 20
+    assert bench.accepted_tokens == status.accepted_tokens
+    assert len(batches) < 45
+    assert status.pages_available == status.pages_total
+
+
+def test_a_step_that_verifies_has_no_step_ahead() -> None:
+    bench = bench_of(overlap=True)
+    bench.add(request("a", 5, 40))
+    for _ in range(100):
+        bench.step()
+        assert not any(batch.verify_rows for batch in bench.in_flight) or len(bench.in_flight) == 1
+    assert bench.accepted_tokens
+
+
+def test_rows_are_verified_beside_prompts() -> None:
+    bench = bench_of(chunk_size=32, max_running_requests=3)
+    bench.add(request("a", 5, 40))
+    bench.step()
+    bench.add(request("b", 20, 2))
+    batch = bench.step()
+    assert batch is not None
+    assert batch.mode is ForwardMode.MIXED
+    assert batch.verify_rows
+    assert batch.extend_rows
+    assert batch.draft_tokens == 1, "the third row is the only one that is free"
+    bench.run()
+    assert bench.answers["a"] == answer_to(range(5), 40)
+
+
+def test_drafts_take_no_row_and_no_token_of_others() -> None:
+    bench = bench_of(chunk_size=16, max_running_requests=4)
+    bench.add(*(request(str(i), 5, 30) for i in range(4)))
+    batches = bench.run()
+    full = [batch for batch in batches if batch.answering_rows == 4]
+    assert full
+    assert not drafted(full)
+
+
+def test_drafts_take_free_pages_and_send_nobody_back() -> None:
+    bench = bench_of(pool_tokens=8, page_size=1, chunk_size=16)
+    bench.add(request("a", 3, 5))
+    bench.run()
+    assert bench.answers["a"] == answer_to(range(3), 5)
+    assert bench.scheduler.status().retractions == 0
+
+
+def test_no_more_is_drawn_than_asked_for() -> None:
+    bench = bench_of(draft_tokens=50)
+    bench.add(request("a", 5, 3))
+    batches = bench.run()
+    assert [batch.draft_tokens for batch in batches] == [0, 1] or drafted(batches) <= 2
+    (end,) = bench.terminals["a"]
+    assert end.finish_reason == "length"
+    assert bench.answers["a"] == answer_to(range(5), 3)
+
+
+def test_a_stop_token_ends_the_answer_among_drafts() -> None:
+    answer = answer_to(range(5), 40)
+    bench = bench_of(prefix_cache=True)
+    stop = next(token for token in answer[5:] if token not in answer[:5])
+    bench.add(request("a", 5, 40, stop_token_ids=[stop]))
+    bench.run()
+    assert bench.answers["a"] == answer[: answer.index(stop) + 1]
+    assert bench.terminals["a"][0].finish_reason == "stop"
+
+
+def test_a_row_that_cannot_draw_ends_at_that_token() -> None:
+    bench = bench_of()
+    bench.add(request("a", 5, 40))
+    batch = bench.step_until(lambda batch: bench.launch())
+    batch = bench.in_flight.popleft()
+    (verify,) = batch.verify_rows
+    drawn = (*verify.token_ids[1:2], *[NO_TOKEN] * (len(verify.token_ids) - 1))
+    (first, end) = bench.scheduler.process(batch, SampledTokens(batch.step, drawn), 0.0).deltas
+    assert first.token_ids == verify.token_ids[1:2]
+    assert (end.token_ids, end.finish_reason) == ((), "error")
+    bench.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sampling": Sampling(presence_penalty=0.5)},
+        {"sampling": Sampling(logit_bias=[(3, 1.0)])},
+        {"sampling": Sampling(min_tokens=3)},
+        {"grammar": Grammar("regex", "a*", [1], "regex")},
+    ],
+)
+def test_what_follows_the_tokens_before_is_not_drafted(fields: dict[str, Any]) -> None:
+    bench = bench_of()
+    bench.add(msgspec.structs.replace(request("a", 5, 30), **fields))
+    assert not drafted(bench.run())
+    assert bench.answers["a"] == answer_to(range(5), 30)
+
+
+class Wrong:
+    def draft(self, token_ids: Any, tokens: int) -> tuple[int, ...]:
+        return (99,) * tokens
+
+
+def test_a_row_whose_drafts_are_wrong_soon_drafts_nothing() -> None:
+    bench = bench_of()
+    assert bench.scheduler._speculation
+    bench.scheduler._speculation._drafts_of_row = Wrong
+    bench.add(request("a", 5, 200))
+    batches = bench.run()
+    assert 0 < drafted(batches) < 80
+    assert not drafted(batches[-150:])
+
+
+def test_nothing_is_drafted_under_a_promise_that_no_prediction_keeps() -> None:
+    bench = bench_of(target=StepTarget(0.05, 0.99))
+    bench.add(request("a", 5, 60))
+    assert not drafted(bench.run())
+
+
+def test_step_times_are_a_line_over_tokens() -> None:
+    time = StepTime()
+    for tokens in (4, 4, 4, 4):
+        time.observe(tokens, 0.02)
+    assert not time.known
+    for tokens in (1, 2, 8, 3):
+        time.observe(tokens, 0.01 + 0.0025 * tokens)
+    assert time.known
+    assert time.seconds(6) == pytest.approx(0.025)
