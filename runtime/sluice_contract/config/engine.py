@@ -68,6 +68,8 @@ MAX_ALIASES: Final = 16
 DEFAULT_MAX_CHOICES_PER_REQUEST: Final = 256
 """As many as an engine on CPUs runs at once, and as a request may have prompts."""
 NAMES_ONCE: Final = "aliases each once, and other than the model's name"
+SpeculationMethod = Literal["NGram", "Draft", "Eagle"]
+DEFAULT_DRAFT_TOKENS: Final = 4
 ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
 ReasoningFormat = Literal["deepseek-r1", "mistral", "none", "qwen3"]
 
@@ -112,6 +114,21 @@ class ModelRef(ContractModel):
     def served_names(self) -> tuple[str, ...]:
         """The name and the aliases."""
         return (self.served_name, *(self.aliases or ()))
+
+
+class SpeculationSettings(ContractModel):
+    """Tokens that are proposed ahead, and verified together in one step."""
+
+    method: SpeculationMethod = Field(
+        description="Where drafts come from. NGram: what followed the request's last tokens when "
+        "they were there before.",
+    )
+    tokens: int = Field(
+        default=DEFAULT_DRAFT_TOKENS,
+        ge=1,
+        le=16,
+        description="Most drafts of a request in one step; fewer, or none, where more do not pay.",
+    )
 
 
 class EngineSettings(ContractModel):
@@ -258,6 +275,11 @@ class EngineSettings(ContractModel):
         default=None,
         description="Whether a request with an unknown field is refused; else the field is ignored "
         "and named in the answer's header X-Sluice-Ignored-Fields.",
+    )
+    speculation: SpeculationSettings | None = Field(
+        default=None,
+        description="Drafts tokens and verifies several in one step; answers stay the same. Left "
+        "out: off. Not read by prefill engines.",
     )
     kv_transfer: KvTransfer | None = Field(
         default=None, description="How prefill engines hand the KV cache to decode engines."

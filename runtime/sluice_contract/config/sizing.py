@@ -80,6 +80,10 @@ GENERAL: Final[dict[str, Value]] = {
 GPUs maxRunningRequests) are left to the engine."""
 
 
+UNRESOLVED: Final = frozenset({"kv_transfer", "speculation"})
+"""Settings of several fields, which have their own defaults."""
+
+
 def resolve_settings(
     user: EngineSettings, accelerator: Accelerator, slo: SloTargets | None = None
 ) -> dict[str, Resolved]:
@@ -95,7 +99,7 @@ def resolve_settings(
         del resolved["max_running_requests"]  # follows from the KV pool, so from the model
     if slo is not None and slo.ttft_milliseconds is not None:
         resolved["scheduling_policy"] = _general(SLACK, "slo.ttftMilliseconds")
-    for name in EngineSettings.model_fields.keys() - {"kv_transfer"}:
+    for name in EngineSettings.model_fields.keys() - UNRESOLVED:
         if (value := getattr(user, name)) is not None:
             resolved[name] = Resolved(value=value, source=Source.USER, origin="spec")
     resolved.setdefault("min_prefill_tokens", _general(resolved["page_size"].value, "one page"))

@@ -11,11 +11,11 @@ from sluice_contract.config.defaults_text import (
     words_when_left_out,
 )
 from sluice_contract.config.engine import EngineSettings
-from sluice_contract.config.sizing import resolve_settings
+from sluice_contract.config.sizing import UNRESOLVED, resolve_settings
 
 
 def test_every_setting_says_what_holds_when_it_is_left_out() -> None:
-    assert words_when_left_out().keys() == EngineSettings.model_fields.keys() - {"kv_transfer"}
+    assert words_when_left_out().keys() == EngineSettings.model_fields.keys() - UNRESOLVED
 
 
 def test_what_is_said_is_what_is_resolved() -> None:

@@ -19,7 +19,7 @@ ENGINE_KEYS = (
     "maxLoraRank, maxLorasPerBatch, maxPrefillTokens, maxQueuedRequests, maxRunningRequests, "
     "memoryFraction, minPrefillTokens, mixedChunk, overlap, pageSize, prefixCache, "
     "prefixEvictionPolicy, priorityThreshold, reasoningFormat, "
-    "scheduleConservativeness, schedulingPolicy, startupSeconds, strictRequests, "
+    "scheduleConservativeness, schedulingPolicy, speculation, startupSeconds, strictRequests, "
     "tensorParallelSize, threads, toolCallFormat"
 )
 POLICIES = "'lru', 'lfu', 'fifo' or 'slru'"
@@ -123,7 +123,7 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "spec.pools.mixed.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
     ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "
      "chunkSize? allowed: chunkSize, mixedChunk, tensorParallelSize, pageSize, kvTransfer "
-     "and 26 more"),
+     "and 27 more"),
     ({"engine": {"tempo": None}}, f"spec.engine.tempo: unknown field; allowed: {ENGINE_KEYS}"),
 ]  # fmt: skip
 

@@ -93,6 +93,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.strictRequests": True,
     "engine.toolCallFormat": "mistral",
     "engine.reasoningFormat": "none",
+    "engine.speculation": {"method": "NGram", "tokens": 2},
     "engine.kvTransfer": {"backend": "Mooncake"},
     "engine.image": "sluice/engine:other",
     "engine.drainSeconds": 30,

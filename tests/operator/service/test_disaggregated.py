@@ -82,6 +82,15 @@ def _owned(deployment: Manifest, pool_uid: str) -> Manifest:
     return deployment | {"metadata": metadata}
 
 
+def test_decode_engines_speculate_and_prefill_engines_have_nothing_to_draft() -> None:
+    speculation = {"method": "NGram", "tokens": 6}
+    files = _files(service_plan(SPEC | {"engine": {"speculation": speculation}}))
+    assert files[Role.PREFILL].speculation is None
+    decode = files[Role.DECODE].speculation
+    assert decode is not None
+    assert decode.to_json_dict() == speculation
+
+
 def test_each_pool_has_its_children() -> None:
     plan = service_plan(SPEC)
     names = {(m["kind"], m["metadata"]["name"]) for m in plan.apply}

@@ -16,6 +16,10 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         "a promise: ttftMilliseconds, itlMilliseconds or both",
     ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
+    "spec.engine.speculation.method": (
+        {"engine": {"speculation": {"method": "Draft"}}},
+        "NGram (Draft and Eagle are not implemented yet)",
+    ),
     "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
 }
 

@@ -84,6 +84,7 @@ def engine_file(
         model=ModelRef(uri=source.engine_uri, name=source.served_name, aliases=spec.model.aliases),
         role=role,
         kv_transfer=transfer,
+        speculation=None if role is Role.PREFILL else spec.engine_of(role).speculation,
         handover_key_file=HANDOVER_KEY_FILE,
         tracing=Tracing(endpoint=spec.tracing.endpoint) if spec.tracing else None,
         server=ServerSettings(

@@ -203,6 +203,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         report_chunks=config.role is Role.PREFILL,
         target=_target(config.slo),
         max_adapters=config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,
+        draft_tokens=config.speculation.tokens if config.speculation else 0,
         ttft_seconds=_ttft_seconds(config.slo),
     )
 

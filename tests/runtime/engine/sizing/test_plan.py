@@ -108,11 +108,18 @@ def test_chunking_off_is_none_in_the_schedulers_settings() -> None:
         ({"tensorParallelSize": 2}, "tensorParallelSize"),
         ({"schedulingPolicy": "lpm", "prefixCache": False}, "schedulingPolicy"),
         ({"chunkSize": 8, "pageSize": 16}, "chunkSize"),
+        ({"speculation": {"method": "Eagle"}}, "speculation.method"),
     ],
 )
 def test_settings_that_this_version_lacks_are_refused(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(InvalidConfigError, match=key):
         config(**settings)
+
+
+def test_drafts_are_off_unless_they_are_asked_for() -> None:
+    assert scheduler_settings(config(), 4096, 10).draft_tokens == 0
+    drafting = config(speculation={"method": "NGram"})
+    assert scheduler_settings(drafting, 4096, 10).draft_tokens == 4
 
 
 def test_an_slo_becomes_the_target_of_steps() -> None:

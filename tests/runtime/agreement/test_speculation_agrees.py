@@ -1,0 +1,132 @@
+"""Answers are the same with speculation on and off: greedy and sampled, however the engine is set
+up and loaded.
+
+As in any other batch, logits are the same but for rounding: a number that is drawn within 1e-7 of
+the border between two tokens may give either. None of these loads has one.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from sluice_runtime.engine.build import EngineHooks
+from sluice_runtime.wire.messages import Generate, Sampling
+
+from tests.runtime.harness import Run, engine_config, generate, run_engine
+
+MODEL = "dummy://qwen3-tiny"
+SAMPLINGS = [
+    Sampling(temperature=0.0),
+    Sampling(temperature=0.05, seed=1),
+    Sampling(temperature=0.3, top_k=20, seed=2),
+    Sampling(temperature=0.8, top_p=0.8, min_p=0.02, seed=3),
+    Sampling(seed=4),
+    Sampling(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5),
+    Sampling(temperature=0.05, logit_bias=[(7, 3.0), (65, -100.0)], seed=5),
+]
+SPECULATION = {"method": "NGram", "tokens": 4}
+
+
+def requests_of(answer: int, prompt: int, seed: int = 2) -> list[Generate]:
+    """Two of each sampling: prompts that repeat phrases; some stop soon, some want logprobs."""
+    draw = random.Random(seed)
+    phrases = [[draw.randrange(256) for _ in range(7)] for _ in range(4)]
+    requests = []
+    for index, sampling in enumerate([*SAMPLINGS, *SAMPLINGS]):
+        phrase = phrases[index % 4]
+        tokens = (phrase * prompt)[: draw.randint(5, prompt)]
+        stops = list(range(0, 250, 40)) if index % 3 == 1 else []
+        sampling = msgspec.structs.replace(sampling, min_tokens=10 if index == 4 else 0)
+        more: dict[str, Any] = {"stop_token_ids": stops, "logprobs": 3 if index % 4 == 3 else -1}
+        requests.append(generate(f"r{index}", tokens, answer, sampling=sampling, **more))
+    return requests
+
+
+def run(requests: list[Generate], *, overlap: bool = False, **settings: Any) -> Run:
+    defaults = {"dtype": "float32", "page_size": 16, "prefix_cache": False, "chunk_size": 64}
+    config = engine_config(MODEL, **(defaults | settings))
+    hooks = EngineHooks(poison_freed_pages=True)
+    return run_engine(config, requests, hooks=hooks, overlap=overlap)
+
+
+SETUPS: list[dict[str, Any]] = [
+    {"chunk_size": -1, "mixed_chunk": False},
+    {"chunk_size": 32, "prefix_cache": True, "page_size": 4, "attention_backend": "torch"},
+    {
+        "chunk_size": 32,
+        "kv_pool_tokens": 288,
+        "schedule_conservativeness": 0.1,
+        "prefix_cache": True,
+    },
+]
+
+
+def test_a_few_answers_are_those_without_it() -> None:
+    requests = requests_of(30, 40)[:7]
+    without, drafting = run(requests), run(requests, speculation=SPECULATION)
+    assert drafting.tokens == without.tokens
+    assert ends(drafting) == ends(without)
+    assert drafting.accepted_tokens > 20
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("settings", SETUPS, ids=str)
+def test_answers_are_those_without_it(settings: dict[str, Any], overlap: bool) -> None:
+    requests = requests_of(50, 90)
+    without = run(requests, **settings)
+    drafting = run(requests, overlap=overlap, speculation=SPECULATION, **settings)
+    assert drafting.tokens == without.tokens
+    assert ends(drafting) == ends(without)
+    assert drafting.modes["TARGET_VERIFY"]
+    assert drafting.accepted_tokens > 100
+    assert drafting.drafted_tokens > drafting.accepted_tokens, "no draft was wrong"
+    if "kv_pool_tokens" in settings:
+        assert drafting.retractions
+
+
+@pytest.mark.process
+def test_logprobs_are_those_of_each_token() -> None:
+    requests = [r for r in requests_of(50, 90) if r.logprobs >= 0]
+    without, drafting = run(requests), run(requests, speculation=SPECULATION)
+    assert drafting.accepted_tokens > 10
+    for name in without.tokens:
+        expected, scored = scores(without, name), scores(drafting, name)
+        assert [token for token, _ in scored] == drafting.tokens[name]
+        assert [value for _, value in scored] == pytest.approx(
+            [value for _, value in expected], abs=1e-4
+        )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("seed", [0, *range(2, 10)])
+def test_answers_are_those_without_it_under_random_loads(seed: int) -> None:
+    draw = random.Random(seed)
+    settings: dict[str, Any] = {
+        "page_size": draw.choice([1, 4, 16]),
+        "chunk_size": draw.choice([16, 48, 128]),
+        "prefix_cache": draw.choice([True, False]),
+        "max_running_requests": draw.choice([3, 9, 64]),
+        "kv_pool_tokens": draw.choice([288, 512, 4096]),
+    }
+    requests = requests_of(draw.choice([20, 70]), draw.choice([40, 120]), seed)
+    without = run(requests, **settings)
+    speculation = {"method": "NGram", "tokens": draw.choice([1, 3, 8, 16])}
+    drafting = run(requests, overlap=draw.random() < 0.5, speculation=speculation, **settings)
+    assert drafting.tokens == without.tokens
+    assert ends(drafting) == ends(without)
+
+
+def ends(run: Run) -> dict[str, list[tuple[str | None, str | None]]]:
+    return {
+        name: [(delta.finish_reason, delta.error) for delta in deltas]
+        for name, deltas in run.terminals.items()
+    }
+
+
+def scores(run: Run, name: str) -> list[tuple[int, float]]:
+    deltas = [delta for delta in run.deltas if delta.request_id == name]
+    return [(score.token_id, score.logprob) for delta in deltas for score in delta.logprobs]
