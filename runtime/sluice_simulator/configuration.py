@@ -115,3 +115,6 @@ def _check(config: EngineConfig, cost: Cost) -> None:
     if config.kv_transfer is not None:
         allowed = "nothing (one engine is simulated, without a hand-over)"
         raise UnusableConfigError(str(ConfigError("kvTransfer", config.kv_transfer, allowed)))
+    if config.speculation is not None:
+        allowed = "nothing (a trace has no tokens to draft from)"
+        raise UnusableConfigError(str(ConfigError("speculation", config.speculation, allowed)))

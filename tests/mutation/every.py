@@ -10,10 +10,12 @@ from tests.mutation.handover import HANDOVER_MUTATIONS
 from tests.mutation.operator_plans import OPERATOR_MUTATIONS
 from tests.mutation.others import OTHERS
 from tests.mutation.router import ROUTER_MUTATIONS
+from tests.mutation.speculation import SPECULATION_MUTATIONS
 from tests.mutation.steps import STEP_MUTATIONS
 
 EVERY: Final = (
     *STEP_MUTATIONS,
+    *SPECULATION_MUTATIONS,
     *CACHE_MUTATIONS,
     *OTHERS,
     *ROUTER_MUTATIONS,

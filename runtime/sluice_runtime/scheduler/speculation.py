@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final, NamedTuple, Protocol
 
 from sluice_runtime.scheduler.admission import PrefillItem
@@ -107,8 +108,11 @@ class Speculation:
             self._time.observe(batch.answering_rows + batch.draft_tokens, seconds)
 
     def _room(self, decoding: int, prefill: Sequence[PrefillItem]) -> DraftRoom:
-        """Rows that are free, tokens that the chunk has left, pages that are free."""
+        """Rows that are free, tokens that the chunk has left, pages that are free. Where a time is
+        promised, prompts have all of it."""
         settings = self._settings
+        if settings.target and prefill:
+            return DraftRoom(0, 0)
         tokens = (settings.chunk_size or settings.max_prefill_tokens) - decoding
         tokens -= sum(item.end - item.start for item in prefill)
         needed_pages = len(self._table.running.rows_needing_page())
@@ -163,12 +167,11 @@ class Speculation:
         return counts
 
     def _pays(self, chance: float, expected: float, tokens: int) -> bool:
-        """Whether one draft more makes more tokens a second, and keeps the promise. Nothing is
-        promised before it is known what a step takes."""
-        seconds, more = self._time.seconds(tokens), self._time.seconds(tokens + 1)
+        """Whether one draft more makes more tokens a second, and keeps the promise."""
         target = self._settings.target
-        if target and (not self._time.known or more > target.seconds):
+        if target and self._time.at_most(tokens + 1) > target.seconds:
             return False
+        seconds, more = self._time.seconds(tokens), self._time.seconds(tokens + 1)
         return not self._time.known or (expected + chance) * seconds > expected * more
 
 
@@ -223,6 +226,14 @@ class StepTime:
         """A step of so many tokens took so long."""
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = [old * FORGETTING + one for old, one in zip(self._sums, new, strict=True)]
+
+    def at_most(self, tokens: int) -> float:
+        """Predicted; while steps of one size were seen, as if a step took nothing but its tokens.
+        Infinite before the first."""
+        if self.known:
+            return self.seconds(tokens)
+        count, total, seconds, _, _ = self._sums
+        return seconds * max(1 / count, tokens / total) if count else inf
 
     def seconds(self, tokens: int) -> float:
         """Predicted; more tokens never take less. 0 while unknown."""

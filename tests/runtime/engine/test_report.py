@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from sluice_runtime.engine.report import Pace, marginal_rate
-from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode
+from sluice_runtime.engine.report import Pace, StepLog, marginal_rate
+from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, VerifyRow
+
+from tests.runtime.scheduler.building import Bench, request, settings_of
 
 
 def step(prompt_tokens: int = 0, decode_rows: int = 0) -> Batch:
@@ -50,6 +54,27 @@ def test_answers_wait_for_steps_that_they_sit_out() -> None:
     pace.stepped(step(decode_rows=4), 0.4, 0.5)
     assert pace.itl_seconds(0.5) == pytest.approx((0.1 + 0.4) / 2)
     assert pace.generated_tokens == 9
+
+
+def test_drafts_count_when_answers_keep_them() -> None:
+    pace = Pace()
+    verify = VerifyRow(1, 5, (1, 2, 3, 4))
+    batch = Batch(1, ForwardMode.TARGET_VERIFY, verify_rows=(verify,), decode_rows=(0,))
+    pace.stepped(batch, 0.0, 0.4, accepted_tokens=2)
+    assert pace.generated_tokens == 4
+    assert pace.itl_seconds(0.4) == pytest.approx(0.2), "two rows waited for four tokens"
+
+
+def test_a_line_tells_how_many_drafts_were_kept(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(settings_of(draft_tokens=4))
+    bench.add(request("a", 5, 200))
+    log = StepLog(4, Pace())
+    with caplog.at_level("INFO"):
+        while batch := bench.step():
+            log.step(batch, bench.scheduler.status(), float(batch.step))
+    (line,) = [line for line in caplog.messages if line.startswith("Decode batch. #running-req: 1")]
+    drafted, accepted = re.findall(r"#draft-token: (\d+), #accepted-token: (\d+)$", line)[0]
+    assert 40 < int(accepted) < int(drafted)
 
 
 def test_the_time_between_tokens_is_that_of_the_last_ten_seconds_without_idleness() -> None:

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.engine.device import Column
-from sluice_runtime.engine.rows import RowTable
+from sluice_runtime.engine.device import Column, HostDevice
+from sluice_runtime.engine.rows import RowTable, host_inputs
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.scheduler.batch import (
     Batch,
+    ExtendRow,
     ForwardMode,
     PagesAppended,
     PagesReplaced,
     RowAdded,
+    RowTrimmed,
+    VerifyRow,
 )
 from sluice_runtime.wire.messages import Sampling
 from torch import Tensor
@@ -26,7 +29,7 @@ ROWS, MAX_PAGES, PAGES = 4, 6, 12
 SHAPE = KvShape(1, 1, 2, torch.float32)
 CHANGE = st.tuples(
     st.integers(0, ROWS - 1),
-    st.sampled_from(["add", "resume", "append", "replace", "drop", "drop and add"]),
+    st.sampled_from(["add", "resume", "append", "replace", "trim", "drop", "drop and add"]),
     st.lists(st.integers(0, PAGES - 1), min_size=1, max_size=2),
 )
 
@@ -52,12 +55,17 @@ class Expected:
     def batch(self, step: int, row: int, kind: str, page_ids: list[int]) -> Batch:
         held, ids = self.pages[row], tuple(page_ids)
         replaced: tuple[PagesReplaced, ...] = ()
+        trimmed: tuple[RowTrimmed, ...] = ()
         dropped: tuple[int, ...] = ()
         added: tuple[RowAdded, ...] = ()
         appended: tuple[PagesAppended, ...] = (PagesAppended(row, ids),)
         if kind == "replace" and held:
             held[0] = ids[0]
             replaced, appended = (PagesReplaced(row, 0, ids[:1]),), ()
+        elif kind == "trim" and held:
+            del held[1:]
+            self.last_tokens[row] = 5 + step
+            trimmed, appended = (RowTrimmed(row, 2, 1, 5 + step),), ()
         elif kind in ("drop", "drop and add") or len(held) + len(ids) > MAX_PAGES:
             held.clear()
             dropped = (row,)
@@ -70,6 +78,7 @@ class Expected:
             step,
             ForwardMode.IDLE,
             replaced_pages=replaced,
+            trimmed_rows=trimmed,
             dropped_rows=dropped,
             added_rows=added,
             appended_pages=appended,
@@ -95,6 +104,26 @@ def test_after_each_send_the_device_has_all_changes(
             continue
         assert rows.page_table.tolist() == expected.table()
         assert rows.last_tokens.tolist() == expected.last_tokens
+
+
+def test_every_token_of_a_verified_row_is_followed_by_a_sampled_one() -> None:
+    pool = PagePool(SHAPE, PAGES, 2)
+    rows = RowTable(ROWS, MAX_PAGES, pool, HostDevice(), clears_pages=True)
+    rows.lengths[:] = (3, 4, 0, 0)
+    batch = Batch(
+        1,
+        ForwardMode.MIXED,
+        extend_rows=(ExtendRow(2, 0, (7, 8), samples=False), ExtendRow(3, 0, (9, 9), samples=True)),
+        verify_rows=(VerifyRow(1, 4, (5, 6, 7)),),
+        decode_rows=(0,),
+    )
+    host = host_inputs(batch, rows)
+    assert host.token_ids.tolist() == [7, 8, 9, 9, 5, 6, 7, 0]
+    assert host.positions.tolist() == [0, 1, 0, 1, 4, 5, 6, 3]
+    assert (host.extends, host.decodes) == (3, 1)
+    assert host.sampled_tokens.tolist() == [3, 4, 5, 6, 7]
+    assert host.sampling_rows == tuple(host.sampled_rows) == (3, 1, 1, 1, 0)
+    assert host.sampled_contexts.tolist() == [2, 5, 6, 7, 4]
 
 
 def test_a_page_that_memory_was_too_short_to_clear_is_cleared_the_next_time() -> None:

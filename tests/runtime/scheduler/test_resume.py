@@ -33,8 +33,9 @@ def arrive(bench: Bench, asked: Generate, room: Preallocated) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("length", [1, 7, 8, 9])
-def test_a_resumed_request_only_decodes(overlap: bool, length: int) -> None:
-    bench = Bench(settings_of(), overlap=overlap)
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_a_resumed_request_only_decodes(overlap: bool, length: int, drafts: int) -> None:
+    bench = Bench(settings_of(draft_tokens=drafts), overlap=overlap)
     asked = request("a", prompt_of(0, length), 6)
     room = preallocate(bench, asked)
     assert room is not None
@@ -42,7 +43,8 @@ def test_a_resumed_request_only_decodes(overlap: bool, length: int) -> None:
     assert bench.launch() is None, "nothing is computed before the prompt has come"
     arrive(bench, asked, room)
     batches = bench.run()
-    assert {batch.mode for batch in batches} <= {ForwardMode.DECODE, ForwardMode.IDLE}
+    verified = {ForwardMode.TARGET_VERIFY} if drafts else set()
+    assert {b.mode for b in batches} - verified <= {ForwardMode.DECODE, ForwardMode.IDLE}
     assert bench.answers["a"] == answer_to(asked.prompt_ids, 6)
     assert [delta.finish_reason for delta in bench.terminals["a"]] == ["length"]
     assert bench.scheduler.status().pages_free == bench.scheduler.status().pages_total

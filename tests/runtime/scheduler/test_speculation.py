@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import msgspec
@@ -73,22 +74,24 @@ def test_drafts_take_no_row_and_no_token_of_others() -> None:
     assert not drafted(full)
 
 
-def test_drafts_take_free_pages_and_send_nobody_back() -> None:
-    bench = bench_of(pool_tokens=8, page_size=1, chunk_size=16)
-    bench.add(request("a", 3, 5))
-    bench.run()
-    assert bench.answers["a"] == answer_to(range(3), 5)
-    assert bench.scheduler.status().retractions == 0
-
-
-def test_no_more_is_drawn_than_asked_for() -> None:
-    bench = bench_of(draft_tokens=50)
-    bench.add(request("a", 5, 3))
+def test_drafts_take_free_pages_only() -> None:
+    bench = bench_of(pool_tokens=30, page_size=1, conservativeness=0.05)
+    bench.add(request("a", 3, 20), request("b", 4, 20))
     batches = bench.run()
-    assert [batch.draft_tokens for batch in batches] == [0, 1] or drafted(batches) <= 2
+    assert bench.answers == {"a": answer_to(range(3), 20), "b": answer_to(range(4), 20)}
+    assert drafted(batches)
+    assert bench.scheduler.status().retractions == 1, "they are too many without drafts, too"
+
+
+@pytest.mark.parametrize(("answer", "drafts"), [(1, 0), (2, 0), (3, 1), (9, 7)])
+def test_no_more_is_drawn_than_asked_for(answer: int, drafts: int) -> None:
+    bench = bench_of(draft_tokens=50)
+    bench.add(request("a", 5, answer))
+    batches = bench.run()
+    assert max(batch.draft_tokens for batch in batches) == drafts
     (end,) = bench.terminals["a"]
     assert end.finish_reason == "length"
-    assert bench.answers["a"] == answer_to(range(5), 3)
+    assert bench.answers["a"] == answer_to(range(5), answer)
 
 
 def test_a_stop_token_ends_the_answer_among_drafts() -> None:
@@ -145,10 +148,38 @@ def test_a_row_whose_drafts_are_wrong_soon_drafts_nothing() -> None:
     assert not drafted(batches[-150:])
 
 
-def test_nothing_is_drafted_under_a_promise_that_no_prediction_keeps() -> None:
-    bench = bench_of(target=StepTarget(0.05, 0.99))
+@pytest.mark.parametrize(("target_seconds", "drafts"), [(0.01, 0), (0.025, 1), (0.06, 4)])
+def test_drafts_keep_a_promise(target_seconds: float, drafts: int) -> None:
+    """A step of one token takes 10 ms: so one of n tokens takes n times as long at most."""
+    bench = bench_of(target=StepTarget(target_seconds, 0.99))
+    speculation = bench.scheduler._speculation
+    assert speculation
     bench.add(request("a", 5, 60))
-    assert not drafted(bench.run())
+    bench.step()
+    for _ in range(3):
+        speculation._time.observe(1, 0.01)
+    batch = bench.step()
+    assert batch is not None
+    assert batch.draft_tokens == drafts
+
+
+def test_prompts_have_all_of_a_promise() -> None:
+    bench = bench_of(target=StepTarget(1.0, 0.99), chunk_size=64)
+    speculation = bench.scheduler._speculation
+    assert speculation
+    speculation._time.observe(1, 0.01)
+    bench.add(request("a", 5, 60))
+    bench.step()
+    bench.add(request("b", 5, 5))
+    batch = bench.step()
+    assert batch is not None
+    assert batch.mode is ForwardMode.MIXED
+    assert not batch.verify_rows
+    assert drafted(bench.run())
+
+
+def test_nothing_is_drafted_under_a_promise_before_the_first_step() -> None:
+    assert StepTime().at_most(2) == inf
 
 
 def test_step_times_are_a_line_over_tokens() -> None:

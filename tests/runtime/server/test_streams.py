@@ -194,6 +194,8 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
             "sluice_inter_token_seconds_count 3.0",
             "sluice_retractions_total 2.0",
             "sluice_evicted_pages_total 7.0",
+            "sluice_drafted_tokens_total 9.0",
+            "sluice_accepted_tokens_total 6.0",
             'sluice_steps_total{mode="DECODE"} 5.0',
             'sluice_step_seconds_count{mode="DECODE"} 4.0',
             'sluice_kv_pages{state="free"} 64.0',

@@ -1,0 +1,96 @@
+"""Lines of speculation, each with a way to break it. The tests must notice every one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutation.mutation import Mutation
+
+TESTS: Final = ("test_speculation",)
+
+SPECULATION_MUTATIONS: Final = (
+    Mutation(
+        "speculation: tokens after a wrong draft are kept",
+        "scheduler",
+        "if sampled[0] != draft:",
+        "if False:",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: a row is not moved on by the drafts that it keeps",
+        "scheduler",
+        "self._table.running.skip(request, accepted)",
+        "pass",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: pages of refused drafts are not given back",
+        "kv_allocator",
+        "        self._defer_free(DeferredFree(refused), request)\n        length",
+        "        length",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: a step is launched before drafts are verified",
+        "scheduler",
+        "if any(step.verify for step in self._pending.values()):",
+        "if False:",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: drafts take more logits than there are rows",
+        "speculation",
+        "return DraftRoom(min(self._kv.free_rows, tokens), pages)",
+        "return DraftRoom(tokens, pages)",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: drafts take pages that are not free",
+        "speculation",
+        "if opens > pages:",
+        "if False:",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: drafts are verified whatever was promised",
+        "speculation",
+        "if target and self._time.at_most(tokens + 1) > target.seconds:",
+        "if False:",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: prompts and drafts together break the promise",
+        "speculation",
+        "if settings.target and prefill:",
+        "if False:",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: more is drafted than may be drawn",
+        "speculation",
+        "and request.remaining_tokens > 1",
+        "and request.remaining_tokens > 0",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: a row that is never right goes on drafting",
+        "speculation",
+        "and row.chance >= LEAST_CHANCE",
+        "and True",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: rows with penalties or a grammar draft",
+        "request",
+        "return message.grammar is None and not edits",
+        "return True",
+        TESTS,
+    ),
+    Mutation(
+        "speculation: the end of a request finds itself",
+        "ngram",
+        "last = min(len(token_ids), self._indexed + INDEXED_AT_ONCE)",
+        "last = min(len(token_ids) + 1, self._indexed + INDEXED_AT_ONCE)",
+        ("test_ngram",),
+    ),
+)

@@ -1,0 +1,62 @@
+"""Clients of an engine that speculates get the answers of one that does not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.runtime.launch.processes import get, program, running, write_config
+
+pytestmark = pytest.mark.process
+
+PROMPT: Final = "one two three one two three one two three one two"
+REQUESTS: Final[list[dict[str, Any]]] = [
+    {"temperature": 0, "max_tokens": 60},
+    {"temperature": 0.3, "seed": 5, "max_tokens": 60, "n": 3},
+    {"temperature": 0, "max_tokens": 60, "logprobs": 2},
+    {"temperature": 0, "max_tokens": 60, "frequency_penalty": 0.5},
+    {"temperature": 0.3, "seed": 6, "max_tokens": 40, "response_format": {"type": "json_object"}},
+    {"temperature": 0.05, "seed": 7, "max_tokens": 60, "stream": True},
+]
+
+
+def answers(folder: Path, **keys: Any) -> tuple[list[Any], str]:
+    """What clients get, and the metrics."""
+    settings = {"threads": 1, "dtype": "float32", **keys}
+    with running(program(write_config(folder, **settings))) as engine:
+        url = engine.ready_url()
+        found = [ask(url, request) for request in REQUESTS]
+        text = next(choice["text"] for choice in found[0]["choices"])
+        stopped = ask(url, REQUESTS[0] | {"stop": [text[20:22]]})
+        assert stopped["choices"][0]["finish_reason"] == "stop"
+        return [*found, stopped], get(url, "/metrics").text
+
+
+def ask(url: str, request: dict[str, Any]) -> Any:
+    body = {"model": "tiny", "prompt": PROMPT, **request}
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    if not request.get("stream"):
+        whole = response.json()
+        return {"choices": [without_scores(c) for c in whole["choices"]], "usage": whole["usage"]}
+    events = re.findall(r"^data: (\{.*)$", response.text, re.MULTILINE)
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+def without_scores(choice: dict[str, Any]) -> dict[str, Any]:
+    """Logprobs of the tokens, rounded: they depend on the batch by rounding."""
+    logprobs = choice.get("logprobs") or {}
+    scores = [round(value, 3) for value in logprobs.get("token_logprobs", [])]
+    return {**choice, "logprobs": scores, "tokens": logprobs.get("tokens")}
+
+
+def test_clients_get_the_answers_of_an_engine_that_does_not_speculate(tmp_path: Path) -> None:
+    without, _ = answers(tmp_path)
+    drafting, metrics = answers(tmp_path, speculation={"method": "NGram"})
+    assert drafting == without
+    assert float(re.findall(r"^sluice_accepted_tokens_total (\S+)$", metrics, re.MULTILINE)[0]) > 50
