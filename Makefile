@@ -158,6 +158,10 @@ bench-interference: setup ## a long prompt beside streams and before short ones:
 bench-cpu: setup ## the workload "CPU serving", beside transformers; PEERS=1: beside other engines too
 	$(PYTHON) -m benchmarks.cpu_serving $(if $(PEERS),--beside transformers openvino vllm)
 
+.PHONY: bench-speculation
+bench-speculation: setup ## drafts from prompt and answer: tokens a second with and without, at 1 to 64 rows
+	$(PYTHON) -m benchmarks.speculation
+
 .PHONY: bench-kernels
 bench-kernels: setup ## each compiled kernel on every instruction set, beside plain torch
 	$(PYTHON) -m sluice_kernels.bench

@@ -1,0 +1,179 @@
+"""The workload "copying": what drafts from a request's own tokens gain at 1, 4, 16 and 64 rows.
+
+The 33.6 M-parameter Qwen3 of "CPU serving" in bfloat16. Random weights copy nothing, so its output
+layer is set: after each token the next one of a phrase is the most probable, and the prompt has the
+phrase twice. At a high temperature one token in 150 or so is another, and another phrase begins,
+which has no draft until it was there once. "novel" are random weights as they are: there is nothing
+to draft.
+
+The same engine with and without drafts, in turns; a ratio is the median of the rounds'. Prints one
+JSON line a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from sluice_contract.config.engine import EngineConfig
+from sluice_runtime.engine.build import Engine, build_engine
+from sluice_runtime.engine.sizing import host
+from sluice_runtime.engine.sizing.plan import resolved
+from sluice_runtime.model.files import resolve
+from sluice_runtime.wire.messages import Generate, Sampling
+
+from benchmarks.cpu_serving import as_an_engine_process, write_model
+from benchmarks.turns import Measured, in_turns, report, stopwatch
+
+ROWS = (1, 4, 16, 64)
+ROUNDS = 5
+PHRASE = 64
+VOCABULARY = 16_384
+ANSWERS = {1: 384, 4: 256, 16: 128, 64: 96}
+"""Tokens of each row."""
+DRAFTS = 4
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    temperature: float
+    copies: bool
+
+
+WORKLOADS = (
+    Workload("copying", 0.0, copies=True),
+    Workload("copying_with_breaks", 1.5, copies=True),
+    Workload("novel", 1.0, copies=False),
+)
+
+
+def write_copier(folder: Path) -> None:
+    """The model of "CPU serving", whose output layer favours the next token of a phrase."""
+    write_model(folder)
+    from transformers import Qwen3ForCausalLM
+
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.config.tie_word_embeddings = False
+    embedding = model.model.embed_tokens.weight.data
+    for layer in model.model.layers:  # all is computed, and changes little
+        layer.self_attn.o_proj.weight.data.mul_(0.02)
+        layer.mlp.down_proj.weight.data.mul_(0.02)
+    tokens = torch.arange(VOCABULARY)
+    after = tokens // PHRASE * PHRASE + (tokens + 1) % PHRASE
+    output = torch.empty_like(embedding)
+    output[after] = embedding / embedding.norm(dim=-1, keepdim=True)
+    model.lm_head.weight = torch.nn.Parameter(output)
+    model.bfloat16().save_pretrained(folder)
+
+
+def engine_for(folder: Path, threads: int, drafts: int) -> Engine:
+    settings = {
+        "model": {"uri": str(folder)},
+        "kv_pool_tokens": 65_536,
+        "chunk_size": 2048,
+        "threads": threads,
+        "prefix_cache": False,
+    }
+    if drafts:
+        settings["speculation"] = {"method": "NGram", "tokens": drafts}
+    config = resolved(EngineConfig.model_validate(settings))
+    engine = build_engine(config, resolve(config.model.uri))
+    host.collect_garbage_rarely()
+    return engine
+
+
+def prompts(rows: int, shift: int, *, copies: bool) -> list[list[int]]:
+    """Each of one phrase twice, from another place on, or of tokens by chance."""
+    draw = random.Random(shift)
+    made = []
+    for _ in range(rows):
+        phrase, at = draw.randrange(VOCABULARY // PHRASE), draw.randrange(PHRASE)
+        if copies:
+            made.append([phrase * PHRASE + (at + i) % PHRASE for i in range(2 * PHRASE)])
+        else:
+            made.append([draw.randrange(VOCABULARY) for _ in range(2 * PHRASE)])
+    return made
+
+
+def run(engine: Engine, work: Workload, rows: int, shift: int) -> Measured:
+    """All rows, from their first token on to the last."""
+    for index, prompt in enumerate(prompts(rows, shift, copies=work.copies)):
+        sampling = Sampling(temperature=work.temperature, seed=shift * 1000 + index)
+        name = f"{work.name}-{rows}-{shift}-{index}"
+        message = Generate(name, prompt, ANSWERS[rows], sampling, ignore_eos=True)
+        engine.scheduler.add(message)
+    step(engine)
+    made = 0
+    with stopwatch() as measured:
+        while (tokens := step(engine)) is not None:
+            made += tokens
+        return measured(made)
+
+
+def step(engine: Engine) -> int | None:
+    """Tokens that one step made; None when there was nothing to do."""
+    batch = engine.scheduler.next_batch(time.monotonic())
+    if batch is None:
+        return None
+    outcome = engine.scheduler.process(batch, engine.runner.forward(batch), time.monotonic())
+    return sum(len(delta.token_ids) for delta in outcome.deltas)
+
+
+def compare(engines: dict[str, Engine], work: Workload, rows: int, rounds: int) -> None:
+    """Reports one workload at so many rows."""
+    before = engines["on"].scheduler.status()
+    runs = {
+        name: lambda shift, engine=engine: run(engine, work, rows, shift)
+        for name, engine in engines.items()
+    }
+    seen = in_turns(runs, rounds)
+    after = engines["on"].scheduler.status()
+    drafted = after.drafted_tokens - before.drafted_tokens
+    accepted = after.accepted_tokens - before.accepted_tokens
+    figure = f"speculation.{work.name}.rows{rows}"
+    for name, measured in seen.items():
+        report(f"{figure}.{name}", median(each.rate for each in measured), unit="tokens/s")
+    ratios = [on.rate / off.rate for on, off in zip(seen["on"], seen["off"], strict=True)]
+    report(
+        f"{figure}.ratio",
+        median(ratios),
+        unit="on / off",
+        least=round(min(ratios), 3),
+        most=round(max(ratios), 3),
+        drafted=drafted,
+        accepted=round(accepted / drafted, 3) if drafted else None,
+    )
+
+
+def main(chosen: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--drafts", type=int, default=DRAFTS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rows", type=int, nargs="*", choices=ROWS, default=list(ROWS))
+    arguments = parser.parse_args(chosen)
+    as_an_engine_process("benchmarks.speculation")
+    for write, copies in ((write_copier, True), (write_model, False)):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            write(folder)
+            engines = {
+                "on": engine_for(folder, arguments.threads, arguments.drafts),
+                "off": engine_for(folder, arguments.threads, 0),
+            }
+            for work in (work for work in WORKLOADS if work.copies == copies):
+                for rows in arguments.rows:
+                    compare(engines, work, rows, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
