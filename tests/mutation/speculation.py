@@ -89,8 +89,8 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: the end of a request finds itself",
         "ngram",
-        "last = min(len(token_ids), self._indexed + INDEXED_AT_ONCE)",
-        "last = min(len(token_ids) + 1, self._indexed + INDEXED_AT_ONCE)",
+        "for place in range(first, min(last, first + INDEXED_AT_ONCE)):",
+        "for place in range(first, min(last + 1, first + INDEXED_AT_ONCE)):",
         ("test_ngram",),
     ),
 )

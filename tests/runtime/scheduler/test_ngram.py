@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.scheduler import ngram
-from sluice_runtime.scheduler.ngram import LONGEST, SHORTEST, NGramDrafts
+from sluice_runtime.scheduler.ngram import LONGEST, NGramDrafts
 
 from tests.examples import examples
 
@@ -29,12 +29,22 @@ def test_more_tokens_in_common_count_before_a_later_place() -> None:
 
 def test_what_was_never_there_has_no_draft() -> None:
     drafts = NGramDrafts()
-    for tokens in ([], [1], [1, 1], [1, 2, 3], [1, 2, 3, 4, 1]):
+    for tokens in ([], [1], [1, 1], [1, 1, 2], [1, 1, 2, 3], [1, 1, 2, 3, 1]):
         assert drafts.draft(tokens, 4) == ()
 
 
 def test_a_phrase_that_repeats_is_drafted_beyond_the_end() -> None:
     assert NGramDrafts().draft([1, 2, 3, 1, 2, 3], 7) == (1, 2, 3, 1, 2, 3, 1)
+
+
+def test_an_index_grows_with_the_answer() -> None:
+    """Its slots are few at first, so that pairs share some; none is mistaken for another."""
+    drafts, tokens = NGramDrafts(), [*range(100)]
+    drafts.draft(tokens, 1)
+    for token in range(100, 5000):
+        tokens.append(token)
+        assert drafts.draft(tokens, 1) == ()
+    assert drafts.draft([*tokens, 57, 58], 2) == (59, 60)
 
 
 def test_a_long_prompt_is_indexed_in_several_calls() -> None:
@@ -59,7 +69,7 @@ def test_drafts_do_not_depend_on_when_tokens_were_indexed(seed: int, size: int, 
 def searched(tokens: list[int], count: int) -> tuple[int, ...]:
     """The same by looking through all of them."""
     size = len(tokens)
-    for length in range(LONGEST, SHORTEST - 1, -1):
+    for length in range(LONGEST, 1, -1):
         end = tokens[size - length :]
         for place in range(size - 1, length - 1, -1):
             if tokens[place - length : place] == end:
