@@ -80,6 +80,9 @@ SGLANG = {
     "--disaggregation-mode decode": {"mode": "Disaggregated"},
     "--disaggregation-mode null": {"mode": "Mixed"},
     "--reasoning-parser qwen3-thinking": {"engine": {"reasoningFormat": "qwen3"}},
+    "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8": {
+        "engine": {"speculation": {"method": "NGram", "tokens": 8}}
+    },
     "--tool-call-parser qwen25": {"engine": {"toolCallFormat": "hermes"}},
     "--disaggregation-ib-device mlx5_0": {
         "engine": {"kvTransfer": {"device": "mlx5_0", "protocol": "rdma"}}

@@ -111,6 +111,18 @@ FLAGS: Final = (
         number,
     ),
     Flag(
+        ("speculative-algorithm",),
+        "engine.speculation.method",
+        "where drafts come from",
+        one_of({"NGRAM": "NGram"}),
+    ),
+    Flag(
+        ("speculative-num-draft-tokens",),
+        "engine.speculation.tokens",
+        "most drafts of a request in one step",
+        number,
+    ),
+    Flag(
         ("reasoning-parser",),
         "engine.reasoningFormat",
         "how the model writes its reasoning; found out from its chat template when left out",
