@@ -26,8 +26,8 @@ OTHERS: Final = (
     Mutation(
         "sampling: an end is forbidden one token too long",
         "penalties",
-        "applies = (at >= 0) & (positions[at] < self._all.until)",
-        "applies = (at >= 0) & (positions[at] <= self._all.until)",
+        "applies = positions[at] < self._all.until[edit]",
+        "applies = positions[at] <= self._all.until[edit]",
         ("test_sampling_table",),
         package="engine/sampling",
     ),

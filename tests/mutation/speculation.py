@@ -82,9 +82,17 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: rows with penalties or a grammar draft",
         "request",
-        "return message.grammar is None and not edits",
+        "return message.grammar is None and not message.sampling.penalises",
         "return True",
         TESTS,
+    ),
+    Mutation(
+        "speculation: edits of logits hold for the first token of a verified row alone",
+        "penalties",
+        "firsts[group].repeat(times) + within",
+        "firsts[group].repeat(times)",
+        ("test_sampling_table",),
+        package="engine/sampling",
     ),
     Mutation(
         "speculation: the end of a request finds itself",

@@ -193,10 +193,8 @@ def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -
 
 
 def can_draft(message: Generate) -> bool:
-    """Not with a grammar, penalties or edits of logits, which follow the tokens drawn before."""
-    sampling = message.sampling
-    edits = sampling.penalises or sampling.logit_bias or sampling.min_tokens
-    return message.grammar is None and not edits
+    """Not with a grammar or penalties, which follow the tokens drawn before."""
+    return message.grammar is None and not message.sampling.penalises
 
 
 def end_of_resumed(request: Request) -> FinishReason | None:

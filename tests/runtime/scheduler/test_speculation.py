@@ -121,8 +121,7 @@ def test_a_row_that_cannot_draw_ends_at_that_token() -> None:
     "fields",
     [
         {"sampling": Sampling(presence_penalty=0.5)},
-        {"sampling": Sampling(logit_bias=[(3, 1.0)])},
-        {"sampling": Sampling(min_tokens=3)},
+        {"sampling": Sampling(repetition_penalty=1.1)},
         {"grammar": Grammar("regex", "a*", [1], "regex")},
     ],
 )

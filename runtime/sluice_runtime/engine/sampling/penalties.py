@@ -53,7 +53,7 @@ class LogitBias:
         self._outdated = False
         """Whether rows were added or dropped since `_all` was joined."""
         self._index = np.full(rows, -1)
-        """Scratch: where each row is in the step's batch."""
+        """Scratch: which of the step's different rows each row is."""
 
     def add(self, row: int, biases: Sequence[tuple[int, float]]) -> None:
         """Adds to logits of `row`, for every token that will be drawn."""
@@ -73,20 +73,34 @@ class LogitBias:
 
     def apply(self, logits: Tensor, rows: Whole, positions: Whole) -> None:
         """logits: [m, v], changed in place; rows, and positions of the tokens to be drawn: [m], on
-        the host."""
+        the host. A row that is verified comes several times in a row."""
         if self._outdated:
             self._join()
         if self._all is None:
             return
-        self._index[rows] = np.arange(len(rows))
-        at = self._index[self._all.row]
-        self._index[rows] = -1
-        applies = (at >= 0) & (positions[at] < self._all.until)
+        edit, at = self._places(rows)
+        applies = positions[at] < self._all.until[edit]
         if not applies.any():
             return
-        columns = at[applies] * logits.shape[1] + self._all.token[applies], self._all.value[applies]
+        edit, at = edit[applies], at[applies]
+        columns = at * logits.shape[1] + self._all.token[edit], self._all.value[edit]
         places, values = upload_mixed(self._device, columns)
         logits.view(-1).scatter_add_(0, places, values.float())
+
+    def _places(self, rows: Whole) -> tuple[Whole, Whole]:
+        """rows: [m] → which edit goes where among them, [k] each."""
+        assert self._all is not None
+        firsts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+        counts = np.diff(np.append(firsts, len(rows)))
+        self._index[rows[firsts]] = np.arange(len(firsts))
+        group = self._index[self._all.row]
+        self._index[rows] = -1
+        edits = np.flatnonzero(group >= 0)
+        group = group[edits]
+        times = counts[group]
+        before = (times.cumsum() - times).repeat(times)
+        within = np.arange(int(times.sum())) - before
+        return edits.repeat(times), firsts[group].repeat(times) + within
 
     def _add_edits(self, row: int, tokens: Sequence[int], values: Real, until: int) -> None:
         count = len(tokens)

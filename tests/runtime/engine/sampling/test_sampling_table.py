@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import torch
 from hypothesis import given
@@ -124,6 +125,39 @@ def test_a_batch_of_mixed_rows_equals_each_row_alone(
             table.apply(deltas(dropped=(victim,)))
     for asked in requests:
         assert asked.answer == alone(asked, len(asked.answer))
+
+
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=ROWS),
+    counts=st.lists(st.integers(1, 5), min_size=ROWS, max_size=ROWS),
+)
+@examples(60)
+def test_tokens_that_are_verified_at_once_are_those_drawn_one_after_another(
+    requests: list[Asked], counts: list[int]
+) -> None:
+    """Without penalties, which look back at them."""
+    requests = [replace(asked, sampling=unpenalised(asked.sampling)) for asked in requests]
+    table = SamplingTable(SIZE)
+    table.apply(deltas(added=tuple(asked.added(row) for row, asked in enumerate(requests))))
+    rows: list[int] = []
+    positions: list[int] = []
+    logits: list[torch.Tensor] = []
+    expected: list[int] = []
+    for row, (asked, count) in enumerate(zip(requests, counts, strict=False)):
+        answer = alone(asked, count)
+        for length in range(count):
+            known = asked.prompt + answer[:length]
+            rows.append(row)
+            logits.append(logits_after(known))
+            positions.append(len(known))
+        expected += answer
+    drawn = table.sample(torch.stack(logits), rows, np.array(positions))
+    assert drawn.tolist() == expected
+
+
+def unpenalised(sampling: Sampling) -> Sampling:
+    none = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+    return msgspec.structs.replace(sampling, **none)
 
 
 def answers_on(device: Device, requests: list[Asked], backend: Backend = TORCH) -> list[list[int]]:
