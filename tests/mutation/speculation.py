@@ -54,7 +54,7 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: drafts are verified whatever was promised",
         "speculation",
-        "if target and self._time.at_most(tokens + 1) > target.seconds:",
+        "if target and self._time.at_most(tokens + 1) * MARGIN > target.seconds:",
         "if False:",
         TESTS,
     ),

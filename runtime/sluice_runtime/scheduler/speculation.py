@@ -31,6 +31,8 @@ LEARNING: Final = 0.15
 """Weight of each draft that was compared."""
 LEAST_CHANCE: Final = 0.1
 """A draft that is less likely to be kept is not worth the step without a step ahead."""
+MARGIN: Final = 1.2
+"""Over the predicted time of a step, where a time is promised: some steps take longer."""
 FORGETTING: Final = 0.98
 """A step counts for a third after some fifty more."""
 
@@ -169,7 +171,7 @@ class Speculation:
     def _pays(self, chance: float, expected: float, tokens: int) -> bool:
         """Whether one draft more makes more tokens a second, and keeps the promise."""
         target = self._settings.target
-        if target and self._time.at_most(tokens + 1) > target.seconds:
+        if target and self._time.at_most(tokens + 1) * MARGIN > target.seconds:
             return False
         seconds, more = self._time.seconds(tokens), self._time.seconds(tokens + 1)
         return not self._time.known or (expected + chance) * seconds > expected * more
