@@ -4,11 +4,13 @@ engines with equal fingerprints."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from sluice_contract.base import ContractModel
+from sluice_contract.base import ConfigError, ContractModel
 from sluice_contract.cluster import ports
 
 RDMA_RESOURCE: Final = "rdma/hca_shared_devices_a"
@@ -21,7 +23,19 @@ RdmaResource = Annotated[
         max_length=253,
     ),
 ]
-KvBackend = Literal["Mooncake", "TCP"]
+KvBackend = Literal["Mooncake", "TCP", "NIXL", "Gloo", "NCCL"]
+WIRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"Mooncake": ("tcp", "rdma"), "TCP": ("tcp",), "NIXL": ("rdma",)}
+)
+"""By backend, the protocols that it is allowed: docs/decisions/0059-nixl-for-rdma-alone.md."""
+REFUSED_BACKENDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "Gloo": "TCP (Gloo reads over sockets too, no faster, and without a token)",
+        "NCCL": "Mooncake or NIXL with protocol rdma (NCCL reads no memory by its address, and "
+        "the other GPU has to run a kernel for each piece)",
+    }
+)
+"""By name, what is allowed in its place and why."""
 
 
 class KvTransfer(ContractModel):
@@ -29,14 +43,17 @@ class KvTransfer(ContractModel):
 
     backend: KvBackend | None = Field(
         default=None,
-        description="What carries the pages. Left out: TCP; for rdma Mooncake.",
+        description="What carries the pages. Left out: TCP; for rdma Mooncake. NIXL is for rdma "
+        "alone. Gloo and NCCL are refused.",
     )
-    protocol: Literal["tcp", "rdma"] = Field(default="tcp", description="Mooncake's transport.")
+    protocol: Literal["tcp", "rdma"] = Field(
+        default="tcp", description="What the backend reads over. It never takes another."
+    )
     device: str | None = Field(
         default=None,
         min_length=1,
         max_length=128,
-        description="RDMA device; Mooncake chooses when left out.",
+        description="RDMA device; the backend chooses when left out.",
     )
     resource_name: RdmaResource | None = Field(
         default=None,
@@ -50,6 +67,18 @@ class KvTransfer(ContractModel):
     def backend_or_default(self) -> KvBackend:
         """The default backend: the authenticated one; for RDMA, Mooncake."""
         return self.backend or ("Mooncake" if self.protocol == "rdma" else "TCP")
+
+
+def wire_error(path: str, backend: str, protocol: str) -> ConfigError | None:
+    """Why this backend does not read over this protocol, if it does not. `path`: of the settings
+    above."""
+    if backend not in WIRES:
+        instead = REFUSED_BACKENDS.get(backend, ", ".join(WIRES))
+        return ConfigError(f"{path}.backend", backend, instead)
+    if protocol not in WIRES[backend]:
+        allowed = f"{' or '.join(WIRES[backend])} with backend {backend}"
+        return ConfigError(f"{path}.protocol", protocol, allowed)
+    return None
 
 
 PAGE_MAJOR: Final = "page-layer-kv-token-head-dim"

@@ -79,7 +79,7 @@ def started_role(
     with ExitStack() as stack:
         record = stack.enter_context(recorder(config, "engine"))
         backend = stack.enter_context(_backend(kv))
-        connect = connect or _connect(config, kv, copiers)
+        connect = connect or _connect(config, copiers)
         try:
             transport = connect(engine.pool, backend)
         except TransferError as error:
@@ -127,11 +127,11 @@ def _backend(kv: KvTransfer) -> Iterator[TransferBackend]:
         yield backend
 
 
-def _connect(config: EngineConfig, kv: KvTransfer, copiers: Sequence[Socket]) -> Connect:
+def _connect(config: EngineConfig, copiers: Sequence[Socket]) -> Connect:
     from sluice_runtime.engine.pool_transport import DECODE_BLOCKS, PREFILL_BLOCKS, transport_of
 
     counts = PREFILL_BLOCKS if config.role is EngineRole.PREFILL else DECODE_BLOCKS
-    return partial(transport_of, protocol=kv.protocol, counts=counts, copiers=copiers)
+    return partial(transport_of, counts=counts, copiers=copiers)
 
 
 def _prefill(parts: _Parts, stack: ExitStack) -> Started:

@@ -120,7 +120,6 @@ class BlockTransport:
 def transport_of(
     pool: PagePool,
     backend: TransferBackend,
-    protocol: str,
     counts: BlockCounts,
     copiers: Sequence[Socket] = (),
 ) -> PoolTransport:
@@ -136,7 +135,7 @@ def transport_of(
             return HostTransport(pool, backend)
         return staged(pool, backend, HostBlocks(pool, BlockCounts(counts.shared)))
     blocks = HostBlocks(pool, counts)
-    if protocol == "rdma" and _registered(pool, backend):
+    if backend.reaches_devices and _registered(pool, backend):
         _log.info("KV transfer: the adapter reads and writes the GPU's memory")
         local = LocalPages(pool.address, pool.page_bytes)
         of_device = DeviceChecksum(blocks, pool.address)

@@ -51,7 +51,7 @@ class Connected:
 
 
 def test_a_stranger_neither_reads_nor_writes_the_pages_of_an_engine() -> None:
-    as_an_engine = partial(transport_of, protocol="tcp", counts=DECODE_BLOCKS)
+    as_an_engine = partial(transport_of, counts=DECODE_BLOCKS)
     theirs, ours = Connected(as_an_engine), Connected(as_an_engine)
     asked = [generate("first", prompt(300), 8), generate("again", prompt(300), 8)]
     with (

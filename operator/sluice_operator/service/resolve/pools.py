@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from sluice_contract.base import ConfigError
 from sluice_contract.cluster import ports
 from sluice_contract.cluster.labels import Role
-from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.kv_transfer import KvTransfer, wire_error
 from sluice_contract.config.sizing import resolved_values
 from sluice_contract.http_errors import shown_json
 
@@ -245,7 +245,7 @@ def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         allowed = f"a port that engines do not use: not {ports.ENGINE_HTTP}, nor {first} to {last}"
         yield Refusal(INVALID, field, f"{field}: {port} is not allowed; allowed: {allowed}")
     for role, transfer in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
-        yield from _of_rdma(f"{_path(spec, role, 'kvTransfer')}.kvTransfer", transfer)
+        yield from _of_wire(f"{_path(spec, role, 'kvTransfer')}.kvTransfer", transfer)
     if prefill != decode:
         field = f"{_path(spec, Role.DECODE, 'kvTransfer')}.kvTransfer"
         ours, theirs = (shown_json(transfer.to_json_dict()) for transfer in (decode, prefill))
@@ -253,17 +253,16 @@ def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         yield Refusal(INVALID, field, f"{text}; allowed: the same in both, in spec.engine")
 
 
-def _of_rdma(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
-    """Only Mooncake speaks RDMA, and only RDMA needs devices."""
-    wrong: list[tuple[str, str, str]] = []
-    if transfer.protocol != "rdma":
-        named = {"device": transfer.device, "resourceName": transfer.resource_name}
-        wrong = [(key, value, "only with protocol rdma") for key, value in named.items() if value]
-    elif (backend := transfer.backend_or_default) != "Mooncake":
-        wrong = [("protocol", "rdma", f"tcp with backend {backend}")]
-    for key, value, allowed in wrong:
-        text = f"{path}.{key}: {shown_json(value)} is not allowed; allowed: {allowed}"
-        yield Refusal(INVALID, f"{path}.{key}", text)
+def _of_wire(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
+    """A backend reads over its own protocols, and only RDMA needs devices."""
+    if (error := wire_error(path, transfer.backend_or_default, transfer.protocol)) is not None:
+        yield Refusal(INVALID, error.key, str(error))
+    if transfer.protocol == "rdma":
+        return
+    for key, value in {"device": transfer.device, "resourceName": transfer.resource_name}.items():
+        if value:
+            text = f"{shown_json(value)} is not allowed; allowed: only with protocol rdma"
+            yield Refusal(INVALID, f"{path}.{key}", f"{path}.{key}: {text}")
 
 
 def _against_accelerator(

@@ -76,8 +76,14 @@ class TransferBackend(Protocol):
         ...
 
     @property
+    def reaches_devices(self) -> bool:
+        """Whether `register` may be tried on a GPU's memory."""
+        ...
+
+    @property
     def session(self) -> str:
-        """What a peer needs to read from us. Never the same in two lives of a process."""
+        """What a peer needs to read what is registered by now. Never the same in two lives of a
+        process."""
         ...
 
     def register(self, address: int, length_bytes: int) -> None:

@@ -40,6 +40,7 @@ class MemoryBackend:
 
     name = "Memory"
     is_authenticated = True
+    reaches_devices = False
 
     def __init__(self, network: MemoryNetwork, before_read: Callable[[], None] | None = None):
         self._network = network

@@ -56,6 +56,7 @@ class MooncakeBackend:
         engine = GatedEngine(self._start())
         self._engines = [engine]
         self._keeps_connections = protocol == "tcp"
+        self.reaches_devices: Final = protocol == "rdma"
         self._peers = [self._peers_of(engine)]
         """Of one engine; and of another one, once the first was stuck."""
         self._session = f"{host}:{engine.port}#{secrets.token_hex(TOKEN_BYTES)}"

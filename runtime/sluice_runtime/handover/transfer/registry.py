@@ -1,5 +1,5 @@
-"""The backends that `kvTransfer.backend` can name. A new one, such as NIXL, is one more line here
-and one more parameter of the conformance tests.
+"""The backends that `kvTransfer.backend` can name. A new one is one more line here, one of the
+contract's `WIRES`, and one more parameter of the conformance tests.
 
 A backend's module is imported when it is chosen, since its package may not be installed.
 """
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from sluice_contract.base import ConfigError
+from sluice_contract.config.kv_transfer import wire_error
 
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.handover.transfer.backend import TransferBackend
@@ -36,7 +37,7 @@ Factory = Callable[[TransferSettings], TransferBackend]
 
 def refuse_missing_device(settings: TransferSettings, folder: Path = RDMA_DEVICES) -> None:
     """Raises InvalidConfigError where RDMA is asked for and there is no such device: Mooncake would
-    use TCP without a word. `folder`: where the kernel lists devices."""
+    use TCP without a word, NIXL would name none. `folder`: where the kernel lists devices."""
     if settings.protocol != "rdma":
         return
     found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -59,13 +60,20 @@ def _mooncake(settings: TransferSettings) -> TransferBackend:
 def _tcp(settings: TransferSettings) -> TransferBackend:
     from sluice_runtime.handover.transfer.tcp import TcpBackend
 
-    if settings.protocol != "tcp":
-        error = ConfigError("kvTransfer.protocol", settings.protocol, "tcp with backend TCP")
-        raise InvalidConfigError(str(error))
     return TcpBackend(settings.host)
 
 
-BACKENDS: Final[Mapping[str, Factory]] = MappingProxyType({"Mooncake": _mooncake, "TCP": _tcp})
+def _nixl(settings: TransferSettings) -> TransferBackend:
+    refuse_missing_device(settings)
+    from sluice_runtime.handover.transfer.nixl import NixlBackend
+
+    # UCX ends without an adapter, as TCP is not among its transports; the first port of a device.
+    return NixlBackend("rc", f"{settings.device}:1" if settings.device else None)
+
+
+BACKENDS: Final[Mapping[str, Factory]] = MappingProxyType(
+    {"Mooncake": _mooncake, "TCP": _tcp, "NIXL": _nixl}
+)
 
 
 def create_backend(name: str, settings: TransferSettings) -> TransferBackend:
@@ -74,10 +82,10 @@ def create_backend(name: str, settings: TransferSettings) -> TransferBackend:
     Raises:
         StartupError: there is none of this name, its package is not there, or it does not start.
     """
-    if (factory := BACKENDS.get(name)) is None:
-        raise InvalidConfigError(str(ConfigError("kvTransfer.backend", name, ", ".join(BACKENDS))))
+    if (wrong := wire_error("kvTransfer", name, settings.protocol)) is not None:
+        raise InvalidConfigError(str(wrong))
     try:
-        return factory(settings)
+        return BACKENDS[name](settings)
     except ImportError as error:
         allowed = f"one whose package can be loaded here ({error}); TCP needs none"
         raise InvalidConfigError(str(ConfigError("kvTransfer.backend", name, allowed))) from error

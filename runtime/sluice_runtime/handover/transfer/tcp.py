@@ -49,6 +49,7 @@ class TcpBackend:
 
     name: Final = "TCP"
     is_authenticated: Final = True
+    reaches_devices: Final = False
 
     def __init__(self, host: str) -> None:
         token = secrets.token_bytes(TOKEN_BYTES)

@@ -14,12 +14,20 @@ from typing import Protocol
 
 from sluice_runtime.handover.transfer.backend import TransferBackend
 from sluice_runtime.handover.transfer.memory import MemoryBackend, MemoryNetwork
+from sluice_runtime.handover.transfer.nixl import NixlBackend
 from sluice_runtime.handover.transfer.registry import TransferSettings, create_backend
 
 from tests.runtime.handover.transfer.memory_block import MemoryBlock, contents
 
 ROOT = Path(__file__).parents[4]
 SIZE = 4 << 20
+
+
+def local_backend(name: str) -> TransferBackend:
+    """On loopback; NIXL over TCP, which no configuration can select."""
+    if name == "NIXL":
+        return NixlBackend("tcp", "lo")
+    return create_backend(name, TransferSettings(host="127.0.0.1"))
 
 
 class Peer(Protocol):
@@ -102,7 +110,7 @@ class Setting:
         if self.name == "Memory":
             made: TransferBackend = MemoryBackend(self._network)
         else:
-            made = create_backend(self.name, TransferSettings(host="127.0.0.1"))
+            made = local_backend(self.name)
         self._ends.append(made.close)
         return made
 

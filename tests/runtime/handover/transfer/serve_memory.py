@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import sys
 
-from sluice_runtime.handover.transfer.registry import TransferSettings, create_backend
-
 from tests.runtime.handover.transfer.memory_block import MemoryBlock, contents
+from tests.runtime.handover.transfer.peers import local_backend
 
 
 def main() -> None:
     name, seed, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     memory = MemoryBlock(size)
     memory.fill(contents(seed, size))
-    backend = create_backend(name, TransferSettings(host="127.0.0.1"))
+    backend = local_backend(name)
     backend.register(memory.address, memory.size)
     print(json.dumps([backend.session, memory.address]), flush=True)
     sys.stdin.read()

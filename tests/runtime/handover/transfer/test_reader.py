@@ -29,6 +29,7 @@ class ToldBackend:
 
     name = "Told"
     is_authenticated = True
+    reaches_devices = False
     session = "told"
 
     def __init__(self, on_read: Callable[[str], None] = lambda session: None) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from sluice_contract.config.kv_transfer import KvBackend
+from sluice_contract.config.kv_transfer import REFUSED_BACKENDS, WIRES, KvBackend
 from sluice_runtime.errors import InvalidConfigError, StartupError
+from sluice_runtime.handover.transfer import registry
 from sluice_runtime.handover.transfer.registry import (
     BACKENDS,
     TransferSettings,
@@ -20,21 +22,45 @@ from sluice_runtime.handover.transfer.tcp_server import listen
 LOCAL = TransferSettings(host="127.0.0.1")
 
 
-def test_every_name_of_the_contract_is_there_and_no_other() -> None:
-    assert set(BACKENDS) == set(get_args(KvBackend))
+def test_every_name_of_the_contract_is_there_or_refused_and_no_other() -> None:
+    assert set(BACKENDS) == set(WIRES)
+    assert set(get_args(KvBackend)) == {*WIRES, *REFUSED_BACKENDS}
+    assert not WIRES.keys() & REFUSED_BACKENDS
 
 
-@pytest.mark.parametrize("name", ["NIXL", "Memory", "fake", "memory", ""])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("Gloo", r"TCP \(.*no faster, and without a token\)"),
+        ("NCCL", r"Mooncake or NIXL with protocol rdma \(NCCL reads no memory by .*\)"),
+    ],
+)
+def test_what_carries_no_pages_is_refused_by_name_and_with_its_reason(
+    name: str, instead: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=rf'backend: "{name}" .*; allowed: {instead}$'):
+        create_backend(name, LOCAL)
+
+
+@pytest.mark.parametrize("name", ["nixl", "Memory", "fake", "memory", ""])
 def test_another_name_is_refused(name: str) -> None:
-    says = rf'kvTransfer.backend: "{name}" is not allowed; allowed: Mooncake, TCP$'
+    says = rf'kvTransfer.backend: "{name}" is not allowed; allowed: Mooncake, TCP, NIXL$'
     with pytest.raises(InvalidConfigError, match=says):
         create_backend(name, LOCAL)
 
 
-def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mooncake.engine", None)
-    with pytest.raises(InvalidConfigError, match=r"Mooncake.*mooncake\.engine.*TCP needs none"):
-        create_backend("Mooncake", LOCAL)
+@pytest.mark.parametrize(
+    ("name", "module", "protocol"),
+    [("Mooncake", "mooncake.engine", "tcp"), ("NIXL", "nixl_cu13._bindings", "rdma")],
+)
+def test_a_package_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, module: str, protocol: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(registry, "refuse_missing_device", lambda settings: None)
+    says = rf"{name}.*{re.escape(module)}.*TCP needs none"
+    with pytest.raises(InvalidConfigError, match=says):
+        create_backend(name, TransferSettings("127.0.0.1", protocol))
 
 
 @pytest.mark.parametrize(
@@ -59,9 +85,15 @@ def test_an_rdma_device_that_is_not_there_is_named(
         refuse_missing_device(settings, tmp_path)
 
 
-def test_rdma_needs_mooncake() -> None:
-    with pytest.raises(InvalidConfigError, match=r'kvTransfer\.protocol: "rdma" is not allowed'):
-        create_backend("TCP", TransferSettings(host="127.0.0.1", protocol="rdma"))
+@pytest.mark.parametrize(
+    ("name", "protocol", "allowed"), [("TCP", "rdma", "tcp"), ("NIXL", "tcp", "rdma")]
+)
+def test_a_backend_has_its_own_protocols_and_takes_no_other(
+    name: str, protocol: str, allowed: str
+) -> None:
+    says = rf'kvTransfer\.protocol: "{protocol}" is not allowed; allowed: {allowed} with backend'
+    with pytest.raises(InvalidConfigError, match=f"{says} {name}$"):
+        create_backend(name, TransferSettings("127.0.0.1", protocol))
 
 
 def test_an_address_that_is_not_ours_is_named() -> None:
