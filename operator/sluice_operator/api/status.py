@@ -145,6 +145,17 @@ class ModelStatus(ModelFacts):
     )
 
 
+class HandoverStatus(ApiModel):
+    """What carries KV pages from prefill to decode engines."""
+
+    backend: str = Field(description="As in kvTransfer.")
+    protocol: str = Field(description="What the backend reads over.")
+    gigabytes_per_second: float | None = Field(
+        default=None,
+        description="Of one read: median of what decode engines measured in their first 16 MiB.",
+    )
+
+
 class FetchedAdapter(ApiModel):
     """A hub's adapter that was downloaded: the same for every pool and every later pod."""
 
@@ -200,6 +211,10 @@ class InferenceServiceStatus(ApiModel):
         default=None,
         description="Engine settings in use and their sources. They change only with the spec. "
         "Not those that engines choose at their start.",
+    )
+    handover: HandoverStatus | None = Field(
+        default=None,
+        description="What carries KV pages between the pools, as decode engines report it.",
     )
     rollout: RolloutStatus | None = Field(
         default=None, description="How the revisions of all pools replace each other."
@@ -278,6 +293,9 @@ class EnginePoolStatus(ApiModel):
         json_schema_extra=ATOMIC,
         description="What ready engines of the current revision report that they compute on; of a "
         "pool without an accelerator nothing.",
+    )
+    handover: HandoverStatus | None = Field(
+        default=None, description="Of a decode pool: what carries KV pages, as its engines report."
     )
     adapters: list[AdapterStatus] | None = Field(
         default=None,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from sluice_contract.cluster import labels
 from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.wire.load import HandoverWire
 
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.informer.keys import Key
@@ -26,6 +27,7 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.probes.accelerators import AcceleratorReports
 from sluice_operator.probes.adapters import AdapterReports, EngineAdapters
+from sluice_operator.probes.handover_wires import HandoverReports
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,11 @@ class PoolObserved:
     """What ready engines compute on, by pod; of a pool without an accelerator nothing."""
     adapters: Mapping[str, EngineAdapters] = field(default_factory=dict)
     """What ready engines say of their adapters, by pod; of a pool without adapters nothing."""
+    wires: Mapping[str, HandoverWire] = field(default_factory=dict)
+    """What carries KV pages to ready engines, by pod; of a pool that is not decode nothing."""
     ask_again_seconds: float | None = None
-    """When to ask ready engines again that have not answered, or have not all adapters; None: there
-    are none."""
+    """When to ask ready engines again that have not answered, have not all adapters, or have not
+    read enough; None: there are none."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class PoolObserver:
     """None: no engine is asked."""
     adapter_reports: AdapterReports | None = None
     """None: no engine is asked of its adapters."""
+    handover_reports: HandoverReports | None = None
+    """None: no engine is asked what carries its pages."""
 
     def certain(self) -> PoolObserver:
         """An observer that reads the kinds in `DECISIVE` from the API server."""
@@ -80,7 +86,12 @@ class PoolObserver:
         reports = await self.reports.fetch(engines) if self.reports else ()
         names = (engine["metadata"]["name"] for engine in engines)
         adapters, adapters_again = await self._adapters(pool, pods)
-        again = [adapters_again, self.reports.again_seconds(engines) if self.reports else None]
+        wires, wires_again = await self._wires(pool, pods)
+        again = [
+            adapters_again,
+            wires_again,
+            self.reports.again_seconds(engines) if self.reports else None,
+        ]
         return PoolObserved(
             pool,
             service,
@@ -92,6 +103,7 @@ class PoolObserver:
                 if report is not None
             },
             adapters,
+            wires,
             min((seconds for seconds in again if seconds is not None), default=None),
         )
 
@@ -107,6 +119,18 @@ class PoolObserver:
         names = (engine["metadata"]["name"] for engine in engines)
         again = self.adapter_reports.again_seconds(engines, digest)
         return dict(zip(names, reports, strict=True)), again
+
+    async def _wires(
+        self, pool: Manifest, pods: tuple[Manifest, ...]
+    ) -> tuple[dict[str, HandoverWire], float | None]:
+        """What ready decode engines say, and when to ask again."""
+        if self.handover_reports is None or pool["spec"]["role"] != labels.Role.DECODE:
+            return {}, None
+        engines = [pod for pod in pods if is_ready(pod)]
+        wires = await self.handover_reports.fetch(engines)
+        names = (engine["metadata"]["name"] for engine in engines)
+        again = self.handover_reports.again_seconds(engines)
+        return {name: wire for name, wire in zip(names, wires, strict=True) if wire}, again
 
     def _engines_to_ask(self, pool: Manifest, pods: tuple[Manifest, ...]) -> list[Manifest]:
         """The engines to ask what they compute on."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime
+from statistics import median_low
 from typing import Final
 
 from sluice_contract.cluster import labels
@@ -25,6 +26,7 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.status import (
     AdapterStatus,
     EnginePoolStatus,
+    HandoverStatus,
     ReportedAccelerator,
     RevisionStatus,
 )
@@ -89,6 +91,7 @@ def pool_status(
         summary=f"{ready}/{desired}",
         revisions=_revisions(observed, pods, plan),
         accelerators=_accelerators(observed, current),
+        handover=_handover(observed, current),
         adapters=adapter_statuses(observed),
     ).to_json_dict()
     checked = conditions(before.get("conditions") or (), checks, generation, now)
@@ -257,6 +260,20 @@ def _accelerators(
     return (
         sorted(accelerators, key=lambda status: (-status.engines, status.product or ""))[:32]
         or None
+    )
+
+
+def _handover(observed: PoolObserved, current: list[Manifest]) -> HandoverStatus | None:
+    """All engines of a revision have the same backend and protocol."""
+    reported = [observed.wires.get(pod["metadata"]["name"]) for pod in current]
+    wires = [wire for wire in reported if wire is not None]
+    if not wires:
+        return None
+    rates = [wire.gigabytes_per_second for wire in wires if wire.gigabytes_per_second is not None]
+    return HandoverStatus(
+        backend=wires[0].backend,
+        protocol=wires[0].protocol,
+        gigabytes_per_second=median_low(rates) if rates else None,
     )
 
 

@@ -37,6 +37,7 @@ from sluice_operator.pool.reconcile import PoolReconcile
 from sluice_operator.probes.accelerators import AcceleratorReports, fetch_over_http
 from sluice_operator.probes.adapters import AdapterReports
 from sluice_operator.probes.downloads import DownloadProgress
+from sluice_operator.probes.handover_wires import HandoverReports
 from sluice_operator.probes.image_volumes import ImageVolumes
 from sluice_operator.probes.network_isolation import NetworkIsolation, connect_over_tcp
 from sluice_operator.probes.optional_kinds import OptionalKinds
@@ -256,6 +257,7 @@ def _dispatcher(
         reader,
         AcceleratorReports(fetch_over_http, clock),
         AdapterReports(fetch_over_http, clock),
+        HandoverReports(fetch_over_http, clock),
     )
     reconciles: dict[Kind, Reconcile] = {
         INFERENCE_SERVICE: ServiceReconcile(services, writes, clock, autoscaler),

@@ -43,12 +43,9 @@ class KvTransfer(ContractModel):
 
     backend: KvBackend | None = Field(
         default=None,
-        description="What carries the pages. Left out: TCP; for rdma Mooncake. NIXL is for rdma "
-        "alone. Gloo and NCCL are refused.",
+        description="What carries the pages. Left out: TCP; for rdma Mooncake. NIXL: rdma only.",
     )
-    protocol: Literal["tcp", "rdma"] = Field(
-        default="tcp", description="What the backend reads over. It never takes another."
-    )
+    protocol: Literal["tcp", "rdma"] = Field(default="tcp", description="What it reads over.")
     device: str | None = Field(
         default=None,
         min_length=1,

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from sluice_contract.base import ContractModel
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
-from sluice_contract.config.kv_transfer import KvFingerprint
+from sluice_contract.config.kv_transfer import KvBackend, KvFingerprint
 
 MAX_COUNT: Final = 2**53
 """Far beyond any count, and exact in a float, as which readers compute with it."""
@@ -34,6 +34,28 @@ class DisaggregationQueues(ContractModel):
     """Of a decode engine: without pages; queued, too."""
     transfer: Count = 0
     """Of a decode engine: with pages, without the prompt; running, too."""
+
+
+MEASURED_BYTES: Final = 16 << 20
+"""Read before a rate is given: the first reads open connections."""
+
+
+class HandoverWire(ContractModel):
+    """What carries KV pages to or from an engine."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    backend: KvBackend
+    protocol: Literal["tcp", "rdma"]
+    gigabytes_per_second: float | None = Field(default=None, ge=0)
+    """Of a decode engine's reads since its start; absent until `MEASURED_BYTES` were read."""
+
+
+def read_rate(read_bytes: int, read_seconds: float) -> float | None:
+    """GB/s of one read, with two digits; None until enough was read."""
+    if read_bytes < MEASURED_BYTES or read_seconds <= 0:
+        return None
+    return float(f"{read_bytes / read_seconds / 1e9:.2g}")
 
 
 class LoadReport(ContractModel):
@@ -71,6 +93,8 @@ class LoadReport(ContractModel):
     handover_version: int | None = None
     """Of the conversation between prefill and decode engines: they must have the same. Absent in
     role mixed, and of engines that are older than this field."""
+    handover: HandoverWire | None = None
+    """Absent in role mixed, and of engines that are older than this field."""
     private_calls: bool = False
     """Whether it takes private calls, and so goes on with answers that another engine began."""
     bound_headers: bool = False

@@ -164,7 +164,9 @@ def _decode(parts: _Parts, stack: ExitStack) -> Started:
 
     engine, local = parts.engine, parts.transport.local
     limits = HandoverLimits()
-    reader = stack.enter_context(closing(PageReader(parts.transport.landing(), parts.wake)))
+    wire = f"{parts.backend.name} over {parts.kv.protocol}"
+    reader = PageReader(parts.transport.landing(), parts.wake, wire=wire)
+    stack.enter_context(closing(reader))
     pages = PageReads(reader, local, limits.transfer_seconds, parts.wake)
     name = os.environ.get("POD_NAME") or socket.gethostname()
     us = DecodeIdentity(**parts.identity, name=name, page_bytes=local.page_bytes)  # type: ignore[arg-type]

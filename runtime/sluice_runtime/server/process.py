@@ -16,6 +16,7 @@ from typing import Any, Final
 from sluice_contract.cluster.labels import REVISION_VARIABLE, Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.wire.handover import Keys, configured_keys
 from sluice_contract.wire.spans import Record
 
@@ -235,6 +236,7 @@ def _service(
         handover_keys=_handover_keys(config),
         requires_signature=bool(config.server.require_signature),
         accelerator=accelerator,
+        kv_transfer=None if config.role is Role.MIXED else config.kv_transfer or KvTransfer(),
         aliases=tuple(config.model.aliases or ()),
         cors=config.server.cors,
     )

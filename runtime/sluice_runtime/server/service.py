@@ -14,9 +14,9 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.cors import Cors
 from sluice_contract.config.engine import DEFAULT_MAX_CHOICES_PER_REQUEST
-from sluice_contract.config.kv_transfer import KvFingerprint
+from sluice_contract.config.kv_transfer import KvFingerprint, KvTransfer
 from sluice_contract.wire.handover import Keys
-from sluice_contract.wire.load import DisaggregationQueues, LoadReport
+from sluice_contract.wire.load import DisaggregationQueues, HandoverWire, LoadReport, read_rate
 from sluice_contract.wire.spans import Record
 
 from sluice_runtime.errors import UnavailableError
@@ -73,6 +73,8 @@ class Identity:
     """Whether only requests that the service's router has signed are served."""
     accelerator: Accelerator = field(default_factory=Accelerator)
     """What the engine computes on."""
+    kv_transfer: KvTransfer | None = None
+    """What carries KV pages; None in the mixed role."""
     aliases: tuple[str, ...] = ()
     """Further names of the model."""
     cors: Cors | None = None
@@ -214,6 +216,7 @@ class Service:
             queues=_queues(load.handover),
             bootstrap_port=engine.bootstrap_port or None,
             handover_version=None if self.identity.role is Role.MIXED else HANDOVER_VERSION,
+            handover=_wire(self.identity.kv_transfer, load.handover),
             private_calls=self.identity.handover_keys is not None,
             bound_headers=self.identity.handover_keys is not None,
             answer_identity=None if self.text is None else self.answer_identity(),
@@ -240,6 +243,17 @@ def _queues(handover: HandoverLoad | None) -> DisaggregationQueues:
         inflight=handover.inflight,
         prealloc=handover.prealloc,
         transfer=handover.transfer,
+    )
+
+
+def _wire(transfer: KvTransfer | None, handover: HandoverLoad | None) -> HandoverWire | None:
+    """A backend that runs is the configured one, over the configured protocol."""
+    if transfer is None or handover is None:
+        return None
+    return HandoverWire(
+        backend=transfer.backend_or_default,
+        protocol=transfer.protocol,
+        gigabytes_per_second=read_rate(handover.read_bytes, handover.read_seconds),
     )
 
 

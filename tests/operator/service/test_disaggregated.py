@@ -12,6 +12,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.engine import EngineConfig, SloTargets, parse_engine_config
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.config.router import parse_router_config
+from sluice_contract.wire.load import HandoverWire
 from sluice_operator.api.findings import parse
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.conditions.conditions import find
@@ -219,6 +220,35 @@ def test_conditions_and_numbers_of_both_pools() -> None:
     assert status["pools"][Role.PREFILL]["summary"] == "1/1"
     assert status["pools"][Role.DECODE]["summary"] == "0/1"
     assert status["resolved"].keys() == set(ROLES)
+
+
+@pytest.mark.parametrize(
+    ("rates", "rate"),
+    [
+        ((None, None), {}),
+        ((None, 1.4), {"gigabytesPerSecond": 1.4}),
+        ((3.0, 1.0, 2.0), {"gigabytesPerSecond": 2.0}),
+    ],
+)
+def test_the_status_tells_what_carries_pages_and_how_fast(
+    rates: tuple[float | None, ...], rate: Manifest
+) -> None:
+    plan = service_plan(SPEC)
+    decode = next(pool for pool in plan.pools if pool.role is Role.DECODE)
+    engines = pods(_deployments(plan)[Role.DECODE], len(rates) + 1)
+    wires = {
+        pod["metadata"]["name"]: HandoverWire(
+            backend="Mooncake", protocol="rdma", gigabytes_per_second=measured
+        )
+        for pod, measured in zip(engines, rates, strict=False)
+    }
+    pool = _pool(decode.manifest)
+    found = PoolObserved(pool, service(SPEC), (), tuple(engines), wires=wires)
+    told = pool_status(found, plan_pool(found), NOW)
+    assert told["handover"] == {"backend": "Mooncake", "protocol": "rdma"} | rate
+    children = [child for child in _there(plan) if child["metadata"] != pool["metadata"]]
+    observed = service_observed(service(SPEC), [*children, pool | {"status": told}])
+    assert service_status(observed, plan_service(observed), NOW)["handover"] == told["handover"]
 
 
 def test_the_fingerprint_is_what_pages_depend_on() -> None:

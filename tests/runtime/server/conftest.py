@@ -13,6 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.model import files as model_files
 from sluice_runtime.model.tokenizer import load_chat_template, load_tokenizer
@@ -109,6 +110,7 @@ def service_over(
         MAX_BODY_BYTES,
         started_unix=1,
         handover_keys=(lambda: (key,)) if key else None,
+        kv_transfer=None if role is Role.MIXED else KvTransfer(),
         requires_signature=required,
     )
     service = Service(identity, client, Gate(), metrics, Clocks(time.monotonic, time.time))

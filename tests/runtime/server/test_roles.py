@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, signed_header
+from sluice_contract.wire.load import MEASURED_BYTES
 from sluice_runtime.handover.messages import HANDOVER_VERSION
 from sluice_runtime.wire.messages import Generate, HandoverLoad, Heartbeat, PrefillEngine, Refusal
 from sluice_runtime.wire.transport import private_endpoint
@@ -154,7 +155,21 @@ async def test_a_mixed_engine_reports_no_port_and_no_queues() -> None:
         report = (await server.http.get("/load")).json()
         assert "bootstrapPort" not in report
         assert "handoverVersion" not in report
+        assert "handover" not in report
         assert set(report["queues"].values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("read_bytes", "read_seconds", "rate"),
+    [(0, 0.0, {}), (MEASURED_BYTES - 1, 0.01, {}), (10**9, 0.81, {"gigabytesPerSecond": 1.2})],
+)
+async def test_the_load_report_tells_what_carries_pages_and_once_it_is_known_how_fast(
+    read_bytes: int, read_seconds: float, rate: dict[str, float]
+) -> None:
+    async with server_of(Role.DECODE) as server:
+        await shown(server, HandoverLoad(read_bytes=read_bytes, read_seconds=read_seconds))
+        report = (await server.http.get("/load")).json()
+    assert report["handover"] == {"backend": "TCP", "protocol": "tcp"} | rate
 
 
 async def test_the_hand_over_is_in_the_metrics() -> None:

@@ -101,7 +101,8 @@ def service_status(
         assert obstacle is not None
         serves = any(map(engines_ready, of_kind(observed.children, ENGINE_POOL)))
         former = before if serves else {}
-        facts = {key: former[key] for key in ("mode", "url", "pools", "resolved") if key in former}
+        kept = ("mode", "url", "pools", "resolved", "handover")
+        facts = {key: former[key] for key in kept if key in former}
         checks = _unplanned(plan, obstacle, former)
     else:
         facts = _facts(observed.service, observed.children, plan, plan.spec)
@@ -167,7 +168,15 @@ def _facts(
         "url": f"http://{meta['name']}.{meta.get('namespace', 'default')}.svc",
         "pools": {pool.role.value: _summary(children, pool) for pool in plan.pools},
         "resolved": {pool.role.value: settings_status(pool.settings) for pool in plan.pools},
+        **_handover(children, plan),
     }
+
+
+def _handover(children: Children, plan: ServicePlan) -> Manifest:
+    """As the decode pool says; as long as it is there and has heard of its engines."""
+    live = (_child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools)
+    reported = ((pool or {}).get("status", {}).get("handover") for pool in live)
+    return next(({"handover": handover} for handover in reported if handover), {})
 
 
 def _mode_served(plan: ServicePlan, spec: InferenceServiceSpec) -> str:

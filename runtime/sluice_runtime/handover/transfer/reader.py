@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from sluice_contract.wire.load import MEASURED_BYTES, read_rate
+
 from sluice_runtime.handover.transfer.backend import TransferError, total_bytes
 from sluice_runtime.handover.transfer.landing import Landing
 from sluice_runtime.handover.transfer.reads import (
@@ -44,7 +46,7 @@ class _Totals:
 
 class PageReader:
     """Reads from the constructor until `close`. `on_finished` is called by the threads, once for
-    each result, when it can be collected."""
+    each result, when it can be collected. `wire`: for the log, what carries the pages."""
 
     def __init__(
         self,
@@ -52,11 +54,13 @@ class PageReader:
         on_finished: Callable[[], None],
         workers: int = WORKERS,
         max_queued: int = MAX_QUEUED,
+        wire: str = "",
     ) -> None:
         self._landing = landing
         self._on_finished = on_finished
         self._max_queued = max_queued
         self._workers = workers
+        self._wire = wire
         self._changed = threading.Condition()
         """Around everything below; notified when a thread may find a job."""
         self._queue: deque[ReadJob] = deque()
@@ -183,6 +187,10 @@ class PageReader:
         if result.error is not None:
             totals.failures[result.error.reason] += 1
             return
+        is_measured = totals.read_bytes >= MEASURED_BYTES
         totals.reads += 1
         totals.read_bytes += total_bytes(result.job.pieces)
         totals.read_seconds += result.seconds
+        if not is_measured and (rate := read_rate(totals.read_bytes, totals.read_seconds)):
+            first = totals.read_bytes >> 20
+            logger.info("KV transfer: %s, %s GB/s in the first %d MiB", self._wire, rate, first)

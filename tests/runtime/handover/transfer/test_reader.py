@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from sluice_contract.wire.load import MEASURED_BYTES
 from sluice_runtime.handover.transfer.backend import (
     PeerUnreachableError,
     Piece,
@@ -210,6 +212,21 @@ def test_what_waits_can_be_cancelled_and_what_runs_ends_by_itself(readers: Reade
     gate.open.set()
     rest = readers.results(reader, 2)
     assert [(each.job.room, each.error) for each in rest] == [(1, None), (2, None)]
+
+
+def test_what_carries_the_pages_and_how_fast_is_said_once(
+    readers: Readers, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = readers(ToldBackend(), wire="NIXL over rdma", workers=1)
+    caplog.set_level("INFO", "sluice.handover.reader")
+    piece = Piece(1, 1, MEASURED_BYTES // 2)
+    for said in (0, 1, 1):
+        reader.submit(job(1, pieces=(piece,)))
+        assert readers.results(reader, 1)[0].error is None
+        assert len(caplog.messages) == said
+    assert re.fullmatch(
+        r"KV transfer: NIXL over rdma, [\d.e+]+ GB/s in the first 16 MiB", caplog.messages[0]
+    )
 
 
 def test_no_more_jobs_wait_than_allowed(readers: Readers) -> None:
