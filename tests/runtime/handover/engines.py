@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 from sluice_contract.cluster.labels import Role
-from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.kv_transfer import WIRES, KvTransfer
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.device import place_of
 from sluice_runtime.engine.handover import started_role
@@ -129,9 +129,9 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
     config = resolved(engine_config(model, role=Role(role), **settings))
     config = settled = config.model_copy(update={"tensor_parallel_size": size})
     if role != "mixed":
-        kv = KvTransfer.model_validate({"backend": backend}).model_copy(
-            update={"bootstrap_port": port}
-        )
+        kv = KvTransfer.model_validate(
+            {"backend": backend, "protocol": WIRES[backend][0]}
+        ).model_copy(update={"bootstrap_port": port})
         config = settled.model_copy(update={"kv_transfer": kv})
     hooks = EngineHooks(poison_freed_pages=True)
     link = ThreadLink()

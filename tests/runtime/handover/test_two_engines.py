@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from sluice_runtime.errors import StartupError
+from sluice_runtime.handover.transfer import registry
 from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.wire.messages import Generate, Grammar, Sampling
 
 from tests.busy_machine import Stopwatch
 from tests.runtime.handover.engines import Answer, pair, running, through
+from tests.runtime.handover.transfer.peers import local_backend
 from tests.runtime.harness import generate
 from tests.runtime.random_adapter import write_random_adapter
 
@@ -100,12 +102,21 @@ PAIRS = [
     ("TCP", False, "staged to host"),
     ("Mooncake", False, "host to staged"),
     ("Mooncake", True, "staged to staged"),
+    ("NIXL", True, "host to host"),
+    pytest.param("NIXL", False, "staged to staged", marks=pytest.mark.full),
     pytest.param("Mooncake", False, "host to host", marks=pytest.mark.full),
     pytest.param("TCP", True, "staged to staged", marks=pytest.mark.full),
     pytest.param("TCP", False, "host to host", marks=pytest.mark.full),
     pytest.param("Mooncake", True, "host to host", marks=pytest.mark.full),
 ]
 """Backend, whether steps overlap, and whose pools count as a device's."""
+
+
+@pytest.fixture(autouse=True)
+def nixl_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of RDMA, for which there is no adapter."""
+    there = dict(registry.BACKENDS) | {"NIXL": lambda settings: local_backend("NIXL")}
+    monkeypatch.setattr(registry, "BACKENDS", there)
 
 
 @pytest.fixture(scope="module", params=[16, 1], ids="pages-of-{}".format)

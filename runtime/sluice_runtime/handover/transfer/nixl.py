@@ -20,6 +20,7 @@ from typing import Final
 
 from sluice_runtime.handover.transfer.backend import (
     MAX_DESCRIPTORS,
+    NotRegisteredError,
     OtherEpochError,
     Piece,
     TransferError,
@@ -86,6 +87,8 @@ class NixlBackend:
             try:
                 for start in range(0, len(pieces), MAX_DESCRIPTORS):
                     self._read(peer, pieces[start : start + MAX_DESCRIPTORS], deadline)
+            except NotRegisteredError:  # says nothing against the connection
+                raise
             except TransferError:
                 self._forget(peer)
                 raise

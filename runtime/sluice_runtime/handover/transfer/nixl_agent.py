@@ -109,8 +109,11 @@ class NixlAgent:
         return int(handle)
 
     def is_done(self, handle: int) -> bool:
-        with self._translated():
-            return bool(self._agent.getXferStatus(handle) == self._nixl.NIXL_SUCCESS)
+        try:
+            with self._translated():
+                return bool(self._agent.getXferStatus(handle) == self._nixl.NIXL_SUCCESS)
+        except NotRegisteredError as error:
+            raise TransferError("the peer was forgotten meanwhile", may_still_land=True) from error
 
     def release(self, handle: int) -> None:
         """Frees the handle; that alone ends no read."""

@@ -17,9 +17,11 @@ from sluice_runtime.handover.transfer.backend import (
     NotRegisteredError,
     OtherEpochError,
     Piece,
+    TransferError,
     TransferTimeoutError,
 )
 from sluice_runtime.handover.transfer.nixl import NixlBackend, metadata_of
+from sluice_runtime.handover.transfer.nixl_agent import NixlAgent
 
 from tests.runtime.handover.transfer.memory_block import MARGIN
 from tests.runtime.handover.transfer.peers import SIZE, Setting
@@ -46,10 +48,10 @@ def test_a_session_of_another_backend_is_refused(session: str) -> None:
 
 
 @pytest.mark.process
-def test_a_late_read_says_that_it_may_still_land_and_the_next_one_connects_anew(
+def test_a_late_read_says_that_it_may_still_land_and_the_next_one_succeeds(
     setting: Setting,
 ) -> None:
-    """Releasing its handle and leaving the peer ends no read."""
+    """Releasing its handle ends no read."""
     peer, backend, memory = setting.process(), setting.backend(), setting.block()
     backend.register(memory.address, SIZE)
     piece = Piece(peer.address, memory.address, SIZE)
@@ -62,6 +64,25 @@ def test_a_late_read_says_that_it_may_still_land_and_the_next_one_connects_anew(
     peer.thaw()
     backend.read(peer.session, [piece], TIMEOUT_SECONDS)
     assert memory.bytes_at(0, SIZE) == peer.contents
+
+
+@pytest.mark.process
+def test_a_read_of_a_peer_that_another_thread_forgets_says_that_it_may_still_land(
+    setting: Setting,
+) -> None:
+    peer, memory, agent = setting.process(), setting.block(), NixlAgent("reads", "tcp", "lo")
+    agent.register(memory.address, SIZE)
+    name = agent.connect(metadata_of(peer.session))
+    peer.freeze()
+    handle = agent.start_read(name, [Piece(peer.address, memory.address, SIZE)])
+    assert not agent.is_done(handle)
+    agent.forget(name)
+    with pytest.raises(TransferError, match="forgotten meanwhile") as caught:
+        agent.is_done(handle)
+    assert caught.value.may_still_land
+    with pytest.raises(NotRegisteredError):
+        agent.start_read(name, [Piece(peer.address, memory.address, SIZE)])
+    agent.close()
 
 
 @pytest.mark.process
