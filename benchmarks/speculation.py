@@ -91,16 +91,18 @@ def engine_for(folder: Path, threads: int, drafts: int) -> Engine:
     return engine
 
 
-def prompts(rows: int, shift: int, *, copies: bool) -> list[list[int]]:
+def prompts(
+    rows: int, shift: int, *, copies: bool, vocabulary: int = VOCABULARY
+) -> list[list[int]]:
     """Each of one phrase twice, from another place on, or of tokens by chance."""
     draw = random.Random(shift)
     made = []
     for _ in range(rows):
-        phrase, at = draw.randrange(VOCABULARY // PHRASE), draw.randrange(PHRASE)
+        phrase, at = draw.randrange(vocabulary // PHRASE), draw.randrange(PHRASE)
         if copies:
             made.append([phrase * PHRASE + (at + i) % PHRASE for i in range(2 * PHRASE)])
         else:
-            made.append([draw.randrange(VOCABULARY) for _ in range(2 * PHRASE)])
+            made.append([draw.randrange(vocabulary) for _ in range(2 * PHRASE)])
     return made
 
 

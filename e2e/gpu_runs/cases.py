@@ -63,6 +63,7 @@ BENCHES = (
     _bench("serving", 120),
     _bench("long_prompt", 120),
     _bench("interference", 150),
+    _bench("speculation", 120),
     _bench("copies", 45, ()),
     _bench("kernels", 60, ()),
     Case("weights", ("-m", "benchmarks.load_weights", "--device", "cuda", "--runs", "3"), 60),

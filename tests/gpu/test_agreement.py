@@ -14,7 +14,7 @@ from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.engine.build import EngineHooks
 
 from tests.gpu.device import accelerator, write_model
-from tests.runtime.agreement.cases import random_requests, roomy
+from tests.runtime.agreement.cases import random_requests, repeating_requests, roomy
 from tests.runtime.agreement.oracle import Oracle, assert_agrees
 from tests.runtime.harness import engine_config, run_engine
 from tests.runtime.layers.test_attention_flashinfer import fa3_missing
@@ -38,10 +38,12 @@ class Case:
     overlap: bool = True
     graphs: int = 0
     backend: AttentionBackend = "auto"
+    drafts: int = 0
 
     def __str__(self) -> str:
         kind = "graphs" if self.graphs else self.dtype
         kind += "-fa3" if self.backend == "flashinfer-fa3" else ""
+        kind += f"-drafts{self.drafts}" if self.drafts else ""
         parts = [kind, self.heads, f"page{self.page_size}", f"chunk{self.chunk_size}"]
         parts += ["mixed" if self.mixed else "apart", "ahead" if self.overlap else "one-by-one"]
         return "-".join([*parts, f"pool{self.pool_tokens or 0}"])
@@ -69,6 +71,8 @@ GRAPHS = [
     Case("bfloat16", "group2-dim64", graphs=16),
     Case("bfloat16", page_size=1, graphs=4),
     Case("bfloat16", chunk_size=32, pool_tokens=256, graphs=16),
+    Case("bfloat16", drafts=4, graphs=16),
+    Case("bfloat16", page_size=1, chunk_size=16, drafts=4, graphs=16),
 ]
 
 
@@ -85,7 +89,8 @@ def test_answers_are_those_of_transformers(case: Case) -> None:
         pytest.skip(missing)
     folder, oracle = model(case.heads, case.dtype)
     long = case.pool_tokens is None
-    requests = random_requests(16, 120 if long else 60, 24 if long else 120)
+    make = repeating_requests if case.drafts else random_requests
+    requests = make(16, 120 if long else 60, 60 if case.drafts else 24 if long else 120)
     config = engine_config(
         str(folder),
         accelerator=accelerator(),
@@ -97,10 +102,12 @@ def test_answers_are_those_of_transformers(case: Case) -> None:
         schedule_conservativeness=1.0 if long else 0.1,
         cuda_graph_max_batch=case.graphs,
         attention_backend=case.backend,
+        speculation={"method": "NGram", "tokens": case.drafts} if case.drafts else None,
     )
     hooks = EngineHooks(poison_freed_pages=True)
     run = run_engine(config, requests, hooks=hooks, overlap=case.overlap)
     clear = assert_agrees(oracle, requests, run, SHARE[case.dtype])
     assert clear > CLEAR_TOKENS[case.dtype], f"only {clear} tokens had a clear margin"
     assert (run.retractions > 0) == (not long)
+    assert (run.accepted_tokens > 0) == (case.drafts > 0)
     assert (run.graph_steps > 0) == bool(case.graphs), "captured and replayed, or neither"

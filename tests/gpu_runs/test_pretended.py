@@ -24,6 +24,7 @@ FIGURES = {
     "serving": {"serving", "serving.itl_p50", "serving.ttft_p50"},
     "long_prompt": {"long_prompt.itl_p99", "long_prompt.ttft", "long_prompt.fixed-2048.ttft"},
     "interference": {"interference.chosen.itl_p99", "interference.chunk-164.ttft"},
+    "speculation": {"speculation.ratio.1", "speculation.ratio.64"},
     "copies": {"copies.plain.to_host", "copies.scattered.to_device"},
     "kernels": {"kernels.copy", "kernels.rotate_and_store.llama3-8b.1", "kernels.prompt.1+164"},
     "weights": {"load_weights"},

@@ -162,4 +162,7 @@ def drive(
             run.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
             if delta.finish_reason:
                 run.terminals.setdefault(delta.request_id, []).append(delta)
+        if pending.verify_rows:  # nothing was launched since: the last ones are of refused drafts
+            for name, lines in run.logits.items():
+                del lines[len(run.tokens[name]) :]
     raise AssertionError("requests are still running")

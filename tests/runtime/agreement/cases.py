@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from sluice_contract.config.engine import AttentionBackend
 from sluice_kernels import native
 from sluice_runtime.engine.build import EngineHooks
@@ -41,6 +42,8 @@ class Case:
     threads: int = 1
     policy: str = "fcfs"
     max_running_requests: int = 32
+    drafts: int = 0
+    """At most, of a row and step."""
 
     def __str__(self) -> str:
         pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
@@ -51,6 +54,7 @@ class Case:
         more += f"-{self.backend}" if self.backend else ""
         more += f"-threads{self.threads}" if self.threads > 1 else ""
         more += f"-{self.policy}" if self.policy != "fcfs" else ""
+        more += f"-drafts{self.drafts}" if self.drafts else ""
         return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}{more}"
 
 
@@ -67,12 +71,23 @@ def random_requests(count: int, longest: int, answer: int, seed: int = 11) -> li
     ]
 
 
+def repeating_requests(count: int, longest: int, answer: int) -> list[Generate]:
+    """Prompts that repeat their first tokens, so that there is something to draft."""
+    return [
+        msgspec.structs.replace(
+            request, prompt_ids=(request.prompt_ids[:9] * longest)[: len(request.prompt_ids)]
+        )
+        for request in random_requests(count, longest, answer)
+    ]
+
+
 def check(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generate]) -> Run:
     """Compares every token, and sees to it that what the case is about really happened."""
     run = compare(case, folder, oracle, requests)
     assert (run.cuts > 0) == (case.chunk_size > 0), "no prompt was cut, or one that must not be"
     assert (run.modes["MIXED"] > 0) == case.mixed, "no forward was mixed, or one that must not be"
     assert (run.retractions > 0) == (case.pool_tokens is not None)
+    assert (run.drafted_tokens > run.accepted_tokens > 0) == (case.drafts > 0)
     return run
 
 
@@ -92,6 +107,7 @@ def compare(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generat
         scheduling_policy=case.policy,
         max_running_requests=case.max_running_requests,
         attention_backend=case.backend,
+        speculation={"method": "NGram", "tokens": case.drafts} if case.drafts else None,
     )
     pages = pool // case.page_size
     order = random.Random(3).sample(range(pages), pages)

@@ -10,7 +10,7 @@ import pytest
 from sluice_contract.config.engine import AttentionBackend
 
 from e2e.model.tasks import make_prompt
-from tests.runtime.agreement.cases import Case, check, random_requests
+from tests.runtime.agreement.cases import Case, check, random_requests, repeating_requests
 from tests.runtime.agreement.oracle import KINDS, PairOf
 from tests.runtime.harness import generate
 
@@ -50,6 +50,13 @@ SMALL_POOLS = [
     Case(chunk_size=32, pool_tokens=256, backend="torch"),
     Case(page_size=1, chunk_size=16, pool_tokens=200, overlap=True),
 ]
+DRAFTING = [
+    Case(drafts=4),
+    Case(page_size=1, chunk_size=16, drafts=8, overlap=True),
+    Case("qwen2", chunk_size=32, drafts=4, backend="torch"),
+    Case("qwen3_moe", page_size=1, chunk_size=-1, mixed=False, drafts=4),
+    Case("llama3-rope-sharded", chunk_size=32, pool_tokens=256, drafts=4),
+]
 BACKENDS: Final[tuple[AttentionBackend, ...]] = ("torch", "auto")
 ALL = [
     Case(kind, page_size, chunk_size, mixed, overlap=overlap, backend=backend)
@@ -73,6 +80,13 @@ def test_answers_do_not_depend_on_the_setup(pair_of: PairOf, case: Case) -> None
 @pytest.mark.parametrize("case", beside([QUICK_SMALL_POOL], SMALL_POOLS), ids=str)
 def test_answers_survive_retraction(pair_of: PairOf, case: Case) -> None:
     check(case, *pair_of(case.kind), random_requests(16, 60, 120))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("case", DRAFTING, ids=str)
+def test_answers_with_drafts_agree(pair_of: PairOf, case: Case) -> None:
+    lengths = (60, 120) if case.pool_tokens else (120, 60)
+    check(case, *pair_of(case.kind), repeating_requests(16, *lengths))
 
 
 @pytest.mark.full
