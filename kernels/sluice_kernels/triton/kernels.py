@@ -186,8 +186,8 @@ def _drawn(  # type: ignore[no-untyped-def]
     total, last = tl.full([], 0, tl.float64), 0
     for begin in range(0, vocabulary, BLOCK):
         mass = tl.sum(_kept(own, begin, vocabulary, lowest, peak, scale, BLOCK), 0)
-        last = tl.where(total + mass > total, begin, last)
         total += mass
+        last = tl.where(mass > 0, begin, last)
     left = uniform * total
     begin = 0
     mass = tl.sum(_kept(own, begin, vocabulary, lowest, peak, scale, BLOCK), 0)
@@ -197,10 +197,10 @@ def _drawn(  # type: ignore[no-untyped-def]
         mass = tl.sum(_kept(own, begin, vocabulary, lowest, peak, scale, BLOCK), 0)
     weights = _kept(own, begin, vocabulary, lowest, peak, scale, BLOCK)
     token = begin + tl.arange(0, BLOCK)
-    running = tl.cumsum(weights.to(tl.float64), 0)
-    # Where rounding leaves more than there is, the last token that adds to the sum is drawn.
-    found = (weights > 0) & ((running > left) | (running == tl.max(running, 0)))
-    return tl.min(tl.where(found, token, vocabulary), 0)
+    # Rounding must not choose a token that was left out, nor none.
+    end = tl.max(tl.where(weights > 0, token, 0), 0)
+    found = (weights > 0) & (tl.cumsum(weights.to(tl.float64), 0) > left)
+    return tl.min(tl.where(found, token, end), 0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,5 +1,8 @@
-"""Decode steps as CUDA graphs: the layers of a batch size are captured once and replayed, so that a
+"""Steps as CUDA graphs: the layers of a number of rows are captured once and replayed, so that a
 step costs one launch instead of hundreds.
+
+Captured are rows of one token. So a step serves its decode rows, and as many tokens of prompts and
+of verified rows as fit, where the contexts that these read once each are short enough.
 
 A graph computes exactly the rows that it was captured with, so a step takes the next larger one and
 is padded. Rows of padding write and read the pool's padding page alone, which no request has. Knows
@@ -23,6 +26,9 @@ from sluice_runtime.layers.attention import GraphAttention, RowNumbers, TokenLay
 Replay = Callable[[], None]
 """Computes again what was captured, from what the same tensors hold now."""
 Capture = Callable[[Callable[[], None]], Replay]
+AGAIN_BYTES: Final = 8 << 30
+"""Of keys and values that a step may read more than once, so as to be a graph: 2 ms on an H200,
+where a step of Llama-3-8B's shape without a graph takes 15 ms to launch."""
 _SMALL: Final = (1, 2, 4, 8, 12)
 _SPANS: Final = ((16, 256, 8), (272, 496, 16), (512, 4096, 32))
 """(first, last, apart): padding costs at most a third of a step up to 16 rows, and 6 % from 256."""
@@ -97,10 +103,14 @@ class DecodeGraphs:
 
     def hidden(self, token_ids: Tensor, positions: Tensor, layout: TokenLayout) -> Tensor | None:
         """token_ids, positions [n] → [n, h], valid until the next call; None: no graph serves this
-        step, since rows extend, or there are too many."""
+        step, since there are too many tokens, or their contexts are too long."""
         rows = len(token_ids)
-        batch = None if layout.extends else batch_for(rows, self._batches)
-        if batch is None or not (graph := self._graphs[batch]).attention.holds(layout):
+        batch = batch_for(rows, self._batches)
+        if batch is None or (layout.extends and self._reads_again(layout) > AGAIN_BYTES):
+            return None
+        if layout.extends:
+            layout = layout.of_single_tokens()
+        if not (graph := self._graphs[batch]).attention.holds(layout):
             return None
         inputs = self._inputs
         inputs.token_ids[:rows].copy_(token_ids)
@@ -113,6 +123,13 @@ class DecodeGraphs:
         graph.replay()
         self.replays += 1
         return inputs.hidden[:rows]
+
+    def _reads_again(self, layout: TokenLayout) -> int:
+        """Bytes that rows of several tokens read more than once if each token is a row."""
+        numbers = layout.numbers
+        counts = np.diff(numbers.begins)
+        again = ((counts - 1) * numbers.contexts - counts * (counts - 1) // 2).sum()
+        return int(again) * self._pool.shape.bytes_per_token
 
     def _step(self, forward: Forward, attention: GraphAttention) -> Callable[[], None]:
         inputs, batch = self._inputs, attention.batch

@@ -10,10 +10,11 @@ token attend to all tokens before it in its row, whether the row extends or deco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -82,6 +83,26 @@ class TokenLayout:
     """`rows`, `begins` and `contexts` on the host."""
     planned: GraphAttention | None = None
     """What has planned for these rows already, since planning cannot be captured in a graph."""
+
+    def of_single_tokens(self) -> TokenLayout:
+        """The same tokens, each as a row that decodes. What they attend to stays the same, since a
+        layer stores the keys and values of all tokens before it attends; but each reads the
+        whole context before it."""
+        numbers = self.numbers
+        counts, tokens = np.diff(numbers.begins), int(numbers.begins[-1])
+        places = np.arange(tokens + 1)
+        contexts = places[:-1] + 1 + (numbers.contexts - numbers.begins[1:]).repeat(counts)
+        apart = RowNumbers(numbers.rows.repeat(counts), places, contexts)
+        begins = torch.arange(tokens + 1, device=self.begins.device)
+        row_of_token = torch.repeat_interleave(self.begins.diff(), output_size=tokens)
+        return replace(
+            self,
+            rows=self.rows[row_of_token],
+            begins=begins,
+            contexts=begins[1:] + (self.contexts - self.begins[1:])[row_of_token],
+            extends=0,
+            numbers=apart,
+        )
 
 
 class Attention(Protocol):

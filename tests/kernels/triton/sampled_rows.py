@@ -58,9 +58,11 @@ def parameters_of_kind(kind: str, vocabulary: int, rows: int) -> Tensor:
 def assert_sampled(tokens: Tensor, logits: Tensor, parameters: Tensor) -> None:
     """tokens: [m], as the reference has them, or as it has them WITHIN a little more or less."""
     right = tokens == reference.sample_rows(logits, parameters)
+    to_the_end = parameters[_UNIFORMS] + WITHIN >= 1
     for top_p in (-WITHIN, 0.0, WITHIN):
         first, last = (_nearby(logits, parameters, top_p, uniform) for uniform in (-WITHIN, WITHIN))
-        right |= (first <= tokens) & (tokens <= last)
+        end = logits.shape[1] - 1 - _nearby(logits.flip(-1), parameters, top_p, -1.0)
+        right |= (first <= tokens) & (tokens <= torch.where(to_the_end, end, last))
     wrong = (~right).nonzero().flatten().tolist()
     assert not wrong, [(tokens[row].item(), parameters[:, row].tolist()) for row in wrong]
     drawn = tokens[:, None].clamp(min=0)

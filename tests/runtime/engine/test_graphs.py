@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sluice_contract.config.accelerators import TIERS
@@ -104,20 +105,26 @@ def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sit
 
 
 def decode_step(
-    contexts: Sequence[int], draw: random.Random, place: torch.device = CPU
+    contexts: Sequence[int],
+    draw: random.Random,
+    place: torch.device = CPU,
+    extends: Sequence[int] = (),
 ) -> TokenLayout:
-    """Rows in any order of the table, whose pages are anywhere."""
+    """Rows in any order of the table, whose pages are anywhere. `extends`: tokens of the first
+    rows; the others decode."""
     rows = torch.tensor(draw.sample(range(LARGEST + 3), len(contexts)))
     table = torch.full((LARGEST + 3, max(contexts) // PAGE_SIZE + 1), PAGES)
     free = draw.sample(range(PAGES), PAGES)
     for row, context in zip(rows.tolist(), contexts, strict=True):
         count = -(-context // PAGE_SIZE)
         table[row, :count] = torch.tensor([free.pop() for _ in range(count)])
-    lengths, begins = torch.tensor(contexts), torch.arange(len(contexts) + 1)
+    lengths = torch.tensor(contexts)
+    counts = torch.tensor([*extends, *[1] * (len(contexts) - len(extends))])
+    begins = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     numbers = RowNumbers(rows.numpy(), begins.numpy(), lengths.numpy())
-    at = lengths - 1
-    pages = table[rows, at // PAGE_SIZE]
-    host = TokenLayout(pages, at % PAGE_SIZE, table, rows, begins, lengths, 0, numbers)
+    at = torch.cat([torch.arange(end - n, end) for n, end in zip(counts, lengths, strict=True)])
+    pages = table[rows.repeat_interleave(counts), at // PAGE_SIZE]
+    host = TokenLayout(pages, at % PAGE_SIZE, table, rows, begins, lengths, len(extends), numbers)
     tensors: dict[str, Any] = {
         name: value.to(place) for name, value in vars(host).items() if isinstance(value, Tensor)
     }
@@ -125,9 +132,10 @@ def decode_step(
 
 
 def remember(pool: PagePool, layout: TokenLayout, generator: torch.Generator) -> None:
-    """Keys and values of all tokens before each row's last."""
-    shape, place = pool.shape, pool.data.device
-    for row, context in zip(layout.numbers.rows, layout.numbers.contexts - 1, strict=True):
+    """Keys and values of all tokens before those of the step."""
+    shape, place, numbers = pool.shape, pool.data.device, layout.numbers
+    before = numbers.contexts - np.diff(numbers.begins)
+    for row, context in zip(numbers.rows, before, strict=True):
         at = torch.arange(int(context), device=place)
         pages, offsets = layout.page_table[int(row)][at // PAGE_SIZE], at % PAGE_SIZE
         size = (2, len(at), shape.layers, shape.kv_heads, shape.head_dim)
@@ -143,9 +151,9 @@ def both(
     """By a graph, without, and the pool of the step without."""
     apart = site.pool()
     apart.data.copy_(pool.data)
-    token_ids = torch.arange(len(layout.rows), device=site.place)
+    token_ids = torch.arange(len(layout.pages), device=site.place)
     token_ids %= site.model.spec.vocabulary_size
-    positions = layout.contexts - 1
+    positions = layout.of_single_tokens().contexts - 1
     wanted = site.model.hidden(token_ids, positions, apart, layout)
     return graphs.hidden(token_ids, positions, layout), wanted, apart
 
@@ -170,14 +178,45 @@ def test_a_padded_step_computes_what_it_computes_without_a_graph(site: Site) -> 
         torch.testing.assert_close(pool.data[:PAGES], apart.data[:PAGES], **close, equal_nan=True)
 
 
+def test_rows_of_several_tokens_are_computed_by_the_same_graphs(site: Site) -> None:
+    """Prompts and verified rows, alone and beside rows that decode."""
+    draw, generator = random.Random(3), torch.Generator().manual_seed(3)
+    pool = site.pool()
+    graphs = site.graphs(pool)
+    close: dict[str, Any] = {"atol": site.tolerance, "rtol": site.tolerance}
+    for replays, extends in enumerate([(1,), (5, 3), (17, 1, 9)], 1):
+        pool.data[:PAGES] = float("nan")
+        contexts = [count + draw.randint(0, 12) for count in extends]
+        contexts += [draw.randint(1, 20) for _ in range(4 * (replays - 1))]
+        layout = decode_step(contexts, draw, site.place, extends)
+        remember(pool, layout, generator)
+        seen, wanted, apart = both(site, graphs, pool, layout)
+        assert graphs.replays == replays
+        torch.testing.assert_close(seen, wanted, **close)
+        torch.testing.assert_close(pool.data[:PAGES], apart.data[:PAGES], **close, equal_nan=True)
+
+
+def test_long_contexts_are_not_read_again_for_each_token(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = site.pool()
+    token = pool.shape.bytes_per_token
+    graphs = site.graphs(pool, largest=8)
+    draw, generator = random.Random(4), torch.Generator().manual_seed(4)
+    layout = decode_step([20, 30], draw, site.place, extends=[4])  # 17, 18 and 19 tokens more
+    remember(pool, layout, generator)
+    monkeypatch.setattr("sluice_runtime.engine.graphs.AGAIN_BYTES", 54 * token - 1)
+    assert both(site, graphs, pool, layout)[0] is None
+    monkeypatch.setattr("sluice_runtime.engine.graphs.AGAIN_BYTES", 54 * token)
+    assert both(site, graphs, pool, layout)[0] is not None
+
+
 @torch.inference_mode()
 def test_a_step_that_no_graph_serves_runs_without(site: Site) -> None:
     draw, pool = random.Random(2), site.pool()
     graphs = site.graphs(pool, largest=4)
     fits = decode_step([1] * 4, draw, site.place)
     assert graphs.hidden(fits.offsets, fits.offsets, fits) is not None
-    extends = replace(fits, extends=1)
-    assert graphs.hidden(fits.offsets, fits.offsets, extends) is None
     larger = decode_step([1] * 5, draw, site.place)
     assert graphs.hidden(larger.offsets, larger.offsets, larger) is None
     # Rows that share pages may have more of them together than graphs have room for.
