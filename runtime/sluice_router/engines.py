@@ -73,7 +73,9 @@ class ReceivedReport:
     def __post_init__(self) -> None:
         fingerprint = self.report.kv_fingerprint
         version = self.report.handover_version
-        kind = None if fingerprint is None else f"{version} {fingerprint.model_dump_json()}"
+        kind = (
+            None if fingerprint is None else f"{version} {fingerprint.compared.model_dump_json()}"
+        )
         object.__setattr__(self, "kind", kind)
 
 

@@ -237,4 +237,20 @@ HANDOVER_MUTATIONS: Final = (
         ("test_reader",),
         package=TRANSFER,
     ),
+    Mutation(
+        "transfer: heads of another engine's part come from its beginning",
+        "head_ranges",
+        "HeadRange(part, first - part * in_part, first - start, last - first)",
+        "HeadRange(part, 0, first - start, last - first)",
+        ("test_head_ranges",),
+        package="kv",
+    ),
+    Mutation(
+        "transfer: pages that were divided by heads are not checked",
+        "landing",
+        "verify(job, partial(self._checksum_of, parts=job.parts))",
+        "pass",
+        ("test_landing",),
+        package=TRANSFER,
+    ),
 )

@@ -313,6 +313,17 @@ def test_an_idle_decode_engine_that_cannot_take_the_pages_is_not_picked() -> Non
     assert found.decode == busy
 
 
+def test_engines_of_other_numbers_of_gpus_are_a_pair() -> None:
+    wider = FINGERPRINT.model_copy(update={"tensor_parallel_size": 4})
+    found = pick_pair(
+        [prefill("p"), decode("d", kv_fingerprint=wider)],
+        NOW,
+        (DRAW, DRAW),
+        stale_seconds=STALE_SECONDS,
+    )
+    assert found.decode is not None
+
+
 def test_a_decode_engine_without_pages_is_left_to_its_queue() -> None:
     waiting = DisaggregationQueues(prealloc=200)
     crowded = decode("crowded", queues=waiting, kv_pages_free=0)

@@ -83,7 +83,8 @@ PAGE_MAJOR: Final = "page-layer-kv-token-head-dim"
 
 
 class KvFingerprint(ContractModel):
-    """All that a page's bytes depend on, besides the tokens in it."""
+    """All that a page's bytes depend on, besides the tokens in it. Layers, key heads and their size
+    are the model's."""
 
     model: str
     """The model's URI."""
@@ -96,6 +97,13 @@ class KvFingerprint(ContractModel):
     """As resolved, e.g. `bfloat16`: never `auto`."""
     layout: str = PAGE_MAJOR
     tensor_parallel_size: int
+    """Not compared: pages of engines with other numbers of GPUs are divided by heads. Engines and
+    routers that are older compare it."""
+
+    @property
+    def compared(self) -> KvFingerprint:
+        """Equal for engines that can use each other's pages."""
+        return self.model_copy(update={"tensor_parallel_size": 0})
 
     def __str__(self) -> str:
         """One line that is stable across versions, for logs and messages."""
@@ -103,13 +111,14 @@ class KvFingerprint(ContractModel):
         weights = f" weights={self.weights}" if self.weights else ""
         return (
             f"{self.model}{revision} {self.kv_dtype} page={self.page_size_tokens} "
-            f"tp={self.tensor_parallel_size} {self.layout}{weights}"
+            f"{self.layout}{weights}"
         )
 
 
 def differences(first: KvFingerprint, second: KvFingerprint) -> tuple[str, ...]:
-    """What differs, each with both values, e.g. `pageSizeTokens: 16 and 32`; empty when equal."""
-    ours, theirs = first.model_dump(by_alias=True), second.model_dump(by_alias=True)
+    """What differs of what is compared, each with both values, e.g. `pageSizeTokens: 16 and 32`;
+    empty when equal."""
+    ours, theirs = (one.compared.model_dump(by_alias=True) for one in (first, second))
     return tuple(
         f"{name}: {value} and {theirs[name]}"
         for name, value in ours.items()

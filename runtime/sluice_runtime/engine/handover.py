@@ -82,10 +82,11 @@ def started_role(
         connect = connect or _connect(config, copiers)
         try:
             transport = connect(engine.pool, backend)
+            parts = _Parts(config, kv, engine, keys, ready, backend, transport, wake, record)
+            started = compose(parts, stack)
         except TransferError as error:
             raise StartupError(f"kvTransfer.backend: {kv.backend_or_default}: {error}") from error
-        parts = _Parts(config, kv, engine, keys, ready, backend, transport, wake, record)
-        yield compose(parts, stack)
+        yield started
 
 
 @dataclass(frozen=True)

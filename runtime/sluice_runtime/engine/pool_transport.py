@@ -2,7 +2,9 @@
 
 On a host a transfer backend that is authenticated reaches the pool itself. A device's pool is
 reached by RDMA where the adapter can read the device's memory. Else everything goes through blocks
-of host memory, and nobody else reaches the pool.
+of host memory, and nobody else reaches the pool. So do pages of engines with another number of
+ranks, whatever the pool: they are divided by heads on their way. Blocks of a host's pool take no
+memory until the first of them comes.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from sluice_runtime.handover.ports import PagePublisher, PeerMemory
 from sluice_runtime.handover.publishing import HostPublisher
 from sluice_runtime.handover.staged_publisher import StagedPublisher, Staging, runs
 from sluice_runtime.handover.transfer.backend import TransferBackend, TransferError
-from sluice_runtime.handover.transfer.checksum import checksum, checksum_of_pages
+from sluice_runtime.handover.transfer.checksum import checksum_of_pages
 from sluice_runtime.handover.transfer.landing import (
-    Checksum,
     DirectLanding,
     Landing,
+    LandingByParts,
     StagedLanding,
 )
 from sluice_runtime.handover.transfer.reader import WORKERS
@@ -66,18 +68,22 @@ class HostTransport:
     """For a pool in host memory that the backend reaches. Raises TransferError where it cannot be
     registered."""
 
-    def __init__(self, pool: PagePool, backend: TransferBackend) -> None:
+    def __init__(self, pool: PagePool, backend: TransferBackend, counts: BlockCounts) -> None:
         backend.register(pool.address, pool.pages * pool.page_bytes)
-        self._backend = backend
+        self._pool, self._backend, self._counts = pool, backend, counts
         self._checksum = partial(checksum_of_pages, pool.address, pool.page_bytes)
-        self.local = LocalPages(pool.address, pool.page_bytes)
+        self.local = LocalPages(pool.address, pool.page_bytes, kv_heads=pool.shape.kv_heads)
         self.memory = PeerMemory(backend.session, pool.address, pool.page_bytes, pool.pages)
 
     def publisher(self, page_tokens: int, wake: Wake) -> HostPublisher:
         return HostPublisher(self._checksum)
 
     def landing(self) -> Landing:
-        return DirectLanding(self._backend)
+        blocks, address = HostBlocks(self._pool, self._counts), self._pool.address
+        self._backend.register(blocks.address, blocks.shared_bytes)
+        checksum_of = DeviceChecksum(blocks, address, in_place=True)
+        divided = StagedLanding(self._backend, blocks, address, checksum_of)
+        return LandingByParts(DirectLanding(self._backend), divided)
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class BlockTransport:
     pages: int
     backend: TransferBackend
     blocks: Staged
-    checksum: Checksum
+    checksum: DeviceChecksum
     direct: bool
 
     @property
@@ -97,8 +103,8 @@ class BlockTransport:
         size, session = self.local.page_bytes, self.backend.session
         if self.direct:
             return PeerMemory(session, self.local.address, size, self.pages)
-        copies = self.blocks.counts.shared * self.blocks.block_pages
-        return PeerMemory(session, self.blocks.address, size, copies, staged=True)
+        copies, parts = self.blocks.counts.shared * self.blocks.block_pages, self.local.parts
+        return PeerMemory(session, self.blocks.address, size, copies, staged=True, parts=parts)
 
     def publisher(self, page_tokens: int, wake: Wake) -> StagedPublisher:
         size = self.local.page_bytes
@@ -108,9 +114,12 @@ class BlockTransport:
         return StagedPublisher(staging, wake)
 
     def landing(self) -> Landing:
-        if self.direct:
-            return DirectLanding(self.backend, self.checksum)
-        return StagedLanding(self.backend, self.blocks, self.local.address, self.checksum)
+        address = self.local.address
+        through_blocks = StagedLanding(self.backend, self.blocks, address, self.checksum)
+        if not self.direct:
+            return through_blocks
+        self.backend.register(self.blocks.address, self.blocks.shared_bytes)
+        return LandingByParts(DirectLanding(self.backend, self.checksum), through_blocks)
 
     def _checksum_of_pages(self, page_ids: Sequence[int], room: int) -> int:
         ranges = runs(page_ids, self.local.page_bytes)
@@ -132,28 +141,32 @@ def transport_of(
         return staged(pool, backend, RankBlocks(pool, counts, copiers))
     if pool.data.device.type == "cpu":
         if backend.is_authenticated:
-            return HostTransport(pool, backend)
-        return staged(pool, backend, HostBlocks(pool, BlockCounts(counts.shared)))
+            return HostTransport(pool, backend, counts)
+        return staged(pool, backend, HostBlocks(pool, counts), in_place=True)
     blocks = HostBlocks(pool, counts)
     if backend.reaches_devices and _registered(pool, backend):
         _log.info("KV transfer: the adapter reads and writes the GPU's memory")
-        local = LocalPages(pool.address, pool.page_bytes)
+        local = LocalPages(pool.address, pool.page_bytes, kv_heads=pool.shape.kv_heads)
         of_device = DeviceChecksum(blocks, pool.address)
         return BlockTransport(local, pool.pages, backend, blocks, of_device, direct=True)
     return staged(pool, backend, blocks)
 
 
-def staged(pool: PagePool, backend: TransferBackend, blocks: Staged) -> BlockTransport:
-    """Everything goes through `blocks`; nobody else reaches the pool. Without private blocks, the
-    pool is in host memory, and checked where it is."""
+def staged(
+    pool: PagePool, backend: TransferBackend, blocks: Staged, *, in_place: bool = False
+) -> BlockTransport:
+    """Everything goes through `blocks`; nobody else reaches the pool. `in_place`: the pool is in
+    host memory, and checked where it is; so it is without private blocks."""
     backend.register(blocks.address, blocks.shared_bytes)
     _log.info(
         "KV transfer: through %d blocks of %d MiB of host memory",
         blocks.counts.shared,
         blocks.block_bytes >> 20,
     )
-    local = LocalPages(pool.address, blocks.page_bytes)
-    checksum_of = DeviceChecksum(blocks, pool.address) if blocks.counts.private else checksum
+    heads = blocks.parts * pool.shape.kv_heads
+    local = LocalPages(pool.address, blocks.page_bytes, blocks.parts, heads)
+    in_place = in_place or not blocks.counts.private
+    checksum_of = DeviceChecksum(blocks, pool.address, in_place=in_place)
     return BlockTransport(local, pool.pages, backend, blocks, checksum_of, direct=False)
 
 

@@ -142,6 +142,7 @@ def make_welcome(us: PrefillIdentity, hello: Hello) -> Welcome:
         pages=us.memory.pages,
         staged=us.memory.staged,
         signature="",
+        parts=us.memory.parts,
     )
     signed = signature(us.keys()[0], _welcome_message(welcome, hello.nonce))
     return msgspec.structs.replace(welcome, signature=signed)
@@ -166,7 +167,12 @@ def memory_of(us: DecodeIdentity, hello: Hello, answer: Welcome | Refused) -> Pe
             f"bytes of a page: {answer.page_bytes}; this engine's have {us.page_bytes}"
         )
     return PeerMemory(
-        answer.session, answer.pool_address, answer.page_bytes, answer.pages, answer.staged
+        answer.session,
+        answer.pool_address,
+        answer.page_bytes,
+        answer.pages,
+        answer.staged,
+        answer.parts,
     )
 
 

@@ -25,7 +25,7 @@ import msgspec
 
 from sluice_runtime.wire.messages import Generate, Refusal, TokenLogprob
 
-HANDOVER_VERSION: Final = 7
+HANDOVER_VERSION: Final = 8
 """Both engines must have the same: fields are added with defaults and this goes up."""
 
 
@@ -68,6 +68,8 @@ class Welcome(Message, frozen=True):
     `ChunkRead` says so."""
     signature: str
     """HMAC over all the other fields and the nonce of the `Hello`."""
+    parts: int = 1
+    """Of each page, one behind the other: one for each rank, with its heads of all layers."""
 
 
 class Bootstrap(Message, frozen=True):

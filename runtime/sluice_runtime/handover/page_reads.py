@@ -23,6 +23,14 @@ class LocalPages:
     address: int
     """Of page 0."""
     page_bytes: int
+    parts: int = 1
+    """Of each page: our ranks."""
+    kv_heads: int = 1
+    """Of all of them together."""
+
+    def divides(self, parts: int) -> bool:
+        """Whether pages of an engine of so many ranks have whole heads in each part."""
+        return parts == self.parts or (parts > 0 and self.kv_heads % parts == 0)
 
 
 class PageReads:
@@ -44,14 +52,20 @@ class PageReads:
         self._refused: list[PagesRead] = []
 
     def submit(self, read: PageRead) -> None:
+        parts, heads = read.memory.parts, self._local.kv_heads
+        if not self._local.divides(parts):
+            allowed = f"a divisor of the model's {heads} key heads"
+            self._refuse(
+                read.number, f"parts of a page: {parts} is not allowed; allowed: {allowed}"
+            )
+            return
         job = self._job(read)
         self._jobs[id(job)] = job, read.number
         try:
             self._reader.submit(job)
         except TransferError as error:
             del self._jobs[id(job)]
-            self._refused.append(PagesRead(read.number, str(error)))
-            self._wake()
+            self._refuse(read.number, str(error))
 
     def cancel(self, room: int) -> None:
         self._reader.cancel(room)
@@ -63,6 +77,10 @@ class PageReads:
     def counts(self) -> ReadCounts:
         counts = self._reader.counts()
         return ReadCounts(counts.read_bytes, counts.read_seconds, counts.reads)
+
+    def _refuse(self, number: int, error: str) -> None:
+        self._refused.append(PagesRead(number, error))
+        self._wake()
 
     def _result(self, result: ReadResult) -> PagesRead:
         """
@@ -90,4 +108,5 @@ class PageReads:
             pieces=tuple(pieces),
             expected_checksum=read.checksum,
             timeout_seconds=self._timeout_seconds,
+            parts=None if memory.parts == local.parts else memory.parts,
         )

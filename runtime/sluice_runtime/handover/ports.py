@@ -32,6 +32,8 @@ class PeerMemory:
     pages: int
     staged: bool = False
     """As in `Welcome`."""
+    parts: int = 1
+    """As in `Welcome`."""
 
 
 @dataclass(frozen=True, slots=True)

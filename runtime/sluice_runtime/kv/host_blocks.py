@@ -3,7 +3,8 @@ or should.
 
 Blocks of whole pages, pinned where the pool is on a device, so that copies run at the bus's speed.
 Pages of real models have megabytes, so each run of neighbours is one copy and nothing is packed
-first. Knows neither transfers nor requests; who has which block is its users' affair.
+first. Pages of an engine of other tensor parallelism are divided by heads on their way. Knows
+neither transfers nor requests; who has which block is its users' affair.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from sluice_runtime.kv.head_ranges import head_ranges
 from sluice_runtime.kv.pool import PagePool
 
 BLOCK_BYTES: Final = 64 << 20
@@ -24,6 +26,16 @@ Range = tuple[int, int]
 """First byte in the pool, and how many."""
 Move = tuple[int, int, int]
 """First byte of the host's memory, first byte in the pool, how many."""
+
+
+class Share(NamedTuple):
+    """What a pool has of every page: the heads of one of the ranks."""
+
+    rank: int
+    ranks: int
+
+
+WHOLE: Final = Share(0, 1)
 
 
 class BlockCounts(NamedTuple):
@@ -38,11 +50,14 @@ class BlockCounts(NamedTuple):
 class PoolCopies:
     """Copies between a pool and memory of the host, beside the steps; from any thread."""
 
-    def __init__(self, pool: PagePool, host: Tensor) -> None:
+    def __init__(self, pool: PagePool, host: Tensor, share: Share = WHOLE) -> None:
         """`host`: [byte]; pinned, or copies from and to a GPU are slow and wait for each other."""
         # [byte]
         self._pool = pool.data.view(-1).view(torch.uint8)
+        # [page, layer x 2 x token, head, dim]
+        self._heads = pool.data.flatten(1, 3)
         self._host = host
+        self._share = share
         # A stream of its own: copies wait for no step, and no step for them.
         self._stream: torch.cuda.Stream | None = None
         if pool.data.device.type == "cuda":
@@ -60,12 +75,48 @@ class PoolCopies:
         if self._stream is not None:
             self._stream.synchronize()
 
+    def copy_heads(self, copies: Iterable[tuple[int, int]], parts: int, *, to_pool: bool) -> None:
+        """As `copy`, of our heads of whole pages: (place in the host's memory, page of the pool).
+        In the host's memory a page has the `parts` of an engine of so many ranks."""
+        (rank, ranks), (pages, rows, own, dim) = self._share, self._heads.shape
+        heads = own * ranks
+        ranges = head_ranges(heads, parts, rank, ranks)
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            # [page, part, layer x 2 x token, head, dim]
+            host = self._host.view(self._heads.dtype).view(-1, parts, rows, heads // parts, dim)
+            for place, page in copies:
+                assert 0 <= page < pages - 1, "outside of the pool"
+                for part, first, at, some in ranges:
+                    ours, theirs = self._heads[page, :, at : at + some], host[place, part]
+                    if to_pool:
+                        # All of it goes to the device: strided copies over the bus are slow.
+                        there = theirs.to(ours.device, non_blocking=True)
+                        ours.copy_(there[:, first : first + some], non_blocking=True)
+                    else:
+                        theirs[:, first : first + some].copy_(ours)
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+def pages_of(ranges: Sequence[Range], page_bytes: int) -> tuple[int, ...]:
+    """Of ranges that are whole pages."""
+    assert all(first % page_bytes == 0 == length % page_bytes for first, length in ranges), (
+        "whole pages"
+    )
+    return tuple(
+        page
+        for first, length in ranges
+        for page in range(first // page_bytes, (first + length) // page_bytes)
+    )
+
 
 class HostBlocks:
     """Every method may be called from any thread; a block is used by one at a time."""
 
     def __init__(self, pool: PagePool, counts: BlockCounts, block_bytes: int = BLOCK_BYTES) -> None:
         self.counts = counts
+        self.parts: Final = 1
+        """Of a page of the pool."""
         self.page_bytes = pool.page_bytes
         self.block_pages = max(1, block_bytes // pool.page_bytes)
         self.block_bytes = self.block_pages * pool.page_bytes
@@ -86,14 +137,26 @@ class HostBlocks:
     def address_of(self, block: int) -> int:
         return self.address + block * self.block_bytes
 
-    def to_host(self, block: int, ranges: Sequence[Range]) -> None:
+    def to_host(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
         """Copies ranges of the pool into a block, one behind the other. Returns when they are
-        there; what was launched on the device and not waited for may be missing."""
-        self._copies.copy(self._moves(block, ranges), to_pool=False)
+        there; what was launched on the device and not waited for may be missing. `parts`: whole
+        pages, in the block those of an engine of so many ranks; None: as in the pool."""
+        self._copy(block, ranges, parts, to_pool=False)
 
-    def to_device(self, block: int, ranges: Sequence[Range]) -> None:
+    def to_device(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
         """Copies what a block begins with into ranges of the pool. Returns when it is there."""
-        self._copies.copy(self._moves(block, ranges), to_pool=True)
+        self._copy(block, ranges, parts, to_pool=True)
+
+    def _copy(
+        self, block: int, ranges: Sequence[Range], parts: int | None, *, to_pool: bool
+    ) -> None:
+        if parts is None:
+            self._copies.copy(self._moves(block, ranges), to_pool=to_pool)
+            return
+        pages = pages_of(ranges, self.page_bytes)
+        assert len(pages) <= self.block_pages, "more than a block"
+        numbered = enumerate(pages, block * self.block_pages)
+        self._copies.copy_heads(numbered, parts, to_pool=to_pool)
 
     def _moves(self, block: int, ranges: Sequence[Range]) -> list[Move]:
         at, moves = block * self.block_bytes, list[Move]()

@@ -2,7 +2,8 @@
 
 Each rank holds its heads of every page. In a block a page is that of rank 0, followed by that of
 rank 1, and so on; each rank copies its own part when rank 0 asks for it. So rank 0 hands pages
-over as if the pool was one whose pages have the parts of all. Knows neither transfers nor requests.
+over as if the pool was one whose pages have the parts of all. Of an engine of another number of
+ranks, each takes its heads out of the parts. Knows neither transfers nor requests.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ import torch
 import zmq
 from torch import Tensor
 
-from sluice_runtime.kv.host_blocks import BLOCK_BYTES, BlockCounts, Move, PoolCopies, Range
+from sluice_runtime.kv.host_blocks import (
+    BLOCK_BYTES,
+    BlockCounts,
+    Move,
+    PoolCopies,
+    Range,
+    Share,
+    pages_of,
+)
 from sluice_runtime.kv.pool import PagePool
 
 Socket = zmq.Socket[bytes]
@@ -40,6 +49,8 @@ class CopyPages(msgspec.Struct, frozen=True, tag=True):
     page_ids: tuple[int, ...]
     to_pool: bool
     """Else from it."""
+    parts: int
+    """Of each page in the blocks: the ranks of the engine that computed it."""
 
 
 class RankBlocks:
@@ -54,7 +65,7 @@ class RankBlocks:
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         """`others`: a REQ socket to each of the other ranks, in order; from now on ours."""
-        ranks = len(others) + 1
+        ranks = self.parts = len(others) + 1
         self.page_bytes = ranks * pool.page_bytes
         self.counts = counts
         self.block_pages = max(1, block_bytes // self.page_bytes)
@@ -63,7 +74,7 @@ class RankBlocks:
         self._memory = os.memfd_create("sluice-handover")
         os.ftruncate(self._memory, size_bytes)
         shared = SharedBlocks(f"/proc/{os.getpid()}/fd/{self._memory}", size_bytes)
-        self._part = _Part(pool, shared, 0, ranks)
+        self._part = _Part(pool, shared, Share(0, ranks))
         self._others = others
         self._lock = threading.Lock()
         """Around the sockets: one copy at a time."""
@@ -83,24 +94,20 @@ class RankBlocks:
     def address_of(self, block: int) -> int:
         return self.address + block * self.block_bytes
 
-    def to_host(self, block: int, ranges: Sequence[Range]) -> None:
+    def to_host(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
         """As of `HostBlocks`; ranges are whole pages."""
-        self._copy(block, ranges, to_pool=False)
+        self._copy(block, ranges, parts, to_pool=False)
 
-    def to_device(self, block: int, ranges: Sequence[Range]) -> None:
+    def to_device(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
         """As of `HostBlocks`; ranges are whole pages."""
-        self._copy(block, ranges, to_pool=True)
+        self._copy(block, ranges, parts, to_pool=True)
 
-    def _copy(self, block: int, ranges: Sequence[Range], *, to_pool: bool) -> None:
-        size = self.page_bytes
-        assert all(first % size == 0 == length % size for first, length in ranges), "whole pages"
-        pages = [
-            page
-            for first, length in ranges
-            for page in range(first // size, (first + length) // size)
-        ]
+    def _copy(
+        self, block: int, ranges: Sequence[Range], parts: int | None, *, to_pool: bool
+    ) -> None:
+        pages = pages_of(ranges, self.page_bytes)
         assert len(pages) <= self.block_pages, "more than a block"
-        request = CopyPages(block * self.block_pages, tuple(pages), to_pool)
+        request = CopyPages(block * self.block_pages, pages, to_pool, parts or self.parts)
         with self._lock:
             self._send(request)
             self._part.copy(request)
@@ -119,19 +126,22 @@ class RankBlocks:
 class _Part:
     """One rank's part of all pages in the blocks."""
 
-    def __init__(self, pool: PagePool, shared: SharedBlocks, rank: int, ranks: int) -> None:
+    def __init__(self, pool: PagePool, shared: SharedBlocks, share: Share) -> None:
         self.host = _mapped(shared)
         if pool.data.device.type == "cuda":
             _pin(self.host)
-        self._copies = PoolCopies(pool, self.host)
+        self._copies = PoolCopies(pool, self.host, share)
         self._page_bytes = pool.page_bytes
-        self._rank, self._ranks = rank, ranks
+        self._share = share
 
     def copy(self, request: CopyPages) -> None:
-        size = self._page_bytes
+        size, (rank, ranks) = self._page_bytes, self._share
+        pages = enumerate(request.page_ids, request.first)
+        if request.parts != ranks:
+            self._copies.copy_heads(pages, request.parts, to_pool=request.to_pool)
+            return
         moves: list[Move] = [
-            ((number * self._ranks + self._rank) * size, page * size, size)
-            for number, page in enumerate(request.page_ids, request.first)
+            ((number * ranks + rank) * size, page * size, size) for number, page in pages
         ]
         self._copies.copy(moves, to_pool=request.to_pool)
 
@@ -141,7 +151,7 @@ def copy_pages(pool: PagePool, requests: Socket, rank: int, ranks: int) -> None:
     decoder = msgspec.msgpack.Decoder(SharedBlocks | CopyPages)
     shared = decoder.decode(requests.recv())
     assert isinstance(shared, SharedBlocks), "copies begin with the memory"
-    part = _Part(pool, shared, rank, ranks)
+    part = _Part(pool, shared, Share(rank, ranks))
     requests.send(b"")
     while isinstance(request := decoder.decode(requests.recv()), CopyPages):
         part.copy(request)

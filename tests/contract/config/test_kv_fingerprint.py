@@ -14,13 +14,20 @@ FINGERPRINT = KvFingerprint(
 
 
 def test_its_text_is_one_stable_line() -> None:
-    assert str(FINGERPRINT) == "hf://org/m@a1b2 bfloat16 page=16 tp=2 page-layer-kv-token-head-dim"
+    assert str(FINGERPRINT) == "hf://org/m@a1b2 bfloat16 page=16 page-layer-kv-token-head-dim"
 
 
 def test_its_text_names_weights_that_an_engine_has_found() -> None:
     found = FINGERPRINT.model_copy(update={"weights": "c0ffee"})
     assert str(found) == f"{FINGERPRINT} weights=c0ffee"
     assert differences(FINGERPRINT, found) == ("weights:  and c0ffee",)
+
+
+def test_the_number_of_gpus_is_not_compared() -> None:
+    wider = FINGERPRINT.model_copy(update={"tensor_parallel_size": 4})
+    assert differences(FINGERPRINT, wider) == ()
+    assert FINGERPRINT.compared == wider.compared
+    assert str(FINGERPRINT) == str(wider)
 
 
 def test_differences_name_the_key_and_both_values() -> None:

@@ -64,6 +64,7 @@ def test_every_field_of_a_hello_is_signed(field: str, value: Any) -> None:
         ("pool_address", 0),
         ("page_bytes", 8192),
         ("pages", 65),
+        ("parts", 2),
         ("signature", ""),
     ],
 )
@@ -117,6 +118,14 @@ def test_fingerprints_that_differ_are_refused_with_both_values() -> None:
     assert refused(hello).error.endswith(
         "differ: pageSizeTokens: 16 and 32; kvDtype: bfloat16 and float32"
     )
+
+
+def test_an_engine_of_another_number_of_ranks_is_told_the_parts_of_a_page() -> None:
+    wider = PRINT.model_copy(update={"tensor_parallel_size": 4})
+    memory = replace(MEMORY, parts=4)
+    prefill = replace(PREFILL, fingerprint=wider, memory=memory)
+    assert refusal_of(prefill, HELLO, NOW) is None
+    assert memory_of(DECODE, HELLO, make_welcome(prefill, HELLO)) == memory
 
 
 def test_another_version_is_told_so_whatever_else_it_says() -> None:

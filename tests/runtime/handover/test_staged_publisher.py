@@ -123,13 +123,15 @@ class Paused(HostBlocks):
         self.failure: Exception | None = None
         self.copied: list[tuple[int, int]] = []
 
-    def to_host(self, block: int, ranges: Sequence[tuple[int, int]]) -> None:
+    def to_host(
+        self, block: int, ranges: Sequence[tuple[int, int]], parts: int | None = None
+    ) -> None:
         self.begun.set()
         assert self.go_on.wait(PATIENCE_SECONDS)
         if self.failure:
             raise self.failure
         self.copied += ranges
-        super().to_host(block, ranges)
+        super().to_host(block, ranges, parts)
 
 
 def test_a_room_that_ends_while_it_is_copied_costs_no_block(pool: PagePool) -> None:
@@ -162,8 +164,10 @@ def test_neighbours_are_one_copy(pool: PagePool) -> None:
 class WrittenBlocks(HostBlocks):
     """Somebody writes into a block as soon as pages were copied into it."""
 
-    def to_host(self, block: int, ranges: Sequence[tuple[int, int]]) -> None:
-        super().to_host(block, ranges)
+    def to_host(
+        self, block: int, ranges: Sequence[tuple[int, int]], parts: int | None = None
+    ) -> None:
+        super().to_host(block, ranges, parts)
         memory_at(self.address_of(block), 1)[0] ^= 1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sluice_runtime.handover.messages import HANDOVER_VERSION, ToDecode, ToPrefill
 
-KNOWN = (7, "e13367668d0438ef")
+KNOWN = (8, "ef21dfe40c0a9343")
 
 
 def without_texts(schema: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Two engines of two ranks each hand pages over: every rank's heads."""
+"""Engines of several ranks hand pages over: every rank's heads, to as many ranks or to others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from sluice_runtime.wire.messages import PrefillEngine
 
 from tests.patience import PATIENCE_SECONDS
-from tests.runtime.handover.engines import running
-from tests.runtime.handover.test_two_engines import requests
+from tests.runtime.handover.engines import Answer, running
+from tests.runtime.handover.test_two_engines import requests, same
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("ranks")]
 
@@ -37,22 +37,42 @@ def prefill_engine(**settings: Any) -> Iterator[PrefillEngine]:
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.parametrize(
-    ("backend", "overlap"),
-    [("TCP", True), pytest.param("Mooncake", False, marks=pytest.mark.full)],
-)
-def test_answers_are_those_of_one_engine(backend: str, overlap: bool) -> None:
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Answer]:
     with running("mixed", **SETTINGS) as alone:
-        expected = alone.answers(requests())
-    shared = SETTINGS | {"backend": backend, "overlap": overlap, "ranks": 2}
-    with prefill_engine(**shared) as prefill, running("decode", **shared) as decode:
+        return alone.answers(requests())
+
+
+@pytest.mark.parametrize(
+    ("backend", "overlap", "theirs", "ours"),
+    [
+        ("TCP", True, 2, 2),
+        ("TCP", True, 1, 2),
+        ("TCP", False, 2, 1),
+        ("Mooncake", False, 1, 2),
+        ("Mooncake", True, 2, 1),
+        pytest.param("Mooncake", False, 2, 2, marks=pytest.mark.full),
+        pytest.param("TCP", False, 1, 2, marks=pytest.mark.full),
+        pytest.param("Mooncake", False, 2, 1, marks=pytest.mark.full),
+    ],
+)
+def test_answers_are_those_of_one_engine(
+    backend: str, overlap: bool, theirs: int, ours: int, expected: dict[str, Answer]
+) -> None:
+    shared = SETTINGS | {"backend": backend, "overlap": overlap}
+    with (
+        prefill_engine(**shared, ranks=theirs) as prefill,
+        running("decode", **shared, ranks=ours) as decode,
+    ):
         asked = [
             msgspec.structs.replace(one, prefill=prefill, arrival_seconds=time.monotonic())
             for one in requests()
         ]
         answers = decode.answers(asked)
-        load = decode.last and decode.last.load
-    assert {name: answer.tokens for name, answer in answers.items()} == {
-        name: answer.tokens for name, answer in expected.items()
-    }
-    assert load is not None
+        assert decode.last is not None
+        load = decode.last.load
+    for name, answer in expected.items():
+        same(answer, answers[name])
+    assert load.handover is not None
+    assert (load.handover.failures, load.handover.recomputed) == ({}, 0)
+    assert load.steps["EXTEND"] == load.steps["MIXED"] == 0

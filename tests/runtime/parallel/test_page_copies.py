@@ -86,3 +86,20 @@ def test_what_a_block_holds_gets_into_the_pools_of_all_ranks_and_nowhere_else() 
                 at = (0 if page == 9 else size) + rank * own
                 wanted = sent[at : at + own]
             assert part(pool, page) == wanted
+
+
+@pytest.mark.parametrize("parts", [1, 2, 6])
+def test_pages_of_another_number_of_ranks_are_divided_among_the_pools_and_back(parts: int) -> None:
+    """Two heads a rank, six in all."""
+    ours = [PagePool(KvShape(2, 2, 8, torch.float32), PAGES, 4) for _ in range(RANKS)]
+    # [page, layer, 2, token, head, dim]
+    pages = torch.randn((2, 2, 2, 4, 2 * RANKS, 8), generator=torch.Generator().manual_seed(parts))
+    sent = torch.stack(pages.chunk(parts, dim=4), dim=1).numpy().tobytes()
+    with ranks(ours, blocks=2, block_pages=4) as blocks:
+        size = blocks.page_bytes
+        taken = [(9 * size, size), (0, size)]
+        memory_at(blocks.address_of(1), 2 * size)[:] = sent
+        blocks.to_device(1, taken, parts)
+        blocks.to_host(0, taken, parts)
+        assert bytes(memory_at(blocks.address_of(0), 2 * size)) == sent
+    assert torch.equal(torch.cat([pool.data[[9, 0]] for pool in ours], dim=4), pages)

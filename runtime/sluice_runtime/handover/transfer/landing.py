@@ -2,13 +2,16 @@
 host memory where the pages are a device's, or others could write into them.
 
 They are checked in the pages, where they stay: what somebody writes into a block meanwhile fails
-the check. Called by the threads of a `PageReader`. Knows no scheduler.
+the check. Pages of an engine of another number of ranks are divided by heads between a block and
+the pages, and checked in the order of that engine. Called by the threads of a `PageReader`. Knows
+no scheduler.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from sluice_runtime.handover.transfer.backend import (
@@ -21,6 +24,7 @@ from sluice_runtime.handover.transfer.checksum import checksum
 from sluice_runtime.handover.transfer.reads import ChecksumMismatchError, ReadJob
 from sluice_runtime.handover.transfer.staging import (
     Blocks,
+    DeviceChecksum,
     StagingMemory,
     in_blocks,
     pool_ranges,
@@ -70,7 +74,7 @@ class StagedLanding:
         backend: TransferBackend,
         memory: StagingMemory,
         pool_address: int,
-        checksum_of: Checksum,
+        checksum_of: DeviceChecksum,
     ) -> None:
         self._backend = backend
         self._memory = memory
@@ -86,14 +90,14 @@ class StagedLanding:
         try:
             for part in in_blocks(job.pieces, self._memory.block_bytes):
                 self._read_part(job, part, block, deadline)
-                self._memory.to_device(block, pool_ranges(part, self._pool_address))
+                self._memory.to_device(block, pool_ranges(part, self._pool_address), job.parts)
         except TransferError as error:
             if error.may_still_land:  # the block is lost
                 raise type(error)(str(error)) from error
             self._blocks.give_back(block)
             raise
         self._blocks.give_back(block)
-        verify(job, self._checksum_of)
+        verify(job, partial(self._checksum_of, parts=job.parts))
 
     def interrupt(self, job: ReadJob) -> None:
         if pieces := self._reading.get(id(job)):
@@ -112,6 +116,23 @@ class StagedLanding:
             self._backend.read(job.session, landing, left_seconds)
         finally:
             del self._reading[id(job)]
+
+
+class LandingByParts:
+    """Pages that have our parts go one way, those to divide by heads another one."""
+
+    def __init__(self, same: Landing, divided: Landing) -> None:
+        self._same = same
+        self._divided = divided
+
+    def read(self, job: ReadJob) -> None:
+        self._of(job).read(job)
+
+    def interrupt(self, job: ReadJob) -> None:
+        self._of(job).interrupt(job)
+
+    def _of(self, job: ReadJob) -> Landing:
+        return self._same if job.parts is None else self._divided
 
 
 def verify(job: ReadJob, checksum_of: Checksum) -> None:

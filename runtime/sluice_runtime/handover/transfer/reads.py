@@ -51,6 +51,8 @@ class ReadJob:
     expected_checksum: int | None
     timeout_seconds: float
     """From when a thread begins with it."""
+    parts: int | None = None
+    """Of each page, where the peer has another number of ranks: pieces are whole pages then."""
     end_token: int = 0
     """Where the chunk ends: for whoever collects the result."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import xxhash
 
 from sluice_runtime.handover.transfer.backend import Piece, total_bytes
+from sluice_runtime.handover.transfer.checksum import checksum
 from sluice_runtime.handover.transfer.reads import StagingLostError
 from sluice_runtime.handover.transfer.registered import memory_at
 
@@ -27,8 +28,12 @@ class StagingMemory(Protocol):
     block_bytes: int
 
     def address_of(self, block: int) -> int: ...
-    def to_host(self, block: int, ranges: Sequence[tuple[int, int]]) -> None: ...
-    def to_device(self, block: int, ranges: Sequence[tuple[int, int]]) -> None: ...
+    def to_host(
+        self, block: int, ranges: Sequence[tuple[int, int]], parts: int | None = None
+    ) -> None: ...
+    def to_device(
+        self, block: int, ranges: Sequence[tuple[int, int]], parts: int | None = None
+    ) -> None: ...
 
 
 class Blocks:
@@ -59,22 +64,30 @@ class Blocks:
 
 
 class DeviceChecksum:
-    """Checksums of a pool on a device: its bytes are copied into a private block."""
+    """Checksums of a pool on a device: its bytes are copied into a private block. So are those of
+    a host's pool where they go by the order of other ranks."""
 
-    def __init__(self, memory: StagingMemory, pool_address: int) -> None:
-        """`memory`: with a private block for each thread that asks."""
+    def __init__(self, memory: StagingMemory, pool_address: int, *, in_place: bool = False) -> None:
+        """`memory`: with a private block for each thread that asks. `in_place`: the pool is in host
+        memory, and bytes in its own order are not copied."""
         self._memory = memory
+        self._in_place = in_place
         shared, private = memory.counts
         self._blocks = Blocks(range(shared, shared + private))
         self._pool_address = pool_address
 
-    def __call__(self, ranges: Iterable[tuple[int, int]], room: int) -> int:
+    def __call__(
+        self, ranges: Iterable[tuple[int, int]], room: int, parts: int | None = None
+    ) -> int:
+        """`parts`: in the order that pages have in an engine of so many ranks; None: in ours."""
+        if self._in_place and parts is None:
+            return checksum(ranges, room)
         memory, digest = self._memory, xxhash.xxh3_64(seed=room)
         pieces = [Piece(0, address, length) for address, length in ranges]
         block = self._blocks.take()
         try:
             for part in in_blocks(pieces, memory.block_bytes):
-                memory.to_host(block, pool_ranges(part, self._pool_address))
+                memory.to_host(block, pool_ranges(part, self._pool_address), parts)
                 digest.update(memory_at(memory.address_of(block), total_bytes(part)))
         finally:
             self._blocks.give_back(block)

@@ -55,7 +55,7 @@ class Ends:
         private_blocks: int = 1,
         memory: type[HostBlocks] = HostBlocks,
     ) -> None:
-        self.pool = PagePool(KvShape(1, 1, 16, torch.float32), PAGES, 4)
+        self.pool = PagePool(KvShape(1, 2, 8, torch.float32), PAGES, 4)
         self.size = self.pool.page_bytes
         self.theirs = MemoryBlock(PAGES * self.size)
         self.contents = contents(1, PAGES * self.size)
@@ -67,15 +67,12 @@ class Ends:
         counts = BlockCounts(blocks, private_blocks)
         self.memory = memory(self.pool, counts, block_pages * self.size)
         self.backend.register(self.memory.address, self.memory.shared_bytes)
-        self.device_checksum = DeviceChecksum(self.memory, self.pool.address)
-        self.landing = StagedLanding(
-            self.backend,
-            self.memory,
-            self.pool.address,
-            self.device_checksum if private_blocks else checksum,
-        )
+        self.checksum = DeviceChecksum(self.memory, self.pool.address, in_place=not private_blocks)
+        self.landing = StagedLanding(self.backend, self.memory, self.pool.address, self.checksum)
 
-    def job(self, pages: Sequence[tuple[int, int]], wrong: int = 0) -> ReadJob:
+    def job(
+        self, pages: Sequence[tuple[int, int]], wrong: int = 0, parts: int | None = None
+    ) -> ReadJob:
         """Pages: (theirs, ours)."""
         pieces = tuple(
             Piece(
@@ -86,7 +83,7 @@ class Ends:
             for there, here in pages
         )
         ranges = [(piece.remote_address, piece.length_bytes) for piece in pieces]
-        return ReadJob(ROOM, self.session, pieces, checksum(ranges, ROOM) ^ wrong, 20.0)
+        return ReadJob(ROOM, self.session, pieces, checksum(ranges, ROOM) ^ wrong, 20.0, parts)
 
     def page(self, here: int) -> bytes:
         return self.pool.data[here].numpy().tobytes()
@@ -121,9 +118,11 @@ def test_other_bytes_than_announced_are_refused() -> None:
 class WrittenBlocks(HostBlocks):
     """Somebody writes into a block just before it is copied into the pages."""
 
-    def to_device(self, block: int, ranges: Sequence[tuple[int, int]]) -> None:
+    def to_device(
+        self, block: int, ranges: Sequence[tuple[int, int]], parts: int | None = None
+    ) -> None:
         memory_at(self.address_of(block), 1)[0] ^= 1
-        super().to_device(block, ranges)
+        super().to_device(block, ranges, parts)
 
 
 @pytest.mark.parametrize("private_blocks", [0, 1], ids=["a-host's-pool", "a-device's-pool"])
@@ -134,6 +133,13 @@ def test_what_is_written_into_a_block_after_the_read_is_found_in_the_pages(
     ends = Ends(private_blocks=private_blocks, memory=WrittenBlocks)
     with pytest.raises(ChecksumMismatchError):
         ends.landing.read(ends.job([(1, 2)]))
+
+
+def test_so_it_is_where_pages_are_divided_by_heads() -> None:
+    good, written = Ends(), Ends(memory=WrittenBlocks)
+    good.landing.read(good.job([(1, 2)], parts=2))
+    with pytest.raises(ChecksumMismatchError):
+        written.landing.read(written.job([(1, 2)], parts=2))
 
 
 def test_a_read_that_may_still_land_costs_a_block_and_no_page() -> None:
@@ -178,7 +184,7 @@ def test_the_backend_is_told_to_end_what_it_reads_for_a_job() -> None:
 def test_bytes_that_an_adapter_wrote_into_a_device_are_checked_through_a_block() -> None:
     ends = Ends(blocks=1, block_pages=2)
     ends.backend.register(ends.pool.address, PAGES * ends.size)
-    landing = DirectLanding(ends.backend, ends.device_checksum)
+    landing = DirectLanding(ends.backend, ends.checksum)
     landing.read(ends.job([(1, 2), (3, 9), (2, 10), (4, 11), (9, 1)]))
     assert ends.page(9) == ends.expected(3)
     with pytest.raises(ChecksumMismatchError):
