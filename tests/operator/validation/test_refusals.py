@@ -46,18 +46,14 @@ def test_what_only_gpus_have_is_refused_where_a_pool_has_none() -> None:
     assert "spec.engine.cudaGraphMaxBatch: 8 is not allowed" in refusal.message
 
 
-def test_two_pools_have_engines_of_as_many_gpus() -> None:
-    gpus = {"accelerator": {"count": 2}}
-    assert plan_service(service_observed(service({"pools": {"mixed": gpus}}))).refusal is None
-    both = {"mode": "Disaggregated", "pools": {"prefill": gpus, "decode": gpus}}
-    assert plan_service(service_observed(service(both))).refusal is None
-    unlike = both | {"pools": {"prefill": gpus, "decode": {"accelerator": {"count": 1}}}}
-    refusal = plan_service(service_observed(service(unlike))).refusal
-    assert refusal is not None
-    assert refusal.message.startswith(
-        "spec.pools.decode.accelerator.count: 1 in pool decode is not allowed beside 2 in pool "
-        "prefill; allowed: the same in both"
-    )
+@pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (2, 1), (1, 4), (4, 2)])
+def test_two_pools_have_engines_of_any_numbers_of_gpus(prefill: int, decode: int) -> None:
+    counts = {"prefill": prefill, "decode": decode}
+    pools = {name: {"accelerator": {"count": count}} for name, count in counts.items()}
+    plan = plan_service(service_observed(service({"mode": "Disaggregated", "pools": pools})))
+    assert plan.refusal is None
+    sizes = {pool.role: pool.settings["tensor_parallel_size"].value for pool in plan.pools}
+    assert sizes == counts
 
 
 def test_every_row_of_the_table_is_tried() -> None:

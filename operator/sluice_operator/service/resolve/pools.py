@@ -54,8 +54,6 @@ from sluice_operator.service.resolve.settings import (
 )
 from sluice_operator.validation.errors import INVALID, Refusal
 
-SHARED: Final = (*DEFAULTED, "tensor_parallel_size")
-"""The number of GPUs of an engine is the user's, and so is tensor parallelism."""
 BY_ENGINE: Final = "the engine's choice"
 """Of a setting that is not resolved here."""
 
@@ -204,7 +202,7 @@ def _not_shared(
     """Refusals of settings in which the pools of a service must agree and do not."""
     (first, settings), *others = settings_of.items()
     for other, theirs in others:
-        for name in SHARED:
+        for name in DEFAULTED:
             if settings[name].value != theirs[name].value:
                 pools = (first, other) if _sets(spec, first, name) else (other, first)
                 yield _unlike(spec, settings_of, name, *pools)
@@ -220,8 +218,6 @@ def _unlike(
     place, key = "spec.engine", to_camel(name)
     if _sets(spec, pool, name):
         place = f"spec.pools.{pool}.engine"
-    elif name == "tensor_parallel_size":
-        place, key = f"spec.pools.{pool}.accelerator", "count"
     ours, theirs = (shown_json(settings_of[role][name].value) for role in (pool, beside))
     text = f"{place}.{key}: {ours} in pool {pool} is not allowed beside {theirs} in pool {beside}"
     reason = "allowed: the same in both, which hand each other the KV cache"

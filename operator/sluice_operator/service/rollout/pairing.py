@@ -46,7 +46,7 @@ def could_be_equal(first: KvFingerprint | None, second: KvFingerprint | None) ->
         return True
     if AUTO in (first.kv_dtype, second.kv_dtype):
         second = second.model_copy(update={"kv_dtype": first.kv_dtype})
-    return first == second
+    return not differences(first, second)
 
 
 def fingerprint_of_deployment(deployment: Manifest, children: tuple[Manifest, ...]) -> str:

@@ -90,6 +90,8 @@ def test_auto_may_turn_out_to_be_anything(dtypes: tuple[str, str], equal: bool) 
         for each in dtypes
     )
     assert could_be_equal(first, second) is equal
+    wider = second.model_copy(update={"tensor_parallel_size": 4})
+    assert could_be_equal(first, wider) is equal
     assert not could_be_equal(first, second.model_copy(update={"model": "b"}))
 
 
