@@ -1,11 +1,13 @@
 """How fast pages leave a GPU and arrive, through the pinned blocks of the hand-over: neighbours and
-scattered pages of Llama-3-8B's shape, beside one copy of as many bytes."""
+scattered pages of Llama-3-8B's shape, and such that an engine of four ranks has computed or reads,
+beside one copy of as many bytes."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from sluice_runtime.handover.staged_publisher import runs
@@ -36,10 +38,15 @@ def main() -> None:
     plain = torch.empty(count * size, dtype=torch.uint8, device="cuda")
     host = torch.empty(count * size, dtype=torch.uint8, pin_memory=True)
     whole = count * size / 1e9
-    for name, pages in (("neighbours", list(range(count))), ("scattered", scattered)):
+    near = list(range(count))
+    for name, pages, parts in (
+        ("neighbours", near, None),
+        ("scattered", scattered, None),
+        ("divided", scattered, 4),
+    ):
         ranges = runs(pages, size)
-        out = best_seconds(lambda ranges=ranges: blocks.to_host(0, ranges))  # type: ignore[misc]
-        back = best_seconds(lambda ranges=ranges: blocks.to_device(0, ranges))  # type: ignore[misc]
+        out = best_seconds(partial(blocks.to_host, 0, ranges, parts))
+        back = best_seconds(partial(blocks.to_device, 0, ranges, parts))
         told(f"copies.{name}.to_host", whole / out, "GB/s", pages=count)
         told(f"copies.{name}.to_device", whole / back, "GB/s", pages=count)
     told("copies.plain.to_host", whole / best_seconds(lambda: host.copy_(plain)), "GB/s")

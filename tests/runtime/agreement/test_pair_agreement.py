@@ -1,15 +1,16 @@
 """Two engines that hand the KV cache over agree with transformers: tokens, and logprobs of answers
 and prompts.
 
-Real engines and connections in one process; freed pages are poisoned.
+Real engines and connections in one process; freed pages are poisoned. Where one of them is of two
+ranks, the prefill engine is in a process of its own.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,13 @@ from sluice_runtime.wire.messages import Generate, HandoverLoad, Sampling
 from tests.runtime.agreement.oracle import Oracle, PairOf
 from tests.runtime.agreement.scores import check_answer
 from tests.runtime.agreement.test_long_agreement import conversation
-from tests.runtime.handover.engines import RunningEngine, running, through
+from tests.runtime.handover.engines import (
+    HasPrefill,
+    RunningEngine,
+    prefill_elsewhere,
+    running,
+    through,
+)
 from tests.runtime.harness import generate
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("transformers")]
@@ -35,10 +42,13 @@ class Case:
     chunk_size: int
     overlap: bool = False
     prefix_cache: bool = True
+    ranks: tuple[int, int] = (1, 1)
+    """Of the prefill engine and of the decode engine."""
 
     def __str__(self) -> str:
         flags = f"{'overlap' if self.overlap else 'sync'}-{'cache' if self.prefix_cache else 'new'}"
-        return f"{self.backend}-{self.page_size}-{self.chunk_size}-{flags}"
+        ranks = "" if self.ranks == (1, 1) else "-{}to{}".format(*self.ranks)
+        return f"{self.backend}-{self.page_size}-{self.chunk_size}-{flags}{ranks}"
 
 
 SHORT = [Case("Mooncake", 16, 64, overlap=True), Case("TCP", 1, -1)]
@@ -48,6 +58,15 @@ WIDE = [
     for page_size in (1, 16)
     for chunk_size in (16, 96, 2048, -1)
     for overlap, prefix_cache in ((False, True), (True, False))
+]
+UNEQUAL = [
+    Case("TCP", 16, 64, overlap=True, ranks=(1, 2)),
+    Case("Mooncake", 16, 64, ranks=(2, 1)),
+    *(
+        pytest.param(replace(case, ranks=ranks), marks=pytest.mark.full)
+        for case in WIDE[::5]
+        for ranks in ((1, 2), (2, 1))
+    ),
 ]
 
 
@@ -67,7 +86,9 @@ def requests_of(lengths: Sequence[int], answer: int) -> list[Generate]:
 
 
 @contextmanager
-def pools(folder: str, case: Case, decode_tokens: int) -> Iterator[tuple[RunningEngine, ...]]:
+def pools(
+    folder: str, case: Case, decode_tokens: int
+) -> Iterator[tuple[HasPrefill, RunningEngine]]:
     settings = {
         "model": folder,
         "dtype": "float32",
@@ -76,15 +97,21 @@ def pools(folder: str, case: Case, decode_tokens: int) -> Iterator[tuple[Running
         "overlap": case.overlap,
         "prefix_cache": case.prefix_cache,
     }
-    with (
-        running("prefill", case.backend, kv_pool_tokens=16384, **settings) as prefill,
-        running("decode", case.backend, kv_pool_tokens=decode_tokens, **settings) as decode,
-    ):
+    theirs, ours = case.ranks
+    of_prefill = settings | {"kv_pool_tokens": 16384}
+    if case.ranks == (1, 1):
+        first: AbstractContextManager[HasPrefill] = running("prefill", case.backend, **of_prefill)
+    else:
+        settings |= {"attention_backend": "torch"}
+        of_prefill |= {"attention_backend": "torch", "backend": case.backend, "ranks": theirs}
+        first = prefill_elsewhere(**of_prefill)
+    of_decode = settings | {"kv_pool_tokens": decode_tokens, "ranks": ours}
+    with first as prefill, running("decode", case.backend, **of_decode) as decode:
         yield prefill, decode
 
 
 def compare(
-    oracle: Oracle, engines: Sequence[RunningEngine], requests: Sequence[Generate]
+    oracle: Oracle, engines: tuple[HasPrefill, RunningEngine], requests: Sequence[Generate]
 ) -> HandoverLoad:
     """Returns what the decode engine has handed over so far."""
     prefill, decode = engines
@@ -118,6 +145,14 @@ def test_they_do_where_the_decode_engine_retracts(pair_of: PairOf) -> None:
     with pools(str(folder), Case("TCP", 16, 64), decode_tokens=1760) as engines:
         load = compare(oracle, engines, grow)
     assert load.recomputed > 0
+
+
+@pytest.mark.parametrize("case", UNEQUAL, ids=str)
+def test_engines_of_unequal_ranks_do(pair_of: PairOf, case: Case) -> None:
+    folder, oracle = pair_of("trained")
+    with pools(str(folder), case, decode_tokens=4096) as engines:
+        load = compare(oracle, engines, requests_of([1, 15, 16, 17, 65, 200, 500], 12))
+    assert load.read_bytes > 0
 
 
 @pytest.mark.full

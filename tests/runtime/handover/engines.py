@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import select
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from sluice_contract.cluster.labels import Role
@@ -40,6 +43,7 @@ from sluice_runtime.wire.messages import (
 )
 from sluice_runtime.wire.transport import Wakeup
 
+from tests.patience import PATIENCE_SECONDS
 from tests.runtime.harness import engine_config
 
 KEY = b"k" * 32
@@ -178,6 +182,36 @@ def through_blocks(pool: PagePool, backend: TransferBackend) -> PoolTransport:
     )
 
 
+class HasPrefill(Protocol):
+    """A prefill engine, wherever it runs."""
+
+    def ref(self) -> PrefillEngine: ...
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A prefill engine of another process."""
+
+    engine: PrefillEngine
+
+    def ref(self) -> PrefillEngine:
+        return self.engine
+
+
+@contextmanager
+def prefill_elsewhere(**settings: Any) -> Iterator[Elsewhere]:
+    """In another process: torch knows one group of ranks a process."""
+    words = [sys.executable, "-m", "tests.runtime.handover.prefill_engine", json.dumps(settings)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, "it did not start"
+        yield Elsewhere(msgspec.json.decode(line, type=PrefillEngine))
+        process.stdin.close()
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
 @contextmanager
 def pair(backend: str, **settings: Any) -> Iterator[tuple[RunningEngine, RunningEngine]]:
     """A prefill and a decode engine."""
@@ -188,7 +222,7 @@ def pair(backend: str, **settings: Any) -> Iterator[tuple[RunningEngine, Running
         yield prefill, decode
 
 
-def through(prefill: RunningEngine, requests: Sequence[Generate]) -> list[Generate]:
+def through(prefill: HasPrefill, requests: Sequence[Generate]) -> list[Generate]:
     """The requests as a decode engine gets them."""
     changed = {"prefill": prefill.ref(), "arrival_seconds": time.monotonic()}
     return [msgspec.structs.replace(one, **changed) for one in requests]

@@ -155,7 +155,7 @@ async def test_the_load_report_says_which_pages_the_engine_computes(endpoint: st
         report = LoadReport.model_validate_json((await server.http.get("/load")).content)
     assert report.revision == "r7"
     assert str(report.kv_fingerprint) == (
-        f"file:///m float32 page={report.page_size_tokens} tp=1 page-layer-kv-token-head-dim"
+        f"file:///m float32 page={report.page_size_tokens} page-layer-kv-token-head-dim"
     )
 
 
