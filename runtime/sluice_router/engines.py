@@ -102,6 +102,12 @@ class EngineState:
         return self.endpoint.key
 
     @property
+    def role(self) -> Role:
+        """What it does by its last report: an engine may take another role than its pool's."""
+        reported = self.received.report.role if self.received is not None else Role.MIXED
+        return self.endpoint.role if reported is Role.MIXED else reported
+
+    @property
     def fingerprint(self) -> KvFingerprint | None:
         """By its last report, however old: it does not change while the engine lives."""
         return self.received.report.kv_fingerprint if self.received is not None else None
@@ -115,7 +121,7 @@ class EngineState:
     def takes_private_calls(self) -> bool:
         """Whether it takes private calls, so that it can resume answers that another engine began;
         false until a report says so. Always true of prefill engines, which get none."""
-        if self.endpoint.role is Role.PREFILL:
+        if self.role is Role.PREFILL:
             return True
         takes = self.received is not None and self.received.report.private_calls
         return takes and self.refused_private_seconds is None
@@ -132,7 +138,7 @@ class EngineState:
 
     def can_resume(self, identity: str) -> bool:
         """Whether it can take part in an answer that an engine with this identity began."""
-        if self.endpoint.role is Role.PREFILL:
+        if self.role is Role.PREFILL:
             return True  # a decode engine with this identity takes only pages that fit
         own_identity = self.received.report.answer_identity if self.received else None
         return self.takes_private_calls and own_identity == identity
@@ -171,8 +177,8 @@ def with_adapter(engines: Sequence[EngineState], name: str) -> Sequence[EngineSt
     if not keys:
         return engines
     pools = [
-        {keys.get(engine.key) for engine in engines if engine.endpoint.role is role}
-        for role in {engine.endpoint.role for engine in engines}
+        {keys.get(engine.key) for engine in engines if engine.role is role}
+        for role in {engine.role for engine in engines}
     ]
     if len(pools) == 1:
         return [engine for engine in engines if engine.key in keys]

@@ -283,7 +283,7 @@ class Dispatcher:
         if call.progress is not None and (start := call.progress.start) is not None:
             identity = start.answer_identity
             engines = tuple(engine for engine in engines if engine.can_resume(identity))
-            if all(engine.endpoint.role is Role.PREFILL for engine in engines):
+            if all(engine.role is Role.PREFILL for engine in engines):
                 message = "no engine serves the model, as it was served when the answer began"
                 return TargetChoice(None, "NoneGoesOn", message)
         if call.model is not None and engines:

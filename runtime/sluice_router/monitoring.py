@@ -98,9 +98,7 @@ class Monitoring:
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus' exposition."""
         now = self._clock()
-        states = [
-            (engine.endpoint.role, condition(engine, now)) for engine in self._fleet.engines()
-        ]
+        states = [(engine.role, condition(engine, now)) for engine in self._fleet.engines()]
         dispatcher = self._dispatcher
         load = RouterLoad(self._lifecycle.inflight, dispatcher.waiting, self._budgets.held_bytes)
         text = self._telemetry.render(states, dispatcher.picks.counts, load)

@@ -173,7 +173,7 @@ def _pools_of_pairs(
 
 
 def _of_role(engines: Sequence[EngineState], role: Role) -> list[EngineState]:
-    return [engine for engine in engines if engine.endpoint.role is role]
+    return [engine for engine in engines if engine.role is role]
 
 
 def _preferred(

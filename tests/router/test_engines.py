@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -22,11 +23,13 @@ from sluice_router.engines import (
     EngineState,
     Fleet,
     Phase,
+    ReceivedReport,
     break_seconds,
     condition,
     reported_load,
     with_adapter,
 )
+from sluice_router.pick import Draw, pick_pair
 
 from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
@@ -221,3 +224,15 @@ def test_both_engines_of_a_pair_have_the_same_one(
     engines = [has(f"p{n}", Role.PREFILL, key) for n, key in enumerate(prefill)]
     engines += [has(f"d{n}", Role.DECODE, key) for n, key in enumerate(decode)]
     assert [one.endpoint.name for one in with_adapter(engines, "poems")] == asked.split()
+
+
+def test_the_role_of_an_engine_is_what_its_report_says() -> None:
+    pool = Endpoint("a", "http://a", Role.PREFILL, Phase.READY)
+    unknown = EngineState(pool)
+    assert unknown.role is Role.PREFILL
+    report = load_report(role=Role.DECODE, private_calls=True)
+    changed = replace(unknown, received=ReceivedReport(report, 0.0, own_inflight=0))
+    assert changed.role is Role.DECODE
+    draws = Draw(0.1, 0.2, 0.3), Draw(0.1, 0.2, 0.3)
+    found = pick_pair([changed], 0.0, draws, stale_seconds=5.0)
+    assert (found.decode, found.message) == (None, "prefill: the service has no engines")
