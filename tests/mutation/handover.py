@@ -13,6 +13,49 @@ TRANSFER: Final = "handover/transfer"
 
 HANDOVER_MUTATIONS: Final = (
     Mutation(
+        "an engine takes another role while others need it",
+        "loop",
+        "return not (requests or self._role.busy or",
+        "return not (requests or",
+        ("test_role_change",),
+        package="engine",
+    ),
+    Mutation(
+        "an engine takes another role before routers know",
+        "loop",
+        "if self._draining or not self._idle or now < change.refuses_from:",
+        "if self._draining or not self._idle:",
+        ("test_role_change",),
+        package="engine",
+    ),
+    Mutation(
+        "prefill: an engine that takes another role waits for rooms for ever",
+        "prefill_role",
+        '            self._fail(room, "RoleChanged", error, "unavailable")',
+        "            pass",
+        ROLES,
+        package="handover",
+    ),
+    Mutation(
+        "whoever reaches an engine may have it take another role",
+        "signed_headers",
+        """        if private is None:
+            raise _refused(f"{PRIVATE_HEADER}: missing""",
+        """        if private is None:
+            return
+            raise _refused(f"{PRIVATE_HEADER}: missing""",
+        ("test_role_change",),
+        package="server",
+    ),
+    Mutation(
+        "what runs too long in the former role goes on",
+        "role_change",
+        "                client.hand_back(UnavailableError(HANDED_BACK))",
+        "                pass",
+        ("test_role_change",),
+        package="server",
+    ),
+    Mutation(
         "decode: pages are attested before they are read",
         "decode_role",
         "if not room.received or finished is None:",

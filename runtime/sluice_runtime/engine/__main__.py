@@ -29,11 +29,12 @@ from sluice_runtime.engine.sizing.host import set_library_variables
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import EngineUnfitError, InvalidConfigError, StartupError
 from sluice_runtime.model.files import resolve_model
-from sluice_runtime.wire.messages import EngineFailed, Loading
+from sluice_runtime.wire.messages import EngineFailed, Loading, RoleTaken
 from sluice_runtime.wire.transport import EngineLink, Wakeup
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.build import Engine
+    from sluice_runtime.engine.runner import Executor
     from sluice_runtime.parallel.joined import JoinedRanks
 
 EXIT_STARTUP = 2
@@ -145,31 +146,51 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
 
 def _run(config: EngineConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
     """From the first step to the signal."""
+    from sluice_runtime.engine.prepare import capture_missing_graphs, prepare
+
+    prepare(config, engine)
+    logger.info(startup_line(engine.sizes()))
+    adapters, announce = engine.adapters, ends.ranks.announce
+    with (
+        closing(engine.executor(overlap=bool(config.overlap), announce=announce)) as executor,
+        adapters.following(ends.wakeup.set) if adapters else nullcontext(),
+    ):
+        role = _run_in_role(config, engine, executor, keys, ends)
+        while role is not None:
+            config = config.model_copy(update={"role": role})
+            capture_missing_graphs(config, engine)
+            role = _run_in_role(config, engine, executor, keys, ends, took=True)
+
+
+def _run_in_role(
+    config: EngineConfig,
+    engine: Engine,
+    executor: Executor,
+    keys: Keys,
+    ends: Ends,
+    *,
+    took: bool = False,
+) -> Role | None:
+    """From the first step in the role of `config` to the signal, or to another role, which is
+    returned. `took`: the engine had another role before."""
     from sluice_runtime.engine.handover import started_role
     from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
     from sluice_runtime.engine.outbox import step_limit_seconds
-    from sluice_runtime.engine.prepare import prepare
 
-    page_size, link, ranks = engine.settings.page_size, ends.link, ends.ranks
-    prepare(config, engine)
-    logger.info(startup_line(engine.sizes()))
     ready = engine.ready(epoch=secrets.token_hex(8))
-    with (
-        started_role(config, engine, keys, ready, ends.wakeup.set, ranks.copiers) as started,
-        closing(engine.executor(overlap=bool(config.overlap), announce=ranks.announce)) as executor,
-    ):
-        link.send(started.ready)
+    wake, copiers, page_size = ends.wakeup.set, ends.ranks.copiers, engine.settings.page_size
+    with started_role(config, engine, keys, ready, wake, copiers) as started:
+        ready = started.ready
+        ends.link.send(RoleTaken(config.role, ready.epoch, ready.bootstrap_port) if took else ready)
         loop = EngineLoop(
-            link,
+            ends.link,
             Pipeline(engine.grammars, engine.scheduler, executor),
             lambda pace: StepLog(page_size, pace),
             clock=Clock(step_limit_seconds=step_limit_seconds(config.accelerator)),
             role=started.role,
             adapters=engine.adapters,
         )
-        adapters = engine.adapters
-        with adapters.following(ends.wakeup.set) if adapters else nullcontext():
-            loop.run(lambda: bool(ends.stops))
+        return loop.run(lambda: bool(ends.stops))
 
 
 if __name__ == "__main__":

@@ -65,8 +65,9 @@ def started_role(
     copiers: Sequence[Socket] = (),
     connect: Connect | None = None,
 ) -> Iterator[Started]:
-    """The engine's role, with its threads until the end. `keys`: the service's; `wake`: ends the
-    loop's wait; `copiers`: see `transport_of`; `connect`: in place of it.
+    """The role of `config`, with its threads until the end; an engine may have another one after
+    it. `keys`: the service's; `wake`: ends the loop's wait; `copiers`: see `transport_of`;
+    `connect`: in place of it.
 
     Raises:
         StartupError: one line that names key, value and what is allowed.

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from sluice_contract.cluster.labels import Role as EngineRole
+
 from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Outbox
 from sluice_runtime.engine.report import Now, Pace, StepLog, load_from
-from sluice_runtime.engine.role import MixedRole, Role
+from sluice_runtime.engine.role import LAME_DUCK_SECONDS, MixedRole, Role
 from sluice_runtime.engine.runner import Executor, PendingResult
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.scheduler.batch import Batch, ForwardMode
@@ -30,13 +32,17 @@ from sluice_runtime.wire.messages import (
     Heartbeat,
     Load,
     StepResult,
+    TakeRole,
     ToApi,
     ToEngine,
     TokenDelta,
 )
 
 HEARTBEAT_SECONDS: Final = 1.0
+ROLE_LOOK_SECONDS: Final = 0.02
+"""The same while it only waits for taking another role."""
 DRAINING: Final = "the engine is draining and takes no new requests"
+CHANGING: Final = "the engine takes another role, and no new requests before"
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,18 @@ class PendingStep:
     launched_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """The engine is to take another role once what it has begun has ended."""
+
+    role: EngineRole
+    refuses_from: float
+    """Until then routers that do not know yet may send more."""
+    gives_up_at: float
+
+
 class EngineLoop:
-    """The main loop of one engine process."""
+    """The main loop of an engine process in one role."""
 
     def __init__(
         self,
@@ -121,6 +137,7 @@ class EngineLoop:
         self._outbox = Outbox()
         self._released: list[TokenDelta] = []
         self._draining = False
+        self._change: RoleChange | None = None
         self._idle = True
         self._checked = True
         self._sent_seconds = self._clock.monotonic()
@@ -133,11 +150,15 @@ class EngineLoop:
         )
         self._known_load = self._load_now()
 
-    def run(self, stopping: Callable[[], bool]) -> None:
-        """Steps until `stopping()`, which is called between steps and once a second while idle."""
+    def run(self, stopping: Callable[[], bool]) -> EngineRole | None:
+        """Steps until `stopping()`, which is called between steps and once a second while idle; or
+        until another role can be taken, and returns that."""
         with self._heartbeat.running():
             while not stopping():
                 self.step()
+                if self._change and self._may_leave(self._change):
+                    return self._change.role
+        return None
 
     @property
     def busy(self) -> bool:
@@ -207,7 +228,9 @@ class EngineLoop:
 
     def _poll_timeout_seconds(self) -> float:
         """How long to wait for the first message."""
-        return self._heartbeat_seconds if self._idle else 0.0
+        if not self._idle:
+            return 0.0
+        return ROLE_LOOK_SECONDS if self._change else self._heartbeat_seconds
 
     def _receive(self, message: ToEngine) -> None:
         match message:
@@ -224,7 +247,9 @@ class EngineLoop:
                 self._scheduler.flush_cache()
             case Drain():
                 self._draining = True
-                self._role.drain()
+                self._role.drain(LAME_DUCK_SECONDS)
+            case TakeRole():
+                self._begin_change(message)
 
     def _accept(self, message: Generate) -> None:
         if refused := self._refused(message):
@@ -240,9 +265,29 @@ class EngineLoop:
         """The end of a request that is not taken."""
         if self._draining:
             return TokenDelta(message.request_id, (), "error", DRAINING, refusal="unavailable")
-        if error := self._role.refusal(message):
-            return TokenDelta(message.request_id, (), "error", error, refusal="invalid")
+        if self._change and self._clock.monotonic() >= self._change.refuses_from:
+            return TokenDelta(message.request_id, (), "error", CHANGING, refusal="unavailable")
+        if error := self._role.refusal(message):  # sent before the API process knew of the role
+            return TokenDelta(message.request_id, (), "error", error, refusal="unavailable")
         return None
+
+    def _begin_change(self, message: TakeRole) -> None:
+        now = self._clock.monotonic()
+        self._change = RoleChange(
+            message.role, now + message.lame_duck_seconds, now + message.drain_seconds
+        )
+        self._role.drain(message.lame_duck_seconds)
+
+    def _may_leave(self, change: RoleChange) -> bool:
+        """Whether nothing that was begun in this role is left. An engine that drains ends in it."""
+        now = self._clock.monotonic()
+        if now >= max(change.gives_up_at, change.refuses_from):
+            self._role.give_up(CHANGING)
+        if self._draining or not self._idle or now < change.refuses_from:
+            return False
+        status = self._scheduler.status()
+        requests = status.queued_requests + status.running_requests + len(self._grammars)
+        return not (requests or self._role.busy or self._released or len(self._outbox))
 
     def _admit_compiled(self, now: float) -> None:
         """Admits requests whose grammar has been compiled; some end here."""

@@ -16,6 +16,7 @@ from sluice_runtime.engine.device import allocation
 from sluice_runtime.engine.graphs import Capture, CudaCapture, DecodeGraphs, graph_batches
 from sluice_runtime.engine.sizing.host import collect_garbage_rarely
 from sluice_runtime.engine.warm_up import warm_up
+from sluice_runtime.errors import OutOfMemoryError
 
 SETTING: Final = "cudaGraphMaxBatch"
 
@@ -33,6 +34,17 @@ def prepare(config: EngineConfig, engine: Engine) -> None:
     collect_garbage_rarely()
     if config.role is not Role.PREFILL:
         capture_graphs(engine, config.cuda_graph_max_batch or 0)
+
+
+def capture_missing_graphs(config: EngineConfig, engine: Engine) -> None:
+    """For an engine that was a prefill engine until now. Without the memory for them, it decodes
+    without graphs."""
+    if config.role is Role.PREFILL or engine.runner.graph_steps is not None:
+        return
+    try:
+        capture_graphs(engine, config.cuda_graph_max_batch or 0)
+    except OutOfMemoryError as error:
+        _log.warning("CUDA graphs: none, %s", error)
 
 
 def capture_graphs(

@@ -6,12 +6,15 @@ A mixed engine does nothing more. Prefill and decode engines speak with each oth
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from sluice_runtime.scheduler.batch import FinishedChunk
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.wire.messages import Generate, HandoverLoad, TokenDelta
+
+LAME_DUCK_SECONDS: Final = 3.0
+"""How long a prefill engine that is to end takes new rooms: until routers know."""
 
 
 class Role(Protocol):
@@ -30,8 +33,13 @@ class Role(Protocol):
         """The API process ends a request; the loop tells grammars and scheduler itself."""
         ...
 
-    def drain(self) -> None:
-        """What was accepted is finished, and nothing else."""
+    def drain(self, lame_duck_seconds: float) -> None:
+        """What was accepted is finished, and nothing else. `lame_duck_seconds`: how long other
+        engines may still ask for more."""
+        ...
+
+    def give_up(self, error: str) -> None:
+        """Ends what other engines still need it for."""
         ...
 
     def receive(self, now: float) -> None:
@@ -75,8 +83,11 @@ class MixedRole:
     def abort(self, request_id: str) -> None:
         """No other engine knows of it."""
 
-    def drain(self) -> None:
+    def drain(self, lame_duck_seconds: float) -> None:
         """The loop refuses new requests."""
+
+    def give_up(self, error: str) -> None:
+        """No other engine needs it."""
 
     def receive(self, now: float) -> None:
         """There are no other engines."""

@@ -111,19 +111,23 @@ class DecodeRole:
         self._requests: dict[str, _Room] = {}
         self._reads = LeasedReads(scheduler, ports.pages)
         self._failures: Counter[str] = Counter()
+        self._earlier_retractions = scheduler.status().retractions
         self._next_check = 0.0
 
     @property
     def busy(self) -> bool:
-        """Whether requests are in one of its queues."""
-        return bool(self._awaiting or self._rooms)
+        """Whether requests are in one of its queues, or pages are being read."""
+        return bool(self._awaiting or self._rooms or len(self._reads))
 
     def refusal(self, message: Generate) -> str | None:
         """Why a request of the API process is not taken."""
         return None if message.prefill is not None or is_probe(message) else _ONLY_DECODE
 
-    def drain(self) -> None:
+    def drain(self, lame_duck_seconds: float) -> None:
         """What was accepted is finished."""
+
+    def give_up(self, error: str) -> None:
+        """The API process ends its requests."""
 
     def abort(self, request_id: str) -> None:
         """Its prefill engine is told. The scheduler ends the request; unknown ids are ignored."""
@@ -172,7 +176,7 @@ class DecodeRole:
         return HandoverLoad(
             prealloc=status.awaiting_pages,
             transfer=len(self._rooms),
-            recomputed=status.retractions,
+            recomputed=status.retractions - self._earlier_retractions,
             read_bytes=counts.read_bytes,
             read_seconds=counts.read_seconds,
             reads=counts.reads,

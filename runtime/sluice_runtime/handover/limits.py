@@ -17,7 +17,5 @@ class HandoverLimits:
     """From the first token until all pages are read."""
     attest_seconds: float = 15.0
     """From the last page until the prefill engine says that it held them."""
-    lame_duck_seconds: float = 3.0
-    """How long a prefill engine that is told to leave takes new rooms: until routers know."""
     check_seconds: float = 0.5
     """How often deadlines are looked at."""

@@ -107,7 +107,8 @@ class PrefillRole:
         """Rooms whose request has not ended, also when they have."""
         self._numbers = count()
         self._failures: Counter[str] = Counter()
-        self._told_to_leave = False
+        self._lame_duck_seconds: float | None = None
+        """Set once it is told to leave."""
         self._refuses_from = inf
         """When no more rooms are opened."""
         self._draining = False
@@ -123,18 +124,23 @@ class PrefillRole:
         """Why a request of the API process is not taken."""
         return None if is_probe(message) else _ONLY_PREFILL
 
-    def drain(self) -> None:
+    def drain(self, lame_duck_seconds: float) -> None:
         """Rooms are finished, and soon no more are opened: routers that do not know yet may have
         named this engine."""
-        self._told_to_leave = True
+        self._lame_duck_seconds = lame_duck_seconds
+
+    def give_up(self, error: str) -> None:
+        """Every room ends; another prefill engine may serve its request."""
+        for room in list(self._rooms.values()):
+            self._fail(room, "RoleChanged", error, "unavailable")
 
     def abort(self, request_id: str) -> None:
         """No room is the API process's to abort."""
 
     def receive(self, now: float) -> None:
         """Takes in what decode engines said, and ends rooms that took too long."""
-        if self._told_to_leave and self._refuses_from == inf:
-            self._refuses_from = now + self._limits.lame_duck_seconds
+        if self._lame_duck_seconds is not None and self._refuses_from == inf:
+            self._refuses_from = now + self._lame_duck_seconds
         self._draining = now >= self._refuses_from
         self._announce()
         for room in [room for room in self._rooms.values() if room.first_token]:

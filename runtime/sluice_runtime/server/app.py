@@ -52,6 +52,7 @@ from sluice_runtime.server.responses.events import ResponseWriter
 from sluice_runtime.server.responses.models import ResponseAnswer, ResponseEvent
 from sluice_runtime.server.responses.request import ResponsesRequest
 from sluice_runtime.server.responses.translation import plan_response
+from sluice_runtime.server.role_change import RoleChanger, RoleRequest
 from sluice_runtime.server.service import Service
 
 COMPLETIONS: Final = Route(
@@ -188,6 +189,7 @@ def _engine(service: Service) -> APIRouter:
     """Sluice's own routes that talk to the engine."""
     router = APIRouter()
     check_token = TokenCheck(service.client, service.clocks.monotonic)
+    changer = RoleChanger(service)
 
     @router.post(
         "/abort_request",
@@ -222,6 +224,18 @@ def _engine(service: Service) -> APIRouter:
         service.signatures.check_sender(request, b"")
         service.client.flush_cache()
         return JSONResponse({"status": "ok"})
+
+    @router.post(
+        "/role",
+        response_model=response_models.RoleAnswer,
+        responses=BODY_ERRORS | errors(403, 503),
+        openapi_extra=body(RoleRequest),
+    )
+    async def role(request: Request) -> Response:
+        """A prefill engine becomes a decode engine, or the other way round. Signed by the router
+        of the service; answers once it is."""
+        role, seconds = await changer.handle(request)
+        return JSONResponse({"role": role, "seconds": round(seconds, 3)})
 
     return router
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import Final, Protocol
 
 from msgspec.structs import replace
+from sluice_contract.cluster.labels import Role
 
 from sluice_runtime.errors import (
     AbortedError,
@@ -42,7 +43,9 @@ from sluice_runtime.wire.messages import (
     Load,
     Loading,
     Refusal,
+    RoleTaken,
     StepResult,
+    TakeRole,
     ToApi,
     ToEngine,
     TokenDelta,
@@ -183,6 +186,9 @@ class EngineClient:
         self.loading: Loading | None = None
         """How far the model was read, as last reported."""
         self.load: Load | None = None
+        self.role: Role | None = None
+        """The last one that the engine took; None: it has the configured one."""
+        self._role_taken: asyncio.Future[None] | None = None
         self._drawn = asyncio.Event()
         """Set, and replaced by a new one, when a step has sampled a token."""
         self._reported = asyncio.Event()
@@ -205,7 +211,10 @@ class EngineClient:
             reading.cancel()
             hung.cancel()
             self.failure = failure
-            self.end_streams(EngineDiedError(f"the engine has failed: {failure.message}"))
+            died = EngineDiedError(f"the engine has failed: {failure.message}")
+            self.end_streams(died)
+            if self._role_taken and not self._role_taken.done():
+                self._role_taken.set_exception(died)
             await asyncio.gather(reading, hung, return_exceptions=True)
         return failure
 
@@ -308,10 +317,29 @@ class EngineClient:
             stream.put(AbortedError("the request was aborted"))
         return len(streams)
 
+    def hand_back(self, error: SluiceRuntimeError) -> None:
+        """Aborts every request; its stream ends with this error."""
+        for stream in list(self._streams.values()):
+            self.close(stream)
+            stream.put(error)
+
     def drain(self) -> None:
         """Tells the engine that no more requests will come."""
         if self.failure is None:
             self._link.send(Drain())
+
+    async def take_role(self, role: Role, lame_duck_seconds: float, drain_seconds: float) -> None:
+        """Returns when the engine has this role; one call at a time. See `TakeRole`.
+
+        Raises:
+            UnavailableError: there is no engine.
+            EngineDiedError: it has gone.
+        """
+        if self.ready is None or self.failure is not None:
+            raise UnavailableError("the model is not loaded")
+        self._role_taken = asyncio.get_running_loop().create_future()
+        self._link.send(TakeRole(role, lame_duck_seconds, drain_seconds))
+        await self._role_taken
 
     async def rooms_ended(self) -> None:
         """Of a prefill engine that drains: returns when no decode engine needs it any more."""
@@ -345,7 +373,7 @@ class EngineClient:
         return silent_seconds < (loading_seconds if self.ready is None else SILENCE_SECONDS)
 
     def _receive(
-        self, message: Loading | EngineReady | AdaptersChanged | StepResult | Heartbeat
+        self, message: Loading | EngineReady | AdaptersChanged | StepResult | Heartbeat | RoleTaken
     ) -> None:
         match message:
             case Loading():
@@ -360,6 +388,8 @@ class EngineClient:
                 self.ready = replace(self.ready, adapters=message.adapters)
             case Heartbeat():
                 self._take_load(message.load)
+            case RoleTaken():
+                self._take_role(message)
             case StepResult():
                 self._take_load(message.load)
                 self._observer.stepped(message)
@@ -371,6 +401,14 @@ class EngineClient:
                         self._ended(delta.request_id)
                     if stream := self._streams.get(delta.request_id):
                         stream.put(delta)
+
+    def _take_role(self, message: RoleTaken) -> None:
+        assert self.ready is not None
+        port = message.bootstrap_port
+        self.ready = replace(self.ready, epoch=message.epoch, bootstrap_port=port)
+        self.role = message.role
+        if self._role_taken and not self._role_taken.done():
+            self._role_taken.set_result(None)
 
     def _ended(self, request_id: str) -> None:
         tenant = self._unfinished.pop(request_id, None)

@@ -267,7 +267,7 @@ class RequestHandler:
         service, trace = self._service, traceparent_of(request)
         if service.record is None:
             return trace, None
-        clock, role = service.clocks.monotonic, service.identity.role
+        clock, role = service.clocks.monotonic, service.role
         span = request_span(service.record, trace, arrival_seconds, clock, role)
         return (span.traceparent if span else trace), span
 

@@ -30,7 +30,7 @@ OUTCOMES: Final = ("stop", "length", "tool_calls", "abort", "error", "refused")
 """Outcomes of requests; each counter starts at 0, so that its first count is an increase."""
 HANDOVER_FAILURES: Final = (
     "Aborted", "Cancelled", "NoPages", "PeerLost", "Protocol", "Quarantined", "ReadFailed",
-    "Refused", "RoomLost", "TimedOut",
+    "Refused", "RoleChanged", "RoomLost", "TimedOut",
 )  # fmt: skip
 """Reasons of failed hand-overs, which start at 0 as well."""
 
@@ -114,7 +114,8 @@ class EngineMetrics:
         return prometheus_client.generate_latest(self.registry)
 
     def identify(self, model: str, role: str, revision: str | None) -> None:
-        """What the engine is; `revision` is None outside a cluster."""
+        """What the engine is now; `revision` is None outside a cluster."""
+        self._gauges["sluice_engine_info"].clear()
         self._gauges["sluice_engine_info"].labels(model, role, revision or "", VERSION).set(1)
 
     def began(self, ready: EngineReady) -> None:
@@ -238,10 +239,12 @@ class EngineMetrics:
         self._counters["sluice_generated_tokens_total"].inc(len(delta.token_ids))
 
     def _raise_to(self, name: str, total: float, *labels: str) -> None:
-        """Raises a counter to the engine's own total."""
+        """Raises a counter to the engine's own total. One of the hand-over begins anew with each
+        role that the engine takes."""
         key = "/".join((name, *labels))
-        counter = self._counters[name]
-        (counter.labels(*labels) if labels else counter).inc(total - self._totals.get(key, 0))
+        counter, before = self._counters[name], self._totals.get(key, 0)
+        rise = total - before if total >= before else total
+        (counter.labels(*labels) if labels else counter).inc(rise)
         self._totals[key] = total
 
     def _register(self, metric: metrics.Metric) -> None:

@@ -191,7 +191,7 @@ async def _drain(
 async def _emptied(service: Service) -> None:
     """Returns when no client and no other engine waits for this one."""
     await service.gate.emptied()
-    if service.identity.role is Role.PREFILL:
+    if service.role is Role.PREFILL:
         await service.client.rooms_ended()
 
 
@@ -239,6 +239,7 @@ def _service(
         kv_transfer=None if config.role is Role.MIXED else config.kv_transfer or KvTransfer(),
         aliases=tuple(config.model.aliases or ()),
         cors=config.server.cors,
+        drain_seconds=config.server.drain_seconds,
     )
     metrics.identify(identity.model, identity.role, identity.pool_revision)
     client = EngineClient(link, time.monotonic, metrics)
@@ -247,14 +248,12 @@ def _service(
 
 
 def _kept_slo(config: EngineConfig) -> KeptSlo | None:
-    """A prefill engine answers nobody."""
-    if config.slo is None or config.role is Role.PREFILL:
-        return None
-    return KeptSlo(config.slo)
+    """A prefill engine answers nobody, but may become a decode engine."""
+    return None if config.slo is None else KeptSlo(config.slo)
 
 
 def _handover_keys(config: EngineConfig) -> Keys | None:
-    if config.role is Role.PREFILL or (config.role is Role.MIXED and not config.handover_key_file):
+    if config.role is Role.MIXED and not config.handover_key_file:
         return None
     return configured_keys(config.handover_key_file, time.monotonic)
 

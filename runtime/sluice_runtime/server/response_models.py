@@ -261,6 +261,14 @@ class StatusAnswer(ResponseModel):
     status: Literal["ok", "ready"]
 
 
+class RoleAnswer(ResponseModel):
+    """`POST /role`."""
+
+    role: Literal["prefill", "decode"]
+    seconds: float
+    """From the call until the engine had taken it; 0: it had it already."""
+
+
 class AbortAnswer(ResponseModel):
     """`/abort_request`."""
 

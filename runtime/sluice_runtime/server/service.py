@@ -56,6 +56,7 @@ class Identity:
 
     model: str
     role: Role
+    """The configured one: see `Service.role`."""
     max_body_bytes: int
     started_unix: int
     strict_requests: bool = False
@@ -79,6 +80,8 @@ class Identity:
     """Further names of the model."""
     cors: Cors | None = None
     """Which web pages may send requests."""
+    drain_seconds: float = 0.0
+    """How long what runs may take before the engine ends, or takes another role."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,9 +111,25 @@ class Service:
         self.signatures = SignatureCheck(
             clocks.unix, identity.handover_keys, identity.requires_signature
         )
-        self.role_check = RoleCheck(identity.role, self.signatures)
+        self.changes_role = False
+        """Whether it finishes its work, to take another role."""
         self.text: ModelText | None = None
         self._logged_fields: set[str] = set()
+
+    @property
+    def role(self) -> Role:
+        """What the engine does now."""
+        return self.client.role or self.identity.role
+
+    @property
+    def role_check(self) -> RoleCheck:
+        """By the present role."""
+        return RoleCheck(self.role, self.signatures)
+
+    def role_taken(self) -> None:
+        """The engine has another role than before."""
+        identity = self.identity
+        self.metrics.identify(identity.model, self.role, identity.pool_revision)
 
     @property
     def ready(self) -> bool:
@@ -195,15 +214,17 @@ class Service:
         engine, load = self.client.ready, self.client.load
         if engine is None or load is None or self.client.failure is not None:
             raise UnavailableError("there is no load report: the model is not loaded")
-        kept = self.metrics.kept_slo
+        role, has_keys = self.role, self.identity.handover_keys is not None
+        answers = role is not Role.PREFILL
+        kept = self.metrics.kept_slo if answers else None
         return LoadReport(
-            role=self.identity.role,
+            role=role,
             epoch=engine.epoch,
             revision=self.identity.pool_revision,
             kv_fingerprint=self._fingerprint(engine),
             accelerator=self.identity.accelerator,
             time_seconds=load.time_seconds,
-            draining=self.gate.closed,
+            draining=self.gate.closed or self.changes_role,
             queued_requests=load.queued_requests,
             queued_tokens=load.queued_tokens,
             running_requests=load.running_requests,
@@ -215,10 +236,10 @@ class Service:
             page_size_tokens=engine.page_size_tokens,
             queues=_queues(load.handover),
             bootstrap_port=engine.bootstrap_port or None,
-            handover_version=None if self.identity.role is Role.MIXED else HANDOVER_VERSION,
+            handover_version=None if role is Role.MIXED else HANDOVER_VERSION,
             handover=_wire(self.identity.kv_transfer, load.handover),
-            private_calls=self.identity.handover_keys is not None,
-            bound_headers=self.identity.handover_keys is not None,
+            private_calls=answers and has_keys,
+            bound_headers=answers and has_keys,
             answer_identity=None if self.text is None else self.answer_identity(),
             queued_work_seconds=load.queued_work_seconds,
             prefill_tokens_per_second=load.prefill_tokens_per_second,

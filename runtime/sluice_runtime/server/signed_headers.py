@@ -26,7 +26,7 @@ from sluice_contract.wire.handover import (
 from sluice_contract.wire.private_calls import PRIVATE_HEADER, verified_call
 from sluice_contract.wire.tenants import TENANT_HEADER, TenantClaims, verified_tenant
 
-from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.errors import InvalidRequestError, UnavailableError
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.fields import AnsweredRequest
 from sluice_runtime.wire.messages import PrefillEngine
@@ -116,6 +116,17 @@ class SignatureCheck:
         elif self.required:
             raise _refused(_MISSING)
 
+    def check_private(self, request: Request, body: bytes) -> None:
+        """For a route that only the router uses.
+
+        Raises:
+            MistakenError: 403, it is not signed, or was for another body.
+        """
+        private = self.read(request, PRIVATE_HEADER, verified_call)
+        if private is None:
+            raise _refused(f"{PRIVATE_HEADER}: missing; allowed: as the service's router signs it")
+        refuse_body({PRIVATE_HEADER: private.body_sha256 or ""}, body)
+
 
 @dataclass(frozen=True)
 class RoleCheck:
@@ -130,6 +141,7 @@ class RoleCheck:
         Raises:
             MistakenError: 400, such requests are not for this engine; 403, the header is not of
                 this service's router.
+            UnavailableError: the router has yet to learn that this is no decode engine any more.
         """
         is_named = PREFILL_HEADER in request.headers
         if self.role is Role.MIXED:
@@ -137,6 +149,8 @@ class RoleCheck:
                 allowed = "not allowed; this engine computes prompts itself"
                 raise MistakenError(Mistake(400, WRONG_ROLE, f"{PREFILL_HEADER}: {allowed}"))
             return None
+        if self.role is Role.PREFILL and is_named:
+            raise UnavailableError(f"{_ONLY[self.role]}, and decoded until a moment ago")
         if self.role is Role.PREFILL or not is_named:
             message = f"{_ONLY[self.role]}; requests go to the service's router"
             raise MistakenError(Mistake(400, WRONG_ROLE, message))

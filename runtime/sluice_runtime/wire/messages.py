@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Final, Literal
 
 import msgspec
+from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.spans import trace_id
 
-PROTOCOL_VERSION: Final = 23
+PROTOCOL_VERSION: Final = 24
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -183,6 +184,18 @@ class Drain(Message, frozen=True):
     """API → engine: finish running and queued requests; refuse those that come after this."""
 
 
+class TakeRole(Message, frozen=True):
+    """API → engine: finish what runs as a prefill or decode engine, then be the other one. Answered
+    with `RoleTaken`."""
+
+    role: Role
+    lame_duck_seconds: float
+    """How long new work is still taken: until routers know."""
+    drain_seconds: float
+    """After so long the prompts of other engines are given up; requests are the API process's to
+    abort."""
+
+
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens of one request from one step. Array-like and not tracked by the garbage collector,
     since there is one per row and step; never in a reference cycle."""
@@ -206,7 +219,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests in the queues of the hand-over, and what it has done since the start."""
+    """Requests in the queues of the hand-over, and what it has done since the engine took its
+    role."""
 
     bootstrap: int = 0
     """Of a prefill engine: opened by a decode engine and not computed yet."""
@@ -351,6 +365,16 @@ class EngineReady(Message, frozen=True):
     adapters: Adapters = Adapters()
 
 
+class RoleTaken(Message, frozen=True):
+    """Engine → API: it has this role from now on."""
+
+    role: Role
+    epoch: str
+    """Another one: nobody takes it for the engine that it was."""
+    bootstrap_port: int
+    """As in `EngineReady`."""
+
+
 class EngineFailed(Message, frozen=True):
     """Engine → API: the engine process is about to exit; ends every stream with an error."""
 
@@ -359,5 +383,5 @@ class EngineFailed(Message, frozen=True):
     message: str
 
 
-ToEngine = ApiReady | Generate | Abort | Credit | FlushCache | Drain
-ToApi = Loading | EngineReady | AdaptersChanged | StepResult | Heartbeat | EngineFailed
+ToEngine = ApiReady | Generate | Abort | Credit | FlushCache | Drain | TakeRole
+ToApi = Loading | EngineReady | AdaptersChanged | StepResult | Heartbeat | RoleTaken | EngineFailed

@@ -6,6 +6,7 @@ import logging
 
 import msgspec
 import pytest
+from sluice_contract.cluster.labels import Role
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Attested,
@@ -16,9 +17,9 @@ from sluice_runtime.handover.messages import (
     Received,
 )
 from sluice_runtime.handover.ports import RoomLost
-from sluice_runtime.wire.messages import Drain, Generate, Sampling, TokenLogprob
+from sluice_runtime.wire.messages import Drain, Generate, Sampling, TakeRole, TokenLogprob
 
-from tests.runtime.handover.pair import Pair, ask
+from tests.runtime.handover.pair import Engine, Pair, ask
 from tests.runtime.scheduler.fake_runner import answer_to
 
 
@@ -315,3 +316,62 @@ def test_one_tenant_leaves_a_quarter_of_a_prefill_queue_to_others() -> None:
     assert [message.room for message in refused] == [501]
     assert "the queue is full for one tenant: 5 of its requests" in refused[0].error
     assert pair.end("alice").error is None
+
+
+def role_after(pair: Pair, engine: Engine) -> Role | None:
+    """The role that it takes, once it has left its present one."""
+    turns = iter(range(200))
+
+    def stopping() -> bool:
+        pair.turns()
+        return next(turns, None) is None
+
+    return engine.loop.run(stopping)
+
+
+def test_a_prefill_engine_that_takes_another_role_leaves_once_its_rooms_are_read() -> None:
+    pair = Pair()
+    pair.ask(ask("a", 40, 3))
+    pair.turns(2)
+    pair.prefill.link.coming.append([TakeRole(Role.DECODE, lame_duck_seconds=1, drain_seconds=60)])
+    pair.turns(1)
+    pair.now += 1.0
+    pair.ask(ask("late", 40, 3))
+    assert pair.prefill.loop.busy
+    assert role_after(pair, pair.prefill) is Role.DECODE
+    pair.turns(15)
+    assert pair.decode.link.answer("a") == answer_to(range(40), 3)
+    assert pair.end("late").refusal == "prefill_unavailable"
+    pair.check_empty()
+
+
+def test_rooms_that_take_too_long_are_given_up_and_another_engine_may_serve_them() -> None:
+    pair = Pair()
+    pair.ask(ask("a", 200, 3))
+    pair.turns(2)
+    pair.prefill.link.coming.append([TakeRole(Role.DECODE, lame_duck_seconds=1, drain_seconds=0)])
+    pair.turns(1)
+    pair.now += 1.0
+    assert role_after(pair, pair.prefill) is Role.DECODE
+    pair.turns(2)
+    assert pair.end("a").refusal == "prefill_unavailable"
+    assert "takes another role" in (pair.end("a").error or "")
+    assert pair.prefill_role.load(pair.prefill.scheduler.status()).failures == {"RoleChanged": 1}
+    pair.check_empty()
+
+
+def test_a_decode_engine_leaves_once_its_answers_have_ended_and_refuses_others() -> None:
+    pair = Pair()
+    pair.ask(ask("a", 40, 30))
+    pair.turns(3)
+    pair.decode.link.coming.append([TakeRole(Role.PREFILL, lame_duck_seconds=1, drain_seconds=60)])
+    pair.turns(1)
+    pair.ask(ask("in time", 40, 3))
+    pair.turns(1)
+    pair.now += 1.0
+    pair.ask(ask("late", 40, 3))
+    assert role_after(pair, pair.decode) is Role.PREFILL
+    assert pair.decode.link.answer("a") == answer_to(range(40), 30)
+    assert pair.decode.link.answer("in time") == answer_to(range(40), 3)
+    assert pair.end("late").refusal == "unavailable"
+    pair.check_empty()

@@ -29,7 +29,9 @@ from sluice_runtime.wire.messages import (
     Load,
     LoadedAdapter,
     Refusal,
+    RoleTaken,
     StepResult,
+    TakeRole,
     ToApi,
     ToEngine,
     TokenDelta,
@@ -151,6 +153,8 @@ class FakeEngine:
     heard: list[ToEngine] = field(default_factory=list)
     refuse_with: str | None = None
     refusal: Refusal | None = None
+    takes_roles: bool = True
+    """Whether it takes another role at once; else it never does."""
     _answers: dict[str, _Answer] = field(default_factory=dict)
     _prompts: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     """With their salts; all of one but its last token is cached when it comes again."""
@@ -213,7 +217,9 @@ class FakeEngine:
                     self.say(self._ended(TokenDelta(message.request_id, (), "abort")))
             case FlushCache():
                 self._prompts.clear()
-            case Credit() | Drain():
+            case TakeRole() if self.takes_roles:
+                self.say(RoleTaken(message.role, f"{READY.epoch}-{message.role}", 0))
+            case Credit() | Drain() | TakeRole():
                 pass
 
     def _ended(self, delta: TokenDelta) -> StepResult:

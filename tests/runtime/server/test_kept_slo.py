@@ -63,13 +63,17 @@ def test_an_answer_is_in_time_late_or_not_counted(
     ("settings", "counts"),
     [
         ({"slo": {"ttftMilliseconds": 500}}, True),
-        ({"slo": {"ttftMilliseconds": 500}, "role": "prefill"}, False),
+        (
+            {"slo": {"ttftMilliseconds": 500}, "role": "prefill"},
+            True,
+        ),  # it may become a decode engine
         ({}, False),
     ],
 )
 def test_engines_that_promise_clients_something_count(
     settings: dict[str, Any], *, counts: bool
 ) -> None:
+    """A prefill engine may become a decode engine."""
     config = parse_engine_config(json.dumps({"model": {"uri": "dummy://qwen3-tiny"}} | settings))
     assert (_kept_slo(config) is not None) is counts
 

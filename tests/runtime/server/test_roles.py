@@ -100,11 +100,17 @@ async def test_a_header_that_the_router_did_not_sign_for_the_request_is_refused(
 async def test_a_prefill_engine_serves_no_request() -> None:
     async with server_of(Role.PREFILL) as server:
         for path in BODIES:
-            for headers in ({}, header()):
-                status, code, message = await refusal(server, path, headers)
-                assert (status, code) == (400, "wrong_role")
-                assert "only computes prompts" in message
+            status, code, message = await refusal(server, path, {})
+            assert (status, code) == (400, "wrong_role")
+            assert "only computes prompts" in message
         assert server.engine.of(Generate) == []
+
+
+async def test_a_router_that_takes_a_prefill_engine_for_a_decode_engine_asks_another() -> None:
+    async with server_of(Role.PREFILL) as server:
+        status, code, message = await refusal(server, "/v1/completions", header())
+        assert (status, code) == (503, "unavailable")
+        assert message == "this engine only computes prompts, and decoded until a moment ago"
 
 
 async def test_a_mixed_engine_refuses_the_header() -> None:

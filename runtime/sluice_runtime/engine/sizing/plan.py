@@ -200,7 +200,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         seed=config.seed,
         priority_threshold=config.priority_threshold or 0,
         conservativeness=config.schedule_conservativeness or 1.0,
-        report_chunks=config.role is Role.PREFILL,
+        report_chunks=config.role is not Role.MIXED,  # a decode engine may become a prefill one
         target=_target(config.slo),
         max_adapters=config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,
         draft_tokens=config.speculation.tokens if config.speculation else 0,

@@ -1,0 +1,107 @@
+"""`POST /role`: a prefill engine becomes a decode engine or the other way round, and loads nothing.
+
+What it does in its present role is finished first: prompts that are computed for others, answers
+that are generated. What takes too long is handed back, and the router has another engine go on with
+it. The router signs the call; it knows nothing of pools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Final, Literal
+
+from fastapi import Request
+from pydantic import Field
+from sluice_contract.cluster.labels import Role
+
+from sluice_runtime.errors import InvalidRequestError, UnavailableError
+from sluice_runtime.server.body import parse_body, read_body, refuse_heavy
+from sluice_runtime.server.fields import RequestModel
+from sluice_runtime.server.service import Identity, Service
+
+LAME_DUCK_SECONDS: Final = 1.25
+"""How long new work is still taken: routers ask for the load at least so often."""
+HANDED_BACK: Final = "the engine takes another role; another engine can go on with this answer"
+
+_log = logging.getLogger(__name__)
+
+
+class RoleRequest(RequestModel):
+    """`POST /role`."""
+
+    role: Literal["prefill", "decode"]
+    drain_seconds: float | None = Field(default=None, ge=0, le=86_400)
+    """After so long what still runs is handed back. Left out: the engine's drainSeconds."""
+
+
+class RoleChanger:
+    """Changes the role, one change after the other."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = asyncio.Lock()
+
+    async def handle(self, request: Request) -> tuple[Role, float]:
+        """The role that the engine has now, and the seconds that it took to take it.
+
+        Raises:
+            MistakenError: 403, the call is not signed.
+            InvalidRequestError: the engine cannot have this role.
+            UnavailableError: it loads, drains, or has failed.
+        """
+        content = await read_body(request, self._service.identity.max_body_bytes)
+        self._service.signatures.check_private(request, content)
+        refuse_heavy(RoleRequest, content, prompt_tokens=0)
+        asked = parse_body(RoleRequest, content)
+        role, seconds = Role(asked.role), asked.drain_seconds
+        self._check(role)
+        async with self._lock:
+            if role is self._service.role:
+                return role, 0.0
+            return role, await self._take(
+                role, self._service.identity.drain_seconds if seconds is None else seconds
+            )
+
+    def _check(self, role: Role) -> None:
+        held = self._service.role
+        why = None if role is held else self._keeps_role(self._service.identity)
+        if why is not None:
+            allowed = "none" if held is Role.MIXED else json.dumps(held.value)
+            raise InvalidRequestError(
+                f"role: {json.dumps(role.value)} is not allowed; allowed: {allowed}, as {why}",
+                "role",
+            )
+        if not self._service.ready:
+            raise UnavailableError("the engine loads or drains: it takes no other role now")
+
+    @staticmethod
+    def _keeps_role(identity: Identity) -> str | None:
+        """Why this engine never has another role than now."""
+        if identity.role is Role.MIXED or identity.kv_transfer is None:
+            return 'this engine\'s role is "mixed"'
+        if (ranks := identity.tensor_parallel_size) > 1:
+            return f"tensorParallelSize is {ranks}, and not 1"
+        # Mooncake takes seconds to end, and a late read of it or of NIXL may still land.
+        backend = identity.kv_transfer.backend_or_default
+        return None if backend == "TCP" else f"kvTransfer.backend is {backend}, and not TCP"
+
+    async def _take(self, role: Role, drain_seconds: float) -> float:
+        service, client = self._service, self._service.client
+        began, before = service.clocks.monotonic(), service.role
+        _log.info("takes role %s: %d requests in progress", role, service.gate.in_progress)
+        service.changes_role = True
+        taken = asyncio.ensure_future(client.take_role(role, LAME_DUCK_SECONDS, drain_seconds))
+        try:
+            await asyncio.wait({taken}, timeout=max(drain_seconds, LAME_DUCK_SECONDS))
+            if not taken.done():
+                client.hand_back(UnavailableError(HANDED_BACK))
+            await taken
+        finally:
+            taken.cancel()
+            service.changes_role = False
+        service.role_taken()
+        seconds = service.clocks.monotonic() - began
+        _log.info("role %s instead of %s, after %.2f s", role, before, seconds)
+        return seconds

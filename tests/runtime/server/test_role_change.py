@@ -1,0 +1,171 @@
+"""`POST /role`: who may call it, what it refuses, and what the engine says while it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
+from sluice_contract.wire.private_calls import PRIVATE_HEADER, signed_call
+from sluice_runtime.server import role_change
+from sluice_runtime.wire.messages import Abort, RoleTaken, TakeRole
+from sluice_runtime.wire.transport import private_endpoint
+
+from tests.runtime.server.conftest import MODEL, Server, running_server, until
+
+KEY = b"k" * 32
+PREFILL = PrefillRef(host="10.0.0.7", port=8998, epoch="e7")
+
+
+@asynccontextmanager
+async def server_of(role: Role) -> AsyncIterator[Server]:
+    with private_endpoint() as endpoint:
+        async with running_server(endpoint, role, KEY) as server:
+            yield server
+
+
+async def take_role(server: Server, key: bytes = KEY, signed: Any = None, **fields: Any) -> Any:
+    """`signed`: the body that was signed, if it is another one."""
+    body = json.dumps(fields).encode()
+    digest = hashlib.sha256(body if signed is None else json.dumps(signed).encode()).hexdigest()
+    value = signed_call(key, "r1", Bound("/role", digest), time.time())
+    headers = {"X-Request-Id": "r1", PRIVATE_HEADER: value}
+    return await server.http.post("/role", content=body, headers=headers)
+
+
+def error(response: httpx.Response) -> tuple[int, str | None, str]:
+    error = response.json()["error"]
+    return response.status_code, error.get("param"), error["message"]
+
+
+async def info(server: Server) -> str:
+    lines = (await server.http.get("/metrics")).text.splitlines()
+    return "\n".join(line for line in lines if line.startswith("sluice_engine_info{"))
+
+
+async def test_it_answers_once_the_engine_has_the_role_and_a_second_call_at_once() -> None:
+    async with server_of(Role.DECODE) as server:
+        answer = (await take_role(server, role="prefill")).json()
+        assert answer["role"] == "prefill"
+        assert answer["seconds"] > 0
+        (message,) = server.engine.of(TakeRole)
+        assert message == TakeRole(Role.PREFILL, role_change.LAME_DUCK_SECONDS, 0.0)
+        report = (await server.http.get("/load")).json()
+        assert (report["role"], report["epoch"]) == ("prefill", "e1-prefill")
+        assert not report["draining"]
+        assert not report["privateCalls"]
+        assert 'role="prefill"' in await info(server)
+        assert "decode" not in await info(server)
+        assert (await take_role(server, role="prefill")).json() == {"role": "prefill", "seconds": 0}
+        assert len(server.engine.of(TakeRole)) == 1
+        refused = await server.http.post("/v1/completions", json={"model": MODEL, "prompt": "a"})
+        assert error(refused)[2].startswith("this engine only computes prompts")
+
+
+async def test_only_the_router_of_the_service_may_call_it() -> None:
+    async with server_of(Role.DECODE) as server:
+        assert error(await server.http.post("/role", json={"role": "prefill"})) == (
+            403,
+            None,
+            "X-Sluice-Private: missing; allowed: as the service's router signs it",
+        )
+        status, _, message = error(await take_role(server, b"x" * 32, role="prefill"))
+        assert (status, "not signed" in message) == (403, True)
+        other = {"role": "decode"}
+        status, _, message = error(await take_role(server, signed=other, role="prefill"))
+        assert (status, "another body" in message) == (403, True)
+        assert server.engine.of(TakeRole) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"role": "mixed"}, "role", "should be 'prefill' or 'decode'; got"),
+        ({}, "role", "role"),
+        (
+            {"role": "prefill", "drain_seconds": -1},
+            "drain_seconds",
+            "greater than or equal to 0; got -1",
+        ),
+    ],
+)
+async def test_a_body_that_cannot_be_used_is_refused(
+    fields: dict[str, Any], param: str, says: str
+) -> None:
+    async with server_of(Role.DECODE) as server:
+        status, key, message = error(await take_role(server, **fields))
+        assert (status, key) == (400, param)
+        assert says in message
+
+
+async def test_engines_that_cannot_have_another_role_keep_theirs() -> None:
+    async with server_of(Role.MIXED) as server:
+        assert error(await take_role(server, role="decode")) == (
+            400,
+            "role",
+            'role: "decode" is not allowed; allowed: none, as this engine\'s role is "mixed"',
+        )
+    async with server_of(Role.DECODE) as server:
+        of_tcp = server.service.identity
+        mooncake = KvTransfer(backend="Mooncake")
+        server.service.identity = replace(of_tcp, kv_transfer=mooncake)
+        assert error(await take_role(server, role="prefill"))[2] == (
+            'role: "prefill" is not allowed; allowed: "decode", as kvTransfer.backend is Mooncake, '
+            "and not TCP"
+        )
+        server.service.identity = replace(of_tcp, tensor_parallel_size=2)
+        assert error(await take_role(server, role="prefill")) == (
+            400,
+            "role",
+            'role: "prefill" is not allowed; allowed: "decode", as tensorParallelSize is 2, '
+            "and not 1",
+        )
+        assert (await take_role(server, role="decode")).json()["seconds"] == 0
+
+
+async def test_an_engine_that_drains_keeps_its_role() -> None:
+    async with server_of(Role.DECODE) as server:
+        server.service.gate.close()
+        assert error(await take_role(server, role="prefill"))[0] == 503
+
+
+async def test_what_runs_too_long_is_aborted_and_handed_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(role_change, "LAME_DUCK_SECONDS", 0.05)
+    async with server_of(Role.DECODE) as server:
+        server.engine.paused.set()
+        server.engine.takes_roles = False
+        signed = signed_header(KEY, PREFILL, "r2", time.time())
+        headers = {PREFILL_HEADER: signed, "X-Request-Id": "r2"}
+        body = {"model": MODEL, "prompt": "ab"}
+        request = server.http.post("/v1/completions", json=body, headers=headers)
+        asked = asyncio.create_task(request)
+        await until(lambda: bool(server.engine.running))
+        changing = asyncio.create_task(take_role(server, role="prefill", drain_seconds=0.1))
+        await until(lambda: server.service.load_report().draining)
+        assert server.service.load_report().role is Role.DECODE
+        assert error(await asked) == (503, None, role_change.HANDED_BACK)
+        await until(lambda: bool(server.engine.of(Abort)))
+        server.engine.say(RoleTaken(Role.PREFILL, "e2", 8998))
+        assert (await changing).json()["role"] == "prefill"
+        assert server.service.load_report().bootstrap_port == 8998
+
+
+async def test_an_engine_that_dies_meanwhile_ends_the_call() -> None:
+    async with server_of(Role.DECODE) as server:
+        server.engine.takes_roles = False
+        changing = asyncio.create_task(take_role(server, role="prefill", drain_seconds=0))
+        await until(lambda: bool(server.engine.of(TakeRole)))
+        await asyncio.to_thread(server.engine.stop)
+        assert error(await changing)[0] == 503
