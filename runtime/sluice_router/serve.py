@@ -39,6 +39,7 @@ from sluice_router.kube import Cluster, in_cluster
 from sluice_router.limits import Lifecycle, Uploads, split_budget
 from sluice_router.listener import Listener
 from sluice_router.monitoring import Monitoring
+from sluice_router.pool_roles import PoolRoles
 from sluice_router.resume import PrivateCallSigner
 from sluice_router.targets import chooser, prefill_signer
 from sluice_router.telemetry import RouterSpans, Telemetry
@@ -82,6 +83,9 @@ async def serve(
         tasks = [asyncio.create_task(poller.run())]
         if follow is not None:
             tasks.append(asyncio.create_task(follow.run()))
+            if Role.DECODE in config.roles and (keys := _keys(config)) is not None:
+                roles = PoolRoles(fleet, session, keys, time.time, time.monotonic, _draw_id)
+                tasks.append(asyncio.create_task(roles.run()))
         stack.push_async_callback(_end, tasks)
         await _until(stop, tasks)
         logger.info("draining: %d requests in flight", parts.lifecycle.inflight)
@@ -143,6 +147,10 @@ def _keys(config: RouterConfig) -> Keys | None:
     if config.handover_key_file is None and Role.DECODE not in config.roles:
         return None
     return configured_keys(config.handover_key_file, time.monotonic)
+
+
+def _draw_id() -> str:
+    return secrets.token_hex(16)
 
 
 def _draw_seed() -> int:

@@ -13,6 +13,30 @@ PAIRS: Final = ("test_pairs",)
 
 ROUTER_MUTATIONS: Final = (
     Mutation(
+        "router: an engine has the role of its pool, whatever it says",
+        "engines",
+        "return self.endpoint.role if reported is Role.MIXED else reported",
+        "return self.endpoint.role",
+        ("test_engines",),
+        package="router",
+    ),
+    Mutation(
+        "router: an engine that refuses another role is asked without a pause",
+        "pool_roles",
+        "            if now >= self._not_before.get(engine.key, now):",
+        "            if True:",
+        ("test_pool_roles",),
+        package="router",
+    ),
+    Mutation(
+        "router: engines that leave are asked to take another role",
+        "pool_roles",
+        "engine.endpoint.phase is not Phase.READY or received.report.draining",
+        "False",
+        ("test_pool_roles",),
+        package="router",
+    ),
+    Mutation(
         "router: an engine that failed a request gets it again",
         "pick",
         "candidates = [engine for engine in ready if engine.key not in tried]",

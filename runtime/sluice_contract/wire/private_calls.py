@@ -22,6 +22,8 @@ from sluice_contract.wire.handover import (
 
 PRIVATE_HEADER: Final = "X-Sluice-Private"
 """`BASE64URL(JSON).HEX(HMAC-SHA256)` over request id, time, path and body, from the router."""
+ROLE_PATH: Final = "/role"
+"""Where an engine is asked to take another role."""
 RESUME_MISMATCH: Final = "resume_mismatch"
 """Error code of a 409: this engine would not continue from the same prompt."""
 MORE_LINE: Final = b': {"more":true}\n'

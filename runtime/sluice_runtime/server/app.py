@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Request
 from sluice_contract.config.cors import METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS
 from sluice_contract.http_errors import shown_json
 from sluice_contract.wire.load import LoadReport
+from sluice_contract.wire.private_calls import ROLE_PATH
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
@@ -226,7 +227,7 @@ def _engine(service: Service) -> APIRouter:
         return JSONResponse({"status": "ok"})
 
     @router.post(
-        "/role",
+        ROLE_PATH,
         response_model=response_models.RoleAnswer,
         responses=BODY_ERRORS | errors(403, 503),
         openapi_extra=body(RoleRequest),

@@ -1,0 +1,112 @@
+"""Has engines take the role of their pool: one whose pod was moved to the other pool.
+
+A pod's pool is what its EndpointSlice says; its role is what its load report says. Where they
+differ, the engine is asked to take the pool's role (`POST /role`), which the router can sign. Level
+triggered: routers and engines may restart at any time, and several routers may ask. Nobody waits
+for the answer; the role is followed by the load report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+from sluice_contract.cluster.labels import Role
+from sluice_contract.http_errors import REQUEST_ID_HEADER
+from sluice_contract.wire.handover import Bound, Keys
+from sluice_contract.wire.private_calls import PRIVATE_HEADER, ROLE_PATH, signed_call
+
+from sluice_router.attempts import read_at_most
+from sluice_router.engines import EngineState, Fleet, Phase
+
+LOOK_SECONDS: Final = 0.25
+AGAIN_SECONDS: Final = 30.0
+"""Pause after an engine refused, or could not be asked."""
+MAX_SECONDS: Final = 86_400.0
+"""The longest drain; an engine that dies ends the call at once."""
+_CONNECT_SECONDS: Final = 2.0
+_ANSWER_BYTES: Final = 1 << 16
+
+logger = logging.getLogger("sluice.router.roles")
+
+
+class PoolRoles:
+    """Asks engines of one fleet, each once at a time."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        keys: Keys,
+        unix_clock: Callable[[], float],
+        clock: Callable[[], float],
+        draw_id: Callable[[], str],
+    ) -> None:
+        self._fleet = fleet
+        self._session = session
+        self._keys = keys
+        self._unix_clock = unix_clock
+        self._clock = clock
+        self._draw_id = draw_id
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._not_before: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Looks for ever; what is under way ends with it."""
+        try:
+            while True:
+                self.look()
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            for task in self._asking.values():
+                task.cancel()
+
+    def look(self) -> None:
+        """Begins to ask engines that do not have the role of their pool."""
+        self._asking = {key: task for key, task in self._asking.items() if not task.done()}
+        now, engines = self._clock(), self._fleet.engines()
+        known = {engine.key for engine in engines}
+        self._not_before = {key: at for key, at in self._not_before.items() if key in known}
+        for engine in engines:
+            if not moved(engine) or engine.key in self._asking:
+                continue
+            if now >= self._not_before.get(engine.key, now):
+                self._asking[engine.key] = asyncio.create_task(self._ask(engine))
+
+    async def _ask(self, engine: EngineState) -> None:
+        name, role = engine.endpoint.name, engine.endpoint.role
+        logger.info("engine %s is %s in pool %s: asked to take its role", name, engine.role, role)
+        self._not_before[engine.key] = self._clock() + AGAIN_SECONDS
+        limit = aiohttp.ClientTimeout(total=MAX_SECONDS, sock_connect=_CONNECT_SECONDS)
+        body, url = json.dumps({"role": role}).encode(), engine.endpoint.url + ROLE_PATH
+        headers = self._headers(body)
+        try:
+            async with self._session.post(url, data=body, headers=headers, timeout=limit) as answer:
+                text = (await read_at_most(answer, _ANSWER_BYTES)).decode(errors="replace")
+        except (aiohttp.ClientError, OSError) as error:
+            logger.warning("engine %s was not asked to become %s: %r", name, role, error)
+            return
+        if answer.status != 200:
+            logger.warning("engine %s does not become %s: %d %s", name, role, answer.status, text)
+            return
+        logger.info("engine %s: %s", name, text)
+        self._not_before.pop(engine.key, None)
+
+    def _headers(self, body: bytes) -> dict[str, str]:
+        request_id = self._draw_id()
+        bound = Bound(ROLE_PATH, hashlib.sha256(body).hexdigest())
+        signed = signed_call(self._keys()[0], request_id, bound, self._unix_clock())
+        return {REQUEST_ID_HEADER: request_id, PRIVATE_HEADER: signed}
+
+
+def moved(engine: EngineState) -> bool:
+    """Whether an engine that serves has the role of the other pool."""
+    received = engine.received
+    if received is None or engine.endpoint.phase is not Phase.READY or received.report.draining:
+        return False
+    return {engine.endpoint.role, received.report.role} == {Role.PREFILL, Role.DECODE}
