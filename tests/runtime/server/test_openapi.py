@@ -37,6 +37,7 @@ ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
     ("get", "/ready", None),
     ("get", "/health_generate", None),
     ("post", "/flush_cache", None),
+    ("post", "/role", {"role": "decode"}),
     ("get", "/load", None),
     ("get", "/metrics", None),
 ]
