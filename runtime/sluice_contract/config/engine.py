@@ -38,6 +38,7 @@ from sluice_contract.config.accelerators import (
 from sluice_contract.config.adapters import AdapterRefs
 from sluice_contract.config.cors import Cors
 from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.speculation import SpeculationSettings
 from sluice_contract.config.tracing import Tracing
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -68,8 +69,6 @@ MAX_ALIASES: Final = 16
 DEFAULT_MAX_CHOICES_PER_REQUEST: Final = 256
 """As many as an engine on CPUs runs at once, and as a request may have prompts."""
 NAMES_ONCE: Final = "aliases each once, and other than the model's name"
-SpeculationMethod = Literal["NGram", "Draft", "Eagle"]
-DEFAULT_DRAFT_TOKENS: Final = 4
 ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
 ReasoningFormat = Literal["deepseek-r1", "mistral", "none", "qwen3"]
 
@@ -114,21 +113,6 @@ class ModelRef(ContractModel):
     def served_names(self) -> tuple[str, ...]:
         """The name and the aliases."""
         return (self.served_name, *(self.aliases or ()))
-
-
-class SpeculationSettings(ContractModel):
-    """Tokens that are proposed ahead, and verified together in one step."""
-
-    method: SpeculationMethod = Field(
-        description="Where drafts come from. NGram: what followed the request's last tokens when "
-        "they were there before.",
-    )
-    tokens: int = Field(
-        default=DEFAULT_DRAFT_TOKENS,
-        ge=1,
-        le=16,
-        description="Most drafts of a request in one step; fewer, or none, where more do not pay.",
-    )
 
 
 class EngineSettings(ContractModel):

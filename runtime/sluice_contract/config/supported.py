@@ -45,8 +45,8 @@ ROWS: Final = (
     ),
     Unsupported(
         "speculation.method",
-        lambda s: s.speculation is not None and s.speculation.method != "NGram",
-        "NGram (Draft and Eagle are not implemented yet)",
+        lambda s: s.speculation is not None and s.speculation.method == "Eagle",
+        "NGram or Draft (Eagle is not implemented yet)",
     ),
     Unsupported(
         "cudaGraphMaxBatch",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
+from sluice_contract.base import ConfigError
 from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
 from sluice_contract.config.engine import EngineConfig
 
@@ -21,6 +22,7 @@ from sluice_runtime.engine.runner import (
     OnLogits,
     OverlapExecutor,
     RowSizes,
+    RowState,
     Runner,
     StreamExecutor,
     SyncExecutor,
@@ -44,6 +46,7 @@ from sluice_runtime.engine.sizing.pool_size import (
     pages_in_host_memory,
     with_running_requests,
 )
+from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.grammar.vocabulary import token_bytes, unusable
 from sluice_runtime.grammar.waiting import CompileThread, GrammarQueue
@@ -51,7 +54,7 @@ from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.adapters import SlotShape
 from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
 from sluice_runtime.model.decoder import Decoder
-from sluice_runtime.model.files import ModelFiles
+from sluice_runtime.model.files import DRAFT_KEY, ModelFiles, resolve_draft
 from sluice_runtime.model.load import Placement, load_model
 from sluice_runtime.model.load_progress import OnRead, unreported
 from sluice_runtime.model.spec import spec_from
@@ -63,6 +66,9 @@ from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import PROTOCOL_VERSION, Adapters, EngineReady
+
+if TYPE_CHECKING:
+    from sluice_runtime.engine.draft import DraftModel
 
 MAX_MASK_THREADS: Final = 8
 """For the rows of one step that have grammars."""
@@ -168,12 +174,14 @@ def build_engine(
     context = context_length(config, spec.context_length_tokens)
     placement = Placement(device.place, group, _slots(config, context))
     model = _loaded(config, files, placement, gpu_memory, on_read)
+    draft = _draft_model(config, model, placement)
     compiler = compiler or compiler_of(files, model.spec.vocabulary_size)
     matchers = Matchers(model.spec.vocabulary_size, min(MAX_MASK_THREADS, processors()))
     loader = _adapter_loader(config, model, placement, device)
 
     def pool_of(shape: KvShape, pages: int) -> PagePool:
-        return PagePool(shape, pages, config.page_size or 1, device.place)
+        draft_shape = loaded.draft_kv_shape
+        return PagePool(shape, pages, config.page_size or 1, device.place, draft_shape)
 
     def runner_over(pool: PagePool) -> Runner:
         sizes = RowSizes(config.max_running_requests or 1, context)
@@ -181,12 +189,14 @@ def build_engine(
         with allocation("sampling", tables, "maxRunningRequests"):
             adapters = loader.table if loader else None
             rows = allocated_rows(model, pool, sizes, device, matchers, adapters)
-        return Runner(model, pool, rows, device, hooks.on_logits)
+        return Runner(
+            model, pool, rows, device, hooks.on_logits, _drafts(draft, pool, rows, device)
+        )
 
-    loaded = LoadedModel(config, model, context)
+    loaded = LoadedModel(config, model, context, draft)
     pages = _pool_pages(loaded, files, gpu_memory, pool_of, runner_over)
     settings = scheduler_settings(config, context, group.least(pages))
-    pool = _allocated_pool(settings, loaded.kv_shape, pool_of)
+    pool = _allocated_pool(settings, loaded, pool_of)
     return Engine(
         settings=settings,
         scheduler=_scheduler(settings, pool, hooks, loader),
@@ -216,12 +226,12 @@ def _pool_pages(
 
 
 def _allocated_pool(
-    settings: SchedulerSettings, shape: KvShape, pool_of: Callable[[KvShape, int], PagePool]
+    settings: SchedulerSettings, loaded: LoadedModel, pool_of: Callable[[KvShape, int], PagePool]
 ) -> PagePool:
     tokens = settings.limits.kv_pool_tokens
-    size = f"{tokens} tokens of {shape.bytes_per_token} bytes"
+    size = f"{tokens} tokens of {loaded.bytes_per_token} bytes"
     with allocation("KV pool", size, "kvPoolTokens or memoryFraction"):
-        return pool_of(shape, tokens // settings.page_size)
+        return pool_of(loaded.kv_shape, tokens // settings.page_size)
 
 
 def _scheduler(
@@ -248,6 +258,31 @@ def _loaded(
     with allocation("model weights", "more memory", "the size of the model"):
         dtype, backend = config.dtype or "auto", config.attention_backend or "auto"
         return load_model(files, dtype, config.seed, backend, placement, on_read)
+
+
+def _draft_model(config: EngineConfig, model: Decoder, placement: Placement) -> Decoder | None:
+    """On the same ranks; None: no model drafts."""
+    files = resolve_draft(config)
+    if files is None:
+        return None
+    tokens, wanted = spec_from(files.config).vocabulary_size, model.spec.vocabulary_size
+    if tokens != wanted:
+        allowed = f"a model with the model's vocabulary of {wanted} tokens (it has {tokens})"
+        raise InvalidConfigError(str(ConfigError(DRAFT_KEY, files.uri, allowed)))
+    placement = replace(placement, slots=None)
+    with allocation("draft model weights", "more memory", "the size of the draft model"):
+        dtype, backend = config.dtype or "auto", config.attention_backend or "auto"
+        return load_model(files, dtype, config.seed, backend, placement)
+
+
+def _drafts(
+    draft: Decoder | None, pool: PagePool, rows: RowState, device: Device
+) -> DraftModel | None:
+    if draft is None or pool.draft is None:
+        return None
+    from sluice_runtime.engine.draft import DraftModel  # where a model drafts alone
+
+    return DraftModel(draft, pool.draft, rows.table, rows.sampling, device)
 
 
 def _slots(config: EngineConfig, context_tokens: int) -> SlotShape | None:

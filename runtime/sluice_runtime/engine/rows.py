@@ -138,6 +138,8 @@ class HostInputs:
     rows: RowNumbers
     extends: int
     """Rows of several tokens: those that extend, then those that are verified."""
+    drafts: Numbers
+    """Of each row that is verified: its tokens but the first."""
     sampled_tokens: Numbers
     """[m] indices into the n tokens."""
     sampled_rows: Numbers
@@ -198,6 +200,7 @@ def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:
         offsets=positions % page_size,
         rows=RowNumbers(numbers, np.append(0, ends), contexts),
         extends=len(extends),
+        drafts=counts[prompts : len(extends)] - 1,
         sampled_tokens=sampled_tokens,
         sampled_rows=token_rows[sampled_tokens],
         sampling_rows=batch.sampling_rows,

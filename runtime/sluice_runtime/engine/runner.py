@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
 from sluice_runtime.wire.messages import TokenLogprob
+
+if TYPE_CHECKING:
+    from sluice_runtime.engine.draft import DraftModel
 
 STEP_SETTINGS: Final = "chunkSize, maxRunningRequests or kvPoolTokens"
 """Settings to lower when a step runs out of memory."""
@@ -103,8 +106,10 @@ class Runner:
         rows: RowState,
         device: Device,
         on_logits: OnLogits | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
         self._model = model
+        self._draft = draft
         self._pool = pool
         self._rows = rows.table
         self._sampling = rows.sampling
@@ -178,17 +183,28 @@ class Runner:
         inputs = step_inputs(host, self._rows, self._device)
         if self._adapters is not None:
             self._adapters.use(host)
+        drafts = self._drafts(batch, host, inputs)
         hidden = self._hidden(inputs)
         if (logprobs := self._sampling.logprobs) is None:
             tokens, _ = self._sample(batch, host, inputs, hidden)
             accept = self._accepting(host.sampling_rows)
-            return partial(_results, batch, self._device.fetch([tokens]), accept)
+            return partial(_results, batch, self._device.fetch([_joined(tokens, drafts)]), accept)
         prompts = logprobs.read(batch, hidden, self._model.logits)
         tokens, step_logprobs = self._sample(batch, host, inputs, hidden)
         scores = StepScores(prompts, step_logprobs, tokens)
-        fetched = self._device.fetch([tokens, *scores.tables()])
+        fetched = self._device.fetch([_joined(tokens, drafts), *scores.tables()])
         accept = self._accepting(host.sampling_rows)
         return partial(_scored_results, batch, fetched, accept, scores, logprobs.finished(batch))
+
+    def _drafts(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> list[Tensor]:
+        """What the draft model proposes for rows that are verified, if there is one: [drafts]. It
+        computes the step's tokens, too."""
+        if self._draft is None:
+            return []
+        self._draft.extend(batch.draft_rows)
+        drafts = [self._draft.propose(host, inputs)] if len(host.drafts) else []
+        self._draft.follow(inputs)
+        return drafts
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         """[n, h], by a graph where one was captured for such a step."""
@@ -259,9 +275,9 @@ def _accept_nothing(tokens: Sequence[int]) -> None:
 def _results(batch: Batch, fetched: Fetched, accept: Accept) -> SampledTokens:
     """Waits for the step. Its tokens are read and its matchers have them."""
     (drawn,) = fetched()
-    tokens = tuple(drawn.tolist())
+    tokens, drafts = _split(batch, drawn)
     accept(tokens)
-    return SampledTokens(batch.step, tokens)
+    return SampledTokens(batch.step, tokens, drafts=drafts)
 
 
 @torch.inference_mode()
@@ -275,7 +291,7 @@ def _scored_results(
     """See `_results`; of a step in which a row asks for logprobs. `prompts`: of prompts that end in
     this step, by row."""
     drawn, *tables = fetched()
-    tokens = tuple(drawn.tolist())
+    tokens, drafts = _split(batch, drawn)
     accept(tokens)
     scores = step_scores.read(tables)
     return SampledTokens(
@@ -283,7 +299,19 @@ def _scored_results(
         tokens,
         tuple(map(scores.get, range(len(tokens)))) if scores else (),
         tuple(map(prompts.get, batch.sampling_rows)) if prompts else (),
+        drafts,
     )
+
+
+def _joined(tokens: Tensor, drafts: list[Tensor]) -> Tensor:
+    """[m], [drafts] → [m + drafts]: one copy carries both."""
+    return torch.cat([tokens, *drafts]) if drafts else tokens
+
+
+def _split(batch: Batch, joined: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """See `_joined`."""
+    numbers, tokens = joined.tolist(), len(batch.sampling_rows)
+    return tuple(numbers[:tokens]), tuple(numbers[tokens:])
 
 
 PendingResult = Callable[[], SampledTokens]

@@ -40,9 +40,16 @@ class PagePool:
     """`pages` pages of `page_size` tokens on one device."""
 
     def __init__(
-        self, shape: KvShape, pages: int, page_size: int, device: torch.device | None = None
+        self,
+        shape: KvShape,
+        pages: int,
+        page_size: int,
+        device: torch.device | None = None,
+        draft: KvShape | None = None,
     ) -> None:
         self.shape = shape
+        self.draft = PagePool(draft, pages, page_size, device) if draft else None
+        """Of the draft model: whoever holds a page holds the one with its number there, too."""
         self.pages = pages
         self.page_size = page_size
         # [page, layer, 2, token, head, dim]
@@ -69,8 +76,10 @@ class PagePool:
         return self.pages
 
     def clear(self, page_ids: Tensor, value: float = 0.0) -> None:
-        """Fills whole pages, in all layers."""
+        """Fills whole pages, in all layers; also the draft model's."""
         self.data.index_fill_(0, page_ids, value)
+        if self.draft is not None:
+            self.draft.clear(page_ids, value)
 
     def poison(self, page_ids: Sequence[int]) -> None:
         """Fills freed pages with NaN (tests)."""

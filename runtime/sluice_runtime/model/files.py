@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice_contract.base import ConfigError
-from sluice_contract.config.engine import ModelRef
+from sluice_contract.config.engine import EngineSettings, ModelRef
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
+
+DRAFT_KEY: Final = "speculation.draft.uri"
 
 _DUMMY_COMMON: Final[dict[str, Any]] = {
     "vocab_size": 259,
@@ -80,21 +82,21 @@ class ModelFiles:
         return tuple(value) if isinstance(value, list) else (int(value),)
 
 
-def resolve(uri: str) -> ModelFiles:
-    """The model behind `uri`: a plain path, `file:///path` or `dummy://name`.
+def resolve(uri: str, key: str = "model.uri") -> ModelFiles:
+    """The model behind `uri`, the value of `key`: a plain path, `file:///path` or `dummy://name`.
 
     Raises:
         ModelLoadError: names the URI and what is allowed, or the file that is missing or damaged.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme == "file":
-        return _from_folder(uri, Path(rest if separator else uri))
+        return _from_folder(uri, Path(rest if separator else uri), key)
     if scheme == "dummy":
         if rest not in DUMMIES:
-            raise ModelLoadError(f"model.uri: {uri!r} is unknown; allowed: {_dummy_uris()}")
+            raise ModelLoadError(f"{key}: {uri!r} is unknown; allowed: {_dummy_uris()}")
         return ModelFiles(uri, None, DUMMIES[rest], {})
     raise ModelLoadError(
-        f"model.uri: {uri!r} is not allowed; allowed: a plain path, file:///path, {_dummy_uris()}"
+        f"{key}: {uri!r} is not allowed; allowed: a plain path, file:///path, {_dummy_uris()}"
         " (hf:// and pvc:// are for InferenceServices, whose engines get a folder)"
     )
 
@@ -113,6 +115,18 @@ def resolve_model(model: ModelRef) -> ModelFiles:
     return files
 
 
+def resolve_draft(settings: EngineSettings) -> ModelFiles | None:
+    """The draft model of a configuration; None: no model drafts.
+
+    Raises:
+        ModelLoadError: see `resolve`.
+    """
+    speculation = settings.speculation
+    if speculation is None or speculation.draft is None:
+        return None
+    return resolve(speculation.draft.uri, DRAFT_KEY)
+
+
 def read_json(path: Path, key: str = "model.uri") -> Mapping[str, Any]:
     """The JSON object in a file that `key` led to; raises ModelLoadError naming both."""
     try:
@@ -126,16 +140,16 @@ def read_json(path: Path, key: str = "model.uri") -> Mapping[str, Any]:
     return value
 
 
-def _from_folder(uri: str, folder: Path) -> ModelFiles:
+def _from_folder(uri: str, folder: Path, key: str) -> ModelFiles:
     try:
         is_folder, why = folder.is_dir(), "is no folder"
     except OSError as error:
         is_folder, why = False, f"cannot be read ({error.strerror})"
     if not is_folder:
-        raise ModelLoadError(f"model.uri: {uri!r} {why}; allowed: a Hugging Face folder")
-    config = read_json(folder / "config.json")
+        raise ModelLoadError(f"{key}: {uri!r} {why}; allowed: a Hugging Face folder")
+    config = read_json(folder / "config.json", key)
     generation_path = folder / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.exists() else {}
+    generation = read_json(generation_path, key) if generation_path.exists() else {}
     return ModelFiles(uri, folder, config, generation)
 
 

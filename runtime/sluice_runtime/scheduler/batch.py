@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -106,8 +107,8 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VerifyRow(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens [start, start + len(token_ids)) of a row: its last token, and at least one draft. A
-    token is drawn after each."""
+    """Tokens [start, start + len(token_ids)) of a row: its last token, and at least one draft, or
+    NO_TOKEN for each that the draft model is to propose. A token is drawn after each."""
 
     row: int
     start: int
@@ -127,6 +128,8 @@ class Batch(msgspec.Struct, frozen=True):
     appended_pages: tuple[PagesAppended, ...] = ()
     extend_rows: tuple[ExtendRow, ...] = ()
     verify_rows: tuple[VerifyRow, ...] = ()
+    draft_rows: tuple[ExtendRow, ...] = ()
+    """Prompts that another engine computed: the draft model alone computes them (DRAFT_EXTEND)."""
     decode_rows: tuple[int, ...] = ()
     """Rows advanced by one token: input is their last sampled token, start is their length."""
     decode_context_tokens: int = 0
@@ -214,8 +217,17 @@ class SampledTokens(msgspec.Struct, frozen=True):
     """Empty when no row asks, else one entry for each token; so are the next."""
     prompt_logprobs: tuple[list[TokenLogprob] | None, ...] = ()
     """Of a whole prompt, with the token drawn after it."""
+    drafts: tuple[int, ...] = ()
+    """Of verified rows, one after the other, where the draft model has proposed them."""
     error: str = ""
     """Why the step found too little memory: none of its rows has a result."""
+
+    def drafts_of(self, batch: Batch) -> Iterator[tuple[int, ...]]:
+        """What each of the batch's verified rows had drafted."""
+        proposed = iter(self.drafts)
+        for row in batch.verify_rows:
+            drafts = row.token_ids[1:]
+            yield tuple(islice(proposed, len(drafts))) if self.drafts else drafts
 
     def rows(self) -> Iterator[SampledRow]:
         """What each of the step's sampling rows got."""

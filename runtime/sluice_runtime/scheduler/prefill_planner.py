@@ -37,7 +37,7 @@ from sluice_runtime.scheduler.batch import (
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.policies import PolicyContext, admission_order
-from sluice_runtime.scheduler.request import Request, row_added, row_of
+from sluice_runtime.scheduler.request import Phase, Request, row_added, row_of
 from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
@@ -218,9 +218,11 @@ NO_DRAFTS: Final[Drafts] = {}
 class BatchWriter:
     """Makes every batch."""
 
-    def __init__(self, table: RequestTable, kv: KvAllocator) -> None:
+    def __init__(self, table: RequestTable, kv: KvAllocator, draft_model: bool = False) -> None:
+        """`draft_model`: whether a model drafts."""
         self._table = table
         self._kv = kv
+        self._draft_model = draft_model
 
     def write(
         self,
@@ -234,6 +236,8 @@ class BatchWriter:
         none, or all that are ready; `drafts`: of some of these, whose rows are verified instead."""
         added = tuple([row_added(request) for request in starting])
         started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
+        resumed = [r for r in starting if r.phase is Phase.RUNNING] if self._draft_model else ()
+        draft_rows = tuple([_for_draft_model(request) for request in resumed])
         for request in starting:
             request.row_announced = True
         opened, context_tokens = self._advance(decode) if decode else ([], 0)
@@ -249,6 +253,7 @@ class BatchWriter:
             appended_pages=(*started, *opened),
             extend_rows=tuple([self._extend(item) for item in prefill]),
             verify_rows=tuple(verify),
+            draft_rows=draft_rows,
             decode_rows=tuple(map(ROW, plain)),
             decode_context_tokens=context_tokens,
         )
@@ -281,3 +286,9 @@ class BatchWriter:
         self._table.prefill(item.request, item.end, cut=item.cut)
         tokens = tuple(item.request.token_ids[item.start : item.end])
         return ExtendRow(row_of(item.request), item.start, tokens, samples=not item.cut)
+
+
+def _for_draft_model(request: Request) -> ExtendRow:
+    """What the draft model lacks of a request that is resumed."""
+    tokens = tuple(request.token_ids[: request.computed_tokens])
+    return ExtendRow(row_of(request), 0, tokens, samples=False)

@@ -83,7 +83,7 @@ class Scheduler:
         drafts = settings.draft_tokens
         self._speculation = Speculation(settings, self._table, self._kv) if drafts else None
         self._preallocations = Preallocations(settings, self._table, self._kv)
-        self._writer = BatchWriter(self._table, self._kv)
+        self._writer = BatchWriter(self._table, self._kv, settings.draft_model)
         self._aborting: list[Request] = []
         self._resumed: list[Request] = []
         """Resumed requests that the runner does not know yet."""
@@ -325,8 +325,8 @@ class Scheduler:
         for item, extend in zip(pending.prefill, batch.extend_rows, strict=True):
             self._prefilled(item, extend.token_ids, None if item.cut else next(rows))
         accepted_tokens = sum(
-            self._verified(request, verify.token_ids[1:], rows)
-            for request, verify in zip(pending.verify, batch.verify_rows, strict=True)
+            self._verified(request, drafts, rows)
+            for request, drafts in zip(pending.verify, result.drafts_of(batch), strict=True)
         )
         if result.logprobs:
             self._decoded_and_scored(pending.decode, rows)

@@ -57,5 +57,7 @@ class SchedulerSettings:
     """Most adapters of the requests that have rows."""
     draft_tokens: int = 0
     """Most drafts of a row that one step verifies; 0: no speculation."""
+    draft_model: bool = False
+    """Whether a model drafts."""
     ttft_seconds: float | None = None
     """Promised time to the first token; the policy slack only."""

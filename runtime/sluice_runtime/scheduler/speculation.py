@@ -18,7 +18,7 @@ from math import inf
 from typing import Final, NamedTuple, Protocol
 
 from sluice_runtime.scheduler.admission import PrefillItem
-from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
 from sluice_runtime.scheduler.ngram import NGramDrafts
 from sluice_runtime.scheduler.request import Request
@@ -33,6 +33,9 @@ LEAST_CHANCE: Final = 0.1
 """A draft that is less likely to be kept is not worth the step without a step ahead."""
 MARGIN: Final = 1.2
 """Over the predicted time of a step, where a time is promised: some steps take longer."""
+REVIVING: Final = 0.002
+"""Of the way back to `FIRST_CHANCE`, with each token that a model could have drafted: nobody knows
+whether it would have been right. So a row is tried again after some thirty tokens."""
 FORGETTING: Final = 0.98
 """A step counts for a third after some fifty more."""
 
@@ -43,6 +46,14 @@ class RowDrafts(Protocol):
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
         """At most `tokens` that may follow; `token_ids` only grow from call to call."""
         ...
+
+
+class ModelDrafts:
+    """The draft model proposes them in the step that verifies them: see `VerifyRow`."""
+
+    def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
+        """See `RowDrafts`."""
+        return (NO_TOKEN,) * tokens
 
 
 class DraftRoom(NamedTuple):
@@ -62,9 +73,11 @@ class Speculation:
         settings: SchedulerSettings,
         table: RequestTable,
         kv: KvAllocator,
-        drafts_of_row: Callable[[], RowDrafts] = NGramDrafts,
+        drafts_of_row: Callable[[], RowDrafts] | None = None,
     ) -> None:
-        self._drafts_of_row = drafts_of_row
+        """`drafts_of_row`: instead of what the settings say."""
+        by_settings = ModelDrafts if settings.draft_model else NGramDrafts
+        self._drafts_of_row = drafts_of_row or by_settings
         self._settings = settings
         self._table = table
         self._kv = kv
@@ -192,7 +205,7 @@ class _Row:
     chance: float = FIRST_CHANCE
     """That a draft is right, if those before it are."""
     expected: int | None = None
-    """The first draft after the tokens of the last time."""
+    """The first draft after the tokens of the last time; NO_TOKEN: a model would propose it."""
     tokens: int = 0
     """How many there were."""
 
@@ -200,7 +213,9 @@ class _Row:
         """The request has these tokens now."""
         if len(token_ids) == self.tokens:
             return
-        if self.expected is not None and len(token_ids) == self.tokens + 1:
+        if self.expected == NO_TOKEN:
+            self.chance += REVIVING * (FIRST_CHANCE - self.chance)
+        elif self.expected is not None and len(token_ids) == self.tokens + 1:
             self.learn(right=token_ids[-1] == self.expected)
         self.tokens = len(token_ids)
         self.expected = next(iter(self.source.draft(token_ids, 1)), None)

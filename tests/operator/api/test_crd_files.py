@@ -16,7 +16,7 @@ ANNOTATIONS_BYTES = 256 * 1024
 """The API server's limit on all annotations of an object."""
 REQUEST_BYTES = 3 * 512 * 1024
 """etcd's limit on what is written at once."""
-ROOM_BYTES = 68_000
+ROOM_BYTES = 67_000
 DEFINITIONS = {"InferenceService": inference_service_crd(), "EnginePool": engine_pool_crd()}
 
 

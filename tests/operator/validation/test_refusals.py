@@ -17,8 +17,8 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
     ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
     "spec.engine.speculation.method": (
-        {"engine": {"speculation": {"method": "Draft"}}},
-        "NGram (Draft and Eagle are not implemented yet)",
+        {"engine": {"speculation": {"method": "Eagle"}}},
+        "NGram or Draft (Eagle is not implemented yet)",
     ),
     "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
 }

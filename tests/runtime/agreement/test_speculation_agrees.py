@@ -28,6 +28,9 @@ SAMPLINGS = [
     Sampling(temperature=0.05, logit_bias=[(7, 3.0), (65, -100.0)], seed=5),
 ]
 SPECULATION = {"method": "NGram", "tokens": 4}
+DRAFT: dict[str, Any] = {"method": "Draft", "tokens": 4, "draft": {"uri": "dummy://llama-tiny"}}
+"""A model that is often wrong: it shares some of the model's random weights."""
+ITSELF: dict[str, Any] = DRAFT | {"draft": {"uri": MODEL}}
 
 
 def requests_of(answer: int, prompt: int, seed: int = 2) -> list[Generate]:
@@ -57,7 +60,7 @@ SETUPS: list[dict[str, Any]] = [
     {"chunk_size": 32, "prefix_cache": True, "page_size": 4, "attention_backend": "torch"},
     {
         "chunk_size": 32,
-        "kv_pool_tokens": 288,
+        "kv_pool_tokens": 224,
         "schedule_conservativeness": 0.1,
         "prefix_cache": True,
     },
@@ -72,26 +75,56 @@ def test_a_few_answers_are_those_without_it() -> None:
     assert drafting.accepted_tokens > 20
 
 
+def test_a_model_that_drafts_for_itself_is_right() -> None:
+    """But for drafts behind the end of an answer: so its pages hold what they should."""
+    requests = requests_of(30, 40)[:7]
+    without, drafting = run(requests), run(requests, speculation=ITSELF)
+    assert drafting.tokens == without.tokens
+    assert drafting.drafted_tokens - drafting.accepted_tokens <= 4
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("speculation", [SPECULATION, DRAFT], ids=["NGram", "Draft"])
 @pytest.mark.parametrize("settings", SETUPS, ids=str)
-def test_answers_are_those_without_it(settings: dict[str, Any], overlap: bool) -> None:
+def test_answers_are_those_without_it(
+    settings: dict[str, Any], speculation: dict[str, Any], overlap: bool
+) -> None:
     requests = requests_of(50, 90)
     without = run(requests, **settings)
-    drafting = run(requests, overlap=overlap, speculation=SPECULATION, **settings)
+    drafting = run(requests, overlap=overlap, speculation=speculation, **settings)
     assert drafting.tokens == without.tokens
     assert ends(drafting) == ends(without)
     assert drafting.modes["TARGET_VERIFY"]
     assert drafting.accepted_tokens > 100
     assert drafting.drafted_tokens > drafting.accepted_tokens, "no draft was wrong"
-    if "kv_pool_tokens" in settings:
+    if "kv_pool_tokens" in settings and speculation is SPECULATION:
         assert drafting.retractions
 
 
 @pytest.mark.process
-def test_logprobs_are_those_of_each_token() -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("settings", SETUPS, ids=str)
+def test_a_model_drafts_from_pages_that_were_cached_cut_or_sent_back(
+    settings: dict[str, Any], overlap: bool
+) -> None:
+    requests = requests_of(50, 90)
+    drafting = run(requests, overlap=overlap, speculation=ITSELF, **settings)
+    assert drafting.tokens == run(requests, **settings).tokens
+    assert drafting.drafted_tokens > 200
+    wrong = drafting.drafted_tokens - drafting.accepted_tokens
+    assert wrong <= 4 * len(requests), "more than those behind the ends of answers"
+    if "kv_pool_tokens" in settings:
+        assert drafting.retractions
+    if settings.get("prefix_cache"):
+        assert sum(drafting.cached.values()) > 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("speculation", [SPECULATION, DRAFT], ids=["NGram", "Draft"])
+def test_logprobs_are_those_of_each_token(speculation: dict[str, Any]) -> None:
     requests = [r for r in requests_of(50, 90) if r.logprobs >= 0]
-    without, drafting = run(requests), run(requests, speculation=SPECULATION)
+    without, drafting = run(requests), run(requests, speculation=speculation)
     assert drafting.accepted_tokens > 10
     for name in without.tokens:
         expected, scored = scores(without, name), scores(drafting, name)
@@ -114,7 +147,7 @@ def test_answers_are_those_without_it_under_random_loads(seed: int) -> None:
     }
     requests = requests_of(draw.choice([20, 70]), draw.choice([40, 120]), seed)
     without = run(requests, **settings)
-    speculation = {"method": "NGram", "tokens": draw.choice([1, 3, 8, 16])}
+    speculation = draw.choice([SPECULATION, DRAFT]) | {"tokens": draw.choice([1, 3, 8, 16])}
     drafting = run(requests, overlap=draw.random() < 0.5, speculation=speculation, **settings)
     assert drafting.tokens == without.tokens
     assert ends(drafting) == ends(without)

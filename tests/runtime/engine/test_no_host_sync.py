@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sluice_runtime.engine.draft import DraftModel
 from sluice_runtime.engine.runner import RowSizes, Runner, allocated_rows
 from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import KvShape, PagePool
@@ -19,12 +20,14 @@ from sluice_runtime.model.load import Placement, Reader, build_decoder
 from sluice_runtime.model.shard import Part
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.scheduler.batch import (
+    NO_TOKEN,
     Batch,
     ExtendRow,
     ForwardMode,
     PagesAppended,
     PagesReplaced,
     RowAdded,
+    VerifyRow,
 )
 from sluice_runtime.wire.messages import Sampling
 from torch import Tensor
@@ -56,10 +59,12 @@ def runner_of(model: str = "dummy://qwen3-tiny") -> Iterator[Runner]:
         reader = Reader(spec, WeightsWithoutContent(), dtype, Placement(GPU))
         decoder = build_decoder(reader, TORCH)
         shape = KvShape(spec.layers, spec.kv_heads, spec.head_dim, dtype)
-        pool = PagePool(shape, 64, PAGE_TOKENS, GPU)
+        pool = PagePool(shape, 64, PAGE_TOKENS, GPU, shape)
+        assert pool.draft is not None
         matchers = Matchers(size)
         rows = allocated_rows(decoder, pool, RowSizes(ROWS, 64), FakeGpu(), matchers)
-        runner = Runner(decoder, pool, rows, FakeGpu())
+        drafts = DraftModel(decoder, pool.draft, rows.table, rows.sampling, FakeGpu())
+        runner = Runner(decoder, pool, rows, FakeGpu(), draft=drafts)
         with no_host_sync():
             yield runner
 
@@ -91,11 +96,17 @@ CHANGED = Batch(
     appended_pages=(PagesAppended(0, (31, 32)),),
     decode_rows=(0,),
 )
-RESUMED = Batch(
+VERIFIED = Batch(
     11,
+    ForwardMode.TARGET_VERIFY,
+    verify_rows=(VerifyRow(0, 11, (4, NO_TOKEN, NO_TOKEN)),),
+)
+RESUMED = Batch(
+    12,
     ForwardMode.DECODE,
     added_rows=(RowAdded(3, "r3", Sampling(0.0), 5, computed_tokens=5, last_token=7),),
     appended_pages=(PagesAppended(3, (40, 41)), PagesAppended(3, (42,))),
+    draft_rows=(ExtendRow(3, 0, (1, 2, 3, 4, 5), samples=False),),
     decode_rows=(3,),
 )
 
@@ -156,8 +167,9 @@ def check_that_nothing_is_waited_for(asked: Asked, model: str = "dummy://qwen3-t
             DECODE,
             MIXED,
             CHANGED,
+            *([] if asked.sampling.penalises else [VERIFIED]),
             RESUMED,
-            Batch(12, ForwardMode.IDLE, dropped_rows=(0, 3)),
+            Batch(13, ForwardMode.IDLE, dropped_rows=(0, 3)),
         ]
         launched = [runner.launch(batch) for batch in batches]
         with pytest.raises(HostSyncError):

@@ -56,7 +56,7 @@ class Bench:
         self.settings = settings
         self.runner = FakeRunner(pages, settings.page_size)
         self.scheduler = Scheduler(settings, PageAllocator(pages, order, self.runner.freed))
-        if self.scheduler._speculation:
+        if self.scheduler._speculation and not settings.draft_model:
             self.scheduler._speculation._drafts_of_row = NearlyRight
         self.overlap = overlap
         self.in_flight: deque[Batch] = deque()

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice_runtime.scheduler.batch import (
+    NO_TOKEN,
     Batch,
     ForwardMode,
     SampledTokens,
     VerifyRow,
     forward_mode,
 )
+from sluice_runtime.scheduler.speculation import RowDrafts
 from sluice_runtime.wire.messages import TokenLogprob
 
 VOCABULARY = 50
@@ -64,9 +66,12 @@ class FakeRunner:
         self._slots: list[int | None] = [None] * (pages * page_size)
         self.rows: dict[int, FakeRow] = {}
         self.batches: list[Batch] = []
+        self._drafts: list[int] = []
+        self.draft_model: RowDrafts = NearlyRight()
 
     def forward(self, batch: Batch) -> SampledTokens:
         self.batches.append(batch)
+        self._drafts = []
         self._apply(batch)
         kinds = batch.extend_rows, batch.decode_rows, batch.verify_rows
         expected = forward_mode(*map(bool, kinds))
@@ -89,7 +94,8 @@ class FakeRunner:
             drawn += self._verify(verify)
         drawn += [self._sample(row) for row in batch.decode_rows]
         scores = tuple(self._scores(row) for row in batch.sampling_rows)
-        return SampledTokens(batch.step, tuple(drawn), (), scores if any(scores) else ())
+        told = scores if any(scores) else ()
+        return SampledTokens(batch.step, tuple(drawn), (), told, tuple(self._drafts))
 
     def _verify(self, verify: VerifyRow) -> list[int]:
         """Writes the drafts, right or wrong, and draws a token after each."""
@@ -98,11 +104,20 @@ class FakeRunner:
         assert verify.start == row.length
         assert verify.token_ids[0] == row.last_token, "its last token is not what was drawn"
         drawn = []
-        for token in verify.token_ids:
+        for token in self._drafted(verify):
             self._write(verify.row, [token])
             drawn.append(self._sample(verify.row))
         row.last_token = None  # until it is trimmed
         return drawn
+
+    def _drafted(self, verify: VerifyRow) -> Sequence[int]:
+        """The row's tokens; where there is NO_TOKEN, a draft model proposes them."""
+        last, *drafts = verify.token_ids
+        if drafts[0] != NO_TOKEN:
+            return verify.token_ids
+        proposed = self.draft_model.draft([*self._tokens(verify.row), last], len(drafts))
+        self._drafts += proposed
+        return (last, *proposed)
 
     def _scores(self, number: int) -> list[TokenLogprob] | None:
         row = self.rows[number]
@@ -174,8 +189,12 @@ class FakeRunner:
 
     def _sample(self, number: int) -> int:
         row = self.rows[number]
+        row.last_token = next_token(self._tokens(number))
+        return row.last_token
+
+    def _tokens(self, number: int) -> list[int]:
+        row = self.rows[number]
         slots = [self._slots[self._slot(row, position)] for position in range(row.length)]
         tokens = [token for token in slots if token is not None]
         assert len(tokens) == row.length, "a page is read that was freed or never written"
-        row.last_token = next_token(tokens)
-        return row.last_token
+        return tokens

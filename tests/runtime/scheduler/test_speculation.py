@@ -147,6 +147,30 @@ def test_a_row_whose_drafts_are_wrong_soon_drafts_nothing() -> None:
     assert not drafted(batches[-150:])
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_model_drafts_in_the_step_that_verifies(overlap: bool) -> None:
+    bench = bench_of(overlap, draft_model=True, prefix_cache=True)
+    bench.add(request("a", 9, 60), request("b", 30, 41))
+    batches = bench.run()
+    assert bench.answers == {
+        "a": answer_to(list(range(9)), 60),
+        "b": answer_to(list(range(30)), 41),
+    }
+    status = bench.scheduler.status()
+    assert status.drafted_tokens == drafted(batches) > status.accepted_tokens > 20
+    assert len(batches) < 45
+    assert all(set(row.token_ids[1:]) == {NO_TOKEN} for b in batches for row in b.verify_rows)
+
+
+def test_a_row_whose_model_is_wrong_is_tried_again_now_and_then() -> None:
+    bench = bench_of(draft_model=True)
+    bench.runner.draft_model = Wrong()
+    bench.add(request("a", 5, 240))
+    batches = bench.run()
+    assert bench.answers["a"] == answer_to(range(5), 240)
+    assert 0 < sum(bool(drafted([batch])) for batch in batches[-150:]) < 30
+
+
 @pytest.mark.parametrize(("target_seconds", "drafts"), [(0.01, 0), (0.025, 1), (0.07, 4)])
 def test_drafts_keep_a_promise(target_seconds: float, drafts: int) -> None:
     """A step of one token takes 10 ms. One of n tokens takes n times as long at most, and now and

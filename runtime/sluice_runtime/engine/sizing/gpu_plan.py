@@ -51,9 +51,15 @@ class ModelBytes:
     itemsize: int
     """Bytes of a value of weights, activations, keys and values."""
     ranks: int = 1
+    draft: ModelBytes | None = None
+    """The draft model."""
 
     @property
     def weights(self) -> int:
+        return self._own_weights + (self.draft.weights if self.draft else 0)
+
+    @property
+    def _own_weights(self) -> int:
         spec, ranks = self.spec, self.ranks
         heads = (spec.heads + spec.kv_heads) * spec.head_dim
         attention = 2 * heads * spec.hidden_size // ranks
@@ -80,7 +86,8 @@ class ModelBytes:
     def token(self) -> int:
         """Keys and values of one token."""
         spec = self.spec
-        return spec.layers * 2 * (spec.kv_heads // self.ranks) * spec.head_dim * self.itemsize
+        own = spec.layers * 2 * (spec.kv_heads // self.ranks) * spec.head_dim * self.itemsize
+        return own + (self.draft.token if self.draft else 0)
 
     def step(self, tokens: int, rows: int) -> int:
         """At most, of a step that computes `tokens` and samples `rows`: what the widest part of a
@@ -103,7 +110,7 @@ class ModelBytes:
 
     def over(self, ranks: int) -> ModelBytes:
         """The same model over another number of ranks."""
-        return replace(self, ranks=ranks)
+        return replace(self, ranks=ranks, draft=self.draft and self.draft.over(ranks))
 
     def wider(self) -> Iterator[ModelBytes]:
         """Over more ranks, as far as its layers can be divided."""

@@ -204,6 +204,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         target=_target(config.slo),
         max_adapters=config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,
         draft_tokens=config.speculation.tokens if config.speculation else 0,
+        draft_model=bool(config.speculation and config.speculation.draft),
         ttft_seconds=_ttft_seconds(config.slo),
     )
 

@@ -48,7 +48,8 @@ from sluice_runtime.engine.warm_up import full_step
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.model.decoder import Decoder
-from sluice_runtime.model.spec import ModelSpec
+from sluice_runtime.model.files import resolve_draft
+from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
@@ -101,19 +102,44 @@ class LoadedModel:
     config: EngineConfig
     model: Decoder
     context_tokens: int
+    draft: Decoder | None = None
 
     @property
     def kv_shape(self) -> KvShape:
         """Of this rank."""
-        spec, ranks = self.model.spec, self.model.group.size
-        return KvShape(spec.layers, spec.kv_heads // ranks, spec.head_dim, self.model.dtype)
+        return _kv_shape(self.model)
+
+    @property
+    def draft_kv_shape(self) -> KvShape | None:
+        """The same of the draft model."""
+        return _kv_shape(self.draft) if self.draft else None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of the pool, with the draft model's part."""
+        draft = self.draft_kv_shape
+        return self.kv_shape.bytes_per_token + (draft.bytes_per_token if draft else 0)
+
+
+def _kv_shape(model: Decoder) -> KvShape:
+    spec, ranks = model.spec, model.group.size
+    return KvShape(spec.layers, spec.kv_heads // ranks, spec.head_dim, model.dtype)
 
 
 def model_bytes(config: EngineConfig, spec: ModelSpec, ranks: int) -> ModelBytes:
-    """Before the model is loaded: in the configured dtype, or its own."""
+    """Before the model and its draft model are loaded: in the configured dtype, or their own."""
+    draft = resolve_draft(config)
+    own = ModelBytes(spec, _itemsize(config, spec), ranks)
+    if draft is None:
+        return own
+    draft_spec = spec_from(draft.config)
+    return replace(own, draft=ModelBytes(draft_spec, _itemsize(config, draft_spec), ranks))
+
+
+def _itemsize(config: EngineConfig, spec: ModelSpec) -> int:
     dtype = config.dtype or "auto"
-    itemsize: int = getattr(torch, spec.dtype if dtype == "auto" else dtype).itemsize
-    return ModelBytes(spec, itemsize, ranks)
+    size: int = getattr(torch, spec.dtype if dtype == "auto" else dtype).itemsize
+    return size
 
 
 def with_running_requests(
@@ -142,7 +168,7 @@ def pages_in_host_memory(loaded: LoadedModel, grammar_bytes: int) -> int:
     Raises:
         OutOfMemoryError: see `plan.pool_pages`.
     """
-    config, token_bytes = loaded.config, loaded.kv_shape.bytes_per_token
+    config, token_bytes = loaded.config, loaded.bytes_per_token
     memory = host.memory()
     free = HostBytes(memory.total, memory.available)
     rows, vocabulary = config.max_running_requests or 1, loaded.model.spec.vocabulary_size
@@ -177,7 +203,7 @@ def pages_in_device_memory(
     Raises:
         OutOfMemoryError: see `gpu_plan.device_pool_pages`; or the step found too little.
     """
-    config, spec, dtype = loaded.config, loaded.model.spec, loaded.model.dtype
+    config, spec = loaded.config, loaded.model.spec
     memory.release()
     device = memory.read()
     pages = _pages_of_a_full_step(config)
@@ -192,7 +218,7 @@ def pages_in_device_memory(
     # What this step did not do, and requests may ask for: grammars, penalties of long contexts.
     rows = config.max_running_requests or 1
     step = max(step, sampling_bytes(rows, spec.vocabulary_size, loaded.context_tokens))
-    part = ModelBytes(spec, dtype.itemsize, loaded.model.group.size)
+    part = model_bytes(config, spec, loaded.model.group.size)
     question = PoolQuestion(config, part, loaded.context_tokens, device, step)
     pool_pages = device_pool_pages(question)
     _log.info(

@@ -1,0 +1,46 @@
+"""What drafts the tokens of answers, and how many."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from sluice_contract.base import ContractModel
+
+SpeculationMethod = Literal["NGram", "Draft", "Eagle"]
+DEFAULT_DRAFT_TOKENS: Final = 4
+
+
+class DraftRef(ContractModel):
+    """Which model drafts."""
+
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        description="Where its weights are.",
+    )
+
+
+class SpeculationSettings(ContractModel):
+    """Tokens that are proposed ahead, and verified together in one step."""
+
+    method: SpeculationMethod = Field(
+        description="Where drafts come from. NGram: what followed the request's last tokens when "
+        "they were there before. Draft: a model.",
+    )
+    draft: DraftRef | None = Field(
+        default=None, description="A small model of the same vocabulary, for Draft."
+    )
+    tokens: int = Field(
+        default=DEFAULT_DRAFT_TOKENS,
+        ge=1,
+        le=16,
+        description="Most drafts of a request in one step; fewer, or none, where more do not pay.",
+    )
+
+    @model_validator(mode="after")
+    def _of_a_draft(self) -> Self:
+        if (self.draft is None) == (self.method == "Draft"):
+            raise ValueError("draft.uri with method Draft, and with no other")
+        return self
