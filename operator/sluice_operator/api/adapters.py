@@ -79,11 +79,15 @@ class AdapterSpec(ApiModel):
 
     def engine_uri(self, model_claim: str | None, model_mount: str) -> str:
         """The URI that engines get; the claim of the model is mounted at `model_mount`, once."""
-        claim = self.claim
-        if claim is None:
-            return self.uri
-        mount = model_mount if claim == model_claim else f"{CLAIMS_MOUNT}/{claim}"
-        return f"file://{mount}/{self.uri.removeprefix(_CLAIM + claim).strip('/')}"
+        return mounted_uri(self.uri, model_claim, model_mount)
+
+
+def mounted_uri(uri: str, model_claim: str | None, model_mount: str) -> str:
+    """`uri`, with the path at which engines have it where it is on a claim."""
+    if not (claim := claim_of(uri)):
+        return uri
+    mount = model_mount if claim == model_claim else f"{CLAIMS_MOUNT}/{claim}"
+    return f"file://{mount}/{uri.removeprefix(_CLAIM + claim).strip('/')}"
 
 
 def claim_of(uri: str) -> str:

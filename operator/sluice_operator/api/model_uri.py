@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_operator.api.adapters import claim_of
 from sluice_operator.api.engine import ModelSpec
 
 CLAIM_MOUNT: Final = "/mnt/model"
@@ -66,6 +67,12 @@ def adapter_claims(model: ModelSpec) -> list[str]:
     if model.cache is not None:
         claims.add(model.cache.claim)
     return sorted(claim for claim in claims - {claim_of_model(model)} if claim)
+
+
+def draft_claim(uri: str | None, model: ModelSpec) -> str | None:
+    """The claim that a draft model is on, if there is one, and on another than the model."""
+    claim = claim_of(uri or "")
+    return claim if claim and claim != claim_of_model(model) else None
 
 
 def snapshot_path(repository: str, commit: str) -> str:

@@ -157,7 +157,8 @@ class EnginePoolSpec(ApiModel):
         default=None,
         max_length=MAX_CLAIMS,
         json_schema_extra=ATOMIC,
-        description="PersistentVolumeClaims with adapters, mounted read-only below /mnt/adapters.",
+        description="PersistentVolumeClaims with adapters or the draft model, mounted read-only "
+        "below /mnt/adapters.",
     )
     handover_secret: DnsName | None = Field(
         default=None,

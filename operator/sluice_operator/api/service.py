@@ -13,6 +13,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.cors import Cors
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.config.router import MAX_PRIORITY, MAX_TENANTS, TenantName
+from sluice_contract.config.speculation import SpeculationSettings
 
 from sluice_operator.api.base import (
     CRD_DEFAULT,
@@ -299,6 +300,15 @@ class InferenceServiceSpec(ApiModel):
         if not self.is_disaggregated:
             return None
         return self.engine_of(role).kv_transfer or KvTransfer()
+
+    def speculation(self, role: Role) -> SpeculationSettings | None:
+        """How the engines of a role draft; None where they do not, or only compute prompts."""
+        return None if role is Role.PREFILL else self.engine_of(role).speculation
+
+    def draft_uri(self, role: Role) -> str | None:
+        """Where their draft model is, if one drafts."""
+        speculation = self.speculation(role)
+        return speculation.draft.uri if speculation and speculation.draft else None
 
     @property
     def asks_for_keys(self) -> bool:

@@ -1,4 +1,5 @@
-"""The adapters of a service: the ConfigMap that its engines follow, and where they find the files.
+"""The adapters of a service: the ConfigMap that its engines follow, and where they find the files;
+there they find a draft model, too.
 
 The ConfigMap keeps its name and changes while pods run, so adapters come and go without a restart.
 Its folder, and the claims with adapters, are part of a revision.
@@ -49,36 +50,34 @@ def adapters_config_maps(owner: Owner, model: ModelSpec) -> tuple[Manifest, ...]
     return (stamped(head | {"data": {FILE: adapters_text(model)}}),)
 
 
-def adapter_fields(service: str, model: ModelSpec) -> Manifest:
-    """Fields of an EnginePool's spec whose engines follow the file."""
+def adapter_fields(service: str, model: ModelSpec, draft_claim: str | None) -> Manifest:
+    """Fields of an EnginePool's spec: what its engines follow and mount. `draft_claim`: with the
+    draft model, if that is on another claim than the model."""
+    claims = {draft_claim} if draft_claim else set()
     if model.adapters is None:
-        return {}
+        return {"adapter_claims": sorted(claims) or None}
     return {
         "adapters_ref": {"name": adapters_name(service)},
         "adapters_digest": adapters_digest(adapters_text(model).encode()),
-        "adapter_claims": adapter_claims(model) or None,
+        "adapter_claims": sorted(claims.union(adapter_claims(model))) or None,
     }
 
 
 def adapter_volumes(spec: EnginePoolSpec) -> list[Manifest]:
     """The folder of the file, and the claims."""
-    if spec.adapters_ref is None:
-        return []
     claims = {_volume(number): claim for number, claim in _numbered(spec)}
-    return [
-        {"name": ADAPTERS_VOLUME, "configMap": {"name": spec.adapters_ref.name}},
-        *(
-            {"name": name, "persistentVolumeClaim": {"claimName": claim}}
-            for name, claim in claims.items()
-        ),
+    volumes: list[Manifest] = [
+        {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+        for name, claim in claims.items()
     ]
+    if spec.adapters_ref is None:
+        return volumes
+    return [{"name": ADAPTERS_VOLUME, "configMap": {"name": spec.adapters_ref.name}}, *volumes]
 
 
 def adapter_mounts(spec: EnginePoolSpec) -> list[Manifest]:
     """Where those appear, read-only."""
-    if spec.adapters_ref is None:
-        return []
-    folders = {ADAPTERS_VOLUME: FILE_MOUNT}
+    folders = {} if spec.adapters_ref is None else {ADAPTERS_VOLUME: FILE_MOUNT}
     folders |= {_volume(number): f"{CLAIMS_MOUNT}/{claim}" for number, claim in _numbered(spec)}
     return [
         {"name": name, "mountPath": folder, "readOnly": True} for name, folder in folders.items()

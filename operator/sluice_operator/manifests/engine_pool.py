@@ -10,7 +10,7 @@ from sluice_contract.config.kv_transfer import RDMA_RESOURCE, KvTransfer
 
 from sluice_operator.api.base import LocalRef
 from sluice_operator.api.engine import STARTUP_SECONDS
-from sluice_operator.api.model_uri import model_source
+from sluice_operator.api.model_uri import draft_claim, model_source
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
@@ -41,7 +41,7 @@ def pool_spec(
         image=engine.image or image,
         config_ref=LocalRef(name=config_map),
         model_claim=model_source(spec.model).claim,
-        **adapter_fields(service, spec.model),
+        **adapter_fields(service, spec.model, draft_claim(spec.draft_uri(role), spec.model)),
         drain_seconds=spec.drain_seconds(role),
         startup_seconds=engine.startup_seconds or STARTUP_SECONDS,
         handover_secret=handover_secret_name(service),

@@ -8,6 +8,7 @@ a table of their own, which the engine shares: `sluice_contract.config.supported
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +21,7 @@ from sluice_operator.accelerators.node_requirements import gpu_count
 from sluice_operator.api.adapters import CLAIMS_MOUNT, MAX_CLAIMS
 from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.findings import Finding, InvalidSpecError
-from sluice_operator.api.model_uri import adapter_claims
+from sluice_operator.api.model_uri import adapter_claims, draft_claim
 from sluice_operator.api.scaling import AutoscalingSpec
 from sluice_operator.api.service import InferenceServiceSpec
 
@@ -28,6 +29,12 @@ INVALID: Final = "InvalidSpec"
 NOT_IMPLEMENTED: Final = "NotImplemented"
 AUTOSCALING: Final = "spec.autoscaling"
 ADAPTERS: Final = "spec.model.adapters"
+DRAFT: Final = "speculation.draft.uri"
+DRAFT_URI: Final = (
+    "pvc://[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
+    "|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
+)
+"""Where engines can have a draft model from."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ def validation_errors(
                 *contradictions(spec),
                 *scaling_contradictions(spec),
                 *adapter_contradictions(spec),
+                *mount_contradictions(spec),
+                *draft_refusals(spec),
                 *unsupported_parts(spec),
             )
         )
@@ -154,22 +163,43 @@ def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
                 f"{shown_json(adapter.name)} is not allowed; allowed: none of the model's names"
             )
             yield Refusal(INVALID, path, f"{path}: {reason}")
-    claims = {adapter.claim for adapter in spec.model.adapters} - {None}
+    drafts = {draft_claim(spec.draft_uri(role), spec.model) for role in spec.roles}
+    claims = ({adapter.claim for adapter in spec.model.adapters} | drafts) - {None}
     if len(claims) > MAX_CLAIMS:
         reason = f"{len(claims)} claims are not allowed; allowed: at most {MAX_CLAIMS}"
         yield Refusal(INVALID, ADAPTERS, f"{ADAPTERS}: {reason}")
-    yield from _mount_contradictions(spec)
 
 
-def _mount_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """User mounts at a path that adapters need: the API server refuses two mounts at one path."""
-    ours = {f"{CLAIMS_MOUNT}/{claim}" for claim in adapter_claims(spec.model)}
+def draft_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """Draft models from where engines cannot have them."""
+    places = {"spec.engine": spec.engine}
+    places |= {f"spec.pools.{role}.engine": spec.pool(role).engine for role in spec.roles}
+    for path, engine in places.items():
+        draft = engine.speculation.draft if engine and engine.speculation else None
+        if draft is None or (re.fullmatch(DRAFT_URI, draft.uri) and "/../" not in f"{draft.uri}/"):
+            continue
+        field = f"{path}.{DRAFT}"
+        allowed = "pvc://claim/path, file:///path, dummy://name, without '..'"
+        yield Refusal(
+            NOT_IMPLEMENTED,
+            field,
+            f"{field}: {shown_json(draft.uri)} is not implemented yet; allowed: {allowed}",
+        )
+
+
+def mount_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """User mounts at a path that adapters or a draft model need: the API server refuses two mounts
+    at one path."""
+    adapters = adapter_claims(spec.model) if spec.model.adapters is not None else []
     for role in spec.roles:
+        claims = {*adapters, draft_claim(spec.draft_uri(role), spec.model)} - {None}
+        ours = {f"{CLAIMS_MOUNT}/{claim}" for claim in claims}
         template = spec.pool(role).template
         for index, mount in enumerate((template and template.volume_mounts) or ()):
             if mount.folder in ours:
                 path = f"spec.pools.{role}.template.volumeMounts[{index}].mountPath"
-                allowed = f"all but {', '.join(sorted(ours))}, where adapters are"
+                what = "adapters are" if spec.model.adapters else "the draft model is"
+                allowed = f"all but {', '.join(sorted(ours))}, where {what}"
                 reason = f"{shown_json(mount.mount_path)} is not allowed; allowed: {allowed}"
                 yield Refusal(INVALID, path, f"{path}: {reason}")
 

@@ -83,6 +83,49 @@ def test_engines_follow_a_file_with_their_adapters() -> None:
     assert mounts["sluice-adapters-0"] == "/mnt/adapters/loras"
 
 
+@pytest.mark.parametrize(
+    ("uri", "engines_have", "claims"),
+    [
+        ("pvc://loras/small", "file:///mnt/adapters/loras/small", ["loras"]),
+        ("pvc://drafts/small", "file:///mnt/adapters/drafts/small", ["drafts", "loras"]),
+        ("pvc://models/small", "file:///mnt/model/small", ["loras"]),
+        ("file:///models/small", "file:///models/small", ["loras"]),
+        ("dummy://qwen3-tiny", "dummy://qwen3-tiny", ["loras"]),
+    ],
+)
+def test_a_draft_model_is_beside_the_adapters(
+    uri: str, engines_have: str, claims: list[str]
+) -> None:
+    speculation = {"method": "Draft", "draft": {"uri": uri}}
+    plan, below = plans(spec_with(SQL) | {"engine": {"speculation": speculation}})
+    (pool,) = plan.pools
+    config = EngineConfig.model_validate_json(pool.config_map["data"]["engine.json"])
+    assert config.speculation is not None
+    assert config.speculation.draft is not None
+    assert config.speculation.draft.uri == engines_have
+    assert pool.manifest["spec"]["adapterClaims"] == claims
+    assert below.deployment is not None
+    pod = below.deployment["spec"]["template"]["spec"]
+    mounts = [m["mountPath"] for m in pod["containers"][0]["volumeMounts"]]
+    assert {f"/mnt/adapters/{claim}" for claim in claims} < set(mounts)
+
+
+def test_a_mount_at_the_place_of_a_draft_model_is_refused() -> None:
+    path = "/mnt/adapters/drafts"
+    template = {
+        "volumes": [{"name": "own", "emptyDir": {}}],
+        "volumeMounts": [{"name": "own", "mountPath": path}],
+    }
+    speculation = {"method": "Draft", "draft": {"uri": "pvc://drafts/small"}}
+    pools = {"mixed": {"template": template}}
+    plan = service_plan(MINIMAL_SPEC | {"engine": {"speculation": speculation}, "pools": pools})
+    assert plan.refusal is not None
+    assert plan.refusal.message == (
+        f'spec.pools.mixed.template.volumeMounts[0].mountPath: "{path}" is not allowed; '
+        f"allowed: all but {path}, where the draft model is"
+    )
+
+
 def test_a_service_without_adapters_is_as_it_was() -> None:
     plan, below = plans(MINIMAL_SPEC)
     assert NAME not in [item["metadata"]["name"] for item in plan.apply]

@@ -92,6 +92,21 @@ def test_decode_engines_speculate_and_prefill_engines_have_nothing_to_draft() ->
     assert decode.to_json_dict() == speculation
 
 
+def test_decode_engines_alone_have_a_draft_model() -> None:
+    speculation = {"method": "Draft", "draft": {"uri": "pvc://drafts/small/1/"}}
+    plan = service_plan(SPEC | {"engine": {"speculation": speculation}})
+    files = _files(plan)
+    assert files[Role.PREFILL].speculation is None
+    decode = files[Role.DECODE].speculation
+    assert decode is not None
+    assert decode.draft is not None
+    assert decode.draft.uri == "file:///mnt/adapters/drafts/small/1"
+    claims = {p.role: p.manifest["spec"].get("adapterClaims") for p in plan.pools}
+    assert claims == {Role.PREFILL: None, Role.DECODE: ["drafts"]}
+    volumes = _deployments(plan)[Role.DECODE]["spec"]["template"]["spec"]["volumes"]
+    assert {"claimName": "drafts"} in [v.get("persistentVolumeClaim") for v in volumes]
+
+
 def test_each_pool_has_its_children() -> None:
     plan = service_plan(SPEC)
     names = {(m["kind"], m["metadata"]["name"]) for m in plan.apply}

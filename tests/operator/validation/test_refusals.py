@@ -35,6 +35,28 @@ def test_what_is_not_implemented_is_refused(field: str) -> None:
     assert (plan.apply, plan.prune) == ((), ())
 
 
+@pytest.mark.parametrize("uri", ["hf://org/small", "oci://registry/small:1", "pvc://drafts/../a"])
+@pytest.mark.parametrize("path", ["spec.engine", "spec.pools.mixed.engine"])
+def test_draft_models_that_engines_cannot_have_are_refused(path: str, uri: str) -> None:
+    engine = {"speculation": {"method": "Draft", "draft": {"uri": uri}}}
+    spec = {"engine": engine} if path == "spec.engine" else {"pools": {"mixed": {"engine": engine}}}
+    refusal = plan_service(service_observed(service(spec))).refusal
+    assert refusal is not None
+    field = f"{path}.speculation.draft.uri"
+    assert (refusal.reason, refusal.field) == ("NotImplemented", field)
+    assert refusal.message == (
+        f'{field}: "{uri}" is not implemented yet; allowed: pvc://claim/path, file:///path, '
+        "dummy://name, without '..'"
+    )
+
+
+def test_a_draft_model_is_for_method_draft() -> None:
+    for speculation in ({"method": "Draft"}, {"method": "NGram", "draft": {"uri": "file:///a"}}):
+        plan = plan_service(service_observed(service({"engine": {"speculation": speculation}})))
+        assert plan.refusal is not None
+        assert plan.refusal.message.endswith("draft.uri with method Draft, and with no other")
+
+
 def test_what_only_gpus_have_is_refused_where_a_pool_has_none() -> None:
     engine = {"tensorParallelSize": 1, "cudaGraphMaxBatch": 8}
     gpus = {"accelerator": {"count": 1}}

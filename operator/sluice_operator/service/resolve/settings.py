@@ -28,9 +28,11 @@ from sluice_contract.config.sizing import (
     resolve_settings,
     resolved_values,
 )
+from sluice_contract.config.speculation import DraftRef, SpeculationSettings
 from sluice_contract.config.tracing import Tracing
 
-from sluice_operator.api.model_uri import model_source
+from sluice_operator.api.adapters import mounted_uri
+from sluice_operator.api.model_uri import CLAIM_MOUNT, claim_of_model, model_source
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import ResolvedValue
 from sluice_operator.kube.kinds import Manifest
@@ -84,7 +86,7 @@ def engine_file(
         model=ModelRef(uri=source.engine_uri, name=source.served_name, aliases=spec.model.aliases),
         role=role,
         kv_transfer=transfer,
-        speculation=None if role is Role.PREFILL else spec.engine_of(role).speculation,
+        speculation=_speculation(spec, role),
         handover_key_file=HANDOVER_KEY_FILE,
         tracing=Tracing(endpoint=spec.tracing.endpoint) if spec.tracing else None,
         server=ServerSettings(
@@ -96,6 +98,15 @@ def engine_file(
         ),
     )
     return EngineFile(settings, render_engine_config(config))
+
+
+def _speculation(spec: InferenceServiceSpec, role: Role) -> SpeculationSettings | None:
+    """Of a pool that decodes, with the path of its draft model."""
+    speculation, draft = spec.speculation(role), spec.draft_uri(role)
+    if speculation is None or draft is None:
+        return speculation
+    uri = mounted_uri(draft, claim_of_model(spec.model), CLAIM_MOUNT)
+    return speculation.model_copy(update={"draft": DraftRef(uri=uri)})
 
 
 def _handover_backend(
