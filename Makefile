@@ -159,7 +159,7 @@ bench-cpu: setup ## the workload "CPU serving", beside transformers; PEERS=1: be
 	$(PYTHON) -m benchmarks.cpu_serving $(if $(PEERS),--beside transformers openvino vllm)
 
 .PHONY: bench-speculation
-bench-speculation: setup ## drafts from prompt and answer: tokens a second with and without, at 1 to 64 rows
+bench-speculation: setup ## drafts from prompt and answer, or of a model: tokens a second with and without, at 1 to 64 rows
 	$(PYTHON) -m benchmarks.speculation
 
 .PHONY: bench-kernels

@@ -4,7 +4,8 @@ The 33.6 M-parameter Qwen3 of "CPU serving" in bfloat16. Random weights copy not
 layer is set: after each token the next one of a phrase is the most probable, and the prompt has the
 phrase twice. At a high temperature one token in 150 or so is another, and another phrase begins,
 which has no draft until it was there once. "novel" are random weights as they are: there is nothing
-to draft.
+to draft. "drafted": a model drafts, the first two of the eight layers with embedding and output
+layer. The others change little, so it is nearly always right; its prompts have no phrase twice.
 
 The same engine with and without drafts, in turns; a ratio is the median of the rounds'. Prints one
 JSON line a figure.
@@ -18,9 +19,11 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from sluice_contract.config.engine import EngineConfig
@@ -47,13 +50,17 @@ class Workload:
     name: str
     temperature: float
     copies: bool
+    prompt: int = 2 * PHRASE
+    """Tokens."""
 
 
-WORKLOADS = (
-    Workload("copying", 0.0, copies=True),
-    Workload("copying_with_breaks", 1.5, copies=True),
-    Workload("novel", 1.0, copies=False),
+NOVEL = Workload("novel", 1.0, copies=False)
+COPYING = (Workload("copying", 0.0, copies=True), Workload("copying_with_breaks", 1.5, copies=True))
+DRAFTED = (
+    Workload("drafted", 0.0, copies=True, prompt=PHRASE // 2),
+    Workload("drafted_with_breaks", 1.5, copies=True, prompt=PHRASE // 2),
 )
+DRAFT_LAYERS = 2
 
 
 def write_copier(folder: Path) -> None:
@@ -75,40 +82,50 @@ def write_copier(folder: Path) -> None:
     model.bfloat16().save_pretrained(folder)
 
 
-def engine_for(folder: Path, threads: int, drafts: int) -> Engine:
-    settings = {
+def write_draft(folder: Path, draft: Path) -> None:
+    """The first layers of a model, with its embedding and its output layer."""
+    from transformers import Qwen3ForCausalLM
+
+    layers: dict[str, Any] = {
+        "num_hidden_layers": DRAFT_LAYERS,
+        "layer_types": ["full_attention"] * DRAFT_LAYERS,
+    }
+    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **layers)
+    model.save_pretrained(draft)
+
+
+def engine_for(folder: Path, threads: int, speculation: dict[str, Any] | None) -> Engine:
+    settings: dict[str, Any] = {
         "model": {"uri": str(folder)},
         "kv_pool_tokens": 65_536,
         "chunk_size": 2048,
         "threads": threads,
         "prefix_cache": False,
     }
-    if drafts:
-        settings["speculation"] = {"method": "NGram", "tokens": drafts}
+    if speculation:
+        settings["speculation"] = speculation
     config = resolved(EngineConfig.model_validate(settings))
     engine = build_engine(config, resolve(config.model.uri))
     host.collect_garbage_rarely()
     return engine
 
 
-def prompts(
-    rows: int, shift: int, *, copies: bool, vocabulary: int = VOCABULARY
-) -> list[list[int]]:
-    """Each of one phrase twice, from another place on, or of tokens by chance."""
+def prompts(work: Workload, rows: int, shift: int, vocabulary: int = VOCABULARY) -> list[list[int]]:
+    """Each of one phrase, from another place on, or of tokens by chance."""
     draw = random.Random(shift)
     made = []
     for _ in range(rows):
         phrase, at = draw.randrange(vocabulary // PHRASE), draw.randrange(PHRASE)
-        if copies:
-            made.append([phrase * PHRASE + (at + i) % PHRASE for i in range(2 * PHRASE)])
+        if work.copies:
+            made.append([phrase * PHRASE + (at + i) % PHRASE for i in range(work.prompt)])
         else:
-            made.append([draw.randrange(vocabulary) for _ in range(2 * PHRASE)])
+            made.append([draw.randrange(vocabulary) for _ in range(work.prompt)])
     return made
 
 
 def run(engine: Engine, work: Workload, rows: int, shift: int) -> Measured:
     """All rows, from their first token on to the last."""
-    for index, prompt in enumerate(prompts(rows, shift, copies=work.copies)):
+    for index, prompt in enumerate(prompts(work, rows, shift)):
         sampling = Sampling(temperature=work.temperature, seed=shift * 1000 + index)
         name = f"{work.name}-{rows}-{shift}-{index}"
         message = Generate(name, prompt, ANSWERS[rows], sampling, ignore_eos=True)
@@ -162,19 +179,31 @@ def main(chosen: Sequence[str] | None = None) -> None:
     parser.add_argument("--drafts", type=int, default=DRAFTS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--rows", type=int, nargs="*", choices=ROWS, default=list(ROWS))
+    names = [work.name for work in (*COPYING, NOVEL, *DRAFTED)] + ["drafted_novel"]
+    parser.add_argument("--only", nargs="*", choices=names, default=names)
     arguments = parser.parse_args(chosen)
     as_an_engine_process("benchmarks.speculation")
-    for write, copies in ((write_copier, True), (write_model, False)):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            write(folder)
+    ngram = {"method": "NGram", "tokens": arguments.drafts}
+    with tempfile.TemporaryDirectory() as name:
+        copier, novel, draft = (Path(name, each) for each in ("copier", "novel", "draft"))
+        write_copier(copier)
+        write_model(novel)
+        write_draft(copier, draft)
+        drafting = {"method": "Draft", "tokens": arguments.drafts, "draft": {"uri": str(draft)}}
+        for folder, speculation, works in (
+            (copier, ngram, COPYING),
+            (novel, ngram, (NOVEL,)),
+            (copier, drafting, DRAFTED),
+            (novel, drafting, (replace(NOVEL, name="drafted_novel"),)),
+        ):
+            if not (named := [work for work in works if work.name in arguments.only]):
+                continue
             engines = {
-                "on": engine_for(folder, arguments.threads, arguments.drafts),
-                "off": engine_for(folder, arguments.threads, 0),
+                "on": engine_for(folder, arguments.threads, speculation),
+                "off": engine_for(folder, arguments.threads, None),
             }
-            for work in (work for work in WORKLOADS if work.copies == copies):
-                for rows in arguments.rows:
-                    compare(engines, work, rows, arguments.rounds)
+            for work, rows in product(named, arguments.rows):
+                compare(engines, work, rows, arguments.rounds)
 
 
 if __name__ == "__main__":

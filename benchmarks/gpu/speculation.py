@@ -22,7 +22,7 @@ from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.wire.messages import Generate, Sampling
 
 from benchmarks.gpu.engines import engine, told, under
-from benchmarks.speculation import PHRASE, prompts
+from benchmarks.speculation import COPYING, PHRASE, prompts
 from benchmarks.turns import Measured, in_turns, scaled, stopwatch
 
 SHAPE, SIZES = "llama3-8b", {"max_running_requests": 256}
@@ -61,7 +61,7 @@ def copier() -> Iterator[Engine]:
 def run(made: Engine, executor: Executor, rows: int, shift: int) -> Measured:
     """All rows, from the first one's first token on to the last."""
     vocabulary = made.model.spec.vocabulary_size
-    for index, prompt in enumerate(prompts(rows, shift, copies=True, vocabulary=vocabulary)):
+    for index, prompt in enumerate(prompts(COPYING[0], rows, shift, vocabulary)):
         greedy = Sampling(temperature=0.0)
         made.scheduler.add(
             Generate(f"{rows}-{shift}-{index}", prompt, ANSWER, greedy, ignore_eos=True)

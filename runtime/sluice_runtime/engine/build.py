@@ -173,8 +173,8 @@ def build_engine(
         config = with_running_requests(config, spec, group.least(gpu_memory.read().total))
     context = context_length(config, spec.context_length_tokens)
     placement = Placement(device.place, group, _slots(config, context))
+    draft = _draft_model(config, files, placement)
     model = _loaded(config, files, placement, gpu_memory, on_read)
-    draft = _draft_model(config, model, placement)
     compiler = compiler or compiler_of(files, model.spec.vocabulary_size)
     matchers = Matchers(model.spec.vocabulary_size, min(MAX_MASK_THREADS, processors()))
     loader = _adapter_loader(config, model, placement, device)
@@ -260,19 +260,30 @@ def _loaded(
         return load_model(files, dtype, config.seed, backend, placement, on_read)
 
 
-def _draft_model(config: EngineConfig, model: Decoder, placement: Placement) -> Decoder | None:
-    """On the same ranks; None: no model drafts."""
-    files = resolve_draft(config)
-    if files is None:
+def _draft_model(config: EngineConfig, files: ModelFiles, placement: Placement) -> Decoder | None:
+    """On the same ranks as the model of `files`; None: no model drafts."""
+    draft = resolve_draft(config)
+    if draft is None:
         return None
-    tokens, wanted = spec_from(files.config).vocabulary_size, model.spec.vocabulary_size
-    if tokens != wanted:
-        allowed = f"a model with the model's vocabulary of {wanted} tokens (it has {tokens})"
-        raise InvalidConfigError(str(ConfigError(DRAFT_KEY, files.uri, allowed)))
+    if allowed := _vocabularies_differ(files, draft):
+        raise InvalidConfigError(str(ConfigError(DRAFT_KEY, draft.uri, allowed)))
     placement = replace(placement, slots=None)
     with allocation("draft model weights", "more memory", "the size of the draft model"):
         dtype, backend = config.dtype or "auto", config.attention_backend or "auto"
-        return load_model(files, dtype, config.seed, backend, placement)
+        return load_model(draft, dtype, config.seed, backend, placement)
+
+
+def _vocabularies_differ(files: ModelFiles, draft: ModelFiles) -> str | None:
+    """What a draft model has to have, if it has not. Tokens are compared where both tokenizers are
+    known."""
+    size, own = (spec_from(each.config).vocabulary_size for each in (files, draft))
+    if own != size:
+        return f"a model with the model's vocabulary of {size} tokens (it has {own})"
+    if unusable(files) or unusable(draft):
+        return None
+    tokens = zip(token_bytes(files, size), token_bytes(draft, size), strict=True)
+    differs = next((i for i, (token, other) in enumerate(tokens) if token != other), None)
+    return None if differs is None else f"a model with the model's tokens ({differs} is another)"
 
 
 def _drafts(

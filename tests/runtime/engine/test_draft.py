@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ MODEL = "dummy://qwen3-tiny"
 def engine_of(draft: str | None, **settings: Any) -> Engine:
     speculation = {"method": "Draft", "draft": {"uri": draft}}
     asked = {"speculation": speculation} if draft else {}
-    config = resolved(engine_config(MODEL, prefix_cache=False, **asked, **settings))
+    config = resolved(engine_config(MODEL, **{"prefix_cache": False, **asked, **settings}))
     return build_engine(config, resolve(config.model.uri))
 
 
@@ -54,6 +55,16 @@ def test_another_vocabulary_is_refused() -> None:
     allowed = "a model with the model's vocabulary of 259 tokens (it has 258)"
     text = f'speculation.draft.uri: "{FOLDER}" is not allowed; allowed: {allowed}'
     assert str(refused.value) == text
+
+
+def test_a_vocabulary_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    other = shutil.copytree(FOLDER, tmp_path / "other")
+    text = (other / "tokenizer.json").read_text()
+    swapped = text.replace('"A":', '"swap":').replace('"B":', '"A":').replace('"swap":', '"B":')
+    (other / "tokenizer.json").write_text(swapped)
+    with pytest.raises(InvalidConfigError, match=r"allowed: a model with the model's tokens \(65 "):
+        engine_of(str(other), model={"uri": str(FOLDER)})
+    engine_of(str(FOLDER), model={"uri": str(FOLDER)})
 
 
 def test_a_missing_draft_model_is_named(tmp_path: Path) -> None:

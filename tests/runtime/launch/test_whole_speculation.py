@@ -57,6 +57,9 @@ def without_scores(choice: dict[str, Any]) -> dict[str, Any]:
 
 def test_clients_get_the_answers_of_an_engine_that_does_not_speculate(tmp_path: Path) -> None:
     without, _ = answers(tmp_path)
-    drafting, metrics = answers(tmp_path, speculation={"method": "NGram"})
-    assert drafting == without
-    assert float(re.findall(r"^sluice_accepted_tokens_total (\S+)$", metrics, re.MULTILINE)[0]) > 50
+    model = {"method": "Draft", "draft": {"uri": "dummy://llama-tiny"}}
+    for speculation in ({"method": "NGram"}, model):
+        drafting, metrics = answers(tmp_path, speculation=speculation)
+        assert drafting == without
+        accepted = re.findall(r"^sluice_accepted_tokens_total (\S+)$", metrics, re.MULTILINE)
+        assert float(accepted[0]) > 50
