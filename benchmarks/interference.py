@@ -74,9 +74,14 @@ def engine_for(folder: Path, chunk: int, threads: int, **settings: Any) -> Engin
 
 def observe(engine: Engine, prompt_tokens: int, turn: int, clock: Clock) -> Observed:
     """Streams first; the long prompt arrives once they decode; all are dropped at the end."""
+    return observe_prompt(engine, [i % 1000 for i in range(prompt_tokens)], turn, clock)
+
+
+def observe_prompt(engine: Engine, prompt: list[int], turn: int, clock: Clock) -> Observed:
+    """See `observe`."""
     names = start_streams(engine, turn, 200, clock)
     long = f"{turn}-long"
-    engine.scheduler.add(Generate(long, [i % 1000 for i in range(prompt_tokens)], 4, GREEDY))
+    engine.scheduler.add(Generate(long, prompt, 4, GREEDY))
     observed, arrived = Observed(), clock()
     last = dict.fromkeys(names, arrived)
     while True:

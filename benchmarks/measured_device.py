@@ -53,7 +53,7 @@ class MeasuredDevice:
 
 def fitted(name: str, engine: Engine, steps: Sequence[tuple[StepShape, float]]) -> Cost:
     """The cost with the least squared relative error over these steps."""
-    features = np.array([(1, *shape) for shape, _ in steps], dtype=float)
+    features = np.array([shape.features for shape, _ in steps], dtype=float)
     seconds = np.array([taken for _, taken in steps])
     found = _least_squares(features / seconds[:, None])
     error = float(np.abs(features @ found / seconds - 1).mean())

@@ -112,6 +112,7 @@ def sharded_layers(
     cos: Tensor,
     sin: Tensor,
     pool: Tensor,
+    first_layer: int,
     pages: Tensor,
     offsets: Tensor,
     page_table: Tensor,
@@ -120,17 +121,18 @@ def sharded_layers(
     contexts: Tensor,
     scale: float,
 ) -> None:
-    """All layers of a decoder: x [n, hidden] becomes what leaves the last one.
+    """Consecutive layers of a decoder: x [n, hidden] becomes what leaves the last one.
 
     norms: [hidden] each, before attention and before the feed-forward part of every layer;
     head_norms: [heads + key heads of a shard, d] of every layer, or none at all; weights: qkv,
-    output, gate and up, down of every shard of every layer, [out, in], packed by oneDNN or not.
-    Each of `shards` threads computes one; `shards` divides the key heads. The rest is as in
-    `rotate_and_store` and `paged_attention`.
+    output, gate and up, down of every shard of every layer, [out, in], packed by oneDNN or not;
+    first_layer: of the pool, where the first one has its keys and values. Each of `shards` threads
+    computes one; `shards` divides the key heads. The rest is as in `rotate_and_store` and
+    `paged_attention`.
     """
     torch.ops.sluice.sharded_layers.default(
-        x, norms, head_norms, weights, shards, eps, cos, sin, pool, pages, offsets, page_table,
-        rows, begins, contexts, scale,
+        x, norms, head_norms, weights, shards, eps, cos, sin, pool, first_layer, pages, offsets,
+        page_table, rows, begins, contexts, scale,
     )  # fmt: skip
 
 

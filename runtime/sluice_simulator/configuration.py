@@ -103,7 +103,8 @@ def settings_for(config: EngineConfig, cost: Cost, policy: str) -> SchedulerSett
         rows = requests_in_pool(pool_tokens, full.cuda_graph_max_batch or 0)
         full = full.model_copy(update={"max_running_requests": rows})
     page_size = full.page_size or 1
-    return scheduler_settings(full, context, max(1, pool_tokens // page_size))
+    pages = max(1, pool_tokens // page_size)
+    return scheduler_settings(full, context, pages, cost.layers)
 
 
 def _check(config: EngineConfig, cost: Cost) -> None:

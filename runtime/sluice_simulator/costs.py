@@ -46,17 +46,30 @@ class Cost(ContractModel):
     accelerator: Accelerator = Accelerator()
     context_length: int = Field(ge=1, description="The model's, in tokens.")
     kv_pool_tokens: int = Field(ge=1, description="Pool that is left beside the weights.")
+    layers: int = Field(
+        default=1, ge=1, description="The model's; 1: no chunk is split in groups of these."
+    )
     coefficients: Coefficients
 
     def seconds(self, shape: StepShape) -> float:
         """Time of the device for a step of this shape."""
         c = self.coefficients
         return (
-            c.step
-            + max(c.weights, shape.extend_tokens * c.token + shape.decode_rows * c.row)
+            c.step * shape.passes
+            + self._of_tokens(shape)
             + shape.extend_context_products * c.product
             + shape.decode_context_tokens * c.context
         )
+
+    def _of_tokens(self, shape: StepShape) -> float:
+        """The weights, as often as they are read, or the tokens' products with them."""
+        c = self.coefficients
+        tokens, rows = shape.extend_tokens * c.token, shape.decode_rows * c.row
+        if shape.passes == 1:
+            return max(c.weights, tokens + rows)
+        passes = bool(shape.decode_rows)
+        group = max(c.weights * (shape.passes - passes), tokens)
+        return max(c.weights * passes, rows) + group
 
 
 def preset_names() -> list[str]:

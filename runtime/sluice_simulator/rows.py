@@ -51,7 +51,8 @@ class SimulatedRows:
             rows[added.row] = self._row(request_number(added.request_id), added.computed_tokens)
         for extend in batch.extend_rows:
             row = rows[extend.row]
-            row.length = extend.start + len(extend.token_ids)
+            if batch.layers is None or batch.layers.last:
+                row.length = extend.start + len(extend.token_ids)
             if extend.samples:
                 drawn.append(row.next_token())
         for number in batch.decode_rows:

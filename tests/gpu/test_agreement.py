@@ -12,6 +12,7 @@ import pytest
 import torch
 from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.engine.build import EngineHooks
+from sluice_runtime.scheduler.pacing import LayerSplit
 
 from tests.gpu.device import accelerator, write_model
 from tests.runtime.agreement.cases import random_requests, repeating_requests, roomy
@@ -39,12 +40,14 @@ class Case:
     graphs: int = 0
     backend: AttentionBackend = "auto"
     drafts: int = 0
+    split: LayerSplit | None = None
 
     def __str__(self) -> str:
         kind = "graphs" if self.graphs else self.dtype
         kind += "-fa3" if self.backend == "flashinfer-fa3" else ""
         kind += f"-drafts{self.drafts}" if self.drafts else ""
         parts = [kind, self.heads, f"page{self.page_size}", f"chunk{self.chunk_size}"]
+        parts += ["split"] if self.split else []
         parts += ["mixed" if self.mixed else "apart", "ahead" if self.overlap else "one-by-one"]
         return "-".join([*parts, f"pool{self.pool_tokens or 0}"])
 
@@ -73,6 +76,7 @@ GRAPHS = [
     Case("bfloat16", chunk_size=32, pool_tokens=256, graphs=16),
     Case("bfloat16", drafts=4, graphs=16),
     Case("bfloat16", page_size=1, chunk_size=16, drafts=4, graphs=16),
+    Case("bfloat16", chunk_size=16, split=LayerSplit(32, 1), graphs=16),
 ]
 
 
@@ -105,9 +109,10 @@ def test_answers_are_those_of_transformers(case: Case) -> None:
         speculation={"method": "NGram", "tokens": case.drafts} if case.drafts else None,
     )
     hooks = EngineHooks(poison_freed_pages=True)
-    run = run_engine(config, requests, hooks=hooks, overlap=case.overlap)
+    run = run_engine(config, requests, hooks=hooks, overlap=case.overlap, split=case.split)
     clear = assert_agrees(oracle, requests, run, SHARE[case.dtype])
     assert clear > CLEAR_TOKENS[case.dtype], f"only {clear} tokens had a clear margin"
     assert (run.retractions > 0) == (not long)
     assert (run.accepted_tokens > 0) == (case.drafts > 0)
+    assert (run.modes["SPLIT_PREFILL"] > 0) == (case.split is not None)
     assert (run.graph_steps > 0) == bool(case.graphs), "captured and replayed, or neither"

@@ -97,9 +97,23 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "step: a chunk that more follow samples a token",
         "prefill_planner",
-        "samples=not item.cut",
-        "samples=True",
+        "samples=ends)",
+        "samples=True)",
         FAILURES,
+    ),
+    Mutation(
+        "step: a chunk counts as computed after its first layers",
+        "scheduler",
+        "if request.ended or not item.completes:",
+        "if request.ended:",
+        ("test_layer_groups",),
+    ),
+    Mutation(
+        "step: a chunk goes on in the next layers after it was sent back",
+        "prefill_planner",
+        "self._split = None if all(item.completes for item in plan.items) else plan",
+        "self._split = self._split or plan",
+        ("test_layer_groups",),
     ),
     Mutation(
         "step: requests are sent back while a step runs",
@@ -392,15 +406,15 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "cost: what decodes beside prompts is counted as their work",
         "cost_model",
-        "added = seconds - self._without_prompts(shape)",
+        "added = seconds - self._without_prompts(shape._replace(passes=1))",
         "added = seconds",
         ("test_cost_model",),
     ),
     Mutation(
         "chunk: steps that take longer than predicted are not reckoned with",
         "pacing",
-        "left = self._target.seconds / self._cost.slack(self._share) - base",
-        "left = self._target.seconds - base",
+        "return self._target.seconds / self._cost.slack(self._share) - base",
+        "return self._target.seconds - base",
         ("test_pacing",),
     ),
     Mutation(

@@ -17,9 +17,11 @@ from sluice_runtime.engine.runner import Executor, PendingResult
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import Batch
-from sluice_runtime.scheduler.pacing import FixedChunk
+from sluice_runtime.scheduler.pacing import FixedChunk, LayerSplit
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.wire.messages import Generate, Sampling, TokenDelta
+
+from tests.runtime.scheduler.building import SplitChunk
 
 torch.set_num_threads(1)
 
@@ -101,10 +103,12 @@ def run_engine(
     hooks: EngineHooks | None = None,
     chunk_sizes: Sequence[int] = (),
     overlap: bool = False,
+    split: LayerSplit | None = None,
 ) -> Run:
     """Runs all requests to their ends: half are there at once, one more comes with every step.
 
-    `chunk_sizes`: budgets that the steps have in turn, instead of the configuration's.
+    `chunk_sizes`: budgets that the steps have in turn, instead of the configuration's. `split`: of
+    all chunks that may be.
     """
     run = Run()
     recorder = Recorder(run)
@@ -113,6 +117,9 @@ def run_engine(
     engine = build_engine(config, files, replace(hooks or EngineHooks(), on_logits=recorder))
     if engine.device.place.type == "cuda":
         prepare(config, engine)
+    if split:
+        choice = SplitChunk(engine.settings.chunk_size or 1, split)
+        engine.scheduler._pacing._choice = choice
     try:
         with closing(engine.executor(overlap=overlap)) as device:
             drive(engine.scheduler, device, run, recorder, requests, chunk_sizes)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sluice_runtime.scheduler.batch import StepShape
+from sluice_runtime.scheduler.batch import StepShape, in_layers
 from sluice_simulator.costs import Coefficients, Cost, cost_named, preset_names
 from sluice_simulator.errors import CostError, UnusableFileError
 
@@ -33,6 +33,17 @@ def test_few_tokens_take_as_long_as_reading_the_weights() -> None:
     cost = Cost(name="a", source="b", context_length=1, kv_pool_tokens=1, coefficients=coefficients)
     assert cost.seconds(StepShape(0, 0, 3, 0)) == 10
     assert cost.seconds(StepShape(12, 0, 3, 0)) == 15
+
+
+def test_a_group_of_layers_reads_its_share_of_the_weights_again() -> None:
+    coefficients = Coefficients(step=4, weights=40, token=1, row=2, product=0, context=0)
+    cost = Cost(name="a", source="b", context_length=1, kv_pool_tokens=1, coefficients=coefficients)
+    few, many = StepShape(8, 0, 3, 0), StepShape(80, 0, 30, 0)
+    assert cost.seconds(in_layers(few, 1 / 4)) == 4 + 40 + (4 + 40) / 4
+    assert cost.seconds(in_layers(many, 1 / 4)) == 4 + 60 + (4 + 80) / 4
+    alone = StepShape(8, 0, 0, 0)
+    assert cost.seconds(in_layers(alone, 1 / 4)) == (4 + 40) / 4
+    assert cost.seconds(in_layers(alone, 1)) == cost.seconds(alone)
 
 
 @pytest.mark.parametrize("name", preset_names())

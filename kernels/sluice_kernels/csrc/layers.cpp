@@ -172,13 +172,14 @@ constexpr int64_t NORMS = 2, MATRICES = 4;
 
 // x [n, hidden] becomes what leaves the last layer. norms: attention's and the feed-forward part's
 // of each layer; head_norms: [heads + kv_heads of a shard, dim] of each layer, or none; weights:
-// qkv, output, gate_up and down of each shard of each layer.
+// qkv, output, gate_up and down of each shard of each layer. Keys and values of the first one are
+// those of layer `first_layer` of the pool.
 void sharded_layers(const Tensor& x, const std::vector<Tensor>& norms,
                     const std::vector<Tensor>& head_norms, const std::vector<Tensor>& weights,
                     int64_t shards, double eps, const Tensor& cos, const Tensor& sin,
-                    const Tensor& pool, const Tensor& pages, const Tensor& offsets,
-                    const Tensor& page_table, const Tensor& rows, const Tensor& begins,
-                    const Tensor& contexts, double scale) {
+                    const Tensor& pool, int64_t first_layer, const Tensor& pages,
+                    const Tensor& offsets, const Tensor& page_table, const Tensor& rows,
+                    const Tensor& begins, const Tensor& contexts, double scale) {
   const int64_t layers = norms.size() / NORMS, n = x.size(0), hidden = x.size(1);
   const int64_t count = rows.size(0);
   check(x, pool.scalar_type(), {n, hidden}, "x");
@@ -232,7 +233,7 @@ void sharded_layers(const Tensor& x, const std::vector<Tensor>& norms,
     Layer layer{norms[i * NORMS].const_data_ptr(),
                 head_norms.empty() ? nullptr : head_norms[i].const_data_ptr(),
                 norms[i * NORMS + 1].const_data_ptr(),
-                layer_of(pool, i),
+                layer_of(pool, first_layer + i),
                 {}};
     for (int64_t j = i * shards; j < (i + 1) * shards; ++j) {
       const Tensor* of = &weights[j * MATRICES];
@@ -259,9 +260,9 @@ void sharded_layers(const Tensor& x, const std::vector<Tensor>& norms,
 TORCH_LIBRARY_FRAGMENT(sluice, library) {
   library.def(
       "sharded_layers(Tensor(a!) x, Tensor[] norms, Tensor[] head_norms, Tensor[] weights, "
-      "int shards, float eps, Tensor cos, Tensor sin, Tensor(b!) pool, Tensor pages, "
-      "Tensor offsets, Tensor page_table, Tensor rows, Tensor begins, Tensor contexts, "
-      "float scale) -> ()");
+      "int shards, float eps, Tensor cos, Tensor sin, Tensor(b!) pool, int first_layer, "
+      "Tensor pages, Tensor offsets, Tensor page_table, Tensor rows, Tensor begins, "
+      "Tensor contexts, float scale) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(sluice, CompositeExplicitAutograd, library) {

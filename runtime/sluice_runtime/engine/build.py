@@ -195,7 +195,9 @@ def build_engine(
 
     loaded = LoadedModel(config, model, context, draft)
     pages = _pool_pages(loaded, files, gpu_memory, pool_of, runner_over)
-    settings = scheduler_settings(config, context, group.least(pages))
+    # The draft model follows whole steps only.
+    layers = 1 if loader or draft else spec.layers
+    settings = scheduler_settings(config, context, group.least(pages), layers)
     pool = _allocated_pool(settings, loaded, pool_of)
     return Engine(
         settings=settings,

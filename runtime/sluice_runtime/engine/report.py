@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from sluice_contract.wire.load import MIN_PROMPT_SHARE
 
 from sluice_runtime.grammar.waiting import GrammarQueue
-from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.batch import Batch, shape_of
 from sluice_runtime.scheduler.pacing import PaceStatus
 from sluice_runtime.scheduler.status import Status
 from sluice_runtime.wire.messages import HandoverLoad, Load
@@ -64,7 +64,7 @@ class Pace:
         self._generated_tokens += sampled
         self._decoded(sampled, began_seconds)
         if batch.extend_rows:
-            self._prefilled(batch.extend_tokens, now_seconds - began_seconds)
+            self._prefilled(shape_of(batch).extend_tokens, now_seconds - began_seconds)
         if rows := batch.answering_rows:
             self._waited(rows, rows + accepted_tokens, began_seconds, now_seconds)
 
@@ -109,7 +109,7 @@ class Pace:
             self._since_seconds = began_seconds
         self._decoded_tokens += tokens
 
-    def _prefilled(self, tokens: int, step_seconds: float) -> None:
+    def _prefilled(self, tokens: float, step_seconds: float) -> None:
         self._prefill_weight = self._prefill_weight * FORGETTING + tokens * tokens
         self._prefill_seconds = self._prefill_seconds * FORGETTING + tokens * step_seconds
 
@@ -219,6 +219,13 @@ def prefill_line(batch: Batch, status: Status) -> str:
     )
 
 
+def layers_text(batch: Batch) -> str:
+    """Empty if the step computes its prompts in all layers."""
+    if (layers := batch.layers) is None:
+        return ""
+    return f", layers: {layers.first + 1}-{layers.end} of {layers.of}"
+
+
 def pace_text(pace: PaceStatus) -> str:
     """Empty when the chunk is fixed."""
     if pace.budget.reason == "Fixed":
@@ -276,7 +283,7 @@ class StepLog:
     def step(self, batch: Batch, status: Status, now_seconds: float) -> None:
         """After the step; `status` is as the step left it."""
         if batch.extend_rows:
-            rest = admission_text(status) + pace_text(status.pace)
+            rest = layers_text(batch) + admission_text(status) + pace_text(status.pace)
             logger.info(prefill_line(batch, status) + rest)
             if line := chunk_line(status):
                 logger.info(line)

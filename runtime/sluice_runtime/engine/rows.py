@@ -12,7 +12,7 @@ gets. The number of operations does not depend on how many rows decode.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -170,6 +170,26 @@ class StepInputs:
     """[m] indices into the n tokens."""
     sampled_rows: Tensor
     """[m] rows, in the order of `Batch.sampling_rows`."""
+
+    def of_first_row(self) -> tuple[StepInputs, StepInputs]:
+        """The tokens of the first row, which extends, and those of the others, without what is
+        sampled."""
+        first, others = self.layout.after_row(1)
+        tokens = len(first.pages)
+        return (
+            replace(
+                self,
+                token_ids=self.token_ids[:tokens],
+                positions=self.positions[:tokens],
+                layout=first,
+            ),
+            replace(
+                self,
+                token_ids=self.token_ids[tokens:],
+                positions=self.positions[tokens:],
+                layout=others,
+            ),
+        )
 
 
 def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:

@@ -119,6 +119,8 @@ class Runner:
         self._on_logits = on_logits
         self._last: LaunchedStep | None = None
         self._graphs: DecodeGraphs | None = None
+        self._between_layers: Tensor | None = None
+        """[n, h] What left the last group of layers that more groups follow."""
 
     def forward(self, batch: Batch) -> SampledTokens:
         """Runs the step; tokens in the order of `batch.sampling_rows`."""
@@ -168,7 +170,7 @@ class Runner:
         """Steps inside compute one layer of the model: they take as much memory as whole ones, as
         layers are computed one after the other, and a fraction of the time."""
         model = self._model
-        self._model = replace(model, layers=model.layers.first_layer())
+        self._model = replace(model, layers=model.layers.part(0, 1))
         try:
             yield
         finally:
@@ -184,7 +186,7 @@ class Runner:
         if self._adapters is not None:
             self._adapters.use(host)
         drafts = self._drafts(batch, host, inputs)
-        hidden = self._hidden(inputs)
+        hidden = self._hidden(inputs) if batch.layers is None else self._split(batch, inputs)
         if (logprobs := self._sampling.logprobs) is None:
             tokens, _ = self._sample(batch, host, inputs, hidden)
             accept = self._accepting(host.sampling_rows)
@@ -211,6 +213,22 @@ class Runner:
         step, pool = (inputs.token_ids, inputs.positions), self._pool
         hidden = self._graphs.hidden(*step, inputs.layout) if self._graphs else None
         return self._model.hidden(*step, pool, inputs.layout) if hidden is None else hidden
+
+    def _split(self, batch: Batch, inputs: StepInputs) -> Tensor:
+        """[n, h]: the prompt's tokens after this step's group of layers, then the other rows'
+        tokens after all of them."""
+        assert batch.layers is not None
+        first, end = batch.layers.first, batch.layers.end
+        prompt, others = inputs.of_first_row()
+        hidden, self._between_layers = self._between_layers, None
+        if first == 0 or hidden is None:  # None: memory was short, and the prompt has failed
+            hidden = self._model.embedded(prompt.token_ids)
+        layers = self._model.layers.part(first, end)
+        hidden = self._model.through(layers, hidden, prompt.positions, self._pool, prompt.layout)
+        self._between_layers = None if batch.layers.last else hidden
+        if not len(others.token_ids):
+            return hidden
+        return torch.cat((hidden, self._hidden(others)))
 
     def _sample(
         self, batch: Batch, host: HostInputs, inputs: StepInputs, hidden: Tensor

@@ -104,6 +104,37 @@ class TokenLayout:
             numbers=apart,
         )
 
+    def after_row(self, rows: int) -> tuple[TokenLayout, TokenLayout]:
+        """The first `rows` rows, which extend, and the others, each as a step of its own."""
+        numbers = self.numbers
+        tokens = int(numbers.begins[rows])
+        first = RowNumbers(numbers.rows[:rows], numbers.begins[: rows + 1], numbers.contexts[:rows])
+        others = RowNumbers(
+            numbers.rows[rows:], numbers.begins[rows:] - tokens, numbers.contexts[rows:]
+        )
+        return (
+            replace(
+                self,
+                pages=self.pages[:tokens],
+                offsets=self.offsets[:tokens],
+                rows=self.rows[:rows],
+                begins=self.begins[: rows + 1],
+                contexts=self.contexts[:rows],
+                extends=rows,
+                numbers=first,
+            ),
+            replace(
+                self,
+                pages=self.pages[tokens:],
+                offsets=self.offsets[tokens:],
+                rows=self.rows[rows:],
+                begins=self.begins[rows:] - tokens,
+                contexts=self.contexts[rows:],
+                extends=self.extends - rows,
+                numbers=others,
+            ),
+        )
+
 
 class Attention(Protocol):
     """Attention of one step, over all layers."""

@@ -86,12 +86,13 @@ class PagedStep:
 
 
 class LayerStack(Protocol):
-    """All layers."""
+    """All layers, or some that follow each other."""
 
     def forward(self, x: Tensor, step: PagedStep) -> Tensor:
         """[n, h] → [n, h]; `x` may be changed. Keys and values go into the step's pool."""
         ...
 
-    def first_layer(self) -> Self:
-        """A stack of the first layer only, which shares its weights."""
+    def part(self, first: int, end: int) -> Self:
+        """A stack of the layers [first, end) only, which shares their weights. Parts computed one
+        after the other compute what the whole does."""
         ...

@@ -86,10 +86,10 @@ class PlainStack:
             delta = layer.mlp(normed)
         return x if delta is None else x.add_(delta)
 
-    def first_layer(self) -> Self:
+    def part(self, first: int, end: int) -> Self:
         """See `layers.stack.LayerStack`."""
         stack = copy(self)
-        stack._layers = self._layers[:1]
+        stack._layers = self._layers[first:end]
         return stack
 
     def _attend(self, layer: _Layer, x: Tensor, attention: Attention) -> Tensor:
@@ -155,6 +155,8 @@ class ShardedStack:
         """`shards` divides the key heads."""
         self._shape = shape
         self._shards = shards
+        self._first_layer = 0
+        """Of the pool, where the first of these layers has its keys and values."""
         self._norms: list[Tensor] = []
         self._head_norms: list[Tensor] = []
         self._weights: list[Tensor] = []
@@ -177,6 +179,7 @@ class ShardedStack:
             angles.cos,
             angles.sin,
             step.pool.data,
+            self._first_layer,
             layout.pages,
             layout.offsets,
             layout.page_table,
@@ -187,12 +190,13 @@ class ShardedStack:
         )
         return x
 
-    def first_layer(self) -> Self:
+    def part(self, first: int, end: int) -> Self:
         """See `layers.stack.LayerStack`."""
-        stack = copy(self)
-        stack._norms = self._norms[:_NORMS]
-        stack._head_norms = self._head_norms[:1]
-        stack._weights = self._weights[: _MATRICES * self._shards]
+        stack, matrices = copy(self), _MATRICES * self._shards
+        stack._first_layer = self._first_layer + first
+        stack._norms = self._norms[first * _NORMS : end * _NORMS]
+        stack._head_norms = self._head_norms[first:end]
+        stack._weights = self._weights[first * matrices : end * matrices]
         return stack
 
 

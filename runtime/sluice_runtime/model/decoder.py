@@ -48,17 +48,29 @@ class Decoder:
         self, token_ids: Tensor, positions: Tensor, pool: PagePool, layout: TokenLayout
     ) -> Tensor:
         """token_ids, positions: [n] → [n, h], before the last norm."""
+        return self.through(self.layers, self.embedded(token_ids), positions, pool, layout)
+
+    def through(
+        self,
+        layers: LayerStack,
+        hidden: Tensor,
+        positions: Tensor,
+        pool: PagePool,
+        layout: TokenLayout,
+    ) -> Tensor:
+        """[n, h] → [n, h] through `layers`, all or a part of this model's; `hidden` may be
+        changed."""
         step = PagedStep(pool, layout, angles_of(self.frequencies, positions))
-        return self.layers.forward(self._embedded(token_ids), step)
+        return layers.forward(hidden, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, h] → [m, vocabulary], float32."""
         normed = self.backend.operators.rms_norm(hidden, self.norm, self.spec.norm_eps)
         return self.backend.to_float(self._joined(self.head(normed)))
 
-    def _embedded(self, token_ids: Tensor) -> Tensor:
-        """[n] → [n, h]. A rank knows the embeddings of its tokens, and takes the others' from the
-        sum: there they are zero but for one rank."""
+    def embedded(self, token_ids: Tensor) -> Tensor:
+        """[n] → [n, h], what enters the first layer. A rank knows the embeddings of its tokens, and
+        takes the others' from the sum: there they are zero but for one rank."""
         if self.group.size == 1:
             return F.embedding(token_ids, self.embedding)
         own = token_ids - self.group.rank * self._share

@@ -36,6 +36,7 @@ from sluice_runtime.scheduler.admission_bounds import (
     Unlocking,
     share_with,
 )
+from sluice_runtime.scheduler.batch import LayerGroup
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.pacing import ChunkBudget
 from sluice_runtime.scheduler.policies import PREEMPTING
@@ -71,6 +72,13 @@ class PrefillItem(NamedTuple):
     match: Match | None = None
     """The cached prefix of a request that starts; None: it has started before. When another prefix
     is locked first, this one may have to be matched anew."""
+    layers: LayerGroup | None = None
+    """Those in which the step computes the tokens; None: in all of them, so they are complete."""
+
+    @property
+    def completes(self) -> bool:
+        """Whether the tokens are in the pool after the step."""
+        return self.layers is None or self.layers.last
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,8 @@ class PrefillPlan:
 
     items: tuple[PrefillItem, ...] = ()
     reason: str = "Continue"
-    """An `AdmitResult`, or "DecodeTurn": it is the turn of the decode rows alone."""
+    """An `AdmitResult`; "DecodeTurn": it is the turn of the decode rows alone; or "LayerGroups": a
+    chunk goes on in the next layers."""
     budget: ChunkBudget | None = None
     """Token budget of the step; None if there was no prompt to plan."""
 

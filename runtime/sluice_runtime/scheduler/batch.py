@@ -10,6 +10,9 @@ drawn after each of them. How many of these it keeps is in the next batch.
 A decode row carries no token: its input is the last token sampled for that row, which the runner
 keeps. So a batch can be made before the results of the one before it have been read.
 
+A chunk of a prompt may be computed in groups of layers, one a step: its extend row comes again with
+each of them, and the runner keeps what leaves a group until the next one.
+
 A batch's `StepShape` is what its duration depends on. The runner answers with `SampledTokens`; the
 scheduler makes a `StepOutcome` of it: tokens for clients, and what a hand-over needs.
 """
@@ -38,6 +41,8 @@ class ForwardMode(StrEnum):
     """Prompts beside rows that decode or are verified."""
     TARGET_VERIFY = "TARGET_VERIFY"
     """Rows are verified, beside rows that decode; no prompts."""
+    SPLIT_PREFILL = "SPLIT_PREFILL"
+    """A prompt's chunk in some of the layers, beside rows that decode."""
     IDLE = "IDLE"
     """No forward pass: rows are dropped, or outcomes reported, and that is all."""
 
@@ -106,6 +111,24 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True):
     """Whether the next token is drawn after it; never for a chunk that more chunks follow."""
 
 
+class LayerGroup(msgspec.Struct, frozen=True, array_like=True):
+    """The layers [first, end) of a model of `of` layers."""
+
+    first: int
+    end: int
+    of: int
+
+    @property
+    def last(self) -> bool:
+        """Whether the tokens are complete after it."""
+        return self.end == self.of
+
+    @property
+    def share(self) -> float:
+        """Part of the layers."""
+        return (self.end - self.first) / self.of
+
+
 class VerifyRow(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, start + len(token_ids)) of a row: its last token, and at least one draft, or
     NO_TOKEN for each that the draft model is to propose. A token is drawn after each."""
@@ -127,6 +150,8 @@ class Batch(msgspec.Struct, frozen=True):
     added_rows: tuple[RowAdded, ...] = ()
     appended_pages: tuple[PagesAppended, ...] = ()
     extend_rows: tuple[ExtendRow, ...] = ()
+    layers: LayerGroup | None = None
+    """Those in which the one extend row is computed; None: all rows are computed in all."""
     verify_rows: tuple[VerifyRow, ...] = ()
     draft_rows: tuple[ExtendRow, ...] = ()
     """Prompts that another engine computed: the draft model alone computes them (DRAFT_EXTEND)."""
@@ -162,12 +187,17 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def extend_tokens(self) -> int:
-        """Prompt tokens computed by this step."""
+        """Prompt tokens computed by this step, or by a group of layers in it."""
         return sum(len(extend.token_ids) for extend in self.extend_rows)
 
 
-def forward_mode(extends: bool, decodes: bool, verifies: bool = False) -> ForwardMode:
-    """The mode of a batch with or without rows of each kind."""
+def forward_mode(
+    extends: bool, decodes: bool, verifies: bool = False, *, splits: bool = False
+) -> ForwardMode:
+    """The mode of a batch with or without rows of each kind; `splits`: those that extend are
+    computed in some of the layers."""
+    if splits:
+        return ForwardMode.SPLIT_PREFILL
     if extends:
         return ForwardMode.MIXED if decodes or verifies else ForwardMode.EXTEND
     if verifies:
@@ -176,25 +206,43 @@ def forward_mode(extends: bool, decodes: bool, verifies: bool = False) -> Forwar
 
 
 class StepShape(NamedTuple):
-    """What one forward pass computes, but for drafts."""
+    """What one step computes, but for drafts."""
 
-    extend_tokens: int = 0
-    """Prompt tokens."""
-    extend_context_products: int = 0
-    """Pairs of a prompt token and a token that it attends to, itself included."""
+    extend_tokens: float = 0
+    """Prompt tokens; of tokens in a group of layers, the group's share."""
+    extend_context_products: float = 0
+    """Pairs of a prompt token and a token that it attends to, itself included; the share likewise.
+    """
     decode_rows: int = 0
     decode_context_tokens: int = 0
     """Tokens that the decode rows attend to, their own included."""
+    passes: float = 1
+    """How often the weights are read: a group of layers reads its own again."""
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """What the step's duration is a linear function of."""
+        return (self.passes, *self[:4])
 
 
 def shape_of(batch: Batch) -> StepShape:
     """The shape of a batch."""
     extends = [(row.start, len(row.token_ids)) for row in batch.extend_rows]
-    return StepShape(
+    shape = StepShape(
         extend_tokens=sum(tokens for _, tokens in extends),
         extend_context_products=sum(context_products(*extend) for extend in extends),
         decode_rows=batch.answering_rows,
         decode_context_tokens=batch.decode_context_tokens,
+    )
+    return in_layers(shape, batch.layers.share) if batch.layers else shape
+
+
+def in_layers(shape: StepShape, share: float) -> StepShape:
+    """The same with its prompt tokens in a share of the layers, in a pass of their own."""
+    return shape._replace(
+        extend_tokens=shape.extend_tokens * share,
+        extend_context_products=shape.extend_context_products * share,
+        passes=bool(shape.decode_rows) + share,
     )
 
 

@@ -76,6 +76,8 @@ class CostModel:
     def __init__(self, remembered_steps: int = STEPS) -> None:
         """`remembered_steps`: see `Residuals`."""
         self._extending, self._decoding = _Evidence(), _Evidence()
+        self._groups = _Evidence()
+        """Of steps with a group of layers: they teach what prompts cost, and nothing else."""
         self._coefficients = [0.0] * SIZE
         self._extends = self._decodes = 0
         self._prompt_tokens = self._prompt_seconds = 0.0
@@ -110,9 +112,10 @@ class CostModel:
         return self._without_prompts(shape) + prompts
 
     def _without_prompts(self, shape: StepShape) -> float:
-        """Predicted duration of a step that only decodes what this one does."""
+        """Predicted duration of a step that only decodes what this one does, or reads the weights
+        as often."""
         step, _, _, row, context = self._coefficients
-        return step + row * shape.decode_rows + context * shape.decode_context_tokens
+        return step * shape.passes + row * shape.decode_rows + context * shape.decode_context_tokens
 
     def marginal_token_seconds(self) -> float | None:
         """What a prompt token has lately added to a step that decodes anyway; at least 0, where
@@ -133,9 +136,15 @@ class CostModel:
         if self.ready and (predicted := self.seconds(shape)) > 0:
             mixed = bool(shape.extend_tokens and shape.decode_rows)
             likely, scale = self._judged(seconds, predicted, mixed), predicted
-        evidence = self._extending if shape.extend_tokens else self._decoding
-        evidence.add((1.0, *map(float, shape)), likely, scale)
-        self._extends += bool(shape.extend_tokens)
+        if shape.passes == 1:
+            evidence = self._extending if shape.extend_tokens else self._decoding
+            evidence.add(shape.features, likely, scale)
+            self._extends += bool(shape.extend_tokens)
+        else:
+            # Beside rows that hardly change, a group is too small a part to tell their errors from.
+            prompts = (0.0, shape.extend_tokens, shape.extend_context_products, 0.0, 0.0)
+            rest = self._without_prompts(shape)
+            self._groups.add(prompts, max(0.0, likely - rest), scale)
         self._decodes += not shape.extend_tokens
         self._solve()
         if shape.extend_tokens:
@@ -145,7 +154,7 @@ class CostModel:
         """What the prompts of a step of so many seconds added to it, once that is known."""
         if self._extends < SETTLED_EXTENDS or self._decodes < SETTLED_DECODES:
             return
-        added = seconds - self._without_prompts(shape)
+        added = seconds - self._without_prompts(shape._replace(passes=1))
         self._prompt_tokens = self._prompt_tokens * FORGETTING + shape.extend_tokens
         self._prompt_seconds = self._prompt_seconds * FORGETTING + added
 
@@ -177,7 +186,7 @@ class CostModel:
 
     def _rescale(self, factor: float) -> None:
         """The machine became so many times slower: all that was learnt is scaled."""
-        for evidence in (self._extending, self._decoding):
+        for evidence in (self._extending, self._decoding, self._groups):
             evidence.answers = [answer * factor for answer in evidence.answers]
         self._coefficients = [coefficient * factor for coefficient in self._coefficients]
         self._residuals.rescale(factor)
@@ -186,7 +195,10 @@ class CostModel:
     def _solve(self) -> None:
         """Least squares without negative coefficients, by coordinate descent."""
         gram = list(map(add, self._extending.gram, self._decoding.gram))
-        answers = map(add, self._extending.answers, self._decoding.answers)
+        answers = list(map(add, self._extending.answers, self._decoding.answers))
+        if self._groups.used:
+            gram = list(map(add, gram, self._groups.gram))
+            answers = list(map(add, answers, self._groups.answers))
         rows = [pick(gram) for pick in ROWS]
         equations = [
             (i, row, row[i], answer)
@@ -207,9 +219,11 @@ class _Evidence:
         self.gram = [0.0] * len(PAIRS)
         """The entries at PAIRS; the matrix is symmetric."""
         self.answers = [0.0] * SIZE
+        self.used = False
 
     def add(self, features: tuple[float, ...], seconds: float, scale: float) -> None:
         """One step, weighted so that its relative error counts."""
+        self.used = True
         weight = 1.0 / (scale * scale)
         weighted = [weight * feature for feature in features]
         products = [weighted[i] * features[j] for i, j in PAIRS]

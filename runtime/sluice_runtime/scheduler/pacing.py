@@ -7,7 +7,9 @@ it, unless the engine rested between.
 The budget is a fixed number, or with a target for the time between tokens the most that keeps it:
 the cost model says how many prompt tokens fit beside the rows that decode. Until it has seen enough
 steps the budget stays small, and it never goes far beyond what was seen: no prediction reaches that
-far. Budgets count the decode rows too, as `chunkSize` does. Reads no clock, knows no queue.
+far. Budgets count the decode rows too, as `chunkSize` does. Where the target has no time for the
+smallest chunk, a larger one may be computed in groups of layers, one a step, if that takes each
+step less. Reads no clock, knows no queue.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
-from sluice_runtime.scheduler.batch import Batch, StepShape, shape_of
+from sluice_runtime.scheduler.batch import (
+    Batch,
+    StepShape,
+    context_products,
+    in_layers,
+    shape_of,
+)
 from sluice_runtime.scheduler.cost_model import CostModel, steps_for
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import Running
@@ -29,6 +37,9 @@ LEARNING: Final = (1, 2, 4)
 what a token costs and what a step."""
 GROWTH: Final = 2
 """A step may be so many times as large as the largest that was seen."""
+MIN_GROUPS: Final = 8
+"""Of a chunk that is split: its groups read all weights once more, which costs each step an eighth
+of that at most."""
 AIMED_MISSES: Final = 0.5
 """Share of the allowed misses to aim at: with all of them, every other hour would have too many."""
 
@@ -41,7 +52,16 @@ class StepView:
     """0 when batches are not mixed."""
     decode_context_tokens: int
     computed_tokens: int = 0
-    """Of the prompt that goes on; 0 when a new one starts."""
+    """Of the prompt that goes on, or of one that starts behind a cached prefix."""
+
+
+class LayerSplit(NamedTuple):
+    """A chunk in groups of layers, one a step."""
+
+    tokens: int
+    """Of the chunk, in whole pages."""
+    layers: int
+    """Of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +75,8 @@ class ChunkBudget:
     beginning_weight: float = 1.0
     """What a token at the beginning of a prompt takes of the budget; one of the prompt that goes on
     takes 1."""
+    split: LayerSplit | None = None
+    """What a prompt may have instead, if no other joins the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +127,15 @@ class Pacing:
 
     def budget(self, running: Running, prefilling: Request | None) -> ChunkBudget:
         """The budget of a step in which `running` decode and the prompt of `prefilling` goes on."""
+        return self.budget_behind(running, prefilling.computed_tokens if prefilling else 0)
+
+    def budget_behind(self, running: Running, computed_tokens: int) -> ChunkBudget:
+        """The same for a prompt of which so many tokens are in the pool."""
         rows = running.ready_rows if self._mixed else 0
         view = StepView(
             decode_rows=rows,
             decode_context_tokens=running.context_tokens + rows if self._mixed else 0,
-            computed_tokens=prefilling.computed_tokens if prefilling else 0,
+            computed_tokens=computed_tokens,
         )
         return self._choice.budget(view)
 
@@ -198,12 +224,13 @@ class TargetChunk:
         self._target = target
         self._cost = cost
         self._share = _aimed_share(target)
+        self._layers = settings.layers
         self._seen = max(self._least, min(target.start_tokens, self._most))
         """Prompt tokens of the largest step so far, at least those of the first that is tried."""
         self._extends = 0
 
     def observe(self, shape: StepShape) -> None:
-        self._seen = max(self._seen, shape.extend_tokens)
+        self._seen = max(self._seen, int(shape.extend_tokens))
         self._extends += bool(shape.extend_tokens)
 
     def budget(self, view: StepView) -> ChunkBudget:
@@ -215,7 +242,9 @@ class TargetChunk:
             return self._of(self._within_seen(), view, "NothingDecodes", "no answer waits for it")
         fits = self._fitting(view)
         if fits < self._least:
-            return self._of(fits, view, "LeastShare", "the target leaves less than prefill's share")
+            message = "the target leaves less than prefill's share"
+            least = self._of(fits, view, "LeastShare", message)
+            return replace(least, split=self._split(view))
         if fits > (reach := self._within_seen()):
             return self._of(reach, view, "Growing", "twice the largest step that has been seen")
         target = self._of(fits, view, "Target", self._explained(view, fits))
@@ -227,14 +256,46 @@ class TargetChunk:
     def _fitting(self, view: StepView) -> int:
         """Prompt tokens that the predicted step has time for. This is the root of a quadratic: each
         token also attends to those before it in the chunk."""
-        step, token, product, row, context = self._cost.coefficients
-        base = step + row * view.decode_rows + context * view.decode_context_tokens
-        left = self._target.seconds / self._cost.slack(self._share) - base
-        if left <= 0:
+        return self._tokens_within(self._left(view), view)
+
+    def _left(self, view: StepView) -> float:
+        """Seconds of the target that the decode rows leave, predicted."""
+        base = self._cost.seconds(_decode_shape(view))
+        return self._target.seconds / self._cost.slack(self._share) - base
+
+    def _tokens_within(self, seconds: float, view: StepView) -> int:
+        if seconds <= 0:
             return 0
+        _, token, product, _, _ = self._cost.coefficients
         linear = token + product * (view.computed_tokens + 0.5)
-        root = linear + math.sqrt(linear * linear + 2 * product * left)
-        return int(2 * left / root) if root > 2 * left / self._most else self._most
+        root = linear + math.sqrt(linear * linear + 2 * product * seconds)
+        return int(2 * seconds / root) if root > 2 * seconds / self._most else self._most
+
+    def _split(self, view: StepView) -> LayerSplit | None:
+        """The most tokens whose groups of layers keep the target, each beside the decode rows; with
+        groups of one layer also what does not keep it. None where nothing is left of the target, or
+        the smallest chunk takes the step no longer."""
+        left = self._left(view)
+        if self._layers == 1 or left <= 0:
+            return None
+        decode = _decode_shape(view)
+        smallest = self._with_prompt(view, self._least)
+        of_layer = self._cost.seconds(in_layers(smallest, 1 / self._layers))
+        of_layer -= self._cost.seconds(decode)
+        most = max(1, self._layers // MIN_GROUPS)
+        layers = min(most, max(1, int(left / of_layer)))
+        step, *_ = self._cost.coefficients
+        fits = self._tokens_within(left * self._layers / layers - step, view)
+        fits = max(self._least, min(fits, self._within_seen(), self._most - view.decode_rows))
+        tokens = fits // self._page_size * self._page_size
+        split = in_layers(self._with_prompt(view, tokens), layers / self._layers)
+        if self._cost.seconds(split) >= self._cost.seconds(smallest):
+            return None
+        return LayerSplit(tokens, layers)
+
+    def _with_prompt(self, view: StepView, tokens: int) -> StepShape:
+        products = context_products(view.computed_tokens, tokens)
+        return _decode_shape(view)._replace(extend_tokens=tokens, extend_context_products=products)
 
     def _beginning_weight(self, view: StepView, tokens: int) -> float:
         """A token costs itself and the tokens that it attends to."""
@@ -256,6 +317,10 @@ class TargetChunk:
         if tokens >= self._most:
             return ChunkBudget(self._most, "ChunkSize", f"at most chunkSize ({self._most})")
         return ChunkBudget(tokens, reason, message)
+
+
+def _decode_shape(view: StepView) -> StepShape:
+    return StepShape(decode_rows=view.decode_rows, decode_context_tokens=view.decode_context_tokens)
 
 
 def _aimed_share(target: StepTarget) -> float:

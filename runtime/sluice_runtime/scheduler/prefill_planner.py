@@ -30,12 +30,13 @@ from sluice_runtime.scheduler.admission_bounds import AdapterSlots, PrefixesInFl
 from sluice_runtime.scheduler.batch import (
     Batch,
     ExtendRow,
+    LayerGroup,
     PagesAppended,
     VerifyRow,
     forward_mode,
 )
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
-from sluice_runtime.scheduler.pacing import Pacing
+from sluice_runtime.scheduler.pacing import ChunkBudget, LayerSplit, Pacing
 from sluice_runtime.scheduler.policies import PolicyContext, admission_order
 from sluice_runtime.scheduler.request import Phase, Request, row_added, row_of
 from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
@@ -69,6 +70,8 @@ class PrefillPlanner:
         )
         self._prefill_only_steps = 0
         """Steps in a row in which decode requests had to wait."""
+        self._split: PrefillPlan | None = None
+        """Of the last step with prompts, if more layers of its chunk follow."""
 
     def plan(self, now: float, launched: Iterable[Request], *, admits: bool) -> PrefillPlan:
         """Which tokens of which prompts the next step computes. `launched`: requests whose prompts
@@ -78,10 +81,14 @@ class PrefillPlanner:
             return PrefillPlan()
         if self._decode_turn:
             return PrefillPlan(reason="DecodeTurn")
+        if self._split and self._split.items[0].request is prefilling:
+            return self._next_layers(self._split)
         order = self.in_order(now) if admits else ()
         prefixes = self._prefixes_in_flight(launched)
         adapters = self._adapters(now)
-        return plan_prefill(self._adder(), prefilling, order, self._kv.match, prefixes, adapters)
+        match = self._kv.match
+        plan = plan_prefill(self._adder(), prefilling, order, match, prefixes, adapters)
+        return self._paced(plan)
 
     def mix_decode(self, plan: PrefillPlan) -> bool:
         """Whether decode rows share the step with these prompts."""
@@ -110,7 +117,13 @@ class PrefillPlanner:
         started is kept for its client."""
         waits = self._table.running.ready_rows > 0 and not self.mix_decode(plan)
         self._prefill_only_steps = self._prefill_only_steps + 1 if waits else 0
-        matched = [(item.request, item.match) for item in plan.items if item.match is not None]
+        if plan.items:  # also a prompt's first step after it was sent back
+            self._split = None if all(item.completes for item in plan.items) else plan
+        matched = [
+            (item.request, item.match)
+            for item in plan.items
+            if item.match is not None and not (item.layers and item.layers.first)
+        ]
         starting = [request for request, _ in matched]
         _count_lead(plan.items)
         for request in starting:
@@ -138,6 +151,48 @@ class PrefillPlanner:
         """Whether the next step is for decode rows alone."""
         waited = self._prefill_only_steps >= self._max_prefill_only_steps
         return waited and self._table.running.ready_rows > 0
+
+    def _paced(self, plan: PrefillPlan) -> PrefillPlan:
+        """With what the pacing has for a prompt that no other joins: fewer tokens where it starts
+        far behind a cached prefix, or some layers of a chunk."""
+        if plan.budget is None or len(plan.items) != 1:
+            return plan
+        (item,), budget = plan.items, plan.budget
+        if item.match is not None and item.start and self._settings.target:
+            budget = self._pacing.budget_behind(self._table.running, item.start)
+            item = self._within(item, budget)
+        if budget.split is not None and not item.request.scores_prompt:
+            item, budget = self._in_layers(item, budget, budget.split)
+        return replace(plan, items=(item,), budget=budget)
+
+    def _within(self, item: PrefillItem, budget: ChunkBudget) -> PrefillItem:
+        """Its first tokens, as many as the budget has beside the decode rows, one page at least."""
+        assert budget.tokens is not None, "a target needs chunking"
+        size = self._settings.page_size
+        tokens = budget.tokens - (self._table.running.ready_rows if self._settings.mixed else 0)
+        end = item.start + max(tokens // size, 1) * size
+        return item if item.end <= end else item._replace(end=end, cut=True)
+
+    def _in_layers(
+        self, item: PrefillItem, budget: ChunkBudget, split: LayerSplit
+    ) -> tuple[PrefillItem, ChunkBudget]:
+        """The first layers of the chunk that `split` says."""
+        whole, end = len(item.request.token_ids), item.start + split.tokens
+        layers = LayerGroup(0, split.layers, self._settings.layers)
+        message = f"{split.tokens} prompt tokens in {split.layers} of {layers.of} layers a step"
+        return (
+            item._replace(end=min(end, whole), cut=end < whole, layers=layers),
+            replace(budget, reason="LayerGroups", message=message),
+        )
+
+    def _next_layers(self, plan: PrefillPlan) -> PrefillPlan:
+        """The next group of the chunk; all other layers if nothing decodes any more."""
+        (item,) = plan.items
+        assert item.layers is not None
+        begin, end, of = item.layers.first, item.layers.end, item.layers.of
+        next_end = min(end + end - begin, of) if self._table.running.ready_rows else of
+        item = item._replace(layers=LayerGroup(end, next_end, of))
+        return replace(plan, items=(item,), reason="LayerGroups")
 
     def _prefixes_in_flight(self, launched: Iterable[Request]) -> PrefixesInFlight:
         """Prompts that are being computed and that others will find in the cache."""
@@ -196,7 +251,7 @@ class PrefillPlanner:
 def _count_lead(items: Sequence[PrefillItem]) -> None:
     """Updates the lead of the prompt that is cut: plus its own tokens of the step, less those of
     others. Its first step does not count against it: there others came before it."""
-    cut = next((item for item in items if item.cut), None)
+    cut = next((item for item in items if item.cut and item.completes), None)
     if cut is None:
         return
     own = cut.end - cut.start
@@ -242,16 +297,18 @@ class BatchWriter:
             request.row_announced = True
         opened, context_tokens = self._advance(decode) if decode else ([], 0)
         verify = [self._verify(request, drafted, opened) for request, drafted in drafts.items()]
+        layers = prefill[0].layers if prefill else None
         plain = [request for request in decode if request not in drafts] if drafts else decode
         return Batch(
             step=step,
-            mode=forward_mode(bool(prefill), bool(decode), bool(drafts)),
+            mode=forward_mode(bool(prefill), bool(decode), bool(drafts), splits=bool(layers)),
             replaced_pages=self._kv.take_replaced_pages(),
             trimmed_rows=self._kv.take_trimmed_rows(),
             dropped_rows=self._kv.take_dropped_rows(),
             added_rows=added,
             appended_pages=(*started, *opened),
             extend_rows=tuple([self._extend(item) for item in prefill]),
+            layers=layers,
             verify_rows=tuple(verify),
             draft_rows=draft_rows,
             decode_rows=tuple(map(ROW, plain)),
@@ -283,9 +340,10 @@ class BatchWriter:
         return VerifyRow(row_of(request), last, (request.token_ids[last], *drafted))
 
     def _extend(self, item: PrefillItem) -> ExtendRow:
-        self._table.prefill(item.request, item.end, cut=item.cut)
+        ends = item.completes and not item.cut
+        self._table.prefill(item.request, item.end if item.completes else item.start, cut=not ends)
         tokens = tuple(item.request.token_ids[item.start : item.end])
-        return ExtendRow(row_of(item.request), item.start, tokens, samples=not item.cut)
+        return ExtendRow(row_of(item.request), item.start, tokens, samples=ends)
 
 
 def _for_draft_model(request: Request) -> ExtendRow:

@@ -303,7 +303,7 @@ class Scheduler:
         self._pacing.launched(batch, plan.budget, now)
         self._counts.admission_reason = plan.reason
         self._counts.steps[batch.mode] += 1
-        self._counts.chunk_cuts += sum(item.cut for item in plan.items)
+        self._counts.chunk_cuts += sum(item.cut and item.completes for item in plan.items)
         return batch
 
     def _awaits_tokens(self, speculation: Speculation) -> bool:
@@ -323,7 +323,7 @@ class Scheduler:
         """Returns how many drafts answers keep."""
         rows = result.rows()
         for item, extend in zip(pending.prefill, batch.extend_rows, strict=True):
-            self._prefilled(item, extend.token_ids, None if item.cut else next(rows))
+            self._prefilled(item, extend.token_ids, next(rows) if extend.samples else None)
         accepted_tokens = sum(
             self._verified(request, drafts, rows)
             for request, drafts in zip(pending.verify, result.drafts_of(batch), strict=True)
@@ -348,10 +348,10 @@ class Scheduler:
     def _prefilled(
         self, item: PrefillItem, token_ids: tuple[int, ...], sampled: SampledRow | None
     ) -> None:
-        """A whole prompt or a chunk of one is in the pool: from now on others find it. `token_ids`:
-        those that the runner computed."""
+        """A whole prompt or a chunk of one is in the pool, unless more layers follow: from now on
+        others find it. `token_ids`: those that the runner computed."""
         request = item.request
-        if request.ended:
+        if request.ended or not item.completes:
             return
         request.prefilled_tokens = item.end
         page_ids, row = request.page_ids, row_of(request)

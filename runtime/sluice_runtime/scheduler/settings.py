@@ -55,6 +55,8 @@ class SchedulerSettings:
     """Decides the budget of each step; None: it is chunk_size."""
     max_adapters: int = DEFAULT_MAX_LORAS_PER_BATCH
     """Most adapters of the requests that have rows."""
+    layers: int = 1
+    """That a prompt's chunk may be split in, of the model; 1: chunks are never split."""
     draft_tokens: int = 0
     """Most drafts of a row that one step verifies; 0: no speculation."""
     draft_model: bool = False

@@ -294,8 +294,8 @@ class StepResult(Message, frozen=True):
 
     step: int
     mode: str
-    """Forward mode: EXTEND, DECODE, MIXED, TARGET_VERIFY; IDLE for results made without a forward
-    pass."""
+    """Forward mode: EXTEND, DECODE, MIXED, TARGET_VERIFY, SPLIT_PREFILL; IDLE for results made
+    without a forward pass."""
     finished_seconds: float
     """`time.monotonic()` when the step's tokens were known; the ITL metric uses it."""
     step_seconds: float

@@ -180,4 +180,5 @@ def _settings(name: ArrangementName, question: Question, cost: Cost) -> Schedule
         max_queued_requests=MOST_REQUESTS,
         mixed=name in ("mixed", "paced"),
         target=StepTarget(promise.itl_seconds, promise.share) if name == "paced" else None,
+        layers=cost.layers,
     )

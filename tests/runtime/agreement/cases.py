@@ -11,6 +11,7 @@ import msgspec
 from sluice_contract.config.engine import AttentionBackend
 from sluice_kernels import native
 from sluice_runtime.engine.build import EngineHooks
+from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.agreement.oracle import Oracle, assert_agrees
@@ -44,6 +45,8 @@ class Case:
     max_running_requests: int = 32
     drafts: int = 0
     """At most, of a row and step."""
+    split: tuple[int, int] | None = None
+    """Tokens of a chunk, and layers of a group in which it is computed."""
 
     def __str__(self) -> str:
         pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
@@ -55,6 +58,7 @@ class Case:
         more += f"-threads{self.threads}" if self.threads > 1 else ""
         more += f"-{self.policy}" if self.policy != "fcfs" else ""
         more += f"-drafts{self.drafts}" if self.drafts else ""
+        more += "-split{}in{}".format(*self.split) if self.split else ""
         return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}{more}"
 
 
@@ -113,8 +117,14 @@ def compare(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generat
     order = random.Random(3).sample(range(pages), pages)
     hooks = EngineHooks(order, poison_freed_pages=True)
     run = run_engine(
-        config, requests, hooks=hooks, chunk_sizes=case.chunk_sizes, overlap=case.overlap
+        config,
+        requests,
+        hooks=hooks,
+        chunk_sizes=case.chunk_sizes,
+        overlap=case.overlap,
+        split=LayerSplit(*case.split) if case.split else None,
     )
+    assert (run.modes["SPLIT_PREFILL"] > 0) == (case.split is not None)
     assert assert_agrees(oracle, requests, run) > CLEAR_TOKENS
     assert (run.launched_ahead > 0) == case.overlap
     compiled = case.backend == "auto" and native.load() is None

@@ -23,6 +23,7 @@ QUICK = [
     Case(overlap=True),
     Case(backend="torch"),
     Case(prefix_cache=False),
+    Case(chunk_size=16, split=(32, 1)),
 ]
 """Of one model. The others are for `process`, for their models and oracles take seconds."""
 OTHERS = [
@@ -40,6 +41,9 @@ OTHERS = [
     Case(chunk_size=-1, mixed=False, overlap=True),
     Case("llama", page_size=1, chunk_size=16, backend="torch"),
     Case(chunk_size=-1, mixed=False, backend="torch"),
+    Case(chunk_size=16, split=(32, 1), overlap=True),
+    Case("llama", page_size=1, chunk_size=16, split=(20, 1), backend="torch"),
+    Case("qwen3_moe", page_size=1, chunk_size=16, split=(5, 1), overlap=True),
 ]
 QUICK_SMALL_POOL = Case(chunk_size=32, pool_tokens=256)
 SMALL_POOLS = [
@@ -49,6 +53,8 @@ SMALL_POOLS = [
     Case(chunk_size=32, pool_tokens=256, overlap=True),
     Case(chunk_size=32, pool_tokens=256, backend="torch"),
     Case(page_size=1, chunk_size=16, pool_tokens=200, overlap=True),
+    Case(page_size=1, chunk_size=16, pool_tokens=200, split=(8, 1)),
+    Case(chunk_size=32, pool_tokens=256, split=(16, 1), overlap=True),
 ]
 DRAFTING = [
     Case(drafts=4),

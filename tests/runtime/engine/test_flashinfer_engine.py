@@ -13,6 +13,7 @@ import pytest
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.prepare import capture_graphs
 from sluice_runtime.layers import backend as backends
+from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.wire.messages import Sampling
 
 from tests.runtime import harness
@@ -89,3 +90,17 @@ def test_answers_are_those_of_plain_torch(
     assert 0 < len(replays) <= seen.modes["DECODE"]
     assert seen.retractions > 0
     assert (seen.launched_ahead > 0) == overlap
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("overlap", [False, True])
+def test_groups_of_layers_are_computed_beside_graphs(
+    overlap: bool, on_flashinfer: Callable[[], list[int]]
+) -> None:
+    wanted = answered()
+    replays = on_flashinfer()
+    hooks = EngineHooks(poison_freed_pages=True, device=LateDevice() if overlap else None)
+    seen = answered(hooks=hooks, overlap=overlap, split=LayerSplit(16, 1))
+    assert seen.tokens == wanted.tokens
+    assert seen.modes["SPLIT_PREFILL"] > 0
+    assert len(replays) > seen.modes["DECODE"] / 2

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from sluice_runtime.engine.report import Pace, StepLog, marginal_rate
-from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, VerifyRow
+from msgspec.structs import replace
+from sluice_runtime.engine.report import Pace, StepLog, layers_text, marginal_rate
+from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode, LayerGroup, VerifyRow
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
 
@@ -17,6 +18,20 @@ def step(prompt_tokens: int = 0, decode_rows: int = 0) -> Batch:
     return Batch(
         1, ForwardMode.MIXED, extend_rows=extends if prompt_tokens else (), decode_rows=rows
     )
+
+
+def test_a_chunk_in_groups_of_layers_counts_for_the_rate_once() -> None:
+    pace = Pace()
+    for first in range(4):
+        group = replace(step(100, decode_rows=2), layers=LayerGroup(first, first + 1, 4))
+        pace.stepped(group, float(first), first + 0.5)
+    assert pace.prefill_tokens_per_second == pytest.approx(100 / 2.0)
+
+
+def test_a_line_tells_the_layers_of_a_group() -> None:
+    group = replace(step(100, decode_rows=2), layers=LayerGroup(2, 4, 8))
+    assert layers_text(group) == ", layers: 3-4 of 8"
+    assert layers_text(step(100)) == ""
 
 
 def test_nothing_is_known_before_the_first_step() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Self
 
 import pytest
 import torch
@@ -170,9 +171,38 @@ def test_layers_with_biases_are_computed_operator_by_operator() -> None:
 
 @pytest.mark.parametrize("make", STACKS.values(), ids=STACKS)
 @pytest.mark.parametrize("head_norms", [True, False])
-def test_a_stack_of_the_first_layer_computes_that_layer(make: Make, head_norms: bool) -> None:
+def test_the_first_layer_of_a_stack_computes_what_it_would_alone(
+    make: Make, head_norms: bool
+) -> None:
     weights = layers(torch.float32, head_norms=head_norms)
-    first, pool = computed(make(weights).first_layer(), torch.float32)
+    first, pool = computed(make(weights).part(0, 1), torch.float32)
     wanted, wanted_pool = computed(make(weights[:1]), torch.float32)
     assert torch.equal(first, wanted)
     assert torch.equal(pool, wanted_pool)
+
+
+class InParts:
+    """A stack computed in parts, and each of these in parts."""
+
+    def __init__(self, whole: LayerStack) -> None:
+        self._parts = [whole.part(0, 1), *(whole.part(1, LAYERS).part(i, i + 1) for i in (0, 1))]
+
+    def forward(self, x: Tensor, step: PagedStep) -> Tensor:
+        for part in self._parts:
+            x = part.forward(x, step)
+        return x
+
+    def part(self, first: int, end: int) -> Self:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("make", STACKS.values(), ids=STACKS)
+@pytest.mark.parametrize("head_norms", [True, False])
+def test_parts_one_after_the_other_compute_what_the_whole_does(
+    make: Make, head_norms: bool, dtype: torch.dtype
+) -> None:
+    whole = make(layers(dtype, head_norms=head_norms))
+    seen = computed(InParts(whole), dtype)
+    for actual, expected in zip(seen, computed(whole, dtype), strict=True):
+        assert (actual - expected).norm() <= TOLERANCE[dtype] * expected.norm()

@@ -22,11 +22,13 @@ from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.model.files import resolve
 from sluice_runtime.parallel.joined import JoinedRanks, joined_ranks
 from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.patience import PATIENCE_SECONDS
 from tests.runtime.harness import Recorder, Run, drive, engine_config, generate, run_engine
 from tests.runtime.random_adapter import write_random_adapter
+from tests.runtime.scheduler.building import SplitChunk
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("ranks")]
 
@@ -131,6 +133,18 @@ def test_two_ranks_answer_as_one(
         torch.testing.assert_close(
             torch.stack(run.logits[name]), torch.stack(logits), atol=1e-4, rtol=1e-4
         )
+
+
+def test_two_ranks_split_a_chunk_alike() -> None:
+    plain = run_engine(engine_config("dummy://qwen3-tiny", **SIZES), requests())
+    run, config = Run(), sharing(attention_backend="torch")
+    with joined_ranks(config, torch.device("cpu")) as ranks:
+        engine = first_of_two(config, ranks, EngineHooks())
+        engine.scheduler._pacing._choice = SplitChunk(24, LayerSplit(32, 1))
+        with closing(engine.executor(overlap=True, announce=ranks.announce)) as executor:
+            drive(engine.scheduler, executor, run, Recorder(run), requests(), ())
+    assert run.modes["SPLIT_PREFILL"]
+    assert run.tokens == plain.tokens
 
 
 def tokens_scored(run: Run) -> list[tuple[str, int]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sluice_runtime.scheduler.batch import Batch, FinishedChunk
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.limits import Limits
+from sluice_runtime.scheduler.pacing import ChunkBudget, FixedChunk, LayerSplit, StepView
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, Sampling, TokenDelta
@@ -36,6 +38,18 @@ def request(
 ) -> Generate:
     tokens = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
     return Generate(request_id, tokens, max_tokens, Sampling(), **fields)
+
+
+class SplitChunk(FixedChunk):
+    """Every chunk that may be split is, whatever a step takes."""
+
+    def __init__(self, chunk_tokens: int, split: LayerSplit) -> None:
+        super().__init__(chunk_tokens)
+        self._split = split
+
+    def budget(self, view: StepView) -> ChunkBudget:
+        fixed = super().budget(view)
+        return replace(fixed, split=self._split) if view.decode_rows else fixed
 
 
 class Bench:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from sluice_runtime.scheduler.batch import (
     NO_TOKEN,
     Batch,
+    ExtendRow,
     ForwardMode,
+    LayerGroup,
     SampledTokens,
     VerifyRow,
     forward_mode,
@@ -65,6 +67,8 @@ class FakeRunner:
         self._page_size = page_size
         self._slots: list[int | None] = [None] * (pages * page_size)
         self.rows: dict[int, FakeRow] = {}
+        self._begun: tuple[int, int, int, tuple[int, ...]] | None = None
+        """Of a chunk whose layers are not all computed: the next layer, and row, start, tokens."""
         self.batches: list[Batch] = []
         self._drafts: list[int] = []
         self.draft_model: RowDrafts = NearlyRight()
@@ -74,7 +78,7 @@ class FakeRunner:
         self._drafts = []
         self._apply(batch)
         kinds = batch.extend_rows, batch.decode_rows, batch.verify_rows
-        expected = forward_mode(*map(bool, kinds))
+        expected = forward_mode(*map(bool, kinds), splits=batch.layers is not None)
         assert batch.mode is expected
         scheduled = [extend.row for extend in batch.extend_rows] + list(batch.decode_rows)
         scheduled += [verify.row for verify in batch.verify_rows]
@@ -82,7 +86,8 @@ class FakeRunner:
         for extend in batch.extend_rows:
             assert extend.start == self.rows[extend.row].length
             assert extend.token_ids
-            self._write(extend.row, extend.token_ids)
+            if self._completes(batch.layers, extend):
+                self._write(extend.row, extend.token_ids)
         for row in batch.decode_rows:
             token = self.rows[row].last_token
             assert token is not None, "a row decodes before its prompt is computed"
@@ -96,6 +101,20 @@ class FakeRunner:
         scores = tuple(self._scores(row) for row in batch.sampling_rows)
         told = scores if any(scores) else ()
         return SampledTokens(batch.step, tuple(drawn), (), told, tuple(self._drafts))
+
+    def _completes(self, layers: LayerGroup | None, extend: ExtendRow) -> bool:
+        """Asserts that the groups of a chunk follow each other and are of one chunk."""
+        begun, self._begun = self._begun, None
+        if layers is None:
+            return True
+        assert len(self.batches[-1].extend_rows) == 1
+        assert layers.first < layers.end <= layers.of
+        if layers.first:
+            assert begun == (layers.first, extend.row, extend.start, extend.token_ids)
+        if not layers.last:
+            assert not extend.samples
+            self._begun = layers.end, extend.row, extend.start, extend.token_ids
+        return layers.last
 
     def _verify(self, verify: VerifyRow) -> list[int]:
         """Writes the drafts, right or wrong, and draws a token after each."""

@@ -38,7 +38,7 @@ def drawn(draw: random.Random) -> StepShape:
 
 
 def cost(coefficients: Sequence[float], shape: StepShape) -> float:
-    return sum(c * feature for c, feature in zip(coefficients, (1, *shape), strict=True))
+    return sum(c * feature for c, feature in zip(coefficients, shape.features, strict=True))
 
 
 def taught(

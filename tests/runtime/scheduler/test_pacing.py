@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_runtime.scheduler.batch import Batch, StepShape, context_products, shape_of
+from sluice_runtime.scheduler.batch import (
+    Batch,
+    StepShape,
+    context_products,
+    in_layers,
+    shape_of,
+)
 from sluice_runtime.scheduler.cost_model import CostModel
 from sluice_runtime.scheduler.pacing import FixedChunk, Pacing, StepView, TargetChunk
 from sluice_runtime.scheduler.request_table import Running
@@ -24,7 +31,7 @@ COSTS = (0.002, 2e-5, 1e-9, 1e-4, 1e-8)
 
 
 def seconds(shape: StepShape, slower: float = 1.0) -> float:
-    return slower * sum(c * count for c, count in zip(COSTS, (1, *shape), strict=True))
+    return slower * sum(c * count for c, count in zip(COSTS, shape.features, strict=True))
 
 
 def targeted(milliseconds: float = 20, start: int = 128, **changed: Any) -> SchedulerSettings:
@@ -253,3 +260,94 @@ def test_a_rest_is_no_part_of_a_step() -> None:
     bench.add(request("late", 64, 5))
     bench.step()
     assert bench.scheduler.status().pace.step_seconds == pytest.approx(bench.gaps[-1][1])
+
+
+@given(
+    milliseconds=st.floats(1, 20),
+    rows=st.integers(0, 64),
+    computed=st.sampled_from([0, 16, 1600, 16_000, 160_000]),
+    layers=st.sampled_from([1, 8, 28, 80]),
+    seed=st.integers(0, 20),
+)
+@examples(100)
+def test_a_chunk_is_split_only_where_the_smallest_breaks_the_target_and_the_groups_take_less(
+    milliseconds: float, rows: int, computed: int, layers: int, seed: int
+) -> None:
+    made, cost = targeted(milliseconds, layers=layers), CostModel()
+    assert made.target
+    choice = TargetChunk(made, made.target, cost)
+    learnt(random.Random(seed), choice, cost)
+    context = 100 * rows
+    budget = choice.budget(StepView(rows, context, computed))
+
+    def predicted(tokens: int, share: float | None = None) -> float:
+        shape = StepShape(tokens, context_products(computed, tokens), rows, context)
+        return cost.seconds(in_layers(shape, share) if share else shape) * cost.slack(0.995)
+
+    target = made.target.seconds * (1 + 1e-9)
+    if (split := budget.split) is None:
+        worth = rows and predicted(0) < target < predicted(16)
+        assert not worth or layers == 1 or predicted(16, 1 / layers) >= predicted(16)
+        return
+    assert budget.reason == "LeastShare"
+    assert predicted(0) < target < predicted(16)
+    assert split.tokens % 16 == 0
+    assert split.layers <= max(1, layers // 8)
+    share = split.layers / layers
+    assert predicted(split.tokens, share) < predicted(16)
+    if predicted(split.tokens, share) > target:
+        assert split == (16, 1), "no smaller group would keep it either"
+    elif split.tokens < 2048:
+        assert predicted(split.tokens + 17, share) > target
+
+
+def beside_a_strict_target(layers: int) -> tuple[Timed, list[float]]:
+    """Streams take 3.6 ms a step; a page behind 40,000 cached tokens takes another."""
+    made = targeted(4.2, layers=layers, pool_tokens=1 << 17, prefix_cache=True)
+    bench = Timed(made)
+    bench.add(request("before", prompt_of(40_000), 1))
+    bench.step_until(lambda _: "before" in bench.answers)
+    for rows in range(30):
+        bench.add(request(f"row{rows}", 64 + rows, 16))
+        bench.step()
+    bench.run()
+    beside_streams(bench, 2000)
+    bench.gaps.clear()
+    bench.add(request("far", prompt_of(40_600), 1))
+    bench.step_until(lambda _: "far" in bench.answers)
+    return bench, [gap for shape, gap in bench.gaps if shape.extend_tokens and shape.decode_rows]
+
+
+def test_a_target_that_no_chunk_keeps_is_kept_with_groups_of_layers() -> None:
+    whole, gaps = beside_a_strict_target(layers=1)
+    assert min(gaps[1:-1]) > 0.0042 * 1.05
+    assert not any(batch.layers for batch in whole.runner.batches)
+    split, gaps = beside_a_strict_target(layers=32)
+    # What a page there takes is learnt from a few.
+    assert max(gaps[12:]) <= 0.0042
+    assert len(gaps) > 50
+    assert split.answers["far"] == whole.answers["far"]
+    pace = split.scheduler.status().pace
+    assert pace.budgets["LayerGroups"] > 50
+    assert pace.error_ratio < 0.02, "groups are predicted like other steps"
+
+
+def test_chunks_of_a_target_take_equal_time_and_fewer_tokens_as_the_context_grows() -> None:
+    bench = Timed(targeted(20, pool_tokens=1 << 17))
+    gaps = beside_streams(bench, 60_000)[2:-1]
+    assert max(gaps) <= 1.15 * min(gaps)
+    chunks = [shape.extend_tokens for shape, _ in bench.gaps if shape.extend_tokens][2:-1]
+    assert chunks[-1] < chunks[0] / 2
+    assert sum(after <= before for before, after in pairwise(chunks)) >= 0.9 * len(chunks)
+
+
+def test_the_first_chunk_behind_a_long_cached_prefix_takes_no_longer_than_others() -> None:
+    bench = Timed(targeted(20, pool_tokens=1 << 17, prefix_cache=True))
+    bench.add(request("before", prompt_of(40_000), 1))
+    bench.step_until(lambda _: "before" in bench.answers)
+    beside_streams(bench, 12_000)
+    bench.gaps.clear()
+    bench.add(request("far", prompt_of(41_000), 1))
+    bench.step_until(lambda _: "far" in bench.answers)
+    assert bench.gaps[0][0].decode_rows == 16
+    assert max(gap for _, gap in bench.gaps) <= 0.020

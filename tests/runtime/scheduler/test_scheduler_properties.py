@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.scheduler.prefix_cache import EVICTIONS
 
 from tests.examples import examples
-from tests.runtime.scheduler.building import Bench, request, settings_of
+from tests.runtime.scheduler.building import Bench, SplitChunk, request, settings_of
 from tests.runtime.scheduler.fake_runner import answer_to
 
 ADAPTERS = ("sql", "poems", "legal")
@@ -35,6 +36,7 @@ SIZES = st.fixed_dictionaries(
         "threshold": st.sampled_from([0, 10]),
         "adapters": st.integers(1, 3),
         "drafts": st.sampled_from([0, 1, 4, 20]),
+        "split": st.sampled_from([None, (1, 1), (3, 2), (2, 4)]),
     }
 )
 
@@ -64,8 +66,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority_threshold=sizes["threshold"],
             max_adapters=sizes["adapters"],
             draft_tokens=sizes["drafts"],
+            layers=5,
         )
         self.bench = Bench(built, order, overlap=sizes["overlap"])
+        if chunk and (split := sizes["split"]):
+            pages_split, layers = split
+            splitting = SplitChunk(chunk * page, LayerSplit(pages_split * page, layers))
+            self.bench.scheduler._pacing._choice = splitting
         self.bench.scheduler.take_adapters(dict.fromkeys(ADAPTERS, ""))
         self.prompts: dict[str, list[int]] = {}
         self.generated: dict[str, int] = {}

@@ -182,8 +182,10 @@ def pool_pages(
     return pages_for(min(affordable, useful), page_size)
 
 
-def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) -> SchedulerSettings:
-    """`config` with every setting resolved."""
+def scheduler_settings(
+    config: EngineConfig, context_tokens: int, pages: int, layers: int = 1
+) -> SchedulerSettings:
+    """`config` with every setting resolved; `layers`: in which a prompt's chunk may be split."""
     page_size, chunk = config.page_size or 1, config.chunk_size or -1
     return SchedulerSettings(
         limits=Limits(context_tokens, pages * page_size),
@@ -203,6 +205,7 @@ def scheduler_settings(config: EngineConfig, context_tokens: int, pages: int) ->
         report_chunks=config.role is not Role.MIXED,  # a decode engine may become a prefill one
         target=_target(config.slo),
         max_adapters=config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,
+        layers=layers,
         draft_tokens=config.speculation.tokens if config.speculation else 0,
         draft_model=bool(config.speculation and config.speculation.draft),
         ttft_seconds=_ttft_seconds(config.slo),
