@@ -3,7 +3,11 @@
 On this machine: 16 streams decode, a prompt of 32 chunks comes, and others of 64 tokens follow over
 the first half of what it takes unchunked; also how much memory a step takes beyond what is always
 there. At the size of a GPU, simulated: 20 others of 500 tokens behind a prompt of 100,000, in its
-first second or all the while. Prints one JSON line a figure.
+first second or all the while.
+
+`--only split`: the gaps of the 16 streams beside a prompt whose first 32,768 tokens are cached, at
+a promise between a step that only decodes and one with a page of it: with chunks of a page, and
+with chunks in groups of layers. Also simulated, to 100,000 tokens. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -28,13 +32,28 @@ from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
 
 from benchmarks.batching import GPU, settings_on
 from benchmarks.cpu_serving import as_an_engine_process, write_model
-from benchmarks.interference import GREEDY, engine_for, report, start_streams, step
+from benchmarks.interference import (
+    GREEDY,
+    LARGEST_CHUNK,
+    Clock,
+    Observed,
+    engine_for,
+    observe_prompt,
+    percentile_99,
+    report,
+    start_streams,
+    step,
+)
 
 CHUNK = 256
 CHUNKS = 32
 OTHERS = 20
 OTHER_TOKENS = 64
 ANSWER = 4
+CACHED_TOKENS = 32_768
+NEW_TOKENS = 128
+LEARNING_TURNS = 3
+"""Beside which an engine learns what its steps take."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,92 @@ def measured(turns: int, threads: int) -> None:
     for kind, seen in runs.items():
         peak = statistics.median(run.peak for run in seen)
         report(f"behind_a_long_prompt.cpu.{kind}.peak_memory", peak, "MiB")
+
+
+def split(turns: int, threads: int, clock: Clock) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(folder, context=2 * CACHED_TOKENS)
+
+        def engine_with(milliseconds: int) -> Engine:
+            slo = {"itl_milliseconds": milliseconds, "percentile": 95}
+            pool = CACHED_TOKENS + 16_384
+            more = {"slo": slo, "kv_pool_tokens": pool, "prefix_cache": True}
+            return engine_for(folder, LARGEST_CHUNK, threads, **more)
+
+        engine = engine_with(1)  # nothing is left of it: every chunk beside rows is a page
+        decode = _decode_step(engine, clock)
+        pages = _behind_cached(engine, turns, clock)
+        page = statistics.median(seconds for run in pages for seconds in run.steps)
+        promise = round(1000 * (decode + page) / 2)
+        report("behind_a_long_prompt.split.decode_step", 1000 * decode, "ms")
+        report("behind_a_long_prompt.split.step_with_a_page", 1000 * page, "ms")
+        gaps_of("smallest_chunk", pages, promise)
+        del engine
+        gaps_of("layer_groups", _behind_cached(engine_with(promise), turns, clock), promise)
+
+
+def simulated_split() -> None:
+    """Pages of 64 tokens, a promise of 10 ms."""
+    cost, promise = cost_named(GPU), 0.010
+    streams = [TraceRequest(index * 0.01, 2_000, 3_000) for index in range(OTHERS)]
+    trace = trace_of("behind", [*streams, TraceRequest(3.0, 100_000, 20)])
+    base = replace(
+        settings_on(cost, 8_192),
+        page_size=64,
+        min_prefill_tokens=64,
+        target=StepTarget(promise, 0.95, 1_024),
+    )
+    for kind, layers in (("smallest_chunk", 1), ("layer_groups", cost.layers)):
+        device = SimulatedDevice(trace.requests, cost)
+        record = Replay(trace, replace(base, layers=layers), device, Options()).run().record
+        name = f"behind_a_long_prompt.split.simulated.{kind}"
+        gaps = list(zip(record.gaps.values, record.gaps.counts, strict=True))
+        kept = sum(count for gap, count in gaps if gap <= promise)
+        report(f"{name}.kept", kept / sum(count for _, count in gaps), "of the gaps")
+        first = record.timelines[-1].first_token_seconds or 0.0
+        report(f"{name}.first_token_of_the_prompt", first - 3.0, "s")
+
+
+def _decode_step(engine: Engine, clock: Clock) -> float:
+    names = start_streams(engine, -1, 200, clock)
+    seconds = []
+    for _ in range(50):
+        began = clock()
+        step(engine, clock)
+        seconds.append(clock() - began)
+    for name in names:
+        engine.scheduler.abort(name)
+    while engine.scheduler.status().running_requests:
+        step(engine, clock)
+    engine.scheduler.next_batch(clock())
+    return statistics.median(seconds)
+
+
+def _behind_cached(engine: Engine, turns: int, clock: Clock) -> list[Observed]:
+    """The first turns are not reported."""
+    cached = [token % 1000 for token in range(CACHED_TOKENS)]
+    engine.scheduler.add(Generate("cached", cached, 1, GREEDY))
+    while "cached" not in step(engine, clock)[1]:
+        pass
+    seen = []
+    for turn in range(LEARNING_TURNS + turns):
+        new = [turn * 50 + token % 40 for token in range(NEW_TOKENS)]
+        seen.append(observe_prompt(engine, cached + new, turn, clock))
+    return seen[LEARNING_TURNS:]
+
+
+def gaps_of(name: str, runs: list[Observed], promise: float) -> None:
+    """Of streams beside the prompt; `promise` in milliseconds."""
+    name = f"behind_a_long_prompt.split.{name}"
+    gaps = [gap for run in runs for gap in run.gaps]
+    worst = statistics.median(max(run.gaps) for run in runs)
+    kept = sum(gap <= promise / 1000 for gap in gaps) / len(gaps)
+    report(f"{name}.worst_gap", 1000 * worst, "ms", promise=promise, kept=round(kept, 3))
+    report(f"{name}.p99_gap", 1000 * percentile_99(gaps), "ms")
+    prompt = statistics.median(run.prompt for run in runs)
+    steps = round(statistics.median(len(run.steps) for run in runs))
+    report(f"{name}.first_token_of_the_prompt", 1000 * prompt, "ms", steps=steps)
 
 
 def _together(seen: list[Waits]) -> Waits:
@@ -159,8 +264,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--only", choices=("simulated", "measured"))
+    parser.add_argument("--only", choices=("simulated", "measured", "split"))
+    parser.add_argument(
+        "--cpu-clock",
+        action="store_true",
+        help="split: the process's CPU time, with one thread, on a machine shared with others",
+    )
     arguments = parser.parse_args()
+    if arguments.only == "split":
+        as_an_engine_process("benchmarks.behind_a_long_prompt")
+        clock = time.process_time if arguments.cpu_clock else time.perf_counter
+        split(arguments.turns, 1 if arguments.cpu_clock else arguments.threads, clock)
+        simulated_split()
+        return
     if arguments.only != "simulated":
         as_an_engine_process("benchmarks.behind_a_long_prompt")
         measured(arguments.turns, arguments.threads)

@@ -89,7 +89,8 @@ def check(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generate]
     """Compares every token, and sees to it that what the case is about really happened."""
     run = compare(case, folder, oracle, requests)
     assert (run.cuts > 0) == (case.chunk_size > 0), "no prompt was cut, or one that must not be"
-    assert (run.modes["MIXED"] > 0) == case.mixed, "no forward was mixed, or one that must not be"
+    mixed = run.modes["MIXED"] + run.modes["SPLIT_PREFILL"]
+    assert (mixed > 0) == case.mixed, "no forward was mixed, or one that must not be"
     assert (run.retractions > 0) == (case.pool_tokens is not None)
     assert (run.drafted_tokens > run.accepted_tokens > 0) == (case.drafts > 0)
     return run
