@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydantic import TypeAdapter
-from sluice_contract.config import cors, tracing
+from sluice_contract.config import cors, host_cache, tracing
 from sluice_contract.config import router as router_config
 from sluice_operator.api import base, route
 
@@ -24,6 +24,7 @@ PATTERNS: Final = {
     _pattern(base.ResourceName): "resource like nvidia.com/gpu",
     _pattern(base.Image): "no spaces, at most 512 characters",
     _pattern(base.FilePath): "absolute path without ':', at most 512 characters",
+    host_cache.BYTES_PATTERN: "whole bytes like 64Gi",
     _pattern(base.Quantity): "like 2, 500m or 4Gi",
     r"^[A-Za-z0-9_][-./A-Za-z0-9_]*$": "letters, digits, '_', '-', '.', '/', the first none of the "
     "last three; at most 128",

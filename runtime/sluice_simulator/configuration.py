@@ -116,6 +116,9 @@ def _check(config: EngineConfig, cost: Cost) -> None:
     if config.kv_transfer is not None:
         allowed = "nothing (one engine is simulated, without a hand-over)"
         raise UnusableConfigError(str(ConfigError("kvTransfer", config.kv_transfer, allowed)))
+    if config.host_cache is not None:
+        allowed = "nothing (a replay has no pages to copy)"
+        raise UnusableConfigError(str(ConfigError("hostCache", config.host_cache, allowed)))
     if config.speculation is not None:
         allowed = "nothing (a trace has no tokens to draft from)"
         raise UnusableConfigError(str(ConfigError("speculation", config.speculation, allowed)))

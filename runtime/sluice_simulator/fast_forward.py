@@ -42,7 +42,7 @@ class FastForwardScheduler(Scheduler):
             request.token_ids += request.token_ids[-1:] * steps
             missing = pages_for(request.computed_tokens, page_size) - len(request.page_ids)
             for _ in range(missing):
-                self._kv.append_page(request)
+                self._kv.append_pages([request])
         for _ in range(steps):
             self._ratio.decay()
 

@@ -83,16 +83,16 @@ CACHE_MUTATIONS: Final = (
     ),
     Mutation(
         "kv: the whole prompt is found, its last token too",
-        "kv_allocator",
-        "(len(request.token_ids) - 1) // self._page_size",
-        "len(request.token_ids) // self._page_size",
+        "request",
+        "(len(self.token_ids) - 1) // page_size",
+        "len(self.token_ids) // page_size",
         CACHE,
     ),
     Mutation(
         "kv: salts share prefixes",
         "kv_allocator",
-        "self._cache.match(request.namespace, request.key, self._max_matched_pages(request))",
-        'self._cache.match("", request.key, self._max_matched_pages(request))',
+        "self._cache.match(request.namespace, request.key, most)",
+        'self._cache.match("", request.key, most)',
         ("test_scheduler_prefix",),
     ),
     Mutation(
@@ -189,8 +189,8 @@ CACHE_MUTATIONS: Final = (
     Mutation(
         "step: a prefix is taken as it was before another one cut it",
         "kv_allocator",
-        "match = planned if self._cache.has(planned) else self.match(request)",
-        "match = planned",
+        "return planned if self._cache.has(planned) else self.match(request)",
+        "return planned",
         CACHE,
     ),
     Mutation(
@@ -199,5 +199,26 @@ CACHE_MUTATIONS: Final = (
         "return self.key[first * TOKEN_BYTES : last * TOKEN_BYTES]",
         "return self.key[: (last - first) * TOKEN_BYTES]",
         CACHE,
+    ),
+    Mutation(
+        "host tier: what is evicted is not copied out",
+        "host_tier",
+        "                self._saved.append((node.page_ids[index], page.slot))",
+        "                pass",
+        ("test_host_tier",),
+    ),
+    Mutation(
+        "host tier: a page that is not as it was written is used",
+        "host_tier",
+        "if page.slot in bad), len(load.pages))",
+        "if False), len(load.pages))",
+        ("test_host_tier",),
+    ),
+    Mutation(
+        "host tier: a slot is free while a copy reads it",
+        "host_tier",
+        "        if page.dropped and not page.readers:\n            self.free(page.slot)",
+        "        if page.dropped:\n            self.free(page.slot)",
+        ("test_host_tier",),
     ),
 )

@@ -13,8 +13,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "admission: the answer is not weighed",
         "admission",
-        "- start + answer, pages, locked_pages):",
-        "- start, pages, locked_pages):",
+        "- cached * self._page_size + answer",
+        "- cached * self._page_size",
         ("test_admission",),
     ),
     Mutation(
@@ -153,14 +153,14 @@ STEP_MUTATIONS: Final = (
     ),
     Mutation(
         "step: a row whose last token is in flight takes a token of a step",
-        "admission",
+        "admission_bounds",
         "decode_rows=running.ready_rows if settings.mixed else 0,",
         "decode_rows=len(running) if settings.mixed else 0,",
         ("test_scheduler",),
     ),
     Mutation(
         "step: pages of a row whose last token is in flight count as nobody's",
-        "admission",
+        "admission_bounds",
         "alone=not (running or coming),",
         "alone=not (running.ready_rows or coming),",
         ("test_scheduler",),

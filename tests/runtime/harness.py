@@ -19,7 +19,7 @@ from sluice_runtime.model.files import resolve
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.pacing import FixedChunk, LayerSplit
 from sluice_runtime.scheduler.scheduler import Scheduler
-from sluice_runtime.wire.messages import Generate, Sampling, TokenDelta
+from sluice_runtime.wire.messages import Generate, HostCacheLoad, Sampling, TokenDelta
 
 from tests.runtime.scheduler.building import SplitChunk
 
@@ -55,6 +55,8 @@ class Run:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     """Drafts that were verified, and that answers kept."""
+    host: HostCacheLoad | None = None
+    """What the host cache did."""
     layers: str = ""
     """Name of the class that computed them."""
 
@@ -125,11 +127,14 @@ def run_engine(
             drive(engine.scheduler, device, run, recorder, requests, chunk_sizes)
     finally:
         torch.set_num_threads(1)
+        if engine.host_cache is not None:
+            engine.host_cache.close()
     status = engine.scheduler.status()
     run.layers = type(engine.model.layers).__name__
     run.cuts, run.retractions = status.chunk_cuts, status.retractions
     run.evictions = status.evicted_pages
     run.drafted_tokens, run.accepted_tokens = status.drafted_tokens, status.accepted_tokens
+    run.host = status.host_cache
     run.graph_steps = engine.runner.graph_steps or 0
     assert status.pages_available == status.pages_total, "pages leaked"
     return run

@@ -146,6 +146,7 @@ def test_what_cannot_be_used_is_named(
         ({"tensorParallelSize": 4}, "tensorParallelSize: 4 is not allowed; allowed: 1"),
         ({"kvTransfer": {}}, "kvTransfer"),
         ({"speculation": {"method": "NGram"}}, "speculation"),
+        ({"hostCache": {"memory": "1Gi"}}, "hostCache"),
         ({"contextLength": 10_000_000}, "contextLength: 10000000 is not allowed"),
         ({"chunkSize": 8}, "chunkSize"),
         (

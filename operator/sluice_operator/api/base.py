@@ -182,8 +182,7 @@ class Resources(ApiModel):
     limits: dict[str, Quantity] | None = Field(
         default=None,
         max_length=16,
-        description="What the container may use at most. GPUs are not given here but as "
-        "accelerator.count.",
+        description="Most that the container may use; GPUs are accelerator.count.",
     )
 
     RULES: ClassVar = (

@@ -205,23 +205,22 @@ class EngineSpec(EngineSettings, ApiModel):
 
     image: Image | None = Field(
         default=None,
-        description="Engine image; the one of the operator's release, for CPUs or for GPUs, when "
-        "left out.",
+        description="Engine image; left out: that of the operator's release, for CPUs or GPUs.",
     )
     drain_seconds: int | None = Field(
         default=None,
         ge=0,
         le=86_400,
         json_schema_extra=left_out(DRAIN_SECONDS),
-        description="How long running streams may finish after SIGTERM, in seconds.",
+        description="Seconds that running streams may take after SIGTERM.",
     )
     startup_seconds: int | None = Field(
         default=None,
         ge=10,
         le=86_400,
         json_schema_extra=left_out(STARTUP_SECONDS),
-        description="How long an engine that loads its model may make no progress, in seconds, "
-        "until it is restarted. A roll-out that waits two minutes longer for one that loads stops.",
+        description="Seconds that an engine that loads its model may make no progress, until it is "
+        "restarted; a roll-out that waits two minutes longer stops.",
     )
 
     RULES: ClassVar = (

@@ -91,7 +91,7 @@ class EnvVar(ApiModel):
     )
     value: ShortText | None = Field(default=None, description="Its value.")
     value_from: EnvSource | None = Field(
-        default=None, description="Where its value comes from, instead of value."
+        default=None, description="Source of its value, instead of value."
     )
 
     RULES: ClassVar = (

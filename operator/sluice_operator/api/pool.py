@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 from pydantic import Field
 from sluice_contract.cluster.labels import Role
+from sluice_contract.config.host_cache import HostCache
 
 from sluice_operator.api.adapters import MAX_CLAIMS
 from sluice_operator.api.base import (
@@ -200,6 +201,9 @@ class EnginePoolSpec(ApiModel):
         min_length=1,
         max_length=64,
         description="Annotation of the pods: another text replaces them, one after the other.",
+    )
+    host_cache: HostCache | None = Field(
+        default=None, description="Memory and disk of the engine's host cache."
     )
     accelerator: AcceleratorSpec | None = Field(
         default=None, description="GPUs of one engine; without it the engine runs on CPUs."

@@ -30,13 +30,12 @@ class AcceleratorSpec(ApiModel):
         default=None,
         min_length=1,
         description="Product as a node label spells it, e.g. NVIDIA-A100-SXM4-40GB; the pods are "
-        "then bound to such nodes. Left out: whatever the nodes have.",
+        "then bound to such nodes. Left out: any.",
     )
     product_label: LabelKey | None = Field(
         default=None,
         json_schema_extra=left_out("nvidia.com/gpu.product; amd.com/gpu.product-name for amd.com"),
-        description="Node label that product is the value of, e.g. "
-        "cloud.google.com/gke-accelerator.",
+        description="Node label of product, e.g. cloud.google.com/gke-accelerator.",
     )
     count: int | None = Field(
         default=None,
@@ -48,7 +47,7 @@ class AcceleratorSpec(ApiModel):
     resource_name: ResourceName | None = Field(
         default=None,
         json_schema_extra=left_out(GPU_RESOURCE),
-        description="Resource that the GPUs are, as their device plugin calls it, e.g. amd.com/gpu "
+        description="Resource of the GPUs, as their device plugin calls it, e.g. amd.com/gpu "
         "or nvidia.com/mig-1g.10gb.",
     )
 
@@ -110,8 +109,8 @@ class PoolSpec(ApiModel):
     )
     resources: Resources | None = Field(
         default=None,
-        description="CPU and memory of one engine's container. Without a memory limit each engine "
-        "sizes its KV pool from the memory of its whole node.",
+        description="CPU and memory of one engine's container. Without a memory limit its KV "
+        "pool is sized by the node's.",
     )
     template: PodTemplate | None = Field(default=None, description="Additions to the pool's pods.")
 

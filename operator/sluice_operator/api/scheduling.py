@@ -19,13 +19,13 @@ class NodeRequirement(ApiModel):
 
     key: LabelKey = Field(description="Label key, or field name in matchFields.")
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(
-        description="How the value is compared."
+        description="How to compare."
     )
     values: list[LabelValue] | None = Field(
         default=None,
         max_length=32,
         json_schema_extra=ATOMIC,
-        description="Values to compare with; empty for Exists and DoesNotExist.",
+        description="Values to compare with; none for Exists, DoesNotExist.",
     )
 
 
@@ -82,12 +82,12 @@ class LabelRequirement(ApiModel):
     """One expression over labels."""
 
     key: LabelKey = Field(description="Label key.")
-    operator: SelectorOperator = Field(description="How the value is compared.")
+    operator: SelectorOperator = Field(description="How to compare.")
     values: list[LabelValue] | None = Field(
         default=None,
         max_length=32,
         json_schema_extra=ATOMIC,
-        description="Values to compare with; empty for Exists and DoesNotExist.",
+        description="Values to compare with; none for Exists, DoesNotExist.",
     )
 
 
@@ -114,7 +114,7 @@ class PodTerm(ApiModel):
         default=None,
         max_length=32,
         json_schema_extra=ATOMIC,
-        description="Namespaces of the pods; the pod's own when left out.",
+        description="Namespaces; the pod's own when left out.",
     )
 
 

@@ -11,6 +11,7 @@ from typing import ClassVar, Final, Literal
 from pydantic import Field
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.cors import Cors
+from sluice_contract.config.host_cache import HostCache
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.config.router import MAX_PRIORITY, MAX_TENANTS, TenantName
 from sluice_contract.config.speculation import SpeculationSettings
@@ -309,6 +310,10 @@ class InferenceServiceSpec(ApiModel):
         """Where their draft model is, if one drafts."""
         speculation = self.speculation(role)
         return speculation.draft.uri if speculation and speculation.draft else None
+
+    def host_cache(self, role: Role) -> HostCache | None:
+        """Where engines of a role keep what they evict; decode engines evict no prompts."""
+        return None if role is Role.DECODE else self.engine_of(role).host_cache
 
     @property
     def asks_for_keys(self) -> bool:

@@ -72,7 +72,7 @@ class ContainerPort(ApiModel):
 
 
 class Sidecar(ApiModel):
-    """A container beside the engine. It runs under the same restricted security context."""
+    """A container beside the engine, under the same restricted security context."""
 
     name: DnsLabel = Field(description="Name of the container.")
     image: Image = Field(description="Container image.")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from sluice_contract.cluster import labels, ports
+from sluice_contract.config.host_cache import FOLDER, bytes_of
 
 from sluice_operator.accelerators.node_requirements import (
     gpu_count,
@@ -55,13 +56,15 @@ MIN_READY_SECONDS: Final = 10
 """How long an engine has to be ready before a roll-out counts on it."""
 PROGRESS_SLACK_SECONDS: Final = 120
 """For scheduling and pulling the image, beyond the time the engine may take to start."""
+HOST_CACHE: Final = "host-cache"
+"""Name of the volume of the host cache's disk."""
 FETCH_SECONDS: Final = 6 * 3600
 """For bringing the model, where each pod does."""
 
 PROCESS_FIELDS: Final = (
     "image", "configRef", "modelClaim", "fetch", "modelImage", "handoverSecret", "bootstrapPort",
     "metricsPort", "drainSeconds", "accelerator", "resources", "rdmaResource", "adaptersRef",
-    "adapterClaims",
+    "adapterClaims", "hostCache",
 )  # fmt: skip
 PROCESS_TEMPLATE_FIELDS: Final = (
     "env", "volumes", "volumeMounts", "sidecars", "initContainers", "runtimeClassName", "fsGroup",
@@ -256,6 +259,8 @@ def _ports(spec: EnginePoolSpec) -> list[Manifest]:
 
 def _resources(spec: EnginePoolSpec) -> Manifest:
     resources: Manifest = spec.resources.to_json_dict() if spec.resources else {}
+    if spec.host_cache is not None:
+        resources = _with_memory(resources, bytes_of(spec.host_cache.memory))
     devices: dict[str, int] = {}
     if spec.accelerator is not None and (gpus := gpu_count(spec.accelerator)):
         devices[resource_name(spec.accelerator)] = gpus
@@ -264,6 +269,27 @@ def _resources(spec: EnginePoolSpec) -> Manifest:
     if not devices:
         return resources
     return resources | {"limits": devices | resources.get("limits", {})}
+
+
+def _with_memory(resources: Manifest, added_bytes: int) -> Manifest:
+    """Beside what the user has given the rest of the container; at least, as a request."""
+    requests, limits = resources.get("requests", {}), resources.get("limits", {})
+    if "memory" in limits:
+        limits = limits | {"memory": bytes_of(limits["memory"]) + added_bytes}
+    if "memory" in requests or "memory" not in limits:
+        requests = requests | {"memory": bytes_of(requests.get("memory", 0)) + added_bytes}
+    given = {"requests": requests, "limits": limits}
+    return resources | {name: amounts for name, amounts in given.items() if amounts}
+
+
+def _host_cache_volumes(spec: EnginePoolSpec) -> list[Manifest]:
+    if spec.host_cache is None or spec.host_cache.disk is None:
+        return []
+    return [{"name": HOST_CACHE, "emptyDir": {"sizeLimit": spec.host_cache.disk.size}}]
+
+
+def _host_cache_mounts(spec: EnginePoolSpec) -> list[Manifest]:
+    return [{"name": v["name"], "mountPath": FOLDER} for v in _host_cache_volumes(spec)]
 
 
 def _security(spec: EnginePoolSpec) -> Manifest:
@@ -281,6 +307,7 @@ def _volumes(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         *_model_volumes(spec),
         *adapter_volumes(spec),
         *handover_volumes(spec.handover_secret),
+        *_host_cache_volumes(spec),
         *(volume.to_json_dict() for volume in template.volumes or ()),
     ]
 
@@ -307,6 +334,7 @@ def _mounts(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         *([image_mount()] if spec.model_image and spec.model_image.mounted else []),
         *adapter_mounts(spec),
         *handover_mounts(spec.handover_secret),
+        *_host_cache_mounts(spec),
         *(mount.to_json_dict() for mount in template.volume_mounts or ()),
     ]
 

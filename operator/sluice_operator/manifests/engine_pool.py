@@ -48,6 +48,7 @@ def pool_spec(
         bootstrap_port=handover.bootstrap_port if handover and role is Role.PREFILL else None,
         metrics_port=ports.ENGINE_METRICS,
         rdma_resource=_rdma_resource(handover),
+        host_cache=spec.host_cache(role),
         # Of a budget, too: engines that it holds back are not in the shares of the revisions.
         in_place=True if spec.replaces_in_place or spec.gpu_budget is not None else None,
         restarted_at=spec.restarted_at,

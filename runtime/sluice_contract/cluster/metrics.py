@@ -114,6 +114,25 @@ ENGINE: Final = (
     Metric("sluice_evicted_pages_total", "counter", "Cached pages evicted for other requests."),
     Metric("sluice_drafted_tokens_total", "counter", "Drafts verified by speculation."),
     Metric("sluice_accepted_tokens_total", "counter", "Verified drafts that answers kept."),
+    Metric(
+        "sluice_host_cache_hit_tokens_total",
+        "counter",
+        "Prompt tokens that came back from the host cache, by tier; cached tokens count them, too.",
+        ("tier",),
+    ),
+    Metric(
+        "sluice_host_cache_copied_bytes_total",
+        "counter",
+        "Pages copied: saved from the device, loaded into it, spilled from memory to disk.",
+        ("kind",),
+    ),
+    Metric("sluice_host_cache_copy_seconds_total", "counter", "Time of these copies.", ("kind",)),
+    Metric(
+        "sluice_host_cache_bad_pages_total",
+        "counter",
+        "Pages that the disk did not take, or did not give back as they were.",
+    ),
+    Metric("sluice_host_cache_used_bytes", "gauge", "What the host cache holds.", ("tier",)),
     Metric("sluice_steps_total", "counter", "Forward passes by mode.", ("mode",)),
     Metric(
         "sluice_step_seconds", "histogram", "Duration of a step by mode.", ("mode",), STEP_SECONDS

@@ -37,6 +37,7 @@ from sluice_contract.config.accelerators import (
 )
 from sluice_contract.config.adapters import AdapterRefs
 from sluice_contract.config.cors import Cors
+from sluice_contract.config.host_cache import HostCache
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_contract.config.speculation import SpeculationSettings
 from sluice_contract.config.tracing import Tracing
@@ -137,8 +138,8 @@ class EngineSettings(ContractModel):
         default=None,
         ge=-1,
         le=1_048_576,
-        description="Most tokens of one step: of prompts, and one for each request that decodes in "
-        "it. Longer prompts are computed in chunks. -1 turns chunking off.",
+        description="Most tokens of one step: of prompts, cut where longer, and one for each "
+        "request that decodes in it. -1 turns chunking off.",
     )
     max_prefill_tokens: int | None = Field(
         default=None,
@@ -150,8 +151,8 @@ class EngineSettings(ContractModel):
         default=None,
         ge=1,
         le=1_048_576,
-        description="Tokens of each step that are for prompts, however many requests decode in it; "
-        "at least pageSize.",
+        description="Prompt tokens of each step, however many requests decode in it; at least "
+        "pageSize.",
     )
     max_running_requests: int | None = Field(
         default=None,
@@ -175,7 +176,7 @@ class EngineSettings(ContractModel):
     attention_backend: AttentionBackend | None = Field(
         default=None,
         description="What computes attention: native (compiled kernels) or torch on CPUs, "
-        "flashinfer or torch on GPUs; auto: the fastest that device and model have kernels for. "
+        "flashinfer or torch on GPUs; auto: the fastest there is for device and model. "
         "flashinfer-fa2 and -fa3 fix the kernels for prompts; else FA3 has Hopper's long chunks.",
     )
     page_size: int | None = Field(
@@ -185,21 +186,20 @@ class EngineSettings(ContractModel):
         default=None,
         ge=1,
         description="Size of the KV pool in tokens, a multiple of pageSize. Left out: what "
-        "memoryFraction leaves, but no more than maxRunningRequests whole contexts.",
+        "memoryFraction leaves, at most maxRunningRequests whole contexts.",
     )
     memory_fraction: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="Share of the device's memory for weights and KV pool (on CPUs, of the "
-        "container's); less where a full step on a GPU, or on CPUs the logits of "
-        "maxRunningRequests, grammars and the API process, need more than the "
-        "rest. Not read when kvPoolTokens is given.",
+        description="Share of the GPU's or container's memory for weights and KV pool; less where "
+        "full steps, or on CPUs logits, grammars and the API process, need more than the rest. Not "
+        "read beside kvPoolTokens.",
     )
     mixed_chunk: bool | None = Field(
         default=None,
-        description="Whether running requests decode in the steps that compute prompts; else "
-        "they wait for eight such steps at most.",
+        description="Whether requests decode in the steps that compute prompts; else they wait for "
+        "eight of these at most.",
     )
     prefix_cache: bool | None = Field(
         default=None,
@@ -211,7 +211,7 @@ class EngineSettings(ContractModel):
     overlap: bool | None = Field(
         default=None,
         description="Whether the next step is planned while one runs, and on GPUs launched before "
-        "the one before it has ended. On CPUs both want the same cores.",
+        "that has ended. On CPUs both want the same cores.",
     )
     scheduling_policy: SchedulingPolicy | None = Field(
         default=None, description="Order in which waiting requests are admitted."
@@ -220,8 +220,8 @@ class EngineSettings(ContractModel):
         default=None,
         gt=0,
         le=10,
-        description="Factor on the share of max_tokens that is reserved when a request is "
-        "admitted. Larger: fewer run at once, and fewer are sent back to the queue (retraction).",
+        description="Factor on the share of max_tokens that admission reserves. Larger: fewer "
+        "requests run at once, and fewer are sent back to the queue.",
     )
     priority_threshold: int | None = Field(
         default=None,
@@ -233,8 +233,8 @@ class EngineSettings(ContractModel):
         default=None,
         ge=1,
         le=64,
-        description="Most adapters whose requests run at once; requests of others wait. Each takes "
-        "memory of the device, used or not. Not read without adapters.",
+        description="Most adapters whose requests run at once; others wait. Each takes memory of "
+        "the device. Not read without adapters.",
     )
     max_lora_rank: int | None = Field(
         default=None,
@@ -247,23 +247,27 @@ class EngineSettings(ContractModel):
     )
     tool_call_format: ToolCallFormat | None = Field(
         default=None,
-        description="How the model writes tool calls; its chat template tells, if it is of a known "
-        "family.",
+        description="How the model writes tool calls; a chat template of a known family tells.",
     )
     reasoning_format: ReasoningFormat | None = Field(
         default=None,
         description="How the model writes the reasoning before its answer, which chats then have "
-        "apart from it (reasoning_content); its chat template tells, if it is of a known family.",
+        "as reasoning_content; a chat template of a known family tells.",
     )
     strict_requests: bool | None = Field(
         default=None,
-        description="Whether a request with an unknown field is refused; else the field is ignored "
-        "and named in the answer's header X-Sluice-Ignored-Fields.",
+        description="Whether a request with an unknown field is refused; else the answer's header "
+        "X-Sluice-Ignored-Fields names it.",
     )
     speculation: SpeculationSettings | None = Field(
         default=None,
         description="Drafts tokens and verifies several in one step; answers stay the same. Left "
         "out: off. Not read by prefill engines.",
+    )
+    host_cache: HostCache | None = Field(
+        default=None,
+        description="Keeps evicted prefixes in the host's memory and on its disk. Left out: off. "
+        "Not read by decode engines.",
     )
     kv_transfer: KvTransfer | None = Field(
         default=None, description="How prefill engines hand the KV cache to decode engines."
@@ -388,6 +392,11 @@ class EngineConfig(EngineSettings):
         "Required in roles prefill and decode; in role mixed an engine without it goes on with no "
         "answer that another engine began.",
     )
+    host_cache_folder: str | None = Field(
+        default=None,
+        max_length=4096,
+        description="Folder of the file of hostCache.disk; left out: that of temporary files.",
+    )
     tracing: Tracing | None = Field(
         default=None, description="Where spans of sampled requests go; left out: nowhere."
     )
@@ -411,6 +420,12 @@ class EngineConfig(EngineSettings):
     def _signatures_need_a_key(self) -> Self:
         if self.server.require_signature and self.handover_key_file is None:
             raise ValueError("server.requireSignature only beside handoverKeyFile")
+        return self
+
+    @model_validator(mode="after")
+    def _decode_engines_evict_no_prompts(self) -> Self:
+        if self.role is Role.DECODE and self.host_cache is not None:
+            raise ValueError("hostCache in roles mixed and prefill only")
         return self
 
     @field_validator("chunk_size")

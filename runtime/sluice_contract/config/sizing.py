@@ -25,6 +25,7 @@ from sluice_contract.config.accelerators import (
     tier_sizes,
 )
 from sluice_contract.config.engine import EngineSettings, SloTargets
+from sluice_contract.config.host_cache import HostCache
 
 Value = bool | int | float | str
 SettingsT = TypeVar("SettingsT", bound=EngineSettings)
@@ -80,7 +81,7 @@ GENERAL: Final[dict[str, Value]] = {
 GPUs maxRunningRequests) are left to the engine."""
 
 
-UNRESOLVED: Final = frozenset({"kv_transfer", "speculation"})
+UNRESOLVED: Final = frozenset({"kv_transfer", "speculation", "host_cache"})
 """Settings of several fields, which have their own defaults."""
 
 
@@ -104,7 +105,8 @@ def resolve_settings(
             resolved[name] = Resolved(value=value, source=Source.USER, origin="spec")
     resolved.setdefault("min_prefill_tokens", _general(resolved["page_size"].value, "one page"))
     values = resolved_values(resolved)
-    if contradictions := (*_contradictions(values), *_against_slo(slo, values)):
+    against = (*_against_slo(slo, values), *_against_host_cache(user.host_cache, values))
+    if contradictions := (*_contradictions(values), *against):
         raise ContradictionsError(contradictions)
     return resolved
 
@@ -129,6 +131,18 @@ def _against_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> Iterato
         yield ConfigError("chunkSize", -1, "at least pageSize, as slo.itlMilliseconds is set")
     if not values["mixed_chunk"]:
         yield ConfigError("mixedChunk", False, "true, as slo.itlMilliseconds is set")
+
+
+def _against_host_cache(
+    cache: HostCache | None, values: Mapping[str, Value]
+) -> Iterator[ConfigError]:
+    if cache is None:
+        return
+    if not values["prefix_cache"]:
+        yield ConfigError("hostCache", cache.to_json_dict(), "only beside prefixCache")
+    if (gpus := values["tensor_parallel_size"]) != 1:
+        allowed = f"only for engines of one GPU so far (tensorParallelSize is {gpus})"
+        yield ConfigError("hostCache", cache.to_json_dict(), allowed)
 
 
 def resolved_values(resolved: Mapping[str, Resolved]) -> dict[str, Value]:

@@ -140,7 +140,8 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
                 group=ranks.group,
                 on_read=lambda read, total: link.send(Loading(read, total)),
             )
-            with closing(engine.runner):
+            cache = engine.host_cache
+            with closing(engine.runner), closing(cache) if cache else nullcontext():
                 _run(config, engine, keys, Ends(link, wakeup, stops, ranks))
 
 

@@ -24,6 +24,7 @@ from sluice_runtime.engine.runner import (
     RowSizes,
     RowState,
     Runner,
+    StepLauncher,
     StreamExecutor,
     SyncExecutor,
     allocated_rows,
@@ -44,6 +45,7 @@ from sluice_runtime.engine.sizing.pool_size import (
     model_bytes,
     pages_in_device_memory,
     pages_in_host_memory,
+    tier_pages,
     with_running_requests,
 )
 from sluice_runtime.errors import InvalidConfigError
@@ -69,6 +71,7 @@ from sluice_runtime.wire.messages import PROTOCOL_VERSION, Adapters, EngineReady
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.draft import DraftModel
+    from sluice_runtime.engine.host_cache import HostCache
 
 MAX_MASK_THREADS: Final = 8
 """For the rows of one step that have grammars."""
@@ -105,6 +108,8 @@ class Engine:
     """`weights_digest` of its model."""
     adapters: AdapterLoader | None
     """None: there will be none."""
+    host_cache: HostCache | None
+    """None: what the prefix cache evicts is gone. The owner of the engine closes it."""
     available_bytes: int
 
     def ready(self, epoch: str) -> EngineReady:
@@ -129,7 +134,11 @@ class Engine:
         self, *, overlap: bool, announce: Callable[[Batch], None] | None = None
     ) -> SyncExecutor | OverlapExecutor | StreamExecutor:
         """What runs its steps; the caller closes it. `announce` tells other ranks of each."""
-        runner = self.runner if announce is None else AnnouncingRunner(self.runner, announce)
+        runner: StepLauncher = self.runner
+        if announce is not None:
+            runner = AnnouncingRunner(runner, announce)
+        if self.host_cache is not None:
+            runner = self.host_cache.over(runner)
         if self.device.asynchronous:
             return StreamExecutor(runner, ahead=int(overlap))
         return executor_for(runner, overlap=overlap)
@@ -194,10 +203,12 @@ def build_engine(
         )
 
     loaded = LoadedModel(config, model, context, draft)
+    tier = tier_pages(loaded)
     pages = _pool_pages(loaded, files, gpu_memory, pool_of, runner_over)
     # The draft model follows whole steps only.
     layers = 1 if loader or draft else spec.layers
     settings = scheduler_settings(config, context, group.least(pages), layers)
+    settings = replace(settings, host_pages=tier)
     pool = _allocated_pool(settings, loaded, pool_of)
     return Engine(
         settings=settings,
@@ -210,8 +221,19 @@ def build_engine(
         model=model,
         weights=weights_digest(files, config.seed, _name(model.dtype)),
         adapters=loader,
+        host_cache=_host_cache(config, settings, pool),
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
+
+
+def _host_cache(
+    config: EngineConfig, settings: SchedulerSettings, pool: PagePool
+) -> HostCache | None:
+    if settings.host_pages is None:
+        return None
+    from sluice_runtime.engine.host_cache import HostCache
+
+    return HostCache(pool, settings.host_pages, config.host_cache_folder)
 
 
 def _pool_pages(

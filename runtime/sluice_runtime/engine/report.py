@@ -175,6 +175,7 @@ def load_from(
         finished_requests=status.finished_requests,
         drafted_tokens=status.drafted_tokens,
         accepted_tokens=status.accepted_tokens,
+        host_cache=status.host_cache,
     )
 
 

@@ -66,14 +66,18 @@ class PoolCopies:
     def copy(self, moves: Iterable[Move], *, to_pool: bool) -> None:
         """Returns when all is copied; what was launched on the device and not waited for may be
         missing."""
+        if (copied := self.start(moves, to_pool=to_pool)) is not None:
+            copied.synchronize()
+
+    def start(self, moves: Iterable[Move], *, to_pool: bool) -> torch.cuda.Event | None:
+        """Returns at once what says that all is copied; None: it is."""
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             for at, first, length in moves:
                 assert 0 <= first < first + length <= self._pool.numel(), "outside of the pool"
                 host, device = self._host[at : at + length], self._pool[first : first + length]
                 to, source = (device, host) if to_pool else (host, device)
                 to.copy_(source, non_blocking=True)
-        if self._stream is not None:
-            self._stream.synchronize()
+        return self._stream.record_event() if self._stream is not None else None
 
     def copy_heads(self, copies: Iterable[tuple[int, int]], parts: int, *, to_pool: bool) -> None:
         """As `copy`, of our heads of whole pages: (place in the host's memory, page of the pool).

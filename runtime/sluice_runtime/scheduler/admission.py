@@ -26,11 +26,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluice_runtime.scheduler.admission_bounds import (
     AdapterSlots,
     Locking,
+    PrefillHeadroom,
     PrefixesInFlight,
     Share,
     Unlocking,
@@ -42,8 +43,11 @@ from sluice_runtime.scheduler.pacing import ChunkBudget
 from sluice_runtime.scheduler.policies import PREEMPTING
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request, lock_of, rows_needing_page
-from sluice_runtime.scheduler.request_table import Running, expected_tokens, reserved_tokens
+from sluice_runtime.scheduler.request_table import expected_tokens, reserved_tokens
 from sluice_runtime.scheduler.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from sluice_runtime.scheduler.host_tier import HostTier
 
 MAX_SKIPPED: Final = 32
 """Waiting prompts that one step skips because they are too long to join a prompt that is cut."""
@@ -91,48 +95,18 @@ class PrefillPlan:
     chunk goes on in the next layers."""
     budget: ChunkBudget | None = None
     """Token budget of the step; None if there was no prompt to plan."""
+    returning: tuple[tuple[Request, Match], ...] = ()
+    """Waiting requests, and what is cached of them, the rest of whose prefixes comes back."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to compute or to copy."""
+        return bool(self.items or self.returning)
 
     @property
     def scores_prompts(self) -> bool:
         """Whether decode rows must keep out of the step."""
         return any(item.request.scores_prompt for item in self.items)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillHeadroom:
-    """What a step has left for prefill."""
-
-    available_pages: int
-    """Free and evictable pages, less those that the decode rows take in this step."""
-    reserved_tokens: float
-    """Tokens that running requests are expected to generate still."""
-    decode_rows: int
-    """Rows that share the step's budgets; 0 when batches are not mixed."""
-    rows: int
-    """Requests that may still join."""
-    alone: bool
-    """No other request holds or needs a page."""
-
-
-def headroom_beside(
-    running: Running,
-    prefilling: Request | None,
-    preallocated: Iterable[Request],
-    settings: SchedulerSettings,
-    ratio: float,
-    available_pages: int,
-    free_rows: int,
-) -> PrefillHeadroom:
-    """What a step has left for prefill beside requests that run, and those that have pages and will
-    run; `ratio` is the new-token ratio."""
-    coming = [*([prefilling] if prefilling else []), *preallocated]
-    return PrefillHeadroom(
-        available_pages=available_pages - len(running.rows_needing_page()),
-        reserved_tokens=running.reserved_tokens(ratio) + reserved_tokens(coming, ratio),
-        decode_rows=running.ready_rows if settings.mixed else 0,
-        rows=free_rows,
-        alone=not (running or coming),
-    )
 
 
 class PrefillAdder:
@@ -159,6 +133,7 @@ class PrefillAdder:
         self._rem_rows = headroom.rows
         self._alone = headroom.alone
         self._items: list[PrefillItem] = []
+        self._returning: list[tuple[Request, Match]] = []
         self._cut = False
         self._share: Share | None = None
         """While a part of the step is kept for the continuing prompt."""
@@ -208,23 +183,43 @@ class PrefillAdder:
             return AdmitResult.OTHER
         if not cut and self._items and end - start > self._rem_input:
             return AdmitResult.OTHER
-        pages = pages_for(len(request.token_ids), self._page_size) - match.pages
-        locked_pages = self._locking.cost(match)
-        answer = expected_tokens(request)
-        if not self._fits(len(request.token_ids) - start + answer, pages, locked_pages):
+        if not self._reserve(request, match):
             return AdmitResult.NO_TOKEN
-        # The pages of the whole prompt are the request's from now on, also when it is cut.
+        self._take(PrefillItem(request, start, end, cut, match))
+        return AdmitResult.CONTINUE
+
+    def add_returning(self, request: Request, match: Match, arriving_pages: int) -> AdmitResult:
+        """Reserves what `add` would, but no part of the step, for a waiting request that has to
+        wait for copies from the host tier. `arriving_pages`: have been taken for it; if none have,
+        its pages come back from now on."""
+        if self._rem_rows <= 0:
+            return AdmitResult.OTHER
+        if not self._reserve(request, match, arriving_pages):
+            return AdmitResult.NO_TOKEN
+        if not arriving_pages:
+            self._returning.append((request, match))
+        return AdmitResult.CONTINUE
+
+    def plan(self, result: AdmitResult) -> PrefillPlan:
+        """The complete plan; `result` is the last result of `add`."""
+        returning = tuple(self._returning)
+        return PrefillPlan(tuple(self._items), result.value, self._budget, returning)
+
+    def _reserve(self, request: Request, match: Match, taken_pages: int = 0) -> bool:
+        """Counts the pages of a whole prompt and of its answer, which are the request's from now
+        on, also when it is cut; False: they are not there."""
+        cached = match.pages + taken_pages
+        pages = pages_for(len(request.token_ids), self._page_size) - cached
+        locked_pages, answer = self._locking.cost(match), expected_tokens(request)
+        tokens = len(request.token_ids) - cached * self._page_size + answer
+        if not self._fits(tokens, pages, locked_pages):
+            return False
         self._locking.add(match)
         self._available_pages -= pages + locked_pages
         self._rem_total -= (pages + 1 + locked_pages) * self._page_size
         self._rem_total -= answer if request.ignore_eos else answer * self._ratio
         self._rem_rows -= 1
-        self._take(PrefillItem(request, start, end, cut, match))
-        return AdmitResult.CONTINUE
-
-    def plan(self, result: AdmitResult) -> PrefillPlan:
-        """The complete plan; `result` is the last result of `add`."""
-        return PrefillPlan(tuple(self._items), result.value, self._budget)
+        return True
 
     def _add_continuing(self, request: Request) -> None:
         """The next chunk of the request that was cut. It has its pages already, so it always makes
@@ -282,17 +277,19 @@ def plan_prefill(
     match: Callable[[Request], Match],
     prefixes: PrefixesInFlight,
     adapters: AdapterSlots,
+    host: HostTier | None = None,
 ) -> PrefillPlan:
     """Admits waiting requests in order until one does not fit, and the request that was cut with
     the share that is kept for it.
 
-    Three kinds of requests are skipped, and those behind them go on. A prompt too long to be
+    Four kinds of requests are skipped, and those behind them go on. A prompt too long to be
     computed beside the cut one waits for the end of that; others delay it by no more than their
     share. A request whose prefix is being computed finds it in a step or two. A request whose
-    adapter has no slot waits for one.
+    adapter has no slot waits for one. A request whose prefix goes on in the host tier waits for the
+    copies, with its pages and its row set aside.
     """
     adder.make_way(continuing)
-    result = adder.closed or _admit_waiting(adder, waiting, match, prefixes, adapters)
+    result = adder.closed or _admit_waiting(adder, waiting, match, prefixes, adapters, host)
     adder.add_kept(continuing)
     return adder.plan(result)
 
@@ -303,6 +300,7 @@ def _admit_waiting(
     match: Callable[[Request], Match],
     prefixes: PrefixesInFlight,
     adapters: AdapterSlots,
+    host: HostTier | None,
 ) -> AdmitResult:
     """Returns the last result of `add`."""
     result, skipped = AdmitResult.CONTINUE, 0
@@ -312,7 +310,11 @@ def _admit_waiting(
         cached = match(request)
         if prefixes.covers(request, cached):
             continue
-        result = adder.add(request, cached)
+        arriving = host.arriving(request, cached) if host else 0
+        if arriving or (host and host.returning(request, cached)):
+            result = adder.add_returning(request, cached, arriving)
+        else:
+            result = adder.add(request, cached)
         if result is AdmitResult.CONTINUE:
             prefixes.add(request)
             adapters.add(request)

@@ -4,6 +4,7 @@ made for each step.
 Refusals           which requests are not taken at all
 AdapterSlots       how many different adapters the rows may have
 Share              how a step is shared between a prompt that is cut and those behind it
+PrefillHeadroom    what a step has left for prompts
 PrefixesInFlight   who waits a step or two, for a prefix that another request computes now
 Locking, Unlocking what locks on the prefix tree would take from the evictable pages, or give back
 """
@@ -26,7 +27,7 @@ from sluice_runtime.scheduler.limits import (
 )
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node
 from sluice_runtime.scheduler.request import Request
-from sluice_runtime.scheduler.request_table import RequestTable
+from sluice_runtime.scheduler.request_table import RequestTable, Running, reserved_tokens
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, Refusal, TokenDelta
 
@@ -182,6 +183,43 @@ def share_with(
         max_input_tokens=input_tokens - page_size,
         context_tokens=cut.computed_tokens,
         beginning_weight=beginning_weight,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillHeadroom:
+    """What a step has left for prefill."""
+
+    available_pages: int
+    """Free and evictable pages, less those that the decode rows take in this step."""
+    reserved_tokens: float
+    """Tokens that running requests are expected to generate still."""
+    decode_rows: int
+    """Rows that share the step's budgets; 0 when batches are not mixed."""
+    rows: int
+    """Requests that may still join."""
+    alone: bool
+    """No other request holds or needs a page."""
+
+
+def headroom_beside(
+    running: Running,
+    prefilling: Request | None,
+    preallocated: Iterable[Request],
+    settings: SchedulerSettings,
+    ratio: float,
+    available_pages: int,
+    free_rows: int,
+) -> PrefillHeadroom:
+    """What a step has left for prefill beside requests that run, and those that have pages and will
+    run; `ratio` is the new-token ratio."""
+    coming = [*([prefilling] if prefilling else []), *preallocated]
+    return PrefillHeadroom(
+        available_pages=available_pages - len(running.rows_needing_page()),
+        reserved_tokens=running.reserved_tokens(ratio) + reserved_tokens(coming, ratio),
+        decode_rows=running.ready_rows if settings.mixed else 0,
+        rows=free_rows,
+        alone=not (running or coming),
     )
 
 

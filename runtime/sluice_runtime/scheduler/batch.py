@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -138,6 +138,18 @@ class VerifyRow(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
 
 
+class HostCopies(msgspec.Struct, frozen=True, array_like=True):
+    """Pages to copy between the pool and the host tier. Slots are numbered: those in memory first,
+    behind them those on disk."""
+
+    saved: tuple[tuple[int, int], ...] = ()
+    """(page, slot): before anything of the step writes to the pool."""
+    loaded: tuple[tuple[int, int], ...] = ()
+    """(slot, page): beside the step, which reads none of these pages."""
+    spilled: tuple[tuple[int, int], ...] = ()
+    """(slot in memory, slot on disk): beside the step."""
+
+
 class Batch(msgspec.Struct, frozen=True):
     """One step. Applied in the order of the fields: a dropped row may be added again at once, and
     a page that was replaced may be another row's already."""
@@ -159,6 +171,8 @@ class Batch(msgspec.Struct, frozen=True):
     """Rows advanced by one token: input is their last sampled token, start is their length."""
     decode_context_tokens: int = 0
     """Tokens that decode rows and verified rows attend to, without drafts: what the step costs."""
+    host_copies: HostCopies | None = None
+    """Copies to begin with this step."""
 
     @property
     def sampling_rows(self) -> tuple[int, ...]:
@@ -255,6 +269,18 @@ SampledRow = tuple[int, TokenLogprob | None, list[TokenLogprob] | None]
 """What one row got from a step: a token, its logprob, and those of its prompt."""
 
 
+class HostCopied(msgspec.Struct, frozen=True, array_like=True):
+    """Copies of one kind that a step began, and that have ended."""
+
+    step: int
+    kind: Literal["saved", "loaded", "spilled"]
+    pages: int
+    seconds: float
+    bad_slots: tuple[int, ...] = ()
+    """Of `loaded`: slots whose content was not what had been written; of `spilled`: slots on disk
+    that could not be written."""
+
+
 class SampledTokens(msgspec.Struct, frozen=True):
     """Result of a step: one token, or NO_TOKEN, for each of its `sampling_rows`, in that order. Of
     a verified row they are what would be drawn if all drafts before were right."""
@@ -269,6 +295,8 @@ class SampledTokens(msgspec.Struct, frozen=True):
     """Of verified rows, one after the other, where the draft model has proposed them."""
     error: str = ""
     """Why the step found too little memory: none of its rows has a result."""
+    copied: tuple[HostCopied, ...] = ()
+    """Copies that have ended since the last step, of whichever step they were."""
 
     def drafts_of(self, batch: Batch) -> Iterator[tuple[int, ...]]:
         """What each of the batch's verified rows had drafted."""

@@ -13,12 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from sluice_runtime.scheduler.batch import PagesReplaced, RowTrimmed
-from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, Node, PrefixCache
+from sluice_runtime.scheduler.batch import HostCopied, PagesReplaced, RowTrimmed
+from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, Node, PrefixCache, path_of
 from sluice_runtime.scheduler.request import Fence, Phase, Request, lock_of, row_of
 from sluice_runtime.scheduler.settings import SchedulerSettings
+
+if TYPE_CHECKING:
+    from sluice_runtime.scheduler.host_tier import HostTier
 
 
 def pages_for(tokens: int, page_size: int) -> int:
@@ -84,6 +87,10 @@ class PageAllocator:
         self._free += page_ids
 
 
+TokenSeconds = Callable[[], float]
+"""What computing a prompt token takes; 0 while unknown."""
+Starting = Sequence[tuple[Request, Match]]
+"""Requests that start, each with its cached prefix."""
 Leased = TypeVar("Leased")
 
 
@@ -149,7 +156,9 @@ class DeferredFree(NamedTuple):
 class KvAllocator:
     """The pool's free list, the prefix tree and the rows."""
 
-    def __init__(self, settings: SchedulerSettings, allocator: PageAllocator) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, allocator: PageAllocator, token_seconds: TokenSeconds
+    ) -> None:
         self._page_size = settings.page_size
         self._caches = settings.prefix_cache
         self._allocator = allocator
@@ -162,10 +171,20 @@ class KvAllocator:
         self._trimmed: list[RowTrimmed] = []
         self.evicted_pages = 0
         """Since the start."""
+        self.host: HostTier | None = None
+        if settings.host_pages is not None:
+            from sluice_runtime.scheduler.host_tier import HostTier
+
+            self.host = HostTier(settings, self._cache, token_seconds, self._lease, self._pass)
 
     @property
     def free_rows(self) -> int:
         return len(self._free_rows)
+
+    @property
+    def loading(self) -> bool:
+        """Whether pages are on their way back from the host tier."""
+        return self.host is not None and self.host.loading
 
     @property
     def has_leases(self) -> bool:
@@ -196,27 +215,28 @@ class KvAllocator:
         return self._allocator.free_pages + self._cache.evictable_pages
 
     def match(self, request: Request) -> Match:
-        """The cached prefix of a waiting request: at most all tokens but the last, and none of a
-        prompt that is to be scored."""
-        return self._cache.match(request.namespace, request.key, self._max_matched_pages(request))
+        """The cached prefix of a waiting request."""
+        most = request.matchable_pages(self._page_size)
+        return self._cache.match(request.namespace, request.key, most)
 
     def matched_tokens(self, request: Request) -> int:
         """Leading tokens that are cached."""
-        most = self._max_matched_pages(request)
+        most = request.matchable_pages(self._page_size)
         return self._cache.matched_pages(request.namespace, request.key, most) * self._page_size
 
     def matched_path(self, request: Request) -> tuple[int, ...]:
         """Numbers of the tree's nodes that hold its cached tokens."""
         return tuple(node.number for node in self.match(request).path)
 
-    def take(self, matched: Sequence[tuple[Request, Match]]) -> None:
+    def take(self, matched: Starting, returning: Starting = ()) -> None:
         """Gives each a row, its cached prefix, and pages for the rest of its prompt, also when that
         is cut. A match may be from before another prefix was locked. If that has split its path,
         the request is matched again. All prefixes are locked before the first page is taken, which
-        may evict."""
+        may evict. Of those `returning` the next pages come back from the host tier."""
         missing = 0
+        loads = [self.host.lock(r, self._fresh(r, m)) for r, m in returning] if self.host else ()
         for request, planned in matched:
-            match = planned if self._cache.has(planned) else self.match(request)
+            match = self._fresh(request, planned)
             request.row = self._free_rows.pop()
             request.page_ids = match.page_ids()
             request.lock = self._cache.lock(match)
@@ -226,10 +246,8 @@ class KvAllocator:
         for request, _ in matched:
             own = pages_for(len(request.token_ids), self._page_size) - len(request.page_ids)
             request.page_ids += islice(pages, own)
-
-    def append_page(self, request: Request) -> int:
-        """One more page."""
-        return self.append_pages([request])[0]
+        for load in loads:
+            load.begin(self._allocate(len(load.pages)))
 
     def append_pages(self, requests: Sequence[Request]) -> list[int]:
         """One more page for each request."""
@@ -292,6 +310,8 @@ class KvAllocator:
 
     def flush(self) -> None:
         """Forgets all prefixes; running requests keep theirs to themselves."""
+        if self.host:
+            self.host.clear()
         self._allocator.free(self._cache.flush())
 
     def launched(self, step: int) -> None:
@@ -299,10 +319,12 @@ class KvAllocator:
         self._steps_in_flight.add(step)
         self._leases.open(step)
 
-    def landed(self, step: int) -> None:
-        """The results of a step are in."""
+    def landed(self, step: int, copied: Iterable[HostCopied] = ()) -> None:
+        """The results of a step are in, and these copies have ended."""
         self._steps_in_flight.remove(step)
         self._pass(step)
+        if self.host and copied:
+            self.host.landed(copied)
 
     def begin_transfer(self, request: Request, transfer: Fence) -> None:
         """From now on a transfer may touch pages that the request holds or is going to hold, also
@@ -338,8 +360,13 @@ class KvAllocator:
         """Asserts that each page and each row is free, cached or someone's; never two of these."""
         check_integrity(requests, self._leases, self._allocator, self._cache, self._free_rows)
 
-    def _max_matched_pages(self, request: Request) -> int:
-        return 0 if request.scores_prompt else (len(request.token_ids) - 1) // self._page_size
+    def _fresh(self, request: Request, planned: Match) -> Match:
+        return planned if self._cache.has(planned) else self.match(request)
+
+    def _lease(self, page_ids: list[int], lock: Lock, fence: Fence) -> None:
+        """Until the fence has passed."""
+        self._leases.open(fence)
+        self._leases.hold(DeferredFree(page_ids, lock=lock), {fence})
 
     def _allocate(self, pages: int) -> list[int]:
         if (missing := pages - self._allocator.free_pages) > 0:
@@ -428,12 +455,3 @@ def _check_request(request: Request) -> None:
     if request.lock is not None:
         shared = [page for node in path_of(request.lock)[::-1] for page in node.page_ids]
         assert request.page_ids[: request.lock.pages] == shared, f"{request.request_id} strayed"
-
-
-def path_of(lock: Lock) -> list[Node]:
-    """From the end of the locked path up to its namespace."""
-    path, node = [], lock.node
-    while node.parent is not None:
-        path.append(node)
-        node = node.parent
-    return path

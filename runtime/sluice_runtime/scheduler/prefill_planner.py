@@ -17,16 +17,19 @@ from typing import Final
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
     PrefillAdder,
-    PrefillHeadroom,
     PrefillItem,
     PrefillPlan,
     RetractionPlan,
-    headroom_beside,
     may_preempt,
     plan_preemption,
     plan_prefill,
 )
-from sluice_runtime.scheduler.admission_bounds import AdapterSlots, PrefixesInFlight
+from sluice_runtime.scheduler.admission_bounds import (
+    AdapterSlots,
+    PrefillHeadroom,
+    PrefixesInFlight,
+    headroom_beside,
+)
 from sluice_runtime.scheduler.batch import (
     Batch,
     ExtendRow,
@@ -86,8 +89,8 @@ class PrefillPlanner:
         order = self.in_order(now) if admits else ()
         prefixes = self._prefixes_in_flight(launched)
         adapters = self._adapters(now)
-        match = self._kv.match
-        plan = plan_prefill(self._adder(), prefilling, order, match, prefixes, adapters)
+        adder, match, host = self._adder(), self._kv.match, self._kv.host
+        plan = plan_prefill(adder, prefilling, order, match, prefixes, adapters, host)
         return self._paced(plan)
 
     def mix_decode(self, plan: PrefillPlan) -> bool:
@@ -129,7 +132,7 @@ class PrefillPlanner:
         for request in starting:
             self._table.waiting.remove(request)
             self._order.admitted(request)
-        self._kv.take(matched)
+        self._kv.take(matched, plan.returning)
         for request in starting:
             if request.started_seconds is None:
                 request.started_seconds, request.cached_tokens = now, request.computed_tokens
@@ -192,7 +195,7 @@ class PrefillPlanner:
         begin, end, of = item.layers.first, item.layers.end, item.layers.of
         next_end = min(end + end - begin, of) if self._table.running.ready_rows else of
         item = item._replace(layers=LayerGroup(end, next_end, of))
-        return replace(plan, items=(item,), reason="LayerGroups")
+        return replace(plan, items=(item,), reason="LayerGroups", returning=())
 
     def _prefixes_in_flight(self, launched: Iterable[Request]) -> PrefixesInFlight:
         """Prompts that are being computed and that others will find in the cache."""
@@ -313,6 +316,7 @@ class BatchWriter:
             draft_rows=draft_rows,
             decode_rows=tuple(map(ROW, plain)),
             decode_context_tokens=context_tokens,
+            host_copies=self._kv.host.take_copies(step) if self._kv.host else None,
         )
 
     def _advance(self, decode: Sequence[Request]) -> tuple[list[PagesAppended], int]:

@@ -50,6 +50,9 @@ class Node:
     """Locks there have been on it."""
     queued: bool = False
     """Whether it has an entry among the candidates of eviction."""
+    digests: tuple[bytes, ...] = ()
+    """Of the host tier: one for each page, and maybe for pages that were cut off; empty until they
+    are needed."""
     children: dict[Hashable, Node] = field(default_factory=dict)
 
 
@@ -86,6 +89,18 @@ class Lock:
     """Flushes before it was taken; a path from before a flush grows no more."""
 
 
+def path_of(lock: Lock) -> list[Node]:
+    """From the end of the locked path up to its namespace."""
+    path, node = [], lock.node
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path
+
+
+OnEvict = Callable[[Node, int], None]
+"""Called before a node loses so many pages from its end, which stay as they are until the next step
+runs."""
 Rank = Callable[[Node], int]
 """The lowest goes first. It must not fall while its node stays in the tree: the tree looks again
 only at what comes up."""
@@ -139,6 +154,7 @@ class PrefixCache:
         self.evictable_pages = 0
         self.protected_pages = 0
         """In locked nodes, those of flushed paths that are still in use among them."""
+        self.on_evict: OnEvict | None = None
 
     def match(self, namespace: Hashable, key: bytes, max_pages: int) -> Match:
         """The longest prefix of `key`, of at most `max_pages` pages. Changes nothing."""
@@ -264,7 +280,10 @@ class PrefixCache:
             elif (now := self._rank(node)) != rank:
                 heapq.heapreplace(self._candidates, (now, next(self._order), node))
             else:
-                evicted += self._trim(node, min(len(node.page_ids), pages - len(evicted)))
+                cut = min(len(node.page_ids), pages - len(evicted))
+                if self.on_evict is not None:
+                    self.on_evict(node, cut)
+                evicted += self._trim(node, cut)
         return evicted
 
     def flush(self) -> list[int]:
@@ -323,6 +342,7 @@ class PrefixCache:
         upper.locks, upper.used = node.locks, node.used
         upper.made, upper.uses = node.made, node.uses
         node.parent, node.key, node.page_ids = upper, node.key[cut:], node.page_ids[pages:]
+        upper.digests, node.digests = node.digests[:pages], node.digests[pages:]
         node.edge = node.key[: self._page_bytes]
         upper.children[node.edge] = node
         return upper

@@ -86,6 +86,8 @@ class Request:
     # How far it is.
     key: bytes = b""
     """Its tokens as the prefix tree compares them, as of the last time it waited."""
+    digests: tuple[bytes, ...] = ()
+    """Of the host tier: one for each of its first pages, as far as they were needed."""
     computed_tokens: int = 0
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
     prefilled_tokens: int = 0
@@ -143,6 +145,11 @@ class Request:
     def scores_prompt(self) -> bool:
         """Whether all of its prompt must be computed, in steps without decode rows."""
         return self.prompt_logprobs >= 0
+
+    def matchable_pages(self, page_size: int) -> int:
+        """Whole pages that need not be computed: of all tokens but the last, and none of a prompt
+        that is to be scored."""
+        return 0 if self.scores_prompt else (len(self.token_ids) - 1) // page_size
 
     @property
     def landed_tokens(self) -> int:

@@ -74,9 +74,9 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, allocator: PageAllocator) -> None:
         self._settings = settings
-        self._kv = KvAllocator(settings, allocator)
-        self._ratio = NewTokenRatio(settings.conservativeness)
         self._pacing = Pacing(settings)
+        self._kv = KvAllocator(settings, allocator, self._pacing.token_seconds)
+        self._ratio = NewTokenRatio(settings.conservativeness)
         self._table = RequestTable(settings.page_size)
         self._refusals = Refusals(settings, self._table, self._kv)
         self._planner = PrefillPlanner(settings, self._table, self._kv, self._pacing, self._ratio)
@@ -197,7 +197,7 @@ class Scheduler:
         self._carry_out(leaving, now)
         prefill = self._planner.plan(now, launched, admits=not leaving.short)
         decode = self._table.running.ready() if self._planner.mix_decode(prefill) else []
-        if prefill.items or decode or (self._deltas and not self._pending):
+        if prefill.has_work or decode or (not self._pending and (self._deltas or self._kv.loading)):
             return self._launch(prefill, decode, now)
         if not self._pending:
             self._ratio.reset()
@@ -207,7 +207,7 @@ class Scheduler:
     def process(self, batch: Batch, result: SampledTokens, now: float) -> StepOutcome:
         """Takes in the tokens of a batch; returns what became of requests since the last call."""
         pending = self._pending.pop(batch.step)
-        self._kv.landed(batch.step)
+        self._kv.landed(batch.step, result.copied)
         self._pacing.landed(batch, now)
         accepted_tokens = 0
         if result.error:

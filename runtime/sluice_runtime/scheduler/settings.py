@@ -25,6 +25,16 @@ class StepTarget:
 
 
 @dataclass(frozen=True)
+class HostPages:
+    """The host tier: evicted pages that memory and disk have room for."""
+
+    memory: int
+    disk: int = 0
+    page_bytes: int = 0
+    """Of one page; for metrics."""
+
+
+@dataclass(frozen=True)
 class SchedulerSettings:
     """All sizes in tokens unless named otherwise."""
 
@@ -63,3 +73,5 @@ class SchedulerSettings:
     """Whether a model drafts."""
     ttft_seconds: float | None = None
     """Promised time to the first token; the policy slack only."""
+    host_pages: HostPages | None = None
+    """None: what is evicted is gone."""

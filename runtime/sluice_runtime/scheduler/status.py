@@ -14,6 +14,7 @@ from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.pacing import PaceStatus, Pacing
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
+from sluice_runtime.wire.messages import HostCacheLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Status:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     """Since the start: drafts that were verified, and those of them that answers kept."""
+    host_cache: HostCacheLoad | None = None
 
     @property
     def usage_ratio(self) -> float:
@@ -130,6 +132,7 @@ def status_of(
         pace=pacing.status(),
         drafted_tokens=drafts.drafted_tokens if drafts else 0,
         accepted_tokens=drafts.accepted_tokens if drafts else 0,
+        host_cache=kv.host.load() if kv.host else None,
     )
 
 

@@ -20,6 +20,7 @@ from sluice_runtime.wire.messages import (
     FinishReason,
     Generate,
     HandoverLoad,
+    HostCacheLoad,
     Load,
     StepResult,
     TokenDelta,
@@ -178,6 +179,19 @@ class EngineMetrics:
             self._raise_to("sluice_steps_total", steps, mode)
         if load.handover is not None:
             self._handed_over(load.handover)
+        if load.host_cache is not None:
+            self._host_cached(load.host_cache)
+
+    def _host_cached(self, load: HostCacheLoad) -> None:
+        for tier, tokens in load.hit_tokens.items():
+            self._raise_to("sluice_host_cache_hit_tokens_total", tokens, tier)
+        for tier, used in load.used_bytes.items():
+            self._gauges["sluice_host_cache_used_bytes"].labels(tier).set(used)
+        for kind, copied in load.copied_bytes.items():
+            self._raise_to("sluice_host_cache_copied_bytes_total", copied, kind)
+        for kind, seconds in load.copy_seconds.items():
+            self._raise_to("sluice_host_cache_copy_seconds_total", seconds, kind)
+        self._raise_to("sluice_host_cache_bad_pages_total", load.bad_pages)
 
     def _handed_over(self, load: HandoverLoad) -> None:
         requests = self._gauges["sluice_handover_requests"]

@@ -241,6 +241,21 @@ class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether no more rooms are opened: a prefill engine may stop once it has none."""
 
 
+class HostCacheLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The host cache of an engine that has one, since the start but for what it holds."""
+
+    hit_tokens: dict[str, int]
+    """Prompt tokens that came back, by tier: memory, disk."""
+    copied_bytes: dict[str, int]
+    """By kind: saved (out of the device), loaded (back), spilled (from memory to disk)."""
+    copy_seconds: dict[str, float]
+    """What these copies took."""
+    bad_pages: int
+    """That could not be written, or were not as they had been written."""
+    used_bytes: dict[str, int]
+    """Now, by tier."""
+
+
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The engine side of `sluice_contract.wire.load.LoadReport`, and of /metrics."""
 
@@ -287,6 +302,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drafted_tokens: int = 0
     """Since the start: drafts that were verified; and those of them that answers kept."""
     accepted_tokens: int = 0
+    host_cache: HostCacheLoad | None = None
 
 
 class StepResult(Message, frozen=True):

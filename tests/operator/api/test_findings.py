@@ -15,7 +15,7 @@ from tests.operator.examples import pool
 LABEL = "^([A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?)?$"
 ENGINE_KEYS = (
     "attentionBackend, chunkSize, contextLength, cudaGraphMaxBatch, drainSeconds, dtype, "
-    "image, kvCacheDtype, kvPoolTokens, kvTransfer, "
+    "hostCache, image, kvCacheDtype, kvPoolTokens, kvTransfer, "
     "maxLoraRank, maxLorasPerBatch, maxPrefillTokens, maxQueuedRequests, maxRunningRequests, "
     "memoryFraction, minPrefillTokens, mixedChunk, overlap, pageSize, prefixCache, "
     "prefixEvictionPolicy, priorityThreshold, reasoningFormat, "
@@ -122,8 +122,8 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     (_template(env=[{"name": "A", "from": {}}]),
      "spec.pools.mixed.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
     ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "
-     "chunkSize? allowed: chunkSize, mixedChunk, tensorParallelSize, pageSize, kvTransfer "
-     "and 27 more"),
+     "chunkSize? allowed: chunkSize, mixedChunk, tensorParallelSize, pageSize, hostCache, "
+     "kvTransfer and 27 more"),
     ({"engine": {"tempo": None}}, f"spec.engine.tempo: unknown field; allowed: {ENGINE_KEYS}"),
 ]  # fmt: skip
 

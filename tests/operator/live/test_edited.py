@@ -94,6 +94,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.toolCallFormat": "mistral",
     "engine.reasoningFormat": "none",
     "engine.speculation": {"method": "NGram", "tokens": 2},
+    "engine.hostCache": {"memory": "64Gi", "disk": {"size": "1Ti"}},
     "engine.kvTransfer": {"backend": "Mooncake"},
     "engine.image": "sluice/engine:other",
     "engine.drainSeconds": 30,

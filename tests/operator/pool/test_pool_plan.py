@@ -64,6 +64,7 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
     "port": {"bootstrapPort": 9000},
     "port of metrics": {"metricsPort": 9090},
     "draining": {"drainSeconds": 7},
+    "host cache": {"hostCache": {"memory": "2Gi"}},
     "accelerator": {"accelerator": {"count": 1}},
     "resources": {"resources": {"limits": {"cpu": 2}}},
     "environment": {"template": {"env": [{"name": "A", "value": "b"}]}},
@@ -103,6 +104,38 @@ def test_what_changes_the_process_is_another_revision(change: dict[str, Any]) ->
 @pytest.mark.parametrize("change", OTHER_CHANGES.values(), ids=OTHER_CHANGES.keys())
 def test_what_does_not_is_the_same_revision(change: dict[str, Any]) -> None:
     assert revision(_spec(**change)) == revision(_spec())
+
+
+@pytest.mark.parametrize(
+    ("given", "rendered"),
+    [
+        ({}, {"requests": {"memory": 2 << 30}}),
+        (
+            {"requests": {"cpu": 1, "memory": "1.5Gi"}, "limits": {"memory": "4G"}},
+            {
+                "requests": {"cpu": 1, "memory": 7 << 29},
+                "limits": {"memory": 4_000_000_000 + (2 << 30)},
+            },
+        ),
+        ({"limits": {"memory": "4Gi"}}, {"limits": {"memory": 6 << 30}}),
+    ],
+)
+def test_memory_of_a_host_cache_comes_beside_the_container_s(
+    given: Manifest, rendered: Manifest
+) -> None:
+    cache = {"memory": "2Gi", "disk": {"size": "10Gi"}}
+    pool = {"resources": given} if given else {}
+    pod = _deployment({"engine": {"hostCache": cache}, "pools": {"mixed": pool}})
+    spec = pod["spec"]["template"]["spec"]
+    assert spec["containers"][0]["resources"] == rendered
+    assert {"name": "host-cache", "emptyDir": {"sizeLimit": "10Gi"}} in spec["volumes"]
+    mount = {"name": "host-cache", "mountPath": "/var/lib/sluice/host-cache"}
+    assert mount in spec["containers"][0]["volumeMounts"]
+
+
+def test_a_host_cache_without_a_disk_has_no_volume() -> None:
+    pod = _deployment({"engine": {"hostCache": {"memory": "2Gi"}}})["spec"]["template"]["spec"]
+    assert "host-cache" not in str(pod["volumes"])
 
 
 @pytest.mark.parametrize(("strategy", "beside"), [("Surge", 1), ("InPlace", 0)])

@@ -107,6 +107,32 @@ def test_decode_engines_alone_have_a_draft_model() -> None:
     assert {"claimName": "drafts"} in [v.get("persistentVolumeClaim") for v in volumes]
 
 
+HOST_CACHE = {"memory": "2Gi", "disk": {"size": "10Gi"}}
+
+
+def test_prefill_engines_have_a_host_cache_and_decode_engines_have_none() -> None:
+    plan = service_plan(SPEC | {"engine": {"hostCache": HOST_CACHE}})
+    files = _files(plan)
+    pools = {m["spec"]["role"]: m["spec"] for m in plan.apply if m["kind"] == "EnginePool"}
+    prefill = files[Role.PREFILL]
+    assert prefill.host_cache is not None
+    assert prefill.host_cache.to_json_dict() == HOST_CACHE
+    assert prefill.host_cache_folder == "/var/lib/sluice/host-cache"
+    assert files[Role.DECODE].host_cache is None
+    assert files[Role.DECODE].host_cache_folder is None
+    assert pools["prefill"]["hostCache"] == HOST_CACHE
+    assert "hostCache" not in pools["decode"]
+
+
+def test_a_host_cache_of_decode_engines_is_refused_by_name() -> None:
+    pools = {"prefill": {}, "decode": {"engine": {"hostCache": {"memory": "2Gi"}}}}
+    found = service_plan(SPEC | {"pools": pools}).refusal
+    assert found is not None
+    (part,) = found.parts
+    assert part.field == "spec.pools.decode.engine.hostCache"
+    assert "allowed: in pool prefill" in part.message
+
+
 def test_each_pool_has_its_children() -> None:
     plan = service_plan(SPEC)
     names = {(m["kind"], m["metadata"]["name"]) for m in plan.apply}

@@ -69,7 +69,7 @@ class Bench:
         pages = settings.limits.kv_pool_tokens // settings.page_size
         self.settings = settings
         self.runner = FakeRunner(pages, settings.page_size)
-        self.scheduler = Scheduler(settings, PageAllocator(pages, order, self.runner.freed))
+        self.scheduler = Scheduler(settings, PageAllocator(pages, order, self._freed))
         if self.scheduler._speculation and not settings.draft_model:
             self.scheduler._speculation._drafts_of_row = NearlyRight
         self.overlap = overlap
@@ -80,6 +80,12 @@ class Bench:
         self.deltas: list[TokenDelta] = []
         self.chunks: list[FinishedChunk] = []
         self.accepted_tokens = 0
+
+    def _freed(self, page_ids: Sequence[int]) -> None:
+        """What the next step saves first is to stay until then."""
+        host = self.scheduler._kv.host
+        saving = host.saving_pages if host else ()
+        self.runner.freed([page for page in page_ids if page not in saving])
 
     def add(self, *requests: Generate) -> None:
         for one in requests:
@@ -113,6 +119,8 @@ class Bench:
             if delta.finish_reason:
                 self.terminals.setdefault(delta.request_id, []).append(delta)
         self.scheduler.check_integrity()
+        if host := self.scheduler._kv.host:
+            host.check_integrity()
 
     def run(self, max_steps: int = 10_000) -> list[Batch]:
         """Steps until there is nothing left to do."""

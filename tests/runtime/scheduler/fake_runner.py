@@ -8,6 +8,7 @@ the answer differs from `answer_to`.
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from sluice_runtime.scheduler.batch import (
     Batch,
     ExtendRow,
     ForwardMode,
+    HostCopied,
+    HostCopies,
     LayerGroup,
     SampledTokens,
     VerifyRow,
@@ -60,6 +63,54 @@ class FakeRow:
     """The prompt, when it is to be scored."""
 
 
+@dataclass
+class FakeHost:
+    """Slots of the host tier. Copies beside the steps are done as late as they may be."""
+
+    page_size: int
+    steps: int = 0
+    """That each copy takes beside the one that began it."""
+    bad_every: int = 0
+    """One in so many slots is found bad when it is read; 0: none."""
+    slots: dict[int, list[int | None]] = field(default_factory=dict)
+    read: int = 0
+    pending: deque[tuple[int, int, HostCopies]] = field(default_factory=deque)
+    done: list[HostCopied] = field(default_factory=list)
+
+    def begin(self, step: int, copies: HostCopies, pool: list[int | None]) -> None:
+        for page, slot in copies.saved:
+            content = pool[page * self.page_size : (page + 1) * self.page_size]
+            assert None not in content, "a page is saved that was freed or never written"
+            self.slots[slot] = content
+        if copies.saved:
+            self.done.append(HostCopied(step, "saved", len(copies.saved), 0.0))
+        self.pending.append((self.steps, step, copies))
+
+    def ended(self, pool: list[int | None]) -> tuple[HostCopied, ...]:
+        self.pending = deque((left - 1, step, copies) for left, step, copies in self.pending)
+        while self.pending and self.pending[0][0] < 0:
+            _, step, copies = self.pending.popleft()
+            if copies.loaded:
+                bad = tuple(
+                    slot for slot, page in copies.loaded if not self._load(slot, page, pool)
+                )
+                self.done.append(HostCopied(step, "loaded", len(copies.loaded), 0.0, bad))
+            if copies.spilled:
+                for memory, disk in copies.spilled:
+                    self.slots[disk] = self.slots[memory]
+                self.done.append(HostCopied(step, "spilled", len(copies.spilled), 0.0))
+        done, self.done = tuple(self.done), []
+        return done
+
+    def _load(self, slot: int, page: int, pool: list[int | None]) -> bool:
+        """Whether the slot is as it was written."""
+        self.read += 1
+        if self.bad_every and self.read % self.bad_every == 0:
+            return False
+        pool[page * self.page_size : (page + 1) * self.page_size] = self.slots[slot]
+        return True
+
+
 class FakeRunner:
     """Asserts on every batch; `forward` is what the engine's runner has."""
 
@@ -69,6 +120,7 @@ class FakeRunner:
         self.rows: dict[int, FakeRow] = {}
         self._begun: tuple[int, int, int, tuple[int, ...]] | None = None
         """Of a chunk whose layers are not all computed: the next layer, and row, start, tokens."""
+        self.host = FakeHost(page_size)
         self.batches: list[Batch] = []
         self._drafts: list[int] = []
         self.draft_model: RowDrafts = NearlyRight()
@@ -76,6 +128,8 @@ class FakeRunner:
     def forward(self, batch: Batch) -> SampledTokens:
         self.batches.append(batch)
         self._drafts = []
+        if batch.host_copies is not None:
+            self.host.begin(batch.step, batch.host_copies, self._slots)
         self._apply(batch)
         kinds = batch.extend_rows, batch.decode_rows, batch.verify_rows
         expected = forward_mode(*map(bool, kinds), splits=batch.layers is not None)
@@ -100,7 +154,14 @@ class FakeRunner:
         drawn += [self._sample(row) for row in batch.decode_rows]
         scores = tuple(self._scores(row) for row in batch.sampling_rows)
         told = scores if any(scores) else ()
-        return SampledTokens(batch.step, tuple(drawn), (), told, tuple(self._drafts))
+        return SampledTokens(
+            batch.step,
+            tuple(drawn),
+            (),
+            told,
+            tuple(self._drafts),
+            copied=self.host.ended(self._slots),
+        )
 
     def _completes(self, layers: LayerGroup | None, extend: ExtendRow) -> bool:
         """Asserts that the groups of a chunk follow each other and are of one chunk."""

@@ -8,11 +8,14 @@ import pytest
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
     PrefillAdder,
-    PrefillHeadroom,
     PrefillPlan,
     plan_prefill,
 )
-from sluice_runtime.scheduler.admission_bounds import AdapterSlots, PrefixesInFlight
+from sluice_runtime.scheduler.admission_bounds import (
+    AdapterSlots,
+    PrefillHeadroom,
+    PrefixesInFlight,
+)
 from sluice_runtime.scheduler.pacing import ChunkBudget
 from sluice_runtime.scheduler.prefix_cache import Match, PrefixCache, key_of
 from sluice_runtime.scheduler.request import Request

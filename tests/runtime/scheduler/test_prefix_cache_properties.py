@@ -9,8 +9,14 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sluice_runtime.scheduler.admission_bounds import Locking, Unlocking
-from sluice_runtime.scheduler.kv_allocator import path_of
-from sluice_runtime.scheduler.prefix_cache import EVICTIONS, Lock, Match, PrefixCache, key_of
+from sluice_runtime.scheduler.prefix_cache import (
+    EVICTIONS,
+    Lock,
+    Match,
+    PrefixCache,
+    key_of,
+    path_of,
+)
 
 from tests.examples import examples
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.scheduler.policies import POLICIES
 from sluice_runtime.scheduler.prefix_cache import EVICTIONS
+from sluice_runtime.scheduler.settings import HostPages
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, SplitChunk, request, settings_of
@@ -37,6 +38,11 @@ SIZES = st.fixed_dictionaries(
         "adapters": st.integers(1, 3),
         "drafts": st.sampled_from([0, 1, 4, 20]),
         "split": st.sampled_from([None, (1, 1), (3, 2), (2, 4)]),
+        "host_pages": st.sampled_from(
+            [None, None, HostPages(1), HostPages(5), HostPages(2, 9), HostPages(40, 40)]
+        ),
+        "copy_steps": st.integers(0, 3),
+        "bad_every": st.sampled_from([0, 0, 2, 5]),
     }
 )
 
@@ -67,8 +73,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_adapters=sizes["adapters"],
             draft_tokens=sizes["drafts"],
             layers=5,
+            host_pages=sizes["host_pages"],
         )
         self.bench = Bench(built, order, overlap=sizes["overlap"])
+        self.bench.runner.host.steps = sizes["copy_steps"]
+        self.bench.runner.host.bad_every = sizes["bad_every"]
         if chunk and (split := sizes["split"]):
             pages_split, layers = split
             splitting = SplitChunk(chunk * page, LayerSplit(pages_split * page, layers))

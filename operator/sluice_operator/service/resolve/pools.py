@@ -242,6 +242,12 @@ def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         yield Refusal(INVALID, field, f"{field}: {port} is not allowed; allowed: {allowed}")
     for role, transfer in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
         yield from _of_wire(f"{_path(spec, role, 'kvTransfer')}.kvTransfer", transfer)
+    own = spec.pool(Role.DECODE).engine
+    if own is not None and own.host_cache is not None:
+        field = f"spec.pools.{Role.DECODE}.engine.hostCache"
+        shown = shown_json(own.host_cache.to_json_dict())
+        text = f"{field}: {shown} is not allowed; allowed: in pool prefill, which has the prompts"
+        yield Refusal(INVALID, field, text)
     if prefill != decode:
         field = f"{_path(spec, Role.DECODE, 'kvTransfer')}.kvTransfer"
         ours, theirs = (shown_json(transfer.to_json_dict()) for transfer in (decode, prefill))

@@ -21,6 +21,7 @@ from sluice_contract.config.engine import (
     SloTargets,
     render_engine_config,
 )
+from sluice_contract.config.host_cache import FOLDER
 from sluice_contract.config.kv_transfer import KvBackend, KvTransfer
 from sluice_contract.config.sizing import (
     Resolved,
@@ -87,6 +88,8 @@ def engine_file(
         role=role,
         kv_transfer=transfer,
         speculation=_speculation(spec, role),
+        host_cache=(cache := spec.host_cache(role)),
+        host_cache_folder=FOLDER if cache and cache.disk else None,
         handover_key_file=HANDOVER_KEY_FILE,
         tracing=Tracing(endpoint=spec.tracing.endpoint) if spec.tracing else None,
         server=ServerSettings(

@@ -20,6 +20,7 @@ from sluice_contract.config.accelerators import (
 )
 from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH
 from sluice_contract.config.engine import EngineConfig, SloTargets
+from sluice_contract.config.host_cache import bytes_of
 from sluice_contract.config.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
 from sluice_contract.config.supported import unsupported
 
@@ -27,7 +28,7 @@ from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.limits import Limits
-from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
+from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings, StepTarget
 
 SAMPLING_SHARE: Final = 0.05
 """Of a GPU's memory, that sampling all rows may take where an engine chooses how many there are."""
@@ -180,6 +181,29 @@ def pool_pages(
             f"or maxRunningRequests, or set kvPoolTokens"
         )
     return pages_for(min(affordable, useful), page_size)
+
+
+def host_pages(config: EngineConfig, page_bytes: int, host: HostBytes) -> HostPages | None:
+    """Pages of the host tier; None: there is none. `host`: before the KV pool is allocated.
+
+    Raises:
+        InvalidConfigError: not even one page.
+        OutOfMemoryError: the host has less.
+    """
+    if (cache := config.host_cache) is None:
+        return None
+    memory = bytes_of(cache.memory)
+    if memory < page_bytes:
+        error = ConfigError("hostCache.memory", memory, f"at least a page of {page_bytes} bytes")
+        raise InvalidConfigError(str(error))
+    if memory > host.available - API_PROCESS_BYTES:
+        raise OutOfMemoryError(
+            f"hostCache.memory: {memory >> 20} MiB are not allowed; allowed: what the host has "
+            f"left, {host.available >> 20} MiB, of which the API process needs "
+            f"{API_PROCESS_BYTES >> 20} MiB"
+        )
+    disk = bytes_of(cache.disk.size) if cache.disk else 0
+    return HostPages(memory // page_bytes, disk // page_bytes, page_bytes)
 
 
 def scheduler_settings(

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.host_cache import bytes_of
 
 from sluice_runtime.engine.device import place_of
 from sluice_runtime.engine.runner import Runner
@@ -39,6 +40,7 @@ from sluice_runtime.engine.sizing.plan import (
     ReservedMemory,
     context_length,
     grammar_bytes_beside_gpu,
+    host_pages,
     live_matchers,
     pool_pages,
     running_requests,
@@ -51,7 +53,7 @@ from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import resolve_draft
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.scheduler.kv_allocator import pages_for
-from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings
 
 _log = logging.getLogger("sluice.engine")
 
@@ -170,11 +172,19 @@ def pages_in_host_memory(loaded: LoadedModel, grammar_bytes: int) -> int:
     """
     config, token_bytes = loaded.config, loaded.bytes_per_token
     memory = host.memory()
-    free = HostBytes(memory.total, memory.available)
+    tier = bytes_of(config.host_cache.memory) if config.host_cache else 0
+    free = HostBytes(memory.total, memory.available - tier)
     rows, vocabulary = config.max_running_requests or 1, loaded.model.spec.vocabulary_size
     sampling = sampling_bytes(rows, vocabulary, loaded.context_tokens)
     reserved = ReservedMemory(grammar_bytes, sampling)
     return pool_pages(config, loaded.context_tokens, token_bytes, free, reserved)
+
+
+def tier_pages(loaded: LoadedModel) -> HostPages | None:
+    """Pages of the host tier; see `plan.host_pages`."""
+    memory = host.memory()
+    page_bytes = loaded.kv_shape.bytes_per_token * (loaded.config.page_size or 1)
+    return host_pages(loaded.config, page_bytes, HostBytes(memory.total, memory.available))
 
 
 def live_grammars(gpu_memory: DeviceMemory | None) -> int:

@@ -12,13 +12,14 @@ from sluice_runtime.engine.sizing.plan import (
     ReservedMemory,
     context_length,
     grammar_bytes_beside_gpu,
+    host_pages,
     live_matchers,
     pool_pages,
     resolved,
     scheduler_settings,
 )
 from sluice_runtime.errors import InvalidConfigError, OutOfMemoryError
-from sluice_runtime.scheduler.settings import StepTarget
+from sluice_runtime.scheduler.settings import HostPages, StepTarget
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -109,6 +110,7 @@ def test_chunking_off_is_none_in_the_schedulers_settings() -> None:
         ({"schedulingPolicy": "lpm", "prefixCache": False}, "schedulingPolicy"),
         ({"chunkSize": 8, "pageSize": 16}, "chunkSize"),
         ({"speculation": {"method": "Eagle"}}, "speculation.method"),
+        ({"hostCache": {"memory": 1}, "prefixCache": False}, "hostCache: .* beside prefixCache"),
     ],
 )
 def test_settings_that_this_version_lacks_are_refused(settings: dict[str, Any], key: str) -> None:
@@ -120,6 +122,22 @@ def test_drafts_are_off_unless_they_are_asked_for() -> None:
     assert scheduler_settings(config(), 4096, 10).draft_tokens == 0
     drafting = config(speculation={"method": "NGram"})
     assert scheduler_settings(drafting, 4096, 10).draft_tokens == 4
+
+
+def test_a_host_cache_has_whole_pages_of_its_memory_and_its_disk() -> None:
+    cached = config(host_cache={"memory": "2Gi", "disk": {"size": "1G"}})
+    assert host_pages(cached, 1_000_000, HostBytes(8 * GIB, 8 * GIB)) == HostPages(
+        2147, 1000, 1_000_000
+    )
+    assert host_pages(config(), 1_000_000, HostBytes(8 * GIB, 8 * GIB)) is None
+
+
+def test_a_host_cache_needs_memory_that_is_there() -> None:
+    cached = config(host_cache={"memory": "2Gi"})
+    with pytest.raises(OutOfMemoryError, match=r"hostCache.memory: 2048 MiB are not allowed"):
+        host_pages(cached, 1_000_000, HostBytes(8 * GIB, 2 * GIB))
+    with pytest.raises(InvalidConfigError, match=r"hostCache.memory: .* at least a page"):
+        host_pages(cached, 3 * GIB, HostBytes(8 * GIB, 8 * GIB))
 
 
 def test_an_slo_becomes_the_target_of_steps() -> None:

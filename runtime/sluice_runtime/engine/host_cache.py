@@ -1,0 +1,236 @@
+"""The host tier's memory and file, and the copies that a batch asks for.
+
+Pages that the prefix cache evicted are copied out before the step that may write to them; on a GPU
+on a stream of its own, for whose event the step waits there. What comes back, and what moves to
+disk, is copied by a thread beside the steps, in the order in which batches ask; each step tells
+which copies have ended. The file has no name, so it goes with the process. What is read from it is
+checked by xxh3: a page that is not as it was written counts as not there. Knows slots and pages,
+not what is in them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
+
+import msgspec
+import torch
+import xxhash
+from torch import Tensor
+
+from sluice_runtime.engine.device import allocation
+from sluice_runtime.engine.runner import Landing, StepLauncher
+from sluice_runtime.kv.host_blocks import Move, PoolCopies
+from sluice_runtime.kv.pool import PagePool, zeros
+from sluice_runtime.scheduler.batch import Batch, ForwardMode, HostCopied, SampledTokens
+from sluice_runtime.scheduler.settings import HostPages
+
+IDLE_SECONDS: Final = 0.005
+"""How long a step without rows waits for a copy. New requests wait for such a step."""
+
+logger = logging.getLogger("sluice.engine")
+
+Pair = tuple[int, int]
+
+
+class DiskPages:
+    """Slots of one page each in a file."""
+
+    def __init__(self, folder: str | None, page_bytes: int) -> None:
+        """`folder`: None for the system's folder of temporary files."""
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._page_bytes = page_bytes
+        self._checksums: dict[int, int] = {}
+        """By slot."""
+
+    def write(self, slot: int, page: memoryview) -> bool:
+        """Whether the disk has taken it."""
+        self._checksums[slot] = xxhash.xxh3_64_intdigest(page)
+        try:
+            at = slot * self._page_bytes
+            return os.pwrite(self._file.fileno(), page, at) == self._page_bytes
+        except OSError as error:
+            logger.warning("host cache: a page cannot be written to disk: %s", error)
+            return False
+
+    def read(self, slot: int, into: memoryview) -> bool:
+        """Whether it is what was written there."""
+        try:
+            read_bytes = os.preadv(self._file.fileno(), [into], slot * self._page_bytes)
+        except OSError as error:
+            logger.warning("host cache: a page cannot be read from disk: %s", error)
+            return False
+        whole = read_bytes == self._page_bytes
+        if whole and xxhash.xxh3_64_intdigest(into) == self._checksums[slot]:
+            return True
+        logger.warning("host cache: slot %d of the disk is not as it was written", slot)
+        return False
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class HostCache:
+    """Memory and file of the tier, beside a pool."""
+
+    def __init__(self, pool: PagePool, pages: HostPages, folder: str | None = None) -> None:
+        """Raises:
+        OutOfMemoryError: the host has too little memory.
+        """
+        self._page_bytes = pool.page_bytes
+        self._memory_pages = pages.memory
+        on_gpu = pool.data.device.type == "cuda"
+        with allocation("host cache", f"{pages.memory} pages", "hostCache.memory"):
+            # Beside its slots, one through which pages of a GPU come from disk.
+            self._memory = zeros(((pages.memory + on_gpu) * pool.page_bytes,), torch.uint8)
+        if on_gpu:
+            _pin(self._memory)
+        self._out = PoolCopies(pool, self._memory)
+        self._back = PoolCopies(pool, self._memory)
+        self._bytes = self._memory.numpy().data
+        self._pool_bytes: memoryview | None = None
+        if not on_gpu:
+            self._pool_bytes = pool.data.view(-1).view(torch.uint8).numpy().data
+        self._disk = DiskPages(folder, pool.page_bytes) if pages.disk else None
+        self._thread = ThreadPoolExecutor(1, "host-cache")
+        self._jobs: deque[Future[HostCopied]] = deque()
+
+    def over(self, runner: StepLauncher) -> HostCacheRunner:
+        """A runner whose steps also copy."""
+        return HostCacheRunner(runner, self)
+
+    def begin(self, batch: Batch) -> None:
+        """Copies out what the step may write to, and begins its other copies."""
+        if (copies := batch.host_copies) is None:
+            return
+        if copies.saved:
+            self._save(batch.step, copies.saved)
+        if copies.loaded:
+            self._submit(self._load, batch.step, copies.loaded)
+        if copies.spilled:
+            self._submit(self._spill, batch.step, copies.spilled)
+
+    def ended(self, wait_seconds: float) -> tuple[HostCopied, ...]:
+        """Copies that have ended since the last call, after waiting at most so long for one."""
+        if self._jobs and wait_seconds:
+            wait([self._jobs[0]], wait_seconds)
+        ended = []
+        while self._jobs and self._jobs[0].done():
+            ended.append(self._jobs.popleft().result())
+        return tuple(ended)
+
+    def close(self) -> None:
+        """Waits for the copy that runs."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._disk is not None:
+            self._disk.close()
+
+    def _submit(
+        self, copy: Callable[[int, Sequence[Pair]], HostCopied], step: int, pairs: Sequence[Pair]
+    ) -> None:
+        self._jobs.append(self._thread.submit(copy, step, pairs))
+
+    def _save(self, step: int, pairs: Sequence[Pair]) -> None:
+        began = time.perf_counter()
+        moves = self._moves((slot, page) for page, slot in pairs)
+        event = self._out.start(moves, to_pool=False)
+        if event is not None:
+            torch.cuda.current_stream().wait_event(event)
+
+        def saved(step: int, pairs: Sequence[Pair]) -> HostCopied:
+            if event is not None:
+                event.synchronize()
+            return HostCopied(step, "saved", len(pairs), time.perf_counter() - began)
+
+        if event is not None:
+            self._submit(saved, step, pairs)
+        else:
+            done: Future[HostCopied] = Future()
+            done.set_result(saved(step, pairs))
+            self._jobs.append(done)
+
+    def _load(self, step: int, pairs: Sequence[Pair]) -> HostCopied:
+        began = time.perf_counter()
+        in_memory = [pair for pair in pairs if pair[0] < self._memory_pages]
+        self._back.copy(self._moves(in_memory), to_pool=True)
+        on_disk = [pair for pair in pairs if pair[0] >= self._memory_pages]
+        bad = tuple(slot for slot, page in on_disk if not self._read(slot, page))
+        return HostCopied(step, "loaded", len(pairs), time.perf_counter() - began, bad)
+
+    def _read(self, slot: int, page: int) -> bool:
+        assert self._disk is not None
+        disk_slot = slot - self._memory_pages
+        if self._pool_bytes is not None:
+            return self._disk.read(disk_slot, self._page(self._pool_bytes, page))
+        through = self._memory_pages
+        if not self._disk.read(disk_slot, self._page(self._bytes, through)):
+            return False
+        self._back.copy(self._moves([(through, page)]), to_pool=True)
+        return True
+
+    def _spill(self, step: int, pairs: Sequence[Pair]) -> HostCopied:
+        assert self._disk is not None
+        began, bad = time.perf_counter(), []
+        for slot, to in pairs:
+            if not self._disk.write(to - self._memory_pages, self._page(self._bytes, slot)):
+                bad.append(to)
+        return HostCopied(step, "spilled", len(pairs), time.perf_counter() - began, tuple(bad))
+
+    def _page(self, memory: memoryview, number: int) -> memoryview:
+        return memory[number * self._page_bytes : (number + 1) * self._page_bytes]
+
+    def _moves(self, pairs: Iterable[Pair]) -> list[Move]:
+        """Of (slot, page); neighbours on both sides are one copy."""
+        size, moves = self._page_bytes, list[Move]()
+        for slot, page in sorted(pairs):
+            at, first = slot * size, page * size
+            if moves and (moves[-1][0] + moves[-1][2], moves[-1][1] + moves[-1][2]) == (at, first):
+                moves[-1] = (*moves[-1][:2], moves[-1][2] + size)
+            else:
+                moves.append((at, first, size))
+        return moves
+
+
+def _pin(memory: Tensor) -> None:
+    """As it is: torch's own pinned memory is rounded up to a power of two."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(error):
+        raise MemoryError(f"{memory.numel() >> 20} MiB cannot be pinned (CUDA error {error})")
+
+
+class HostCacheRunner:
+    """A runner whose steps copy pages to the host tier and back."""
+
+    def __init__(self, runner: StepLauncher, cache: HostCache) -> None:
+        self._runner = runner
+        self._cache = cache
+
+    def forward(self, batch: Batch) -> SampledTokens:
+        """See `StepRunner`."""
+        return self.launch(batch).land()
+
+    def launch(self, batch: Batch) -> Landing:
+        """See `StepLauncher`."""
+        self._cache.begin(batch)
+        return _CopyingStep(self._runner.launch(batch), batch, self._cache)
+
+
+class _CopyingStep:
+    """A step whose results tell of copies, too."""
+
+    def __init__(self, step: Landing, batch: Batch, cache: HostCache) -> None:
+        self._step = step
+        self._wait_seconds = IDLE_SECONDS if batch.mode is ForwardMode.IDLE else 0.0
+        self._cache = cache
+
+    def land(self) -> SampledTokens:
+        result = self._step.land()
+        copied = self._cache.ended(self._wait_seconds)
+        return msgspec.structs.replace(result, copied=copied) if copied else result

@@ -1,0 +1,467 @@
+"""The host tier: pages that the prefix cache evicted, in the host's memory or in a file on disk.
+
+A page is known by a digest of all tokens up to its end, so that a prefix is found page by page.
+Evicted pages are copied out before others write to them, if they are worth it: somebody used them
+twice, they lead to pages that are here, or copying them is faster than computing them. A waiting
+request whose prefix goes on here waits while the pages are copied into free ones of the pool; then
+the prefix cache has them, and others run meanwhile. What memory has no room for goes to disk ahead
+of time. Knows slots, not bytes: the engine copies, and says which copies have ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluice_runtime.scheduler.batch import HostCopied, HostCopies
+from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node, PrefixCache
+from sluice_runtime.scheduler.request import Fence, Request
+from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings
+from sluice_runtime.wire.messages import HostCacheLoad
+
+DIGEST_BYTES: Final = 16
+"""Of a cryptographic hash: nobody can make two prefixes that are taken for each other."""
+TURN_SECONDS: Final = 0.003
+"""What a request waits for pages that come back, however few: one more step."""
+FREE_SHARE: Final = 8
+"""One slot of so many is kept free in memory, where there is a disk."""
+MAX_SPILLED: Final = 64
+"""Pages that move to disk at once. Those that come back wait for them."""
+
+
+@dataclass(slots=True, eq=False)
+class HostPage:
+    """A page in the tier."""
+
+    digest: bytes
+    before: bytes
+    """Digest of the prefix that it continues."""
+    slot: int
+    readers: int = 0
+    """Copies in flight from its slot."""
+    dropped: bool = False
+
+
+class HostIndex:
+    """Which page is in which slot; the least recently used goes first, from memory and from disk
+    by themselves. A slot that is being read keeps its content."""
+
+    def __init__(self, pages: HostPages) -> None:
+        self._memory_pages = pages.memory
+        self._pages: dict[bytes, HostPage] = {}
+        self._followers: Counter[bytes] = Counter()
+        self._by_use: tuple[OrderedDict[bytes, HostPage], ...] = (OrderedDict(), OrderedDict())
+        """Of memory and of disk, the longest unused first."""
+        self._ends = pages.memory, pages.memory + pages.disk
+        self._unused = [0, pages.memory]
+        """The first slots of memory and of disk that were never used, as are those behind them."""
+        self._free: tuple[list[int], ...] = ([], [])
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __iter__(self) -> Iterator[HostPage]:
+        return iter(self._pages.values())
+
+    def on_disk(self, slot: int) -> bool:
+        return slot >= self._memory_pages
+
+    def used(self) -> tuple[int, int]:
+        """Pages in memory and on disk."""
+        return len(self._by_use[0]), len(self._by_use[1])
+
+    @property
+    def free_memory(self) -> int:
+        """Slots of memory."""
+        return len(self._free[0]) + self._ends[0] - self._unused[0]
+
+    def get(self, digest: bytes) -> HostPage | None:
+        return self._pages.get(digest)
+
+    def continues(self, digest: bytes) -> bool:
+        """Whether some page here follows this prefix."""
+        return digest in self._followers
+
+    def touch(self, page: HostPage) -> None:
+        """It was used."""
+        self._by_use[self.on_disk(page.slot)].move_to_end(page.digest)
+
+    def add(self, digest: bytes, before: bytes) -> HostPage | None:
+        """A new page in a slot of memory; None: all slots are being read."""
+        if (slot := self._take_slot(disk=False)) is None:
+            return None
+        page = self._pages[digest] = HostPage(digest, before, slot)
+        self._by_use[0][digest] = page
+        self._followers[before] += 1
+        return page
+
+    def drop(self, page: HostPage) -> None:
+        """Nobody finds it any more; its slot is free once nobody reads it."""
+        if page.dropped:
+            return
+        page.dropped = True
+        del self._pages[page.digest], self._by_use[self.on_disk(page.slot)][page.digest]
+        self._followers[page.before] -= 1
+        if not self._followers[page.before]:
+            del self._followers[page.before]
+        if not page.readers:
+            self.free(page.slot)
+
+    def read(self, page: HostPage) -> None:
+        """A copy from its slot has ended."""
+        page.readers -= 1
+        if page.dropped and not page.readers:
+            self.free(page.slot)
+
+    def free(self, slot: int) -> None:
+        self._free[self.on_disk(slot)].append(slot)
+
+    def oldest_in_memory(self) -> HostPage | None:
+        """The longest unused one that is not being read."""
+        return next((page for page in self._by_use[0].values() if not page.readers), None)
+
+    def take_disk_slot(self) -> int | None:
+        """For a page that moves there."""
+        return self._take_slot(disk=True)
+
+    def move(self, page: HostPage, slot: int) -> None:
+        """Its content is on disk now; its slot in memory is free."""
+        assert not page.readers, "a slot is freed under a copy"
+        self.free(page.slot)
+        del self._by_use[0][page.digest]
+        page.slot = slot
+        self._by_use[1][page.digest] = page
+
+    def clear(self) -> None:
+        for page in list(self._pages.values()):
+            self.drop(page)
+
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """Asserts that each slot is free, a page's, or one of `held` by copies in flight."""
+        used = [page.slot for page in self]
+        slots = [*self._free[0], *self._free[1], *used, *held]
+        for unused, end in zip(self._unused, self._ends, strict=True):
+            slots += range(unused, end)
+        assert len(slots) == len(set(slots)) == self._ends[1], "a slot leaked or is shared"
+        assert sum(self._followers.values()) == len(used) == sum(map(len, self._by_use))
+
+    def _take_slot(self, *, disk: bool) -> int | None:
+        free, unused = self._free[disk], self._unused[disk]
+        if not free and unused < self._ends[disk]:
+            self._unused[disk] += 1
+            return unused
+        if not free:
+            oldest = next((p for p in self._by_use[disk].values() if not p.readers), None)
+            if oldest is None:
+                return None
+            self.drop(oldest)
+        return free.pop()
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Pages on their way into the pool, behind a locked prefix."""
+
+    lock: Lock
+    key: bytes
+    """Their tokens."""
+    pages: list[HostPage]
+    on_begin: Callable[[Load], None]
+    page_ids: list[int] = field(default_factory=list)
+    """Where they are copied to; in the end, those that did not become the tree's."""
+
+    def begin(self, page_ids: list[int]) -> None:
+        """With the next step the pages are copied into these, which are leased until then."""
+        self.page_ids = page_ids
+        self.on_begin(self)
+
+
+@dataclass(slots=True)
+class HostCounts:
+    """Since the start."""
+
+    hit_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens that came back, by tier: memory, disk."""
+    bad_pages: int = 0
+    """That were not what had been written, or could not be."""
+    copied_pages: Counter[str] = field(default_factory=Counter)
+    """By kind; see `HostCopied`."""
+    copy_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class HostTier:
+    """The index, and what is copied because of it."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        cache: PrefixCache,
+        token_seconds: Callable[[], float],
+        lease: Callable[[list[int], Lock, Fence], None],
+        release: Callable[[Fence], None],
+    ) -> None:
+        """Hears from `cache` what is evicted. `token_seconds`: what computing a token takes, 0
+        while unknown. `lease` keeps pages and a lock until `release`."""
+        pages = settings.host_pages
+        assert pages is not None
+        self._page_size = settings.page_size
+        self._page_bytes = pages.page_bytes
+        self._cache = cache
+        cache.on_evict = self._evicted
+        self._token_seconds = token_seconds
+        self._lease = lease
+        self._release = release
+        self._spills = pages.disk > 0
+        self._free_goal = max(1, pages.memory // FREE_SHARE)
+        self.index = HostIndex(pages)
+        self.counts = HostCounts()
+        self._saved: list[tuple[int, int]] = []
+        self._begun: list[Load] = []
+        self._loading: set[bytes] = set()
+        """Digests of pages on their way into the pool."""
+        self._loads: dict[int, list[Load]] = {}
+        """By the step that began them; so are the next."""
+        self._spilling: dict[int, list[tuple[HostPage, int]]] = {}
+
+    @property
+    def loading(self) -> bool:
+        """Whether a request waits for pages that come back."""
+        return bool(self._loading)
+
+    @property
+    def saving_pages(self) -> frozenset[int]:
+        """Pages whose content the next step copies out first (for checks)."""
+        return frozenset(page for page, _ in self._saved)
+
+    def load(self) -> HostCacheLoad:
+        """For metrics."""
+        counts, page_bytes = self.counts, self._page_bytes
+        memory, disk = self.index.used()
+        return HostCacheLoad(
+            hit_tokens=dict(counts.hit_tokens),
+            copied_bytes={kind: n * page_bytes for kind, n in counts.copied_pages.items()},
+            copy_seconds=dict(counts.copy_seconds),
+            bad_pages=counts.bad_pages,
+            used_bytes={"memory": memory * page_bytes, "disk": disk * page_bytes},
+        )
+
+    # Pages that leave the pool.
+
+    def _evicted(self, node: Node, pages: int) -> None:
+        """Its last `pages` pages leave the tree."""
+        digests, first = self._digests_of(node), len(node.page_ids) - pages
+        depth = len(node.page_ids) + _pages_before(node)
+        for index in range(len(node.page_ids) - 1, first - 1, -1):
+            digest = digests[index]
+            before = digests[index - 1] if index else self._last_digest(node.parent)
+            if page := self.index.get(digest):
+                self.index.touch(page)
+            elif self._worth_saving(node, digest, depth) and (
+                page := self.index.add(digest, before)
+            ):
+                self._saved.append((node.page_ids[index], page.slot))
+            depth -= 1
+
+    def _worth_saving(self, node: Node, digest: bytes, depth: int) -> bool:
+        """`depth`: pages up to its end. What leads to pages here is kept, or nobody finds them."""
+        if node.uses > 1 or self.index.continues(digest):
+            return True
+        there_and_back = self._page_seconds("saved") + self._page_seconds("loaded")
+        return self._cheaper(depth, there_and_back)
+
+    def _cheaper(self, pages: int, page_seconds: float) -> bool:
+        """Whether copying so many pages is faster than computing them; yes while unknown."""
+        computing = self._token_seconds() * self._page_size
+        return not computing or pages * computing > pages * page_seconds + TURN_SECONDS
+
+    def _page_seconds(self, kind: str) -> float:
+        pages = self.counts.copied_pages[kind]
+        return self.counts.copy_seconds[kind] / pages if pages else 0.0
+
+    # Pages that come back.
+
+    def returning(self, request: Request, match: Match) -> int:
+        """Pages behind the request's cached prefix that should come back before it starts."""
+        pages = len(self._found(request, match.pages))
+        return pages if pages and self._cheaper(pages, self._page_seconds("loaded")) else 0
+
+    def arriving(self, request: Request, match: Match) -> int:
+        """Pages behind the request's cached prefix that are on their way."""
+        if not self._loading:
+            return 0
+        pages = 0
+        for digest in self._request_digests(request)[match.pages :]:
+            if digest not in self._loading:
+                break
+            pages += 1
+        return pages
+
+    def lock(self, request: Request, match: Match) -> Load:
+        """Keeps the cached prefix and what continues it here as they are; allocates nothing."""
+        pages = self._found(request, match.pages)
+        for page in pages[::-1]:  # the first ones are dropped last
+            page.readers += 1
+            self.index.touch(page)
+        first = match.pages * self._page_size
+        key = request.key_of(first, first + len(pages) * self._page_size)
+        return Load(self._cache.lock(match), key, pages, self._begin)
+
+    def _begin(self, load: Load) -> None:
+        self._lease(load.page_ids, load.lock, _fence_of(load))
+        self._loading.update(page.digest for page in load.pages)
+        self._begun.append(load)
+
+    def _found(self, request: Request, first: int) -> list[HostPage]:
+        if not len(self.index):
+            return []
+        found = []
+        for digest in self._request_digests(request)[first:]:
+            if (page := self.index.get(digest)) is None:
+                break
+            found.append(page)
+        return found
+
+    # Steps.
+
+    def take_copies(self, step: int) -> HostCopies | None:
+        """What the step is to copy; None: nothing."""
+        saved, self._saved = tuple(self._saved), []
+        loads, self._begun = self._begun, []
+        spilled = tuple(self._spilled(step)) if self._spills else ()
+        if not (saved or loads or spilled):
+            return None
+        if loads:
+            self._loads[step] = loads
+        loaded = [
+            (page.slot, to)
+            for load in loads
+            for page, to in zip(load.pages, load.page_ids, strict=True)
+        ]
+        return HostCopies(saved, tuple(loaded), spilled)
+
+    def _spilled(self, step: int) -> Iterator[tuple[int, int]]:
+        """Moves the longest unused pages to disk, so that slots in memory are free in time."""
+        if self._spilling:
+            return
+        wanted = min(MAX_SPILLED, self._free_goal - self.index.free_memory)
+        spilling: list[tuple[HostPage, int]] = []
+        while len(spilling) < wanted and (page := self.index.oldest_in_memory()):
+            page.readers += 1
+            if (slot := self.index.take_disk_slot()) is None:
+                self.index.read(page)
+                break
+            spilling.append((page, slot))
+            yield page.slot, slot
+        if spilling:
+            self._spilling[step] = spilling
+
+    def landed(self, copied: Iterable[HostCopied]) -> None:
+        """These copies have ended."""
+        for copies in copied:
+            self.counts.copied_pages[copies.kind] += copies.pages
+            self.counts.copy_seconds[copies.kind] += copies.seconds
+            self.counts.bad_pages += len(copies.bad_slots)
+            bad = frozenset(copies.bad_slots)
+            if copies.kind == "loaded":
+                for load in self._loads.pop(copies.step):
+                    self._loaded(load, bad)
+            elif copies.kind == "spilled":
+                for page, slot in self._spilling.pop(copies.step):
+                    self._moved(page, slot, bad=slot in bad)
+
+    def _loaded(self, load: Load, bad: frozenset[int]) -> None:
+        """What came back whole is found in the tree from now on, up to the first bad page."""
+        good = next((n for n, page in enumerate(load.pages) if page.slot in bad), len(load.pages))
+        for page in load.pages[:good]:
+            tier = "disk" if self.index.on_disk(page.slot) else "memory"
+            self.counts.hit_tokens[tier] += self._page_size
+        for page in load.pages:
+            self._loading.discard(page.digest)
+            if page.slot in bad:
+                self.index.drop(page)
+            self.index.read(page)
+        if self._cache.grows(load.lock):
+            key = load.key[: good * self._page_size * TOKEN_BYTES]
+            canonical = self._cache.extend(load.lock, key, load.page_ids[:good])
+            load.page_ids[:good] = load.page_ids[: len(canonical)]  # had been computed meanwhile
+        self._release(_fence_of(load))
+
+    def _moved(self, page: HostPage, slot: int, *, bad: bool) -> None:
+        """A page was copied to disk. It stays in memory if it is wanted there by now."""
+        self.index.read(page)
+        if bad or page.dropped or page.readers:
+            self.index.free(slot)
+        else:
+            self.index.move(page, slot)
+        if bad:
+            self.index.drop(page)
+
+    def check_integrity(self) -> None:
+        """Asserts that no slot is lost or used twice."""
+        reading = {page for load in self._begun for page in load.pages}
+        reading.update(
+            page for loads in self._loads.values() for load in loads for page in load.pages
+        )
+        spilling = [pair for pairs in self._spilling.values() for pair in pairs]
+        reading.update(page for page, _ in spilling)
+        dropped = [page.slot for page in reading if page.dropped]
+        self.index.check_integrity([*dropped, *(slot for _, slot in spilling)])
+        assert {page for page in self.index if page.readers} <= reading
+
+    def clear(self) -> None:
+        """Nothing that was computed so far is found any more; what is on its way still arrives."""
+        self.index.clear()
+
+    # Digests.
+
+    def _request_digests(self, request: Request) -> tuple[bytes, ...]:
+        """Of the pages that the request need not compute."""
+        pages = request.matchable_pages(self._page_size)
+        if len(request.digests) < pages:
+            root = _root_digest(request.namespace)
+            request.digests = self._digests(root, request.key_of(0, pages * self._page_size))
+        return request.digests[:pages]
+
+    def _digests_of(self, node: Node) -> tuple[bytes, ...]:
+        """Of a node's pages."""
+        without: list[Node] = []
+        at: Node | None = node
+        while at is not None and len(at.digests) < len(at.page_ids):
+            without.append(at)
+            at = at.parent
+        for lower in without[::-1]:
+            lower.digests = self._digests(self._last_digest(lower.parent), lower.key)
+        return node.digests
+
+    def _last_digest(self, node: Node | None) -> bytes:
+        """Of the prefix down to a node; its digests are known."""
+        assert node is not None
+        return node.digests[len(node.page_ids) - 1] if node.page_ids else _root_digest(node.edge)
+
+    def _digests(self, before: bytes, key: bytes) -> tuple[bytes, ...]:
+        """Of the pages of `key`, which follow a prefix with the digest `before`."""
+        width, digests = self._page_size * TOKEN_BYTES, []
+        for at in range(0, len(key), width):
+            page = before + key[at : at + width]
+            before = hashlib.blake2b(page, digest_size=DIGEST_BYTES).digest()
+            digests.append(before)
+        return tuple(digests)
+
+
+def _root_digest(namespace: Hashable) -> bytes:
+    """Of the empty prefix: each namespace has its own, and none is a page's."""
+    return hashlib.blake2b(repr(namespace).encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def _pages_before(node: Node) -> int:
+    pages, parent = 0, node.parent
+    while parent is not None:
+        pages, parent = pages + len(parent.page_ids), parent.parent
+    return pages
+
+
+def _fence_of(load: Load) -> Fence:
+    return "load", id(load)

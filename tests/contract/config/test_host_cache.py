@@ -1,0 +1,29 @@
+"""Sizes of a host cache, as Kubernetes writes them."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+from sluice_contract.config.host_cache import HostCache, bytes_of
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        (123, 123),
+        ("123", 123),
+        ("64Gi", 64 << 30),
+        ("5k", 5000),
+        ("2T", 2 * 10**12),
+        ("1.5Gi", 3 << 29),
+        ("1500m", 2),
+    ],
+)
+def test_sizes_are_bytes(written: int | str, size: int) -> None:
+    assert bytes_of(written) == size
+
+
+@pytest.mark.parametrize("size", [0, -1, True, "0Gi", "64GB", "1.5Gi", "", "9" * 17, "64 Gi"])
+def test_other_sizes_are_refused(size: object) -> None:
+    with pytest.raises(ValidationError, match="bytes such as 64Gi"):
+        HostCache.model_validate({"memory": size})

@@ -1,0 +1,75 @@
+"""Answers are the same with a host cache, however small the pool: what was evicted comes back as it
+was computed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_runtime.wire.messages import Generate
+
+from tests.runtime.harness import Run, engine_config, generate, run_engine
+
+MODEL = "dummy://qwen3-tiny"
+TIERS: dict[str, dict[str, Any]] = {
+    "memory": {"memory": "64Mi"},
+    "disk": {"memory": 500_000, "disk": {"size": "64Mi"}},
+    "small": {"memory": 40_000},
+}
+
+
+def turns(seed: int = 1) -> list[Generate]:
+    """Six prompts of which a pool of 288 tokens holds two, three times over; each time longer."""
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(256) for _ in range(draw.randint(60, 110))] for _ in range(6)]
+    requests = []
+    for turn in range(3):
+        for index, prompt in enumerate(prompts):
+            prompt += [draw.randrange(256) for _ in range(turn * 8)]
+            requests.append(generate(f"t{turn}r{index}", list(prompt), 6))
+    return requests
+
+
+def run(tier: dict[str, Any] | None, folder: Path, *, overlap: bool = False, **more: Any) -> Run:
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "page_size": 4,
+        "chunk_size": 64,
+        "kv_pool_tokens": 288,
+        "prefix_cache": True,
+    }
+    settings |= {"host_cache": tier, "host_cache_folder": str(folder)} if tier else {}
+    return run_engine(engine_config(MODEL, **(settings | more)), turns(), overlap=overlap)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_answers_are_those_of_a_pool_in_which_all_has_room(tier: str, tmp_path: Path) -> None:
+    whole = run(None, tmp_path, kv_pool_tokens=8192)
+    small = run(TIERS[tier], tmp_path)
+    assert small.tokens == whole.tokens
+    assert small.evictions > 100
+    assert small.host is not None
+    assert tier == "small" or sum(small.host.hit_tokens.values()) > 300
+    assert bool(small.host.hit_tokens.get("disk")) == (tier == "disk")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"attention_backend": "torch"},
+        {"page_size": 16, "schedule_conservativeness": 0.1},
+        {"speculation": {"method": "NGram"}, "mixed_chunk": False},
+        {"scheduling_policy": "lpm", "prefix_eviction_policy": "slru"},
+    ],
+    ids=str,
+)
+def test_answers_are_those_without_it(more: dict[str, Any], overlap: bool, tmp_path: Path) -> None:
+    without = run(None, tmp_path, **more)
+    tiered = run(TIERS["disk"], tmp_path, overlap=overlap, **more)
+    assert tiered.tokens == without.tokens
+    assert tiered.host is not None
+    assert tiered.host.hit_tokens

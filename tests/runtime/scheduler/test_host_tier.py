@@ -1,0 +1,163 @@
+"""What is evicted comes back from the host tier, as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice_runtime.scheduler.batch import Batch
+from sluice_runtime.scheduler.host_tier import HostIndex
+from sluice_runtime.scheduler.settings import HostPages
+
+from tests.runtime.scheduler.building import Bench, request, settings_of
+from tests.runtime.scheduler.fake_runner import answer_to
+
+PAGE = 4
+FIRST = list(range(24))
+OTHERS = [[20 + n] * 28 for n in range(4)]
+
+
+MEMORY = HostPages(64)
+
+
+def bench(host: HostPages | None = MEMORY, pool_pages: int = 8) -> Bench:
+    """A pool of eight pages is nearly filled by one prompt of FIRST or OTHERS."""
+    tokens = pool_pages * PAGE
+    return Bench(settings_of(pool_tokens=tokens, chunk_size=64, prefix_cache=True, host_pages=host))
+
+
+def ask(bench: Bench, name: str, prompt: list[int]) -> list[Batch]:
+    bench.add(request(name, prompt, 3))
+    batches = bench.run()
+    assert bench.answers[name] == answer_to(prompt, 3)
+    return batches
+
+
+def tier(bench: Bench) -> Any:
+    assert bench.scheduler._kv.host is not None
+    return bench.scheduler._kv.host
+
+
+def test_a_prefix_comes_back_after_everything_was_evicted() -> None:
+    b = bench()
+    for name, prompt in enumerate([FIRST, *OTHERS]):
+        ask(b, str(name), prompt)
+    batches = ask(b, "again", FIRST)
+    assert b.cached["again"] == 20
+    assert tier(b).counts.hit_tokens == {"memory": 20}
+    assert sum(batch.extend_tokens for batch in batches) == 4
+
+
+def test_without_the_tier_it_is_computed_anew() -> None:
+    b = bench(None)
+    for name, prompt in enumerate([FIRST, *OTHERS]):
+        ask(b, str(name), prompt)
+    ask(b, "again", FIRST)
+    assert b.cached["again"] == 0
+
+
+def test_others_run_while_pages_are_on_their_way() -> None:
+    b = bench()
+    for name, prompt in enumerate([FIRST, OTHERS[0]]):
+        ask(b, str(name), prompt)
+    b.runner.host.steps = 4
+    b.add(request("again", FIRST, 3))
+    first = b.step()
+    assert first is not None
+    assert first.host_copies is not None
+    assert first.host_copies.loaded
+    b.add(request("short", [1], 3))
+    b.step_until(lambda _: "short" in b.terminals)
+    assert "again" not in b.answers
+    b.run()
+    assert b.cached["again"] == 20
+
+
+def test_a_bad_page_counts_as_not_there_and_so_does_what_follows_it() -> None:
+    b = bench()
+    for name, prompt in enumerate([FIRST, *OTHERS]):
+        ask(b, str(name), prompt)
+    b.runner.host.bad_every = 3
+    ask(b, "again", FIRST)
+    assert b.cached["again"] == 8
+    assert tier(b).counts.bad_pages == 1
+
+
+def test_what_is_used_once_and_cheap_to_compute_is_not_saved() -> None:
+    b = bench()
+    b.scheduler._kv.host._token_seconds = lambda: 1e-6  # type: ignore[union-attr]
+    for name, prompt in enumerate([FIRST, *OTHERS]):
+        ask(b, str(name), prompt)
+    assert not len(tier(b).index)
+    for again in "ab":
+        ask(b, again, FIRST)
+    ask(b, "other", OTHERS[0])
+    assert len(tier(b).index) >= 5
+
+
+def test_memory_moves_to_disk_before_it_is_full_and_comes_back_from_there() -> None:
+    b = bench(HostPages(4, 60))
+    prompts = [FIRST, *OTHERS]
+    for name, prompt in enumerate(prompts * 2):
+        ask(b, str(name), prompt)
+    counts = tier(b).counts
+    assert counts.copied_pages["spilled"] > 0
+    assert counts.hit_tokens["disk"] > 0
+
+
+def test_after_a_flush_nothing_comes_back() -> None:
+    b = bench()
+    for name, prompt in enumerate([FIRST, *OTHERS]):
+        ask(b, str(name), prompt)
+    b.scheduler.flush_cache()
+    ask(b, "again", FIRST)
+    assert b.cached["again"] == 0
+
+
+def test_a_flush_while_pages_are_on_their_way_leaks_none() -> None:
+    b = bench()
+    for name, prompt in enumerate([FIRST, *OTHERS]):
+        ask(b, str(name), prompt)
+    b.runner.host.steps = 3
+    b.add(request("again", FIRST, 3))
+    b.step()
+    b.scheduler.flush_cache()
+    b.run()
+    assert b.answers["again"] == answer_to(FIRST, 3)
+    status = b.scheduler.status()
+    assert status.pages_available == status.pages_total
+
+
+def test_namespaces_share_nothing() -> None:
+    b = bench()
+    b.add(request("salted", FIRST, 3, cache_salt="x"))
+    b.run()
+    for name, prompt in enumerate(OTHERS):
+        ask(b, str(name), prompt)
+    ask(b, "plain", FIRST)
+    assert b.cached["plain"] == 0
+
+
+def test_requests_with_one_prefix_bring_it_back_once() -> None:
+    long = list(range(44))
+    b = bench(pool_pages=18)
+    ask(b, "first", long)
+    ask(b, "other", [49] * 60)
+    b.runner.host.steps = 2
+    b.add(*(request(f"r{n}", [*long, n], 2) for n in range(3)))
+    batches = b.run()
+    loaded = [pair for batch in batches if batch.host_copies for pair in batch.host_copies.loaded]
+    assert len(loaded) == len(set(loaded)) == 9, "two pages had stayed"
+    assert all(b.cached[f"r{n}"] == 44 for n in range(3))
+
+
+def test_a_slot_is_given_away_once_nobody_reads_it() -> None:
+    index = HostIndex(HostPages(1))
+    page = index.add(b"a", b"")
+    assert page is not None
+    page.readers = 2
+    assert index.add(b"b", b"") is None
+    index.drop(page)
+    index.read(page)
+    assert index.add(b"b", b"") is None
+    index.read(page)
+    assert index.add(b"b", b"") is not None
