@@ -162,6 +162,10 @@ bench-cpu: setup ## the workload "CPU serving", beside transformers; PEERS=1: be
 bench-speculation: setup ## drafts from prompt and answer, or of a model: tokens a second with and without, at 1 to 64 rows
 	$(PYTHON) -m benchmarks.speculation
 
+.PHONY: bench-host-cache
+bench-host-cache: setup ## a second turn after eviction: from memory, from disk, hot, and computed anew
+	$(PYTHON) -m benchmarks.host_cache
+
 .PHONY: bench-kernels
 bench-kernels: setup ## each compiled kernel on every instruction set, beside plain torch
 	$(PYTHON) -m sluice_kernels.bench

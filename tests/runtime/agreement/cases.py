@@ -47,6 +47,8 @@ class Case:
     """At most, of a row and step."""
     split: tuple[int, int] | None = None
     """Tokens of a chunk, and layers of a group in which it is computed."""
+    host_memory: str = ""
+    """Of a host cache; empty: there is none."""
 
     def __str__(self) -> str:
         pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
@@ -59,6 +61,7 @@ class Case:
         more += f"-{self.policy}" if self.policy != "fcfs" else ""
         more += f"-drafts{self.drafts}" if self.drafts else ""
         more += "-split{}in{}".format(*self.split) if self.split else ""
+        more += f"-host{self.host_memory}" if self.host_memory else ""
         return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}{more}"
 
 
@@ -113,10 +116,12 @@ def compare(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generat
         max_running_requests=case.max_running_requests,
         attention_backend=case.backend,
         speculation={"method": "NGram", "tokens": case.drafts} if case.drafts else None,
+        host_cache={"memory": case.host_memory} if case.host_memory else None,
     )
     pages = pool // case.page_size
     order = random.Random(3).sample(range(pages), pages)
-    hooks = EngineHooks(order, poison_freed_pages=True)
+    # With a host cache pages are copied out after they are free, and before others write to them.
+    hooks = EngineHooks(order, poison_freed_pages=not case.host_memory)
     run = run_engine(
         config,
         requests,

@@ -83,6 +83,23 @@ def test_prefixes_that_are_evicted(pair_of: PairOf, page_size: int, overlap: boo
     assert sum(run.cached.values()) > 0
 
 
+HOSTED = [
+    Case(pool_tokens=480, chunk_size=32, host_memory="4Mi"),
+    pytest.param(
+        Case(pool_tokens=480, chunk_size=32, host_memory="4Mi", page_size=1, overlap=True),
+        marks=pytest.mark.process,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", HOSTED, ids=str)
+def test_prefixes_that_come_back_from_the_host(pair_of: PairOf, case: Case) -> None:
+    run = compare(case, *pair_of(case.kind), branches((90, 80, 70, 60, 95, 85), 4, answer=30))
+    assert run.evictions > 0
+    assert run.host is not None
+    assert run.host.hit_tokens["memory"] > 100
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", PAGES)

@@ -1,0 +1,163 @@
+"""The workload "second turn": time to the first token of a conversation that was evicted.
+
+The 33.6 M-parameter Qwen3 of "CPU serving" in bfloat16. A conversation of 8,000 tokens, then its
+next turn of 64 more; between them another prompt pushes it out of a pool that holds one. The next
+turn is timed where the device's cache still has the first one (hot), where it comes back from the
+host's memory or from the file on disk, in the page cache (memory, disk), and where all of it is
+computed (computed). The engines take turns, round by round; a ratio is the median of the rounds'.
+"push" is the first token of a prompt that evicts, with a host cache over without: what copying out
+costs. Prints one JSON line a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sluice_contract.config.engine import EngineConfig
+from sluice_runtime.engine.build import Engine, build_engine
+from sluice_runtime.engine.prepare import prepare
+from sluice_runtime.engine.runner import Executor
+from sluice_runtime.engine.sizing.plan import resolved
+from sluice_runtime.model.files import resolve
+from sluice_runtime.wire.messages import Generate, Sampling
+
+from benchmarks.cpu_serving import as_an_engine_process, write_model
+from benchmarks.turns import report
+
+TOKENS = 8000
+NEW_TOKENS = 64
+ANSWER = 8
+ROUNDS = 5
+VOCABULARY = 16_384
+CACHES: Mapping[str, Mapping[str, Any] | None] = {
+    "hot": None,
+    "computed": None,
+    "memory": {"memory": "2Gi"},
+    "disk": {"memory": "2Gi", "disk": {"size": "8Gi"}},
+}
+
+
+class Served:
+    """One engine, driven step by step."""
+
+    def __init__(self, folder: Path, threads: int, cache: Mapping[str, Any] | None) -> None:
+        settings = {
+            "model": {"uri": str(folder)},
+            "kvPoolTokens": (TOKENS + 512) // 16 * 16,
+            "contextLength": 12_000,
+            "chunkSize": 2048,
+            "threads": threads,
+            "hostCache": cache,
+        }
+        config = resolved(EngineConfig.model_validate(settings))
+        self.engine: Engine = build_engine(config, resolve(config.model.uri))
+        prepare(config, self.engine)
+        host = self.engine.scheduler._kv.host
+        if host is not None and cache is not None and "disk" in cache:
+            host._free_goal = 1 << 30  # all moves to disk at once, not only what leaves memory
+        self._executor: Executor = self.engine.executor(overlap=False)
+
+    def ask(self, name: str, prompt: Sequence[int]) -> tuple[float, list[int]]:
+        """Seconds to the first token, and the answer."""
+        scheduler, answer, first = self.engine.scheduler, list[int](), 0.0
+        began = time.monotonic()
+        scheduler.add(Generate(name, list(prompt), ANSWER, Sampling(seed=1), ignore_eos=True))
+        while (batch := scheduler.next_batch(time.monotonic())) is not None:
+            result = self._executor.launch(batch)()
+            for delta in scheduler.process(batch, result, time.monotonic()).deltas:
+                answer += delta.token_ids
+                first = first or time.monotonic() - began
+        return first, answer
+
+    @property
+    def hits(self) -> Mapping[str, int]:
+        load = self.engine.scheduler.status().host_cache
+        return load.hit_tokens if load else {}
+
+    def close(self) -> None:
+        if self.engine.host_cache is not None:
+            self.engine.host_cache.close()
+
+
+def tokens(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(VOCABULARY) for _ in range(count)]
+
+
+class Rounds:
+    """Seconds of each round, by engine."""
+
+    def __init__(self, engines: Mapping[str, Served]) -> None:
+        self._engines = engines
+        self.turns: dict[str, list[float]] = {name: [] for name in engines}
+        self.pushes: dict[str, list[float]] = {name: [] for name in engines}
+
+    def run(self, number: int) -> None:
+        draw = random.Random(number)
+        first, other = tokens(draw, TOKENS), tokens(draw, TOKENS)
+        new, answers = tokens(draw, NEW_TOKENS), dict[str, list[int]]()
+        for name, served in self._engines.items():
+            if name != "computed":
+                pushed, answers[name] = served.ask(f"{number}-first", first)
+                self.pushes[name].append(pushed)
+            if name in ("memory", "disk"):
+                served.ask(f"{number}-other", other)
+            turn = [*first, *answers["hot"], *new]
+            seconds, answers[f"{name} then"] = served.ask(f"{number}-second", turn)
+            self.turns[name].append(seconds)
+        # What is computed anew may differ by rounding.
+        for name in ("memory", "disk"):
+            report(
+                f"host_cache.round{number}.{name}.answers_as_hot",
+                answers[f"{name} then"] == answers["hot then"],
+                hits=dict(self._engines[name].hits),
+            )
+
+
+def main(chosen: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    arguments = parser.parse_args(chosen)
+    as_an_engine_process("benchmarks.host_cache")
+    with ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        write_model(folder, context=12_000)
+        engines: dict[str, Served] = {}
+        for name, cache in CACHES.items():
+            engines[name] = Served(folder, arguments.threads, cache)
+            ends.callback(engines[name].close)
+        compare(engines, arguments.rounds)
+
+
+def compare(engines: Mapping[str, Served], rounds: int) -> None:
+    seen = Rounds(engines)
+    for number in range(rounds):
+        seen.run(number)
+    for name, seconds in seen.turns.items():
+        hits = dict(engines[name].hits)
+        report(f"host_cache.second_turn.{name}", 1000 * median(seconds), unit="ms", hits=hits)
+    for tier in ("memory", "disk"):
+        mine, hot = seen.turns[tier], seen.turns["hot"]
+        anew = seen.turns["computed"]
+        report(f"host_cache.{tier}.over_hot", ratio(mine, hot), unit="times")
+        report(f"host_cache.{tier}.faster_than_computing", ratio(anew, mine), unit="times")
+        # In the first round nothing was there to evict.
+        push = ratio(seen.pushes[tier][1:], seen.pushes["hot"][1:])
+        report(f"host_cache.{tier}.push", push, unit="on / off")
+
+
+def ratio(ones: Sequence[float], others: Sequence[float]) -> float:
+    return median(one / other for one, other in zip(ones, others, strict=True))
+
+
+if __name__ == "__main__":
+    main()
