@@ -216,7 +216,7 @@ CACHE_MUTATIONS: Final = (
     ),
     Mutation(
         "host tier: a slot is free while a copy reads it",
-        "host_tier",
+        "host_index",
         "        if page.dropped and not page.readers:\n            self.free(page.slot)",
         "        if page.dropped:\n            self.free(page.slot)",
         ("test_host_tier",),

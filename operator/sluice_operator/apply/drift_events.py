@@ -32,6 +32,7 @@ POOL_FIELDS: Final = {
     "spec.bootstrapPort": "spec.engine.kvTransfer.bootstrapPort",
     "spec.drainSeconds": "spec.engine.drainSeconds",
     "spec.startupSeconds": "spec.engine.startupSeconds",
+    "spec.hostCache": "spec.engine.hostCache",
     "spec.rdmaResource": "spec.engine.kvTransfer.resourceName",
     "spec.inPlace": "spec.rollout.strategy",
     "spec.podSurge": "spec.autoscaling.gpuBudget",

@@ -11,15 +11,16 @@ of time. Knows slots, not bytes: the engine copies, and says which copies have e
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from sluice_runtime.scheduler.batch import HostCopied, HostCopies
+from sluice_runtime.scheduler.host_index import HostIndex, HostPage
 from sluice_runtime.scheduler.prefix_cache import TOKEN_BYTES, Lock, Match, Node, PrefixCache
 from sluice_runtime.scheduler.request import Fence, Request
-from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings
+from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import HostCacheLoad
 
 DIGEST_BYTES: Final = 16
@@ -30,135 +31,6 @@ FREE_SHARE: Final = 8
 """One slot of so many is kept free in memory, where there is a disk."""
 MAX_SPILLED: Final = 64
 """Pages that move to disk at once. Those that come back wait for them."""
-
-
-@dataclass(slots=True, eq=False)
-class HostPage:
-    """A page in the tier."""
-
-    digest: bytes
-    before: bytes
-    """Digest of the prefix that it continues."""
-    slot: int
-    readers: int = 0
-    """Copies in flight from its slot."""
-    dropped: bool = False
-
-
-class HostIndex:
-    """Which page is in which slot; the least recently used goes first, from memory and from disk
-    by themselves. A slot that is being read keeps its content."""
-
-    def __init__(self, pages: HostPages) -> None:
-        self._memory_pages = pages.memory
-        self._pages: dict[bytes, HostPage] = {}
-        self._followers: Counter[bytes] = Counter()
-        self._by_use: tuple[OrderedDict[bytes, HostPage], ...] = (OrderedDict(), OrderedDict())
-        """Of memory and of disk, the longest unused first."""
-        self._ends = pages.memory, pages.memory + pages.disk
-        self._unused = [0, pages.memory]
-        """The first slots of memory and of disk that were never used, as are those behind them."""
-        self._free: tuple[list[int], ...] = ([], [])
-
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    def __iter__(self) -> Iterator[HostPage]:
-        return iter(self._pages.values())
-
-    def on_disk(self, slot: int) -> bool:
-        return slot >= self._memory_pages
-
-    def used(self) -> tuple[int, int]:
-        """Pages in memory and on disk."""
-        return len(self._by_use[0]), len(self._by_use[1])
-
-    @property
-    def free_memory(self) -> int:
-        """Slots of memory."""
-        return len(self._free[0]) + self._ends[0] - self._unused[0]
-
-    def get(self, digest: bytes) -> HostPage | None:
-        return self._pages.get(digest)
-
-    def continues(self, digest: bytes) -> bool:
-        """Whether some page here follows this prefix."""
-        return digest in self._followers
-
-    def touch(self, page: HostPage) -> None:
-        """It was used."""
-        self._by_use[self.on_disk(page.slot)].move_to_end(page.digest)
-
-    def add(self, digest: bytes, before: bytes) -> HostPage | None:
-        """A new page in a slot of memory; None: all slots are being read."""
-        if (slot := self._take_slot(disk=False)) is None:
-            return None
-        page = self._pages[digest] = HostPage(digest, before, slot)
-        self._by_use[0][digest] = page
-        self._followers[before] += 1
-        return page
-
-    def drop(self, page: HostPage) -> None:
-        """Nobody finds it any more; its slot is free once nobody reads it."""
-        if page.dropped:
-            return
-        page.dropped = True
-        del self._pages[page.digest], self._by_use[self.on_disk(page.slot)][page.digest]
-        self._followers[page.before] -= 1
-        if not self._followers[page.before]:
-            del self._followers[page.before]
-        if not page.readers:
-            self.free(page.slot)
-
-    def read(self, page: HostPage) -> None:
-        """A copy from its slot has ended."""
-        page.readers -= 1
-        if page.dropped and not page.readers:
-            self.free(page.slot)
-
-    def free(self, slot: int) -> None:
-        self._free[self.on_disk(slot)].append(slot)
-
-    def oldest_in_memory(self) -> HostPage | None:
-        """The longest unused one that is not being read."""
-        return next((page for page in self._by_use[0].values() if not page.readers), None)
-
-    def take_disk_slot(self) -> int | None:
-        """For a page that moves there."""
-        return self._take_slot(disk=True)
-
-    def move(self, page: HostPage, slot: int) -> None:
-        """Its content is on disk now; its slot in memory is free."""
-        assert not page.readers, "a slot is freed under a copy"
-        self.free(page.slot)
-        del self._by_use[0][page.digest]
-        page.slot = slot
-        self._by_use[1][page.digest] = page
-
-    def clear(self) -> None:
-        for page in list(self._pages.values()):
-            self.drop(page)
-
-    def check_integrity(self, held: Iterable[int]) -> None:
-        """Asserts that each slot is free, a page's, or one of `held` by copies in flight."""
-        used = [page.slot for page in self]
-        slots = [*self._free[0], *self._free[1], *used, *held]
-        for unused, end in zip(self._unused, self._ends, strict=True):
-            slots += range(unused, end)
-        assert len(slots) == len(set(slots)) == self._ends[1], "a slot leaked or is shared"
-        assert sum(self._followers.values()) == len(used) == sum(map(len, self._by_use))
-
-    def _take_slot(self, *, disk: bool) -> int | None:
-        free, unused = self._free[disk], self._unused[disk]
-        if not free and unused < self._ends[disk]:
-            self._unused[disk] += 1
-            return unused
-        if not free:
-            oldest = next((p for p in self._by_use[disk].values() if not p.readers), None)
-            if oldest is None:
-                return None
-            self.drop(oldest)
-        return free.pop()
 
 
 @dataclass(slots=True, eq=False)

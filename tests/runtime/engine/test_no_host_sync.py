@@ -130,7 +130,7 @@ ASKED = {
     "scored": Asked(Sampling(), logprobs=2),
     "prompt scored": Asked(Sampling(temperature=0.0), logprobs=0, prompt_logprobs=3),
 }
-QUICK = ("greedy", "drawn", "scored")
+QUICK = ("greedy",)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice_runtime.scheduler.batch import Batch
-from sluice_runtime.scheduler.host_tier import HostIndex
+from sluice_runtime.scheduler.host_index import HostIndex
 from sluice_runtime.scheduler.settings import HostPages
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
