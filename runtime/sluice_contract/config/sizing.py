@@ -25,7 +25,6 @@ from sluice_contract.config.accelerators import (
     tier_sizes,
 )
 from sluice_contract.config.engine import EngineSettings, SloTargets
-from sluice_contract.config.host_cache import HostCache
 
 Value = bool | int | float | str
 SettingsT = TypeVar("SettingsT", bound=EngineSettings)
@@ -105,7 +104,7 @@ def resolve_settings(
             resolved[name] = Resolved(value=value, source=Source.USER, origin="spec")
     resolved.setdefault("min_prefill_tokens", _general(resolved["page_size"].value, "one page"))
     values = resolved_values(resolved)
-    against = (*_against_slo(slo, values), *_against_host_cache(user.host_cache, values))
+    against = (*_against_slo(slo, values), *_against_host_cache(user, values))
     if contradictions := (*_contradictions(values), *against):
         raise ContradictionsError(contradictions)
     return resolved
@@ -133,11 +132,12 @@ def _against_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> Iterato
         yield ConfigError("mixedChunk", False, "true, as slo.itlMilliseconds is set")
 
 
-def _against_host_cache(
-    cache: HostCache | None, values: Mapping[str, Value]
-) -> Iterator[ConfigError]:
-    if cache is None:
+def _against_host_cache(user: EngineSettings, values: Mapping[str, Value]) -> Iterator[ConfigError]:
+    if (cache := user.host_cache) is None:
         return
+    if user.speculation is not None and user.speculation.method == "Draft":
+        allowed = "NGram beside hostCache, which keeps no pages of a draft model"
+        yield ConfigError("speculation.method", "Draft", allowed)
     if not values["prefix_cache"]:
         yield ConfigError("hostCache", cache.to_json_dict(), "only beside prefixCache")
     if (gpus := values["tensor_parallel_size"]) != 1:

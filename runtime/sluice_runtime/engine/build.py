@@ -210,6 +210,7 @@ def build_engine(
     settings = scheduler_settings(config, context, group.least(pages), layers)
     settings = replace(settings, host_pages=tier)
     pool = _allocated_pool(settings, loaded, pool_of)
+    cache = _host_cache(config, settings, pool)  # before grammars are given what the host has left
     return Engine(
         settings=settings,
         scheduler=_scheduler(settings, pool, hooks, loader),
@@ -221,7 +222,7 @@ def build_engine(
         model=model,
         weights=weights_digest(files, config.seed, _name(model.dtype)),
         adapters=loader,
-        host_cache=_host_cache(config, settings, pool),
+        host_cache=cache,
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
 

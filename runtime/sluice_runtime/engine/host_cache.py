@@ -3,13 +3,13 @@
 Pages that the prefix cache evicted are copied out before the step that may write to them; on a GPU
 on a stream of its own, for whose event the step waits there. What comes back, and what moves to
 disk, is copied by a thread beside the steps, in the order in which batches ask; each step tells
-which copies have ended. The file has no name, so it goes with the process. What is read from it is
-checked by xxh3: a page that is not as it was written counts as not there. Knows slots and pages,
-not what is in them.
+which copies have ended. What is read from the file is checked by xxh3: a page that is not as it was
+written counts as not there. Knows slots and pages, not what is in them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import tempfile
@@ -17,15 +17,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from io import FileIO
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import torch
 import xxhash
+from sluice_contract.base import ConfigError
 from torch import Tensor
 
 from sluice_runtime.engine.device import allocation
 from sluice_runtime.engine.runner import Landing, StepLauncher
+from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.host_blocks import Move, PoolCopies
 from sluice_runtime.kv.pool import PagePool, zeros
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, HostCopied, SampledTokens
@@ -33,6 +37,8 @@ from sluice_runtime.scheduler.settings import HostPages
 
 IDLE_SECONDS: Final = 0.005
 """How long a step without rows waits for a copy. New requests wait for such a step."""
+
+FILE: Final = "host-cache"
 
 logger = logging.getLogger("sluice.engine")
 
@@ -43,8 +49,17 @@ class DiskPages:
     """Slots of one page each in a file."""
 
     def __init__(self, folder: str | None, page_bytes: int) -> None:
-        """`folder`: None for the system's folder of temporary files."""
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        """`folder`: None for a file without a name. Else it has one, so that the limit of a pod's
+        volume counts it, and what a former process left is dropped.
+
+        Raises:
+            InvalidConfigError: there is no such folder, or another engine uses it.
+        """
+        try:
+            self._file = _file_in(folder)
+        except OSError as error:
+            allowed = f"a folder to write to, which no other engine uses ({error.strerror})"
+            raise InvalidConfigError(str(ConfigError("hostCacheFolder", folder, allowed))) from None
         self._page_bytes = page_bytes
         self._checksums: dict[int, int] = {}
         """By slot."""
@@ -76,6 +91,19 @@ class DiskPages:
         self._file.close()
 
 
+def _file_in(folder: str | None) -> FileIO:
+    if folder is None:
+        return tempfile.TemporaryFile(buffering=0)
+    file = FileIO(os.open(Path(folder) / FILE, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
 class HostCache:
     """Memory and file of the tier, beside a pool."""
 
@@ -89,8 +117,8 @@ class HostCache:
         with allocation("host cache", f"{pages.memory} pages", "hostCache.memory"):
             # Beside its slots, one through which pages of a GPU come from disk.
             self._memory = zeros(((pages.memory + on_gpu) * pool.page_bytes,), torch.uint8)
-        if on_gpu:
-            _pin(self._memory)
+            if on_gpu:
+                _pin(self._memory)
         self._out = PoolCopies(pool, self._memory)
         self._back = PoolCopies(pool, self._memory)
         self._bytes = self._memory.numpy().data

@@ -287,7 +287,7 @@ class EngineLoop:
             return False
         status = self._scheduler.status()
         requests = status.queued_requests + status.running_requests + len(self._grammars)
-        return not (requests or self._role.busy or self._released or len(self._outbox))
+        return not (requests or self._role.busy or self._released)
 
     def _admit_compiled(self, now: float) -> None:
         """Admits requests whose grammar has been compiled; some end here."""

@@ -90,10 +90,6 @@ class Outbox:
             return delta
         return self._pay(account, delta)
 
-    def __len__(self) -> int:
-        """Requests whose end was not sent."""
-        return len(self._accounts)
-
     def overdrawn(self, request_id: str) -> bool:
         """Whether more tokens are withheld than allowed."""
         account = self._accounts.get(request_id)

@@ -200,7 +200,9 @@ class HostTier:
 
     def take_copies(self, step: int) -> HostCopies | None:
         """What the step is to copy; None: nothing."""
-        saved, self._saved = tuple(self._saved), []
+        # A slot may have been taken twice for one step: the last page is in it.
+        last = {slot: page for page, slot in self._saved}
+        saved, self._saved = tuple((page, slot) for slot, page in last.items()), []
         loads, self._begun = self._begun, []
         spilled = tuple(self._spilled(step)) if self._spills else ()
         if not (saved or loads or spilled):

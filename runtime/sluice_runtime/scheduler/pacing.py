@@ -62,6 +62,8 @@ class LayerSplit(NamedTuple):
     """Of the chunk, in whole pages."""
     layers: int
     """Of a group."""
+    fits: int = 0
+    """Tokens that keep the target in a step of all layers: less than a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +293,7 @@ class TargetChunk:
         split = in_layers(self._with_prompt(view, tokens), layers / self._layers)
         if self._cost.seconds(split) >= self._cost.seconds(smallest):
             return None
-        return LayerSplit(tokens, layers)
+        return LayerSplit(tokens, layers, self._tokens_within(left, view))
 
     def _with_prompt(self, view: StepView, tokens: int) -> StepShape:
         products = context_products(view.computed_tokens, tokens)

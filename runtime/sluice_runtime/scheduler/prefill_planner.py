@@ -84,8 +84,8 @@ class PrefillPlanner:
             return PrefillPlan()
         if self._decode_turn:
             return PrefillPlan(reason="DecodeTurn")
-        if self._split and self._split.items[0].request is prefilling:
-            return self._next_layers(self._split)
+        if (split := self._split_chunk) is not None:
+            return self._next_layers(split)
         order = self.in_order(now) if admits else ()
         prefixes = self._prefixes_in_flight(launched)
         adapters = self._adapters(now)
@@ -102,11 +102,15 @@ class PrefillPlanner:
     ) -> RetractionPlan:
         """Which running requests go back to the queue for the first waiting one. Nobody if the
         policy does not preempt, or if that one could not join this step whoever goes."""
-        if self._decode_turn or not may_preempt(self._table.waiting, running, self._settings):
+        if self._decode_turn or self._split_chunk is not None:
+            return RetractionPlan()
+        if not may_preempt(self._table.waiting, running, self._settings):
             return RetractionPlan()
         head, headroom = next(self.in_order(now)), self._headroom()
-        match = self._kv.match(head)
+        match, host = self._kv.match(head), self._kv.host
         if self._prefixes_in_flight(launched).covers(head, match):
+            return RetractionPlan()
+        if host and (host.arriving(head, match) or host.returning(head, match)):
             return RetractionPlan()
         if not self._adapters(now).admits(head):
             return RetractionPlan()
@@ -155,6 +159,12 @@ class PrefillPlanner:
         waited = self._prefill_only_steps >= self._max_prefill_only_steps
         return waited and self._table.running.ready_rows > 0
 
+    @property
+    def _split_chunk(self) -> PrefillPlan | None:
+        """Of a chunk of which more layers follow, unless its request has ended or was sent back."""
+        split, prefilling = self._split, self._table.prefilling
+        return split if split and split.items[0].request is prefilling else None
+
     def _paced(self, plan: PrefillPlan) -> PrefillPlan:
         """With what the pacing has for a prompt that no other joins: fewer tokens where it starts
         far behind a cached prefix, or some layers of a chunk."""
@@ -164,8 +174,9 @@ class PrefillPlanner:
         if item.match is not None and item.start and self._settings.target:
             budget = self._pacing.budget_behind(self._table.running, item.start)
             item = self._within(item, budget)
-        if budget.split is not None and not item.request.scores_prompt:
-            item, budget = self._in_layers(item, budget, budget.split)
+        split, left = budget.split, len(item.request.token_ids) - item.start
+        if split is not None and left > split.fits and not item.request.scores_prompt:
+            item, budget = self._in_layers(item, budget, split)
         return replace(plan, items=(item,), budget=budget)
 
     def _within(self, item: PrefillItem, budget: ChunkBudget) -> PrefillItem:

@@ -315,7 +315,7 @@ class Scheduler:
     def _newly_resumed(self) -> list[Request]:
         """Resumed requests that were not retracted and have not ended since."""
         resumed, self._resumed = self._resumed, []
-        return [r for r in resumed if r.row is not None and not r.row_announced]
+        return [r for r in resumed if r.phase is Phase.RUNNING and not r.row_announced]
 
     # After a batch, and on the way out.
 

@@ -90,7 +90,10 @@ class Speculation:
 
     def worth_waiting(self) -> bool:
         """With a step in flight: whether rows have drafts before its tokens are known, so that they
-        probably have some after that."""
+        probably have some after that. Beside prompts none where a time is promised."""
+        table = self._table
+        if self._settings.target and (table.prefilling or len(table.waiting)):
+            return False
         return bool(self.plan(self._table.running.ready(), ()))
 
     def plan(

@@ -232,6 +232,7 @@ def _service(
         model_uri=config.model.uri,
         model_revision=config.model.revision,
         tensor_parallel_size=config.tensor_parallel_size or 1,
+        host_cache=config.host_cache is not None,
         pool_revision=os.environ.get(REVISION_VARIABLE) or None,
         handover_keys=_handover_keys(config),
         requires_signature=bool(config.server.require_signature),

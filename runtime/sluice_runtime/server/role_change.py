@@ -83,6 +83,8 @@ class RoleChanger:
             return 'this engine\'s role is "mixed"'
         if (ranks := identity.tensor_parallel_size) > 1:
             return f"tensorParallelSize is {ranks}, and not 1"
+        if identity.host_cache:
+            return "it has a hostCache, which decode engines cannot have"
         # Mooncake takes seconds to end, and a late read of it or of NIXL may still land.
         backend = identity.kv_transfer.backend_or_default
         return None if backend == "TCP" else f"kvTransfer.backend is {backend}, and not TCP"

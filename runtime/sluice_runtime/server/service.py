@@ -66,6 +66,7 @@ class Identity:
     model_uri: str = ""
     model_revision: str | None = None
     tensor_parallel_size: int = 1
+    host_cache: bool = False
     pool_revision: str | None = None
     """Of the pool that the pod belongs to; None outside a cluster."""
     handover_keys: Keys | None = field(default=None, repr=False)

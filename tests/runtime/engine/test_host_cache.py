@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import torch
 from sluice_runtime.engine.host_cache import DiskPages, HostCache
+from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.scheduler.batch import Batch, ForwardMode, HostCopied, HostCopies
 from sluice_runtime.scheduler.settings import HostPages
@@ -77,7 +79,19 @@ def test_a_full_disk_takes_no_page(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
-    cache = HostCache(pool(), HostPages(2, 4), str(tmp_path))
-    assert not list(tmp_path.iterdir())
-    cache.close()
+def test_one_engine_at_a_time_uses_a_folder_and_begins_the_file_anew(tmp_path: Path) -> None:
+    disk = DiskPages(str(tmp_path), 16)
+    assert disk.write(3, memoryview(bytes(range(16))))
+    with pytest.raises(InvalidConfigError, match=r"hostCacheFolder: .* no other engine uses"):
+        DiskPages(str(tmp_path), 16)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size == 64, "a volume's limit counts it"
+    disk.close()
+    again = DiskPages(str(tmp_path), 16)
+    assert file.stat().st_size == 0
+    again.close()
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match=r"hostCacheFolder: .*No such file"):
+        DiskPages(str(tmp_path / "none"), 16)

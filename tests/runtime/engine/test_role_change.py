@@ -47,13 +47,6 @@ def test_it_stays_while_other_engines_need_it(monkeypatch: pytest.MonkeyPatch) -
     assert run(loop)[0] is Role.PREFILL
 
 
-def test_it_stays_while_a_reader_has_not_taken_its_tokens() -> None:
-    loop = loop_on(link := FakeLink())
-    link.coming.append([ask("a", 5, 20, credit=2), NOW])
-    assert run(loop)[0] is Role.PREFILL
-    assert link.answer("a") == answer_to(range(5), 20), "the last delta carries the rest"
-
-
 def test_an_engine_that_is_to_end_takes_no_other_role() -> None:
     loop = loop_on(link := FakeLink())
     link.coming.append([NOW, Drain()])

@@ -78,6 +78,8 @@ class FakeHost:
     done: list[HostCopied] = field(default_factory=list)
 
     def begin(self, step: int, copies: HostCopies, pool: list[int | None]) -> None:
+        slots = [slot for _, slot in copies.saved]
+        assert len(slots) == len(set(slots)), "copies into one slot have no order"
         for page, slot in copies.saved:
             content = pool[page * self.page_size : (page + 1) * self.page_size]
             assert None not in content, "a page is saved that was freed or never written"

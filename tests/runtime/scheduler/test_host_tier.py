@@ -161,3 +161,32 @@ def test_a_slot_is_given_away_once_nobody_reads_it() -> None:
     assert index.add(b"b", b"") is None
     index.read(page)
     assert index.add(b"b", b"") is not None
+
+
+def test_more_pages_than_slots_leave_in_one_step() -> None:
+    """A slot that is taken twice has the last page: what comes back is what was computed."""
+    b = bench(HostPages(4), pool_pages=12)
+    ask(b, "first", FIRST)
+    ask(b, "second", OTHERS[0][:16])
+    batches = ask(b, "all", list(range(50, 90)))  # of ten pages eight are evicted for it
+    saved = max((b.host_copies.saved for b in batches if b.host_copies), key=len)
+    assert len({slot for _, slot in saved}) == len(saved) == 4
+    for name, prompt in enumerate([FIRST, OTHERS[0][:16]]):
+        ask(b, f"again-{name}", prompt)
+
+
+def test_nobody_is_sent_back_for_a_request_whose_pages_are_on_their_way() -> None:
+    b = Bench(
+        settings_of(
+            pool_tokens=64, chunk_size=64, prefix_cache=True, host_pages=MEMORY, policy="priority"
+        )
+    )
+    ask(b, "first", FIRST)
+    ask(b, "other", OTHERS[0] + OTHERS[1])
+    b.add(request("slow", OTHERS[2], 20, priority=0))
+    b.step_until(lambda batch: bool(batch.decode_rows))
+    b.runner.host.steps = 3
+    b.add(request("urgent", FIRST, 3, priority=50))
+    b.step_until(lambda _: "urgent" in b.terminals)
+    assert b.cached["urgent"] == 20
+    assert b.scheduler.status().retractions == 0

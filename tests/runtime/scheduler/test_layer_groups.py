@@ -184,3 +184,23 @@ def test_what_cannot_be_split_is_not(why: str) -> None:
     bench.add(request("long", LONG, 3, **fields))
     assert not any(groups(bench.run()))
     assert bench.answers["long"] == answer_to(LONG, 3)
+
+
+def test_nobody_is_sent_back_for_another_prompt_between_two_groups() -> None:
+    bench = bench_of(policy="priority", max_running_requests=3)
+    bench.add(request("long", LONG, 3, priority=0))
+    step_to(bench, 0)
+    bench.add(request("urgent", 5, 3, priority=50))
+    bench.run()
+    assert bench.answers["long"] == answer_to(LONG, 3)
+    assert bench.answers["urgent"] == answer_to(list(range(5)), 3)
+
+
+def test_a_prompt_that_fits_in_a_step_is_not_split() -> None:
+    """Less than a page fits, and the prompt is shorter."""
+    bench = bench_of(split=LayerSplit(16, 2, fits=6))
+    bench.add(request("short", 6, 3))
+    batch = bench.step_until(lambda b: bool(b.extend_rows))
+    assert batch.layers is None
+    bench.add(request("longer", 7, 3))
+    assert bench.step_until(lambda b: bool(b.extend_rows)).layers is not None

@@ -130,6 +130,8 @@ async def test_engines_that_cannot_have_another_role_keep_theirs() -> None:
             'role: "prefill" is not allowed; allowed: "decode", as tensorParallelSize is 2, '
             "and not 1",
         )
+        server.service.identity = replace(of_tcp, host_cache=True)
+        assert "as it has a hostCache" in error(await take_role(server, role="prefill"))[2]
         assert (await take_role(server, role="decode")).json()["seconds"] == 0
 
 
