@@ -10,9 +10,11 @@ from typing import Final
 from sluice_contract.cluster.labels import Role
 
 from sluice_autoscaler.budget import Claim, allotted
-from sluice_autoscaler.decision import Decision, PoolDecision
+from sluice_autoscaler.decision import Decision, Move, PoolDecision
+from sluice_autoscaler.decision import engines as counted_engines
 from sluice_autoscaler.history import History, answered_since
 from sluice_autoscaler.measured import Measured
+from sluice_autoscaler.moves import move_of
 from sluice_autoscaler.pool_plan import PoolPlan, hold_reason, on_hold, planned, seen_of
 from sluice_autoscaler.reports import Reports, possible
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
@@ -32,6 +34,7 @@ def decide(settings: Settings, history: History, sample: Sample) -> Decision:
     busy = is_busy(sample, {role: measured for role, (_, measured) in seen.items()})
     plans = _plans(settings, history, sample, seen, busy)
     engines = _within_budget(settings, history, sample, plans)
+    move = move_of(settings, sample, plans, engines)
     needs = _needs(settings, seen, plans)
     pools = {
         role: _decided(
@@ -44,6 +47,8 @@ def decide(settings: Settings, history: History, sample: Sample) -> Decision:
         )
         for role in settings.pools
     }
+    if move is not None:
+        pools |= _with_move(pools, plans, move)
     changes = [pool for pool in pools.values() if pool.desired != pool.current]
     shown = changes or sorted(pools.values(), key=lambda pool: pool.reason == "Enough")
     return Decision(
@@ -51,6 +56,7 @@ def decide(settings: Settings, history: History, sample: Sample) -> Decision:
         shown[0].reason,
         "; ".join(pool.message for pool in shown),
         answered_since(history.last.sample if history.last else None, sample),
+        move,
     )
 
 
@@ -142,11 +148,31 @@ def _decided(
             reason = "GivesWay"
             message += f", and {' and '.join(others)} lacks them more"
     message += f": {pool.replicas} → {desired}" if desired != pool.replicas else ": no change"
-    leaving = pool.replicas - desired - pool.starting - pool.unschedulable
+    leaving = pool.replicas + pool.moving - desired - pool.starting - pool.unschedulable
     victims = victims_of(sample.engines or (), role, leaving)
     return PoolDecision(
         role, pool.replicas, desired, reason, message, victims, plan.wanted, measured
     )
+
+
+def _with_move(
+    pools: Mapping[Role, PoolDecision], plans: Mapping[Role, PoolPlan], move: Move
+) -> dict[Role, PoolDecision]:
+    """Both pools of a move."""
+    source, target = pools[move.source], pools[move.target]
+    count = counted_engines(move.engines, ("moves", "move"))
+    text = f"{target.role}: {plans[target.role].message}; {count} here from {source.role}"
+    text += f": {target.current} → {move.target_engines}"
+    return {
+        source.role: replace(source, message=f"{source.message}; {count} to {target.role}"),
+        target.role: replace(
+            target,
+            desired=move.target_engines,
+            reason=plans[target.role].reason,
+            message=text,
+            victims=(),
+        ),
+    }
 
 
 def _lacking(plans: Mapping[Role, PoolPlan], engines: Mapping[Role, int], role: Role) -> list[Role]:

@@ -31,6 +31,17 @@ class PoolDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """Engines that one pool gives to the other, and that take its role without a new start."""
+
+    source: Role
+    target: Role
+    engines: int
+    target_engines: int
+    """Of the pool that they move to, afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     """Answers that ended since the sample before, of engines with an slo."""
 
@@ -48,6 +59,8 @@ class Decision:
     message: str
     answered: Answered = field(default=Answered(), compare=False)
     """By all engines of the service; for people."""
+    move: Move | None = None
+    """Of the engines by which pools change, those that move; None: none does."""
 
     @property
     def changes(self) -> tuple[PoolDecision, ...]:

@@ -136,4 +136,4 @@ def _outcome_of(decision: Decision) -> tuple[object, ...]:
     outcomes = {
         role: (pool.current, pool.desired, pool.reason, pool.victims) for role, pool in pools
     }
-    return outcomes, decision.reason
+    return outcomes, decision.reason, decision.move

@@ -35,6 +35,10 @@ class PoolPlan:
     message: str
     need: float | None = None
     """See `trade`; of a pool beside another, whose load is known."""
+    start_seconds: float | None = None
+    """Of an engine, as measured; None: not known."""
+    drain_seconds: float | None = None
+    """Until an engine has ended what it has begun; None: not known."""
 
 
 def seen_of(history: History, sample: Sample, role: Role) -> tuple[Reports, Measured]:
@@ -108,8 +112,22 @@ def planned(
         message = f"{message}; {pool.unschedulable} pods find no place, so no more are asked for"
     elif steady.reason:
         reason, message = steady.reason, f"{message}; {steady.message}"
-    need = need_of(settings, view)
-    return PoolPlan(desired, want.engines, reason, message, None if role is Role.MIXED else need)
+    return PoolPlan(
+        desired=desired,
+        wanted=want.engines,
+        reason=reason,
+        message=message,
+        need=None if role is Role.MIXED else need_of(settings, view),
+        start_seconds=now.boot_seconds or pool.start_seconds,
+        drain_seconds=_drain_seconds(view),
+    )
+
+
+def _drain_seconds(view: PoolView) -> float:
+    """Of an engine with as much work as the others: its prompts, or an answer."""
+    if view.role is Role.PREFILL:
+        return view.now.queued_seconds / max(1, view.now.engines)
+    return view.load.answer_seconds
 
 
 def _view(past: Sequence[Measured], now: Measured, pool: PoolSample, waiting: float) -> PoolView:
@@ -189,7 +207,8 @@ def startup_of(last: Tick | None, sample: Sample, role: Role) -> StartupTime:
     measured, decided = last.decision.pools[role].measured, last.decision.pools[role]
     before, now = last.sample.pools[role], sample.pools[role]
     growth_since = measured.growth_asked_seconds
-    if growth_since is None and decided.desired > decided.current:
+    # An engine that moves is ready sooner than one that starts.
+    if growth_since is None and decided.desired > decided.current and not last.decision.move:
         growth_since = last.sample.time_seconds
     if growth_since is not None and now.ready > before.ready:
         return StartupTime(sample.time_seconds - growth_since, None)

@@ -63,6 +63,8 @@ class PoolSample:
     """Pods without a place."""
     surplus: int = 0
     """Pods beyond `replicas` that still hold their GPUs: they drain, or a roll-out needs them."""
+    moving: int = 0
+    """Of `surplus`: engines that move to the other pool, where they are asked for already."""
     start_seconds: float | None = None
     """Of an engine, from its place to ready, as those that are ready took; None: not known."""
 

@@ -43,6 +43,8 @@ class Settings:
     idle_seconds: float = 300.0
     """A service goes to zero when there was nothing to do for so long."""
     on_metrics_loss: Literal["Hold", "Floor"] = "Hold"
+    engines_move: bool = False
+    """Engines of both pools are alike but for their role, so one can move to the other pool."""
 
     @property
     def allowed_queue_seconds(self) -> float:

@@ -29,7 +29,7 @@ def engine(name: str = "a", role: Role = MIXED, **load: Any) -> EngineSample:
     return EngineSample(name, role, **values | load)
 
 
-def pool(role: Role = MIXED, replicas: int = 1, **pods: int) -> PoolSample:
+def pool(role: Role = MIXED, replicas: int = 1, **pods: Any) -> PoolSample:
     return PoolSample(role, replicas, **{"ready": replicas} | pods)
 
 
@@ -63,6 +63,7 @@ class Service:
         self.never_ready = {role: dict(never_ready) for role in replicas}
         self.history = History()
         self.seconds = 0.0
+        self.start_seconds: float | None = None
         self.totals: dict[str, int] = {}
         self.finished: dict[str, float] = {}
 
@@ -74,7 +75,13 @@ class Service:
         router answers."""
         self.seconds += seconds
         pools = [
-            pool(role, replicas, ready=self._ready(role), **self.never_ready[role])
+            pool(
+                role,
+                replicas,
+                ready=self._ready(role),
+                start_seconds=self.start_seconds,
+                **self.never_ready[role],
+            )
             for role, replicas in self.replicas.items()
         ]
         engines = None if load is None else self._engines(load, seconds)
