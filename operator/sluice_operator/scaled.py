@@ -6,11 +6,15 @@ reports its last decision for the service's status.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Final, Protocol
 
+from pydantic import TypeAdapter
 from sluice_autoscaler.settings import Settings
+from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.conditions import Check
@@ -21,6 +25,45 @@ from sluice_operator.kube.kinds import Manifest
 DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 VICTIM: Final = "-1"
 """Annotation of a pod, and its value on a pod that should go first."""
+
+MOVING: Final = f"{labels.GROUP}/moving"
+"""Annotation of an EnginePool: the move by which it gets engines of the other pool, as JSON."""
+MOVED: Final = f"{labels.GROUP}/moved"
+"""Annotation of a pod: the same text, once it has moved."""
+
+
+@dataclass(frozen=True)
+class MoveInProgress:
+    """Engines that move to a pool from the other one. All that its steps need beside what the
+    cluster shows, so that any operator process can go on with it."""
+
+    source: Role
+    engines: int
+    source_before: int
+    """Replicas of the pool that they leave, before the move."""
+    target_after: int
+    """Replicas of the pool that they move to, asked for when the move began."""
+    since: str
+    """When it began: `2026-01-02T03:04:05Z`."""
+
+    @property
+    def text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+
+_MOVE: Final = TypeAdapter(MoveInProgress)
+
+
+def move_to(pool: Manifest) -> MoveInProgress | None:
+    """The move to an EnginePool; None: there is none, or its annotation cannot be read."""
+    text = (pool["metadata"].get("annotations") or {}).get(MOVING)
+    if text is None:
+        return None
+    try:
+        move = _MOVE.validate_json(text)
+        return move if datetime.fromisoformat(move.since).tzinfo else None
+    except ValueError:  # pydantic's, too
+        return None
 
 
 @dataclass(frozen=True)
@@ -37,6 +80,8 @@ class ScaledPool:
     """For people: `CPU` or `2 x NVIDIA-A100-SXM4-40GB`."""
     others: frozenset[tuple[str, str]] = frozenset()
     """Who else owns the replicas: field managers, and when each has written last."""
+    move: MoveInProgress | None = None
+    """By which it gets engines of the other pool."""
 
 
 @dataclass(frozen=True)

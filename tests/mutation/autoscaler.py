@@ -187,4 +187,28 @@ AUTOSCALER_MUTATIONS: Final = (
         ("test_moves",),
         package="autoscaler",
     ),
+    Mutation(
+        "autoscaler: the pool that gives engines shrinks before they are in the other one",
+        "move_steps",
+        "if len(moved) >= move.engines and adopted == len(moved):",
+        "if len(moved) >= move.engines:",
+        ("test_mover",),
+        package="operator/autoscale",
+    ),
+    Mutation(
+        "autoscaler: an engine moves though the one in its place is ready",
+        "move_steps",
+        "if len(target) >= seen.move.target_after and len(_new_pods(seen)) < count:",
+        "if False:",
+        ("test_mover",),
+        package="operator/autoscale",
+    ),
+    Mutation(
+        "autoscaler: engines that move count for the pool that they leave",
+        "inventory",
+        "replicas = pools[role].replicas - moving",
+        "replicas = pools[role].replicas",
+        ("test_tick",),
+        package="operator/autoscale",
+    ),
 )

@@ -2,7 +2,7 @@
 
 Pools shrink before others grow. A number written by hand is replaced. Pods that should go first get
 a lower deletion cost; ReplicaSets use it to choose among ready pods. If a cost cannot be written,
-scaling continues.
+scaling continues. Engines that move to the other pool are another matter: see `mover`.
 """
 
 from __future__ import annotations
@@ -10,36 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.plan import REPLICAS_MANAGER
+from sluice_operator.autoscale.mover import Mover
+from sluice_operator.autoscale.outcome import Outcome, Written
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import ENGINE_POOL, POD, Manifest
 from sluice_operator.log import fields
 from sluice_operator.scaled import DELETION_COST, VICTIM, PoolPods, ScaledPool, ScaledService
-
-
-class Written(NamedTuple):
-    """One pool that was asked for another number of engines."""
-
-    role: Role
-    replicas: int
-    generation: int
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a decision."""
-
-    written: tuple[Written, ...] = ()
-    failed: RequestError | None = None
-    """What stopped the rest: the next tick decides again."""
-    rivals: tuple[str, ...] = ()
-    """Nothing was written, because these field managers scale a pool too."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +31,18 @@ class PoolScaler:
 
     client: ApiClient
     victims: Victims
+    mover: Mover
 
     async def __call__(
         self, scaled: ScaledService, pods: Mapping[Role, PoolPods], decision: Decision
     ) -> Outcome:
-        """Makes the decided changes, one after the other. `pods`: of each pool."""
+        """Makes the decided changes, one after the other. `pods`: of each pool. While engines move,
+        nothing else is changed: it takes seconds."""
+        for role, pool in scaled.pools.items():
+            if pool.move is not None:
+                return await self.mover.go_on(scaled, role, decision)
+        if decision.move is not None and self.mover.may_begin(scaled, decision):
+            return await self.mover.begin(scaled, decision.move)
         written: list[Written] = []
         for change in sorted(decision.changes, key=lambda pool: pool.desired - pool.current):
             pool = scaled.pools[change.role]

@@ -6,7 +6,6 @@ differ at each tick.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
@@ -16,7 +15,7 @@ from sluice_autoscaler.history import Tick
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.status import ScalingStatus
 from sluice_operator.apply.plan import Event
-from sluice_operator.autoscale.carry_out import Outcome, Written
+from sluice_operator.autoscale.outcome import Outcome, Written
 from sluice_operator.scaled import Scaling
 
 SCALED: Final = "Scaled"
@@ -74,9 +73,11 @@ def _share_shifted(before: Scaling, after: Scaling) -> bool:
     return abs(new - old) >= SHARE_PERCENT
 
 
-def scale_events(decision: Decision, written: Iterable[Written]) -> tuple[Event, ...]:
-    """An event for each pool that was asked for another number of engines."""
-    return tuple(_event(decision, role) for role in written)
+def scale_events(decision: Decision, outcome: Outcome) -> tuple[Event, ...]:
+    """An event for each pool that was asked for another number of engines; or those of a move."""
+    if outcome.events is not None:
+        return outcome.events
+    return tuple(_event(decision, written) for written in outcome.written)
 
 
 def _event(decision: Decision, written: Written) -> Event:

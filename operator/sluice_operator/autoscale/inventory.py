@@ -15,7 +15,7 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
-from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService
+from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledPool, ScaledService
 
 AGAIN_SECONDS: Final = 300.0
 """Two writes from outside within so many seconds are a contest."""
@@ -100,9 +100,16 @@ class ScalingInventory:
         self._pods.setdefault(key, {})[role] = pods
         self._note(key, role, pods.replicas, pods.generation)
 
-    def replicas_written(self, key: Key, role: Role, replicas: int, generation: int) -> None:
+    def replicas_written(
+        self,
+        key: Key,
+        role: Role,
+        replicas: int,
+        generation: int,
+        move: MoveInProgress | None = None,
+    ) -> None:
         """What we have just asked a pool for."""
-        self._note(key, role, replicas, generation)
+        self._note(key, role, replicas, generation, move)
 
     def forget(self, key: Key) -> None:
         """The service is gone."""
@@ -120,10 +127,8 @@ class ScalingInventory:
     def pool_samples(self, key: Key) -> Mapping[Role, PoolSample]:
         """The scaled pools of a service that is known, as they are now."""
         pods = self._pods[key]
-        return {
-            role: _sample(role, pool, pods[role])
-            for role, pool in self._services[key].pools.items()
-        }
+        pools = self._services[key].pools
+        return {role: _sample(role, pools, pods[role]) for role in pools}
 
     def pods(self, key: Key) -> Mapping[Role, PoolPods]:
         """The pods of every pool of a service that is known."""
@@ -137,11 +142,19 @@ class ScalingInventory:
             for role, gpus in service.fixed_gpus.items()
         )
 
-    def _note(self, key: Key, role: Role, replicas: int, generation: int) -> None:
+    def _note(
+        self,
+        key: Key,
+        role: Role,
+        replicas: int,
+        generation: int,
+        move: MoveInProgress | None = None,
+    ) -> None:
         service = self._services.get(key)
         pool = service.pools.get(role) if service else None
         if service and pool and pool.generation < generation:
-            noted = replace(pool, replicas=replicas, generation=generation)
+            moves = pool.move if move is None else move
+            noted = replace(pool, replicas=replicas, generation=generation, move=moves)
             self._services[key] = replace(service, pools={**service.pools, role: noted})
 
 
@@ -150,16 +163,23 @@ def _newer(pool: ScaledPool, before: ScaledService | None, role: Role) -> Scaled
     recorded = before.pools.get(role) if before else None
     if recorded is None or recorded.uid != pool.uid or recorded.generation <= pool.generation:
         return pool
-    return replace(pool, replicas=recorded.replicas, generation=recorded.generation)
+    return replace(
+        pool, replicas=recorded.replicas, generation=recorded.generation, move=recorded.move
+    )
 
 
-def _sample(role: Role, pool: ScaledPool, pods: PoolPods) -> PoolSample:
+def _sample(role: Role, pools: Mapping[Role, ScaledPool], pods: PoolPods) -> PoolSample:
+    """Engines that are to leave for the other pool count there already."""
+    moves = (pool.move for pool in pools.values() if pool.move and pool.move.source is role)
+    moving = sum(move.engines for move in moves if pools[role].replicas == move.source_before)
+    replicas = pools[role].replicas - moving
     return PoolSample(
         role=role,
-        replicas=pool.replicas,
+        replicas=replicas,
         ready=pods.ready,
         starting=pods.starting,
         unschedulable=pods.unschedulable,
-        surplus=pods.surplus(pool.replicas),
+        surplus=pods.surplus(replicas),
+        moving=moving,
         start_seconds=pods.start_seconds,
     )

@@ -18,9 +18,9 @@ from sluice_autoscaler.settings import Settings
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.plan import Event
-from sluice_operator.autoscale.carry_out import Outcome
 from sluice_operator.autoscale.events import is_news, scale_events, scaling_of
 from sluice_operator.autoscale.inventory import ScalingInventory
+from sluice_operator.autoscale.outcome import Outcome
 from sluice_operator.autoscale.query import LoadQuery
 from sluice_operator.autoscale.sample import sample_of
 from sluice_operator.clock import Clock
@@ -96,12 +96,12 @@ class ScalingTick:
         sample = sample_of(loads, self.inventory.pool_samples(key), seconds)
         settings = self._settings(key, scaled)
         tick = Tick(sample, decide(settings, before.history, sample))
-        outcome = await self._carried_out(key, scaled, tick.decision)
+        outcome = await self._carried_out(key, now, tick.decision)
         before.is_quiet = is_quiet(settings, sample, tick.decision)
         before.history = before.history.with_tick(tick)
         self.decided(tick.decision)
         self.journals.add(key, scaled.live, settings, tick)
-        await self.record(scaled.live, scale_events(tick.decision, outcome.written))
+        await self.record(scaled.live, scale_events(tick.decision, outcome))
         self._report(key, before, tick, outcome)
         return TICK_SECONDS
 
@@ -110,8 +110,8 @@ class ScalingTick:
         if rivals := self.inventory.rivals(key):
             return Outcome(rivals=rivals)
         outcome = await self.carry_out(scaled, self.inventory.pods(key), decision)
-        for role, replicas, generation in outcome.written:
-            self.inventory.replicas_written(key, role, replicas, generation)
+        for written in outcome.written:
+            self.inventory.replicas_written(key, *written)
         return outcome
 
     def _report(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:

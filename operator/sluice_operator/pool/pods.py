@@ -11,7 +11,7 @@ from sluice_operator.conditions.pods import is_draining, is_finished, is_ready, 
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import note_of
 from sluice_operator.pool.observe import PoolObserved
-from sluice_operator.scaled import DELETION_COST, VICTIM, PoolPods
+from sluice_operator.scaled import DELETION_COST, MOVED, VICTIM, PoolPods
 
 LONGEST_SECONDS: Final = 1800.0
 """Of a start, model download included."""
@@ -49,6 +49,8 @@ def _start_seconds(pods: Iterable[Manifest]) -> float | None:
     starts = []
     for pod in filter(is_ready, pods):
         status = pod["status"]
+        if note_of(pod, MOVED):
+            continue  # ready again since it took its new role
         if any(each.get("restartCount") for each in status.get("containerStatuses") or ()):
             continue
         since = {

@@ -16,6 +16,7 @@ from sluice_operator.autoscale.carry_out import PoolScaler, Victims
 from sluice_operator.autoscale.inventory import ScalingInventory
 from sluice_operator.autoscale.journals import Journals
 from sluice_operator.autoscale.loops import Autoscaler
+from sluice_operator.autoscale.mover import Mover
 from sluice_operator.autoscale.query import RouterQuery, query_session
 from sluice_operator.autoscale.tick import ScalingTick
 from sluice_operator.clock import Clock
@@ -280,7 +281,7 @@ def _autoscaler(
     scaling_tick = ScalingTick(
         inventory=ScalingInventory(parts.clock),
         query=query,
-        carry_out=PoolScaler(parts.client, Victims(parts.client)),
+        carry_out=PoolScaler(parts.client, Victims(parts.client), Mover(parts.client, parts.clock)),
         record=writes.reporter.record,
         journals=journals,
         decided=parts.metrics.decided,

@@ -8,11 +8,13 @@ from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.cluster.labels import Role
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.autoscale.carry_out import VICTIMS_MANAGER, PoolScaler, Victims
+from sluice_operator.autoscale.mover import Mover
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Request, Response
 from sluice_operator.scaled import DELETION_COST, PoolPods
 
 from tests.operator.autoscale.world import BOTH, scaled_service
+from tests.operator.virtual_time import FakeClock
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Server:
 
     def scaler(self) -> PoolScaler:
         client = ApiClient(self, lambda verb, plural: None)
-        return PoolScaler(client, Victims(client))
+        return PoolScaler(client, Victims(client), Mover(client, FakeClock()))
 
 
 GENERATION = {"generation": 7}

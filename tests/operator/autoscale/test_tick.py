@@ -12,10 +12,12 @@ from sluice_autoscaler.decision import Decision, PoolDecision
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.api.conditions import Check
+from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.events import is_news
+from sluice_operator.autoscale.outcome import Outcome
 from sluice_operator.autoscale.tick import TICK_SECONDS
 from sluice_operator.kube.errors import UnavailableError
-from sluice_operator.scaled import PoolPods, ScaledService, Scaling
+from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledService, Scaling
 
 from tests.operator.autoscale.world import BOTH, KEY, World, load, row, scaled_service
 from tests.operator.virtual_time import START
@@ -75,6 +77,30 @@ async def test_what_was_written_counts_before_its_event_comes_back() -> None:
 
 def _pods(replicas: int, generation: int) -> PoolPods:
     return PoolPods(replicas, generation, ready=1, live=1, planned=1)
+
+
+async def test_engines_that_move_count_for_the_pool_that_they_move_to() -> None:
+    """So the decisions of the meantime, also those of another operator, change nothing."""
+    service = scaled_service(2, roles=BOTH, least=1)
+    move = MoveInProgress(Role.PREFILL, 1, source_before=2, target_after=3, since="")
+    world = World(service)
+    world.inventory.replicas_written(KEY, Role.DECODE, 3, 2, move)
+    pools = world.inventory.pool_samples(KEY)
+    prefill, decode = pools[Role.PREFILL], pools[Role.DECODE]
+    assert (prefill.replicas, prefill.moving, prefill.surplus) == (1, 1, 1)
+    assert (decode.replicas, decode.moving) == (3, 0)
+    world.inventory.service_seen(KEY, world.scaled)
+    assert world.inventory.pool_samples(KEY) == pools, "the store has not seen it yet"
+    world.inventory.replicas_written(KEY, Role.PREFILL, 1, 2)
+    after = world.inventory.pool_samples(KEY)[Role.PREFILL]
+    assert (after.replicas, after.moving) == (1, 0)
+
+
+async def test_steps_of_a_move_are_told_instead_of_numbers() -> None:
+    world = World(scaled_service(2, roles=BOTH, least=2))
+    world.comes = Outcome(events=(Event("Normal", "EngineMoved", "Engine a moves"),))
+    await world.tick()
+    assert world.events == ["EngineMoved: Engine a moves"]
 
 
 async def test_without_a_router_that_answers_everything_stays_and_says_why() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.pool.pods import pool_pods
-from sluice_operator.scaled import DELETION_COST
+from sluice_operator.scaled import DELETION_COST, MOVED
 
 from tests.operator.examples import pods, pool, pool_observed, pool_plan
 
@@ -63,5 +63,9 @@ def test_a_start_is_known_from_engines_that_have_started_once() -> None:
     assert told(conditions(*not_ready)) is None
     assert told(conditions("07:04:47")) is None, "its node was lost for hours"
     assert told(conditions(*median), restarts=1) is None
+    moved = pods(deployment, 1, phase="Running", conditions=conditions(*median))[0]
+    moved["metadata"]["annotations"] = {MOVED: "{}"}
+    told_of_it = pool_pods(pool_observed(pool(), (deployment,), [moved]))
+    assert told_of_it.start_seconds is None, "it is ready again since it has its new role"
     silent = pods(deployment, 1)
     assert pool_pods(pool_observed(pool(), (deployment,), silent)).start_seconds is None

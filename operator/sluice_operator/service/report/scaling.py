@@ -20,9 +20,10 @@ from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
 from sluice_operator.manifests.spec_history import APPLIED_FILE, FORMER_MODE_FILE, spec_in_record
-from sluice_operator.scaled import ScaledPool, ScaledService, Scaling
+from sluice_operator.scaled import ScaledPool, ScaledService, Scaling, move_to
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
+from sluice_operator.service.report.pools_alike import engines_move
 from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner, split_text
 from sluice_operator.service.rollout.gpu_budget import other_mode_gpus
 from sluice_operator.service.rollout.mode_switch import Former
@@ -36,7 +37,8 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
     spec, former_gpus = plan.spec, plan.former_gpus
     if spec is None or plan.paused:
         return None
-    settings, name = scaling_settings(spec), observed.service["metadata"]["name"]
+    name = observed.service["metadata"]["name"]
+    settings = replace(scaling_settings(spec), engines_move=engines_move(observed, plan))
     if plan.former.is_served:
         budget = settings.gpu_budget
         if (spec := _former_spec(name, observed.children, plan.former)) is None:
@@ -163,6 +165,7 @@ def _scaled_pool(
                 generation=metadata.get("generation", 0),
                 accelerator=accelerator,
                 others=_others(pool),
+                move=move_to(pool),
             )
     return None
 

@@ -24,6 +24,7 @@ from sluice_operator.conditions.pods import is_draining, is_finished
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import ENGINE
+from sluice_operator.scaled import move_to
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.resolve.replicas import former_pools, pool_gpus
 from sluice_operator.service.rollout.in_place import plan_in_place
@@ -60,6 +61,8 @@ class Budget:
     """GPUs that all pods of a service may hold."""
 
     gpus: int
+    """Also of pods that are there only while engines move to the other pool: they find no place
+    where the budget is all that there is, and go after seconds."""
     engine_gpus: Mapping[Role, int]
     """GPUs of one engine of each pool."""
     counted: Mapping[Role, PodCounts]
@@ -87,7 +90,13 @@ def budget_of(observed: ServiceObserved, spec: InferenceServiceSpec) -> Budget |
         Role(pool["spec"]["role"]): pool["spec"].get("podSurge", 0)
         for pool in of_kind(observed.children, ENGINE_POOL)
     }
-    return Budget(spec.gpu_budget, gpus, counted, surges, other_mode_gpus(observed, spec))
+    moving = sum(
+        gpus[move.source] * move.engines
+        for pool in of_kind(observed.children, ENGINE_POOL)
+        if (move := move_to(pool)) and move.source in gpus
+    )
+    former = other_mode_gpus(observed, spec)
+    return Budget(spec.gpu_budget + moving, gpus, counted, surges, former)
 
 
 def _counted(pods: Iterable[Manifest]) -> PodCounts:

@@ -12,12 +12,14 @@ from sluice_contract.cluster.labels import Role
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import with_applied_fields
 from sluice_operator.pool.plan import plan_pool
+from sluice_operator.scaled import MOVING, MoveInProgress
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.scaling import scaled_service
 from sluice_operator.service.rollout.gpu_budget import (
     WAITS_FOR_BUDGET,
     Budget,
     PodCounts,
+    budget_of,
     plan_within,
     pod_surges,
 )
@@ -232,6 +234,23 @@ def test_the_autoscaler_is_told_what_engines_of_the_former_mode_hold() -> None:
     scaled = scaled_service(observed, plan_service(observed))
     assert scaled is not None
     assert scaled.former_gpus == 2 * len(left)
+
+
+def test_engines_that_move_may_be_there_twice_for_a_moment() -> None:
+    """Else the pod whose place they take would never be made."""
+    item = within(APART, 4)
+    plan = plan_service(service_observed(item))
+    there = {pool.role: live(pool.manifest) for pool in plan.pools}
+    spec = plan.spec
+    assert spec is not None
+    before = budget_of(service_observed(item, there.values()), spec)
+    move = MoveInProgress(PREFILL, 3, 4, 5, "2026-01-02T03:04:05Z")
+    there[DECODE]["metadata"]["annotations"][MOVING] = move.text
+    during = budget_of(service_observed(item, there.values()), spec)
+    assert before is not None
+    assert during is not None
+    assert (before.gpus, during.gpus) == (4, 4 + 3 * before.engine_gpus[PREFILL])
+    assert during.gpus > before.gpus
 
 
 def test_pods_of_a_pool_that_was_deleted_count_for_the_one_made_in_its_place() -> None:

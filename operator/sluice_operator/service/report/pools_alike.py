@@ -1,0 +1,57 @@
+"""Whether an engine of one pool can go on in the other one. Pure.
+
+Such an engine keeps all that it was started with but its role: pod, settings, image. So the pools
+must be alike, and as this release makes them: older engines and routers know no change of roles.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from sluice_contract.cluster.labels import Role
+
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.config_map import ENGINE_FILE
+from sluice_operator.service.observe import ServiceObserved
+from sluice_operator.service.plan import ServicePlan
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
+
+OF_A_POOL: Final = frozenset(
+    {"role", "replicas", "revisions", "inputs", "configRef", "bootstrapPort"}
+)
+"""Fields of an EnginePool in which pools that are alike may differ. A port that a container does
+not name is open all the same."""
+
+
+def engines_move(observed: ServiceObserved, plan: ServicePlan) -> bool:
+    """Whether engines of both pools are alike, take roles, and no roll-out is under way. Policies
+    that the cluster enforces would cut what an engine has begun in its former role."""
+    pools = {pool.role: pool for pool in plan.pools}
+    if pools.keys() != {Role.PREFILL, Role.DECODE} or plan.upgrade or plan.former.is_served:
+        return False
+    if observed.isolation is not None and observed.isolation.status == "True":
+        return False
+    prefill, decode = pools[Role.PREFILL], pools[Role.DECODE]
+    if any(len(pool.manifest["spec"]["revisions"]) > 1 for pool in (prefill, decode)):
+        return False
+    file = _file(prefill)
+    return _takes_roles(file) and file == _file(decode) and _spec(prefill) == _spec(decode)
+
+
+def _takes_roles(file: Manifest) -> bool:
+    """As the engine says itself when it is asked: `POST /role`."""
+    backend = (file.get("kvTransfer") or {}).get("backend")
+    return backend == "TCP" and file.get("tensorParallelSize", 1) == 1
+
+
+def _file(pool: PlannedPool) -> Manifest:
+    """What the engine's file says, but for its role. A prefill engine is not told of the time
+    between tokens, which cuts its chunks while it decodes."""
+    file: Manifest = json.loads(pool.config_map["data"][ENGINE_FILE])
+    ttft = (file.get("slo") or {}).get("ttftMilliseconds")
+    return {k: v for k, v in file.items() if k not in ("role", "slo")} | {"slo": ttft}
+
+
+def _spec(pool: PlannedPool) -> Manifest:
+    return {key: value for key, value in pool.manifest["spec"].items() if key not in OF_A_POOL}
