@@ -107,12 +107,19 @@ def engine_policy(
     return _policy(owner, ENGINE, ingress, egress)
 
 
-def handover_policies(owner: Owner, bootstrap_ports: tuple[int, ...]) -> tuple[Manifest, ...]:
+def handover_policies(
+    owner: Owner, bootstrap_ports: tuple[int, ...], *, engines_move: bool = False
+) -> tuple[Manifest, ...]:
     """Decode engines may ask prefill engines of the same service for the KV cache; the ports that
-    carry it are open between the two, in both directions."""
+    carry it are open between the two, in both directions. `engines_move`: between all of both
+    pools, as an engine that has another pool first ends what it has begun in its former role."""
     asks = [policy_port(port) for port in bootstrap_ports]
     carries = policy_port(ports.KV_TRANSFER_MIN) | {"endPort": ports.KV_TRANSFER_MAX}
     of_prefill, of_decode = (_pool_pods(owner, role) for role in (Role.PREFILL, Role.DECODE))
+    if engines_move:
+        peers, opened = [of_prefill, of_decode], [*asks, carries]
+        rules = {"from": peers, "ports": opened}, {"to": peers, "ports": opened}
+        return tuple(_pool_policy(owner, role, *rules) for role in (Role.PREFILL, Role.DECODE))
     return (
         _pool_policy(
             owner,

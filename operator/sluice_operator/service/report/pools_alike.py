@@ -13,7 +13,6 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.config_map import ENGINE_FILE
-from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
@@ -24,13 +23,10 @@ OF_A_POOL: Final = frozenset(
 not name is open all the same."""
 
 
-def engines_move(observed: ServiceObserved, plan: ServicePlan) -> bool:
-    """Whether engines of both pools are alike, take roles, and no roll-out is under way. Policies
-    that the cluster enforces would cut what an engine has begun in its former role."""
+def engines_move(plan: ServicePlan) -> bool:
+    """Whether engines of both pools are alike, take roles, and no roll-out is under way."""
     pools = {pool.role: pool for pool in plan.pools}
     if pools.keys() != {Role.PREFILL, Role.DECODE} or plan.upgrade or plan.former.is_served:
-        return False
-    if observed.isolation is not None and observed.isolation.status == "True":
         return False
     prefill, decode = pools[Role.PREFILL], pools[Role.DECODE]
     if any(len(pool.manifest["spec"]["revisions"]) > 1 for pool in (prefill, decode)):

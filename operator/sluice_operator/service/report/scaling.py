@@ -38,7 +38,7 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
     if spec is None or plan.paused:
         return None
     name = observed.service["metadata"]["name"]
-    settings = replace(scaling_settings(spec), engines_move=engines_move(observed, plan))
+    settings = replace(scaling_settings(spec), engines_move=engines_move(plan))
     if plan.former.is_served:
         budget = settings.gpu_budget
         if (spec := _former_spec(name, observed.children, plan.former)) is None:

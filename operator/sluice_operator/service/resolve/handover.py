@@ -20,17 +20,23 @@ from sluice_operator.manifests.handover import KEY, handover_secret, mounts_hand
 from sluice_operator.manifests.metadata import Owner, digest
 from sluice_operator.manifests.network import handover_policies
 from sluice_operator.service.observe import Children
+from sluice_operator.service.resolve.release_decisions import backend_in_use
 
 
 def policies(children: Children, top: Owner, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
     """Which flows there are between the two pools, beyond those of all engines. A revision that
-    still serves keeps its port."""
+    still serves keeps its port. Engines with another backend than TCP never move, and whoever
+    reaches their ports reaches their memory."""
     transfer = spec.kv_transfer(Role.PREFILL)
     if transfer is None:
         return ()
     in_use = (_bootstrap_port(deployment) for deployment in of_kind(children, DEPLOYMENT))
     open_ports = {transfer.bootstrap_port, *(port for port in in_use if port is not None)}
-    return handover_policies(top, tuple(sorted(open_ports)))
+    backends = {
+        backend_in_use(children) or transfer.backend_or_default,
+        *(kept.backend_or_default for role in spec.roles if (kept := spec.kv_transfer(role))),
+    }
+    return handover_policies(top, tuple(sorted(open_ports)), engines_move=backends == {"TCP"})
 
 
 def _bootstrap_port(deployment: Manifest) -> int | None:

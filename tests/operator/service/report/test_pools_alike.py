@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from sluice_contract.cluster.labels import Role
-from sluice_operator.api.conditions import Check
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.pools_alike import engines_move
@@ -21,8 +19,8 @@ def planned(spec: Manifest) -> ServicePlan:
     return plan_service(service_observed(service(spec)))
 
 
-def moves(spec: Manifest, **observed: Any) -> bool:
-    return engines_move(service_observed(service(spec), **observed), planned(spec))
+def moves(spec: Manifest) -> bool:
+    return engines_move(planned(spec))
 
 
 @pytest.mark.parametrize(
@@ -58,18 +56,13 @@ def test_engines_that_take_no_other_role_do_not() -> None:
     assert not moves(SPLIT | {"engine": {"kvTransfer": {"backend": "Mooncake"}}})
 
 
-def test_none_moves_where_the_cluster_enforces_policies() -> None:
-    assert moves(SPLIT, isolation=Check("False", "NotEnforced", ""))
-    assert not moves(SPLIT, isolation=Check("True", "Enforced", ""))
-
-
 def test_none_moves_during_a_roll_out_or_as_an_earlier_release_made_it() -> None:
-    plan, observed = planned(SPLIT), service_observed(service(SPLIT))
-    assert not engines_move(observed, replace(plan, upgrade=("pool prefill: image",)))
+    plan = planned(SPLIT)
+    assert not engines_move(replace(plan, upgrade=("pool prefill: image",)))
     share = [{"name": "old", "replicas": 1}, {"name": "new", "replicas": 1}]
     pools = tuple(
         replace(pool, manifest=pool.manifest | {"spec": pool.manifest["spec"] | change})
         for pool in plan.pools
         for change in [{"revisions": share} if pool.role is Role.DECODE else {}]
     )
-    assert not engines_move(observed, replace(plan, pools=pools))
+    assert not engines_move(replace(plan, pools=pools))
