@@ -14,7 +14,7 @@ engines that the next decisions correct.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -69,8 +69,8 @@ class MoveObserved:
 
     move: MoveInProgress
     target: Role
-    source_pool: Manifest
-    target_pool: Manifest
+    pools: Mapping[Role, Manifest]
+    """The EnginePools of both roles."""
     pods: tuple[Manifest, ...]
     """Of the service."""
     is_possible: bool
@@ -82,6 +82,10 @@ class MoveObserved:
         """Whether nothing more is waited for."""
         since = datetime.fromisoformat(self.move.since)
         return abs((self.now - since).total_seconds()) > MAX_SECONDS
+
+    def replicas(self, role: Role) -> int:
+        """What the pool is asked for."""
+        return int(self.pools[role]["spec"]["replicas"])
 
     def pods_of(self, role: Role) -> list[Manifest]:
         """Those that are not about to go."""
@@ -95,10 +99,11 @@ class MoveObserved:
 
 def next_step(seen: MoveObserved, preferred: Sequence[str] = ()) -> Step:
     """What to do now. `preferred`: names of engines that had best move, the best first."""
-    move, source = seen.move, seen.source_pool["spec"]["replicas"]
+    move = seen.move
+    source, target = seen.replicas(move.source), seen.replicas(seen.target)
     if source == move.source_before - move.engines:
         return End(True, "the engines have moved")
-    if source != move.source_before or seen.target_pool["spec"]["replicas"] != move.target_after:
+    if (source, target) != (move.source_before, move.target_after):
         return End(False, "the replicas of a pool were changed")
     moved = [pod for pod in seen.pods_of(seen.target) if note_of(pod, MOVED) == move.text]
     adopted = sum(_is_adopted(pod, seen) for pod in moved)
@@ -164,7 +169,7 @@ def _is_adopted(pod: Manifest, seen: MoveObserved) -> bool:
     """Whether the target pool's ReplicaSet controls the pod. It is named after its Deployment and
     the hash of the template."""
     template_hash = pod["metadata"]["labels"].get(TEMPLATE_HASH, "")
-    pool = seen.target_pool["metadata"]["name"]
+    pool = seen.pools[seen.target]["metadata"]["name"]
     return f"{pool}-{revision_of(pod)}-{template_hash}" in _controllers(pod)
 
 

@@ -105,7 +105,8 @@ class Mover:
                 else:
                     await self.clock.sleep(LOOK_SECONDS)
         except RequestError as error:
-            return outcome.after(self._refused(scaled, error))
+            stale = isinstance(error, ApiError) and error.status in STALE
+            return outcome if stale else outcome.after(error)
         return outcome
 
     async def _observe(self, scaled: ScaledService, target: Role) -> MoveObserved | None:
@@ -122,8 +123,7 @@ class Mover:
         return MoveObserved(
             move=move,
             target=target,
-            source_pool=source_pool,
-            target_pool=target_pool,
+            pools={move.source: source_pool, target: target_pool},
             pods=await self.client.list_objects(POD, namespace, selector),
             is_possible=scaled.settings.engines_move and namespace not in self.forbidden,
             now=self.clock.now(),
@@ -132,8 +132,12 @@ class Mover:
     async def _relabel(self, seen: MoveObserved, step: Relabel) -> Sequence[Event]:
         events = []
         for pod in step.pods:
-            await self.client.patch(POD, pod, _relabelled(pod, step.labels, seen.move), MANAGER)
             name = pod["metadata"]["name"]
+            try:
+                await self.client.patch(POD, pod, _relabelled(pod, step.labels, seen.move), MANAGER)
+            except ApiError as error:
+                self._note_refusal(pod, error)
+                raise
             text = f"Engine {name} moves from pool {seen.move.source} to pool {seen.target}"
             events.append(Event("Normal", MOVED_REASON, f"{text}, and takes its role."))
             logger.info("engine moves", extra=fields(pod=name, role=seen.target))
@@ -145,7 +149,7 @@ class Mover:
         return Written(source, step.replicas, generation)
 
     async def _end(self, scaled: ScaledService, seen: MoveObserved, step: End) -> Sequence[Event]:
-        await self._scale(scaled, scaled.pools[seen.target], seen.target_pool["spec"]["replicas"])
+        await self._scale(scaled, scaled.pools[seen.target], seen.replicas(seen.target))
         if step.is_done:
             return ()
         text = f"A move of engines from pool {seen.move.source} to pool {seen.target} has ended"
@@ -174,16 +178,13 @@ class Mover:
         result = await self.client.apply(ENGINE_POOL, manifest, manager=REPLICAS_MANAGER)
         return int(result["metadata"]["generation"])
 
-    def _refused(self, scaled: ScaledService, error: RequestError) -> RequestError | None:
-        """The error, unless the next tick simply looks again."""
-        if not isinstance(error, ApiError):
-            return error
-        namespace = _namespace(scaled)
+    def _note_refusal(self, pod: Manifest, error: ApiError) -> None:
+        """Engines of a namespace whose pods may not be patched do not move any more."""
+        namespace = pod["metadata"]["namespace"]
         if error.status == FORBIDDEN and namespace not in self.forbidden:
             self.forbidden.add(namespace)
             text = "engines do not move between pools: the operator may not patch pods"
             logger.warning(text, extra=fields(namespace=namespace, error=error))
-        return None if error.status in STALE else error
 
 
 def _namespace(scaled: ScaledService) -> str:

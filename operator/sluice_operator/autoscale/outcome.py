@@ -40,5 +40,5 @@ class Outcome:
     def and_events(self, *events: Event) -> Outcome:
         return replace(self, events=(*(self.events or ()), *events))
 
-    def after(self, failed: RequestError | None) -> Outcome:
+    def after(self, failed: RequestError) -> Outcome:
         return replace(self, failed=failed)
