@@ -77,6 +77,7 @@ def scene_of(options: argparse.Namespace) -> Scene:
         constants,
         boot_seconds=options.boot,
         chunk_tokens=options.chunk,
+        engines_move=options.engines_move,
         gpu_budget=options.gpu_budget,
         max_replicas=options.max_replicas,
         targets=_targets(options),
@@ -144,6 +145,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--max-replicas", type=_count, default=AZURE.max_replicas, help="of a pool (%(default)s)"
     )
     parser.add_argument("--gpu-budget", type=_count, help="GPUs of all pods; one an engine")
+    parser.add_argument(
+        "--engines-move", action="store_true", help="ours, two pools: engines may change their role"
+    )
 
 
 def _add_targets(parser: argparse.ArgumentParser) -> None:

@@ -76,6 +76,8 @@ class Constants:
     judged_from_seconds: float = 0.0
     """Requests that arrive before do not count in shares: of some traces nobody can serve them."""
     max_replicas: int = 64
+    engines_move: bool = False
+    """Whether an engine may take the other pool's role: only our rule does it."""
     gpu_budget: int | None = None
     """Of all engines, one GPU each; draining ones count. None: as many as policies want."""
 

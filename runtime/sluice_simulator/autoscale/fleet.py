@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+from sluice_autoscaler.moves import FLIP_SECONDS
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_contract.cluster.labels import Role
 
@@ -218,10 +219,33 @@ class AutoscaledFleet:
 
     def _tick(self) -> None:
         targets = self._policy.targets(self._sample())
+        movers = self._movers(targets) if targets.move else []
         for role, desired in targets.replicas.items():
             self._want(role, max(0, min(self._constants.max_replicas, desired)), targets)
+        for mover in movers:
+            self._remove_if_drained(mover)
         self._fill()
         self._count()
+
+    def _movers(self, targets: Targets) -> list[Replica]:
+        """Engines that take no more requests, and are of the other pool once they have ended what
+        they have."""
+        assert targets.move is not None
+        move = targets.move
+        ready = [
+            replica
+            for replica in self._pools[move.source]
+            if not replica.draining and replica.ready_seconds <= self._now
+        ]
+        movers = self._victims(ready, targets.victims)[: move.engines]
+        for mover in movers:
+            mover.draining, mover.becomes = True, move.target
+        self._serving.pop(move.source, None)
+        return movers
+
+    def _moving(self, role: Role) -> int:
+        """Engines on their way to the pool."""
+        return sum(replica.becomes is role for pool in self._pools.values() for replica in pool)
 
     def _count(self) -> None:
         serving = sum(
@@ -236,13 +260,14 @@ class AutoscaledFleet:
     def _pool_sample(self, role: Role) -> PoolSample:
         active = [replica for replica in self._pools[role] if not replica.draining]
         ready = sum(replica.ready_seconds <= self._now for replica in active)
+        moving = self._moving(role)
         return PoolSample(
             role,
             replicas=self._desired[role],
             ready=ready,
-            starting=len(active) - ready,
-            unschedulable=self._desired[role] - len(active),
-            surplus=len(self._pools[role]) - len(active),
+            starting=len(active) + moving - ready,
+            unschedulable=self._desired[role] - len(active) - moving,
+            surplus=sum(replica.becomes is None for replica in self._pools[role]) - len(active),
         )
 
     def _look(self) -> tuple[EngineSample, ...]:
@@ -283,7 +308,15 @@ class AutoscaledFleet:
     def _remove_if_drained(self, replica: Replica) -> None:
         if replica.draining and replica.idle and replica in self._pools[replica.role]:
             self._remove(replica)
+            if replica.becomes is not None:
+                self._begin(replica.becomes, FLIP_SECONDS)
             self._fill()
+
+    def _begin(self, role: Role, seconds: float) -> None:
+        """An engine that is ready in so many seconds."""
+        replica = self._replica(role, self._now + seconds)
+        self._add(replica)
+        self._at(replica.ready_seconds, replica, READY)
 
     def _fill(self) -> None:
         """Starts missing engines within the budget, one of each pool after the other."""
@@ -292,10 +325,8 @@ class AutoscaledFleet:
         while missing:
             missing = False
             for role, pool in self._pools.items():
-                active = sum(not member.draining for member in pool)
+                active = sum(not member.draining for member in pool) + self._moving(role)
                 if active < self._desired[role] and (budget is None or self._pods < budget):
-                    replica = self._replica(role, self._now + self._constants.boot_seconds)
-                    self._add(replica)
-                    self._at(replica.ready_seconds, replica, READY)
+                    self._begin(role, self._constants.boot_seconds)
                     missing = True
         self.trail.peak = max(self.trail.peak, self._pods)

@@ -37,6 +37,8 @@ class Replica:
         self._computes = role is not Role.DECODE
         self.ready_seconds = ready_seconds
         self.draining = False
+        self.becomes: Role | None = None
+        """Its role once it has drained; None: it is gone then."""
         self.version = 0
         """Version of the running step: an event with an older one is void."""
         self.waiting: deque[Work] = deque()

@@ -6,11 +6,13 @@ import math
 from dataclasses import replace
 
 import pytest
+from sluice_autoscaler.decision import Move
+from sluice_autoscaler.sample import Sample
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
 from sluice_simulator.autoscale.outcome import Trail, itl_seconds, ttft_seconds
-from sluice_simulator.autoscale.policies.policy import Plan, Static
+from sluice_simulator.autoscale.policies.policy import Plan, Static, Targets
 from sluice_simulator.autoscale.replica import Replica
 from sluice_simulator.autoscale.step_times import StepTimes
 from sluice_simulator.traces.request import Trace, TraceRequest
@@ -129,3 +131,32 @@ def test_the_same_seed_is_the_same_replay() -> None:
         (a.first_token_seconds, a.ended_seconds) == (b.first_token_seconds, b.ended_seconds)
         for a, b in zip(*runs, strict=True)
     )
+
+
+class Moving:
+    """One engine of two goes from prefill to decode, at the second look."""
+
+    interval_seconds = 10.0
+    reads_reports = True
+
+    def __init__(self) -> None:
+        self.samples: list[Sample] = []
+
+    def targets(self, sample: Sample) -> Targets:
+        self.samples.append(sample)
+        prefill, decode = (1, 3) if len(self.samples) > 1 else (2, 2)
+        move = Move(Role.PREFILL, Role.DECODE, 1, 3) if len(self.samples) == 2 else None
+        return Targets({Role.PREFILL: prefill, Role.DECODE: decode}, move=move)
+
+
+def test_an_engine_that_moves_ends_its_work_first_and_is_ready_without_a_start() -> None:
+    policy = Moving()
+    both = {Role.PREFILL: 2, Role.DECODE: 2}
+    trail = run(chats(120.0, 2.0), policy, both, gpu_budget=4, boot_seconds=1000.0)
+    assert {pods for _, pods, _ in trail.counts} == {4}
+    assert trail.peak == 4
+    after = policy.samples[-1].pools
+    assert (after[Role.PREFILL].ready, after[Role.DECODE].ready) == (1, 3)
+    for sample in policy.samples:
+        assert all(not pool.unschedulable for pool in sample.pools.values())
+    assert all(work.ended_seconds for work in trail.works)

@@ -40,6 +40,7 @@ class Ours:
             tuple(name for pool in decision.pools.values() for name in pool.victims),
             decision.reason,
             decision.message,
+            decision.move,
         )
 
 
@@ -56,4 +57,5 @@ def settings_of(constants: Constants, roles: Sequence[Role]) -> Settings:
         ttft_seconds=constants.promise.ttft_seconds,
         itl_seconds=constants.promise.itl_seconds,
         percentile=100 * GOAL,
+        engines_move=constants.engines_move,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar, Protocol
 
+from sluice_autoscaler.decision import Move
 from sluice_autoscaler.sample import Sample
 from sluice_contract.cluster.labels import Role
 
@@ -21,6 +22,8 @@ class Targets:
     victims: tuple[str, ...] = ()
     reason: str = ""
     message: str = ""
+    move: Move | None = None
+    """Engines that go from one pool to the other, and are not started anew."""
 
 
 class Policy(Protocol):
