@@ -221,9 +221,20 @@ def _children(
         ),
         *policies(observed.children, top, spec),
         router.deployment,
-        *(pool.manifest for pool in pools),
+        *_edited_last(observed.children, pools),
         disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),
     )
+
+
+def _edited_last(children: Children, pools: Iterable[PlannedPool]) -> list[Manifest]:
+    """Pools in the order in which they are written. That a pool is edited is why others go to this
+    release with it: it is known until the edited pool is written, if writing is interrupted."""
+    inputs = {
+        item["metadata"]["name"]: item["spec"].get("inputs")
+        for item in of_kind(children, ENGINE_POOL)
+    }
+    manifests = (pool.manifest for pool in pools)
+    return sorted(manifests, key=lambda m: inputs.get(m["metadata"]["name"]) != m["spec"]["inputs"])
 
 
 def _optional_children(

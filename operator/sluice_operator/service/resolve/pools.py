@@ -33,8 +33,8 @@ from sluice_operator.service.resolve.release_decisions import (
     Pin,
     backend_in_use,
     engine_inputs,
+    kept_pins,
     pinned_spec,
-    shared_pin,
     shared_settings,
 )
 from sluice_operator.service.resolve.replicas import (
@@ -69,6 +69,8 @@ class ResolvedPool:
     replicas: Replicas
     upgrade: tuple[str, ...] = ()
     """What this release would change."""
+    is_decided_anew: bool = False
+    """This release has decided it, and not an earlier one."""
 
 
 def resolve_pool(
@@ -78,7 +80,7 @@ def resolve_pool(
     inputs = engine_inputs(spec, role)
     accelerator = find_accelerator(spec.pool(role), observed.nodes)
     shared = shared_settings(observed.children, spec)
-    pin = shared_pin(observed.children, spec, role, shared)
+    pin = _kept_pins(observed, spec).get(role)
     try:
         # Beside a pin, `file` only tells what this release would change.
         taken = None if pin else shared
@@ -97,7 +99,9 @@ def resolve_pool(
     fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
     fresh = fresh.model_copy(update=_model_source(observed, spec.model, top.service))
     if pin is None:
-        return ResolvedPool(fresh, accelerator, file.settings, config, replicas)
+        return ResolvedPool(
+            fresh, accelerator, file.settings, config, replicas, is_decided_anew=True
+        )
     kept = EngineFile(pin.settings, pin.text)
     return ResolvedPool(
         spec=pinned_spec(fresh, pin),
@@ -107,6 +111,14 @@ def resolve_pool(
         replicas=replicas,
         upgrade=refused or tuple(_changes(fresh, file, pin)),
     )
+
+
+def _kept_pins(observed: ServiceObserved, spec: InferenceServiceSpec) -> dict[Role, Pin]:
+    images = {
+        role: spec.engine_of(role).image or observed.images.engine_of(spec.pool(role).accelerator)
+        for role in spec.roles
+    }
+    return kept_pins(observed.children, spec, images)
 
 
 def _model_source(
@@ -141,8 +153,9 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
     accepted before and stay accepted."""
     settings_of: dict[Role, Settings] = {}
     shared = shared_settings(observed.children, spec)
+    pins = _kept_pins(observed, spec)
     for role in spec.roles:
-        pin = shared_pin(observed.children, spec, role, shared)
+        pin = pins.get(role)
         accelerator = find_accelerator(spec.pool(role), observed.nodes).accelerator
         if pin is None:
             yield from _without_image(observed.images, spec, role)

@@ -7,13 +7,15 @@ Deployment, which still exists when a change is reverted.
 
 Pools that hand over the KV cache must agree in some settings, which are decided once per service. A
 newly resolved pool takes what the user left out from the decisions for another pool, whatever this
-release would choose.
+release would choose. The image is no such setting: an edit of one pool takes all of them to this
+release's.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -213,10 +215,31 @@ def shared_settings(children: Children, spec: InferenceServiceSpec) -> Settings:
     }
 
 
-def shared_pin(
+def kept_pins(
+    children: Children, spec: InferenceServiceSpec, images: Mapping[Role, str]
+) -> dict[Role, Pin]:
+    """What stays decided, by pool. A pool that is not here is decided anew.
+
+    While no pool is edited, all stays. Where one is, all pools go to one release together, because
+    engines of two releases may refuse to hand over to each other: to this release's, or back to
+    former engines that had served together. `images`: of each pool's engines, as this release would
+    have them; empty where it has none.
+    """
+    shared = shared_settings(children, spec)
+    pins = {role: tuple(_agreeing_pins(children, spec, role, shared)) for role in spec.roles}
+    for chosen in product(*pins.values()):
+        by_role = dict(zip(pins, chosen, strict=True))
+        if all(pin.in_use for pin in chosen) or _of_one_release(by_role, images):
+            return by_role
+    ours = {role: [pin for pin in pins[role] if _is_ours(pin, images[role])] for role in pins}
+    return {role: of_role[0] for role, of_role in ours.items() if of_role}
+
+
+def _agreeing_pins(
     children: Children, spec: InferenceServiceSpec, role: Role, shared: Settings
-) -> Pin | None:
-    """What was decided for a pool with its inputs as they are, if it agrees with `shared`."""
+) -> Iterator[Pin]:
+    """What was decided for a pool with its inputs as they are, and agrees with `shared`; what is in
+    use first."""
     for pin in pins_of(children, role, engine_inputs(spec, role)):
         if all(
             name not in pin.settings
@@ -224,5 +247,17 @@ def shared_pin(
             or pin.settings[name].value == entry.value
             for name, entry in shared.items()
         ):
-            return pin
-    return None
+            yield pin
+
+
+def _of_one_release(pins: Mapping[Role, Pin], images: Mapping[Role, str]) -> bool:
+    """Whether engines of these decisions are known to work together."""
+    ours = [_is_ours(pin, images[role]) for role, pin in pins.items()]
+    if len(pins) > 1 and any(ours):
+        return all(ours)
+    return len({pin.fields.get("image") for pin in pins.values()}) == 1
+
+
+def _is_ours(pin: Pin, image: str) -> bool:
+    """Whether this release would take the same image."""
+    return not image or pin.fields.get("image") == image

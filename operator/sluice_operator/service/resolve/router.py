@@ -57,10 +57,15 @@ class PlannedRouter:
 
 
 def plan_router(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, *, waits: bool = False
+    observed: ServiceObserved,
+    top: Owner,
+    spec: InferenceServiceSpec,
+    *,
+    waits: bool = False,
+    anew: bool = False,
 ) -> PlannedRouter:
     """The routers of a service. `waits`: routers of a former mode should serve on for now, unless
-    they already use the pools of the spec's mode."""
+    they already use the pools of the spec's mode. `anew`: as this release makes them."""
     file = _config_map(top, spec)
     built = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
     live = _live(observed.children, built)
@@ -76,7 +81,7 @@ def plan_router(
             file = _config_map(top, spec)
             former = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
             return PlannedRouter(former, (file,), (), is_former=True)
-    applied = applied_manifest(live) if live else None
+    applied = applied_manifest(live) if live and not anew else None
     if applied is not None and spec.asks_for_keys and not mounts_handover_secret(applied):
         applied = None  # engines serve nothing without their signature
     deployment = to_apply(built, applied)

@@ -77,7 +77,9 @@ def roll_out(
     surges = pod_surges(states, rollout, surge_budget, replaced)
     former = former_pools(service, children, spec)
     waits = are_awaited(children, spec, states, former)
-    router = plan_router(observed, top, spec, waits=waits)
+    # The routers go to this release with the engines that hand over to each other.
+    anew = spec.is_disaggregated and any(pool.is_decided_anew for pool in resolved)
+    router = plan_router(observed, top, spec, waits=waits, anew=anew)
     return PlannedRollout(
         rollout=rollout,
         pools=tuple(_pool(top, pool, rollout, surges.get(pool.spec.role)) for pool in resolved),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config import sizing
@@ -101,6 +103,102 @@ def test_one_pool_that_returns_to_a_former_release_s_revision_goes_on_with_its_s
 
 def test_of_a_service_without_pools_all_is_resolved_anew() -> None:
     assert _page_sizes(service_plan(_spec())) == [16, 16]
+
+
+COUNTED: Manifest = {"accelerator": {"count": 1, "product": "NVIDIA-H100-80GB-HBM3"}}
+EDITS: list[Manifest] = [
+    {"engine": {"speculation": {"method": "NGram"}}},
+    MORE,
+    COUNTED | {"accelerator": COUNTED["accelerator"] | {"count": 2}},
+]
+
+
+def _release(name: str, spec: Manifest, children: list[Manifest]) -> ServicePlan:
+    """The plan of an operator with the images of a release."""
+    observed = service_observed(service(spec), children)
+    images = {"engine": f"cpu:{name}", "gpu_engine": f"gpu:{name}", "router": f"router:{name}"}
+    plan = plan_service(replace(observed, images=replace(observed.images, **images)))
+    assert plan.refusal is None, plan.refusal
+    return plan
+
+
+def _tags(plan: ServicePlan) -> list[str]:
+    """The releases that prefill engines, decode engines and routers are of."""
+    assert plan.router is not None
+    routers = plan.router["spec"]["template"]["spec"]["containers"][0]["image"]
+    images = (*(pool.manifest["spec"]["image"] for pool in plan.pools), routers)
+    return [image.partition(":")[2] for image in images]
+
+
+def _deployed(plan: ServicePlan) -> list[Manifest]:
+    """What is there once a plan is carried out, with the Deployments of its engines."""
+    children = _children(plan)
+    pools = [
+        plan_pool(PoolObserved(child, service(_spec())))
+        for child in children
+        if child["kind"] == "EnginePool"
+    ]
+    return [*children, *(live(pool.deployment) for pool in pools if pool.deployment)]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edited", [PREFILL, DECODE])
+def test_an_edit_of_one_pool_takes_the_other_and_the_routers_to_the_new_release(
+    edited: Role, edit: Manifest
+) -> None:
+    """Engines of two releases may refuse to hand over to each other."""
+    sizes = {role: COUNTED if "accelerator" in edit else {} for role in (PREFILL, DECODE)}
+    first = _spec(sizes[PREFILL], sizes[DECODE])
+    old = _deployed(_release("old", first, []))
+    assert _tags(_release("new", first, old)) == ["old", "old", "old"]
+    spec = {**first, "pools": first["pools"] | {edited.value: edit}}
+    plan = _release("new", spec, old)
+    assert _tags(plan) == ["new", "new", "new"]
+    assert not plan.upgrade
+    assert _tags(_release("new", spec, _deployed(plan))) == ["new", "new", "new"]
+
+
+def test_an_edit_at_the_same_release_leaves_the_other_pool_as_it_is() -> None:
+    old = _release("old", _spec(), [])
+    plan = _release("old", _spec(decode=MORE), _deployed(old))
+    assert plan.pools[0].manifest["spec"] == old.pools[0].manifest["spec"]
+    assert plan.router == old.router
+
+
+@pytest.mark.parametrize("edited", [PREFILL, DECODE])
+def test_an_edited_pool_is_written_last_so_that_an_interruption_leaves_no_half(
+    edited: Role,
+) -> None:
+    old = _deployed(_release("old", _spec(), []))
+    spec = _spec(**{edited.value: MORE})
+    plan = _release("new", spec, old)
+    pools = [m for m in _children(plan) if m["kind"] == "EnginePool"]
+    assert [m["spec"]["role"] for m in pools][-1] == edited
+    written = {m["metadata"]["name"] for m in _children(plan)} - {pools[-1]["metadata"]["name"]}
+    half = [m for m in _children(plan) if m["metadata"]["name"] in written]
+    half += [m for m in old if m["metadata"]["name"] not in written or m["kind"] == "Deployment"]
+    assert _tags(_release("new", spec, half))[:2] == ["new", "new"]
+
+
+def test_an_edit_that_is_taken_back_takes_both_pools_back_to_their_former_engines() -> None:
+    old = _deployed(_release("old", _spec(), []))
+    plan = _release("new", _spec(decode=MORE), old)
+    former = [m for m in old if m["kind"] in ("Deployment", "ConfigMap")]
+    there = [*_children(plan), *former]
+    assert _tags(_release("new", _spec(), there))[:2] == ["old", "old"]
+
+
+def test_an_edit_that_is_taken_back_goes_on_where_the_other_pool_s_former_engines_are_gone() -> (
+    None
+):
+    old = _deployed(_release("old", _spec(), []))
+    plan = _release("new", _spec(decode=MORE), old)
+    former = [
+        m for m in old
+        if m["kind"] == "ConfigMap" or (m["kind"] == "Deployment" and "decode" in str(m))
+    ]  # fmt: skip
+    there = [*_deployed(plan), *former]
+    assert _tags(_release("new", _spec(), there)) == ["new", "new", "new"]
 
 
 def _backends(plan: ServicePlan) -> list[tuple[str | None, str]]:
