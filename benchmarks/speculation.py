@@ -161,11 +161,13 @@ def compare(engines: dict[str, Engine], work: Workload, rows: int, rounds: int) 
     figure = f"speculation.{work.name}.rows{rows}"
     for name, measured in seen.items():
         report(f"{figure}.{name}", median(each.rate for each in measured), unit="tokens/s")
-    ratios = [on.rate / off.rate for on, off in zip(seen["on"], seen["off"], strict=True)]
+    rounds_seen = list(zip(seen["on"], seen["off"], strict=True))
+    ratios = [on.rate / off.rate for on, off in rounds_seen]
     report(
         f"{figure}.ratio",
         median(ratios),
         unit="on / off",
+        of_processor_time=round(median(on.cpu_rate / off.cpu_rate for on, off in rounds_seen), 3),
         least=round(min(ratios), 3),
         most=round(max(ratios), 3),
         drafted=drafted,

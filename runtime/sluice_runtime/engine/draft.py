@@ -1,16 +1,16 @@
 """The draft model: a small model of the same vocabulary, which proposes the tokens of rows that are
 verified.
 
-It computes every token that the model computes, into pages of its own with the same numbers. So a
-prefix that is cached, a page that moves to another row and a request that begins again are right
-for both, and only the model's are accounted for. What it reads wrongly costs drafts, not answers.
+It lags behind: a row's tokens are computed when the row is verified, into pages of its own with the
+same numbers, so only the model's are accounted for. The batch says what it lacks. So steps that
+verify nothing cost nothing here. What it reads wrongly costs drafts, not answers.
 
 Drafts stay on the device until the step's results are read. Knows no request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,7 +26,9 @@ from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode
 
 _PIECE: Final = 512
-"""Tokens of a prompt that are computed at once: so a long one takes little memory."""
+"""Tokens that are computed at once: so a long prompt takes little memory."""
+_FEW: Final = 8
+"""Tokens of one row."""
 
 
 class DraftModel:
@@ -47,39 +49,47 @@ class DraftModel:
         self._sampling = sampling
         self._device = device
 
-    def propose(self, host: HostInputs, inputs: StepInputs) -> Tensor:
+    def propose(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> Tensor:
         """Writes the drafts of rows that are verified into the step's tokens, where there was
         NO_TOKEN; returns them, row after row: [drafts].
 
         One token a row at a time: each is drawn as the model draws at its position, from the draft
-        model's logits.
+        model's logits. The last draft is not computed: whether it is kept, is not known yet.
         """
         counts = host.drafts
         verified = slice(host.extends - len(counts), host.extends)
         begins, rows = host.rows.begins[verified], host.rows.rows[verified]
-        for done in range(int(counts.max(initial=0))):
+        for done in range(int(counts.max())):
             drafting = counts > done
             places = begins[drafting] + done
-            tokens = self._next(rows[drafting], host.positions[places], inputs, places)
+            if done or not batch.draft_rows:
+                tokens = self._next(rows[drafting], host.positions[places], inputs, places)
+            else:
+                tokens = self._first(batch)
             (after,) = self._device.upload((places + 1,))
             inputs.token_ids.index_copy_(0, after, tokens)
         drafted = np.arange(counts.sum()) + (begins + 1 - counts.cumsum() + counts).repeat(counts)
         (at,) = self._device.upload((drafted,))
         return inputs.token_ids[at]
 
-    def extend(self, prompts: Sequence[ExtendRow]) -> None:
-        """Computes prompts that another engine has computed for the model, piece by piece."""
-        for prompt in prompts:
-            for first in range(0, len(prompt.token_ids), _PIECE):
-                piece = prompt.token_ids[first : first + _PIECE]
-                row = ExtendRow(prompt.row, prompt.start + first, piece, samples=False)
-                batch = Batch(0, ForwardMode.EXTEND, extend_rows=(row,))
-                host = host_inputs(batch, self._rows)
-                self.follow(step_inputs(host, self._rows, self._device))
+    def _first(self, batch: Batch) -> Tensor:
+        """The first draft of each verified row, once what the draft model lacks is computed: [r].
+        A few tokens are computed with the row's last one, which saves a pass."""
+        few = {row.row: row for row in batch.draft_rows if len(row.token_ids) <= _FEW}
+        for rows in _passes([row for row in batch.draft_rows if row.row not in few]):
+            self._extend(rows)
+        last = [ExtendRow(row.row, row.start, row.token_ids[:1], True) for row in batch.verify_rows]
+        rows = [_joined(few[row.row], row) if row.row in few else row for row in last]
+        host, inputs, hidden = self._extend(rows)
+        logits = self._model.logits(hidden[inputs.sampled_tokens])
+        return self._drawn(logits, host.sampled_rows, host.sampled_contexts)
 
-    def follow(self, inputs: StepInputs) -> None:
-        """Computes the tokens of a step whose drafts are known, as the model does."""
-        self._model.hidden(inputs.token_ids, inputs.positions, self._pool, inputs.layout)
+    def _extend(self, rows: Sequence[ExtendRow]) -> tuple[HostInputs, StepInputs, Tensor]:
+        """One pass over tokens that are known."""
+        host = host_inputs(Batch(0, ForwardMode.EXTEND, extend_rows=tuple(rows)), self._rows)
+        inputs = step_inputs(host, self._rows, self._device)
+        step = inputs.token_ids, inputs.positions
+        return host, inputs, self._model.hidden(*step, self._pool, inputs.layout)
 
     def _next(
         self, rows: Numbers, positions: Numbers, inputs: StepInputs, places: Numbers
@@ -113,3 +123,27 @@ class DraftModel:
         else:
             tokens = self._sampling.sample(logits, rows.tolist(), positions)
         return (tokens if group.size == 1 else group.from_first(tokens)).clamp(min=0)
+
+
+def _passes(rows: Sequence[ExtendRow]) -> Iterator[list[ExtendRow]]:
+    """In pieces of `_PIECE` tokens at most, and as many rows at once as have no more than that. A
+    piece that others follow fills its last page."""
+    together: list[ExtendRow] = []
+    room = _PIECE
+    for row in rows:
+        end, first = row.start + len(row.token_ids), row.start
+        while first < end:
+            last = min(end, (first // _PIECE + 1) * _PIECE)
+            if together and (first > row.start or last - first > room):
+                yield together
+                together, room = [], _PIECE
+            tokens = row.token_ids[first - row.start : last - row.start]
+            together.append(ExtendRow(row.row, first, tokens, samples=False))
+            first, room = last, room - (last - first)
+    if together:
+        yield together
+
+
+def _joined(lacking: ExtendRow, last: ExtendRow) -> ExtendRow:
+    """What is lacking of a row, and its last token."""
+    return ExtendRow(last.row, lacking.start, lacking.token_ids + last.token_ids, last.samples)

@@ -199,14 +199,10 @@ class Runner:
         return partial(_scored_results, batch, fetched, accept, scores, logprobs.finished(batch))
 
     def _drafts(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> list[Tensor]:
-        """What the draft model proposes for rows that are verified, if there is one: [drafts]. It
-        computes the step's tokens, too."""
-        if self._draft is None:
+        """What the draft model proposes for rows that are verified, if there is one: [drafts]."""
+        if self._draft is None or not batch.verify_rows:
             return []
-        self._draft.extend(batch.draft_rows)
-        drafts = [self._draft.propose(host, inputs)] if len(host.drafts) else []
-        self._draft.follow(inputs)
-        return drafts
+        return [self._draft.propose(batch, host, inputs)]
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         """[n, h], by a graph where one was captured for such a step."""

@@ -306,7 +306,7 @@ class KvAllocator:
         self._defer_free(DeferredFree(own, lock=lock, trusted=trusted), request)
         request.page_ids, request.row, request.lock = [], None, None
         request.row_announced = False
-        request.computed_tokens = request.prefilled_tokens = 0
+        request.computed_tokens = request.prefilled_tokens = request.draft_computed_tokens = 0
 
     def flush(self) -> None:
         """Forgets all prefixes; running requests keep theirs to themselves."""

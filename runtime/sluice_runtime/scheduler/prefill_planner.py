@@ -41,7 +41,7 @@ from sluice_runtime.scheduler.batch import (
 from sluice_runtime.scheduler.kv_allocator import KvAllocator
 from sluice_runtime.scheduler.pacing import ChunkBudget, LayerSplit, Pacing
 from sluice_runtime.scheduler.policies import PolicyContext, admission_order
-from sluice_runtime.scheduler.request import Phase, Request, row_added, row_of
+from sluice_runtime.scheduler.request import Request, row_added, row_of
 from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
@@ -305,13 +305,12 @@ class BatchWriter:
         none, or all that are ready; `drafts`: of some of these, whose rows are verified instead."""
         added = tuple([row_added(request) for request in starting])
         started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
-        resumed = [r for r in starting if r.phase is Phase.RUNNING] if self._draft_model else ()
-        draft_rows = tuple([_for_draft_model(request) for request in resumed])
         for request in starting:
             request.row_announced = True
         opened, context_tokens = self._advance(decode) if decode else ([], 0)
         verify = [self._verify(request, drafted, opened) for request, drafted in drafts.items()]
         layers = prefill[0].layers if prefill else None
+        lagging = [_draft_lacks(request) for request in drafts] if self._draft_model else ()
         plain = [request for request in decode if request not in drafts] if drafts else decode
         return Batch(
             step=step,
@@ -324,7 +323,7 @@ class BatchWriter:
             extend_rows=tuple([self._extend(item) for item in prefill]),
             layers=layers,
             verify_rows=tuple(verify),
-            draft_rows=draft_rows,
+            draft_rows=tuple([row for row in lagging if row.token_ids]),
             decode_rows=tuple(map(ROW, plain)),
             decode_context_tokens=context_tokens,
             host_copies=self._kv.host.take_copies(step) if self._kv.host else None,
@@ -361,7 +360,7 @@ class BatchWriter:
         return ExtendRow(row_of(item.request), item.start, tokens, samples=ends)
 
 
-def _for_draft_model(request: Request) -> ExtendRow:
-    """What the draft model lacks of a request that is resumed."""
-    tokens = tuple(request.token_ids[: request.computed_tokens])
-    return ExtendRow(row_of(request), 0, tokens, samples=False)
+def _draft_lacks(request: Request) -> ExtendRow:
+    """What the draft model lacks of a request that was advanced, but for its last token."""
+    first, last = request.draft_computed_tokens, request.computed_tokens - 1
+    return ExtendRow(row_of(request), first, tuple(request.token_ids[first:last]), samples=False)

@@ -90,6 +90,8 @@ class Request:
     """Of the host tier: one for each of its first pages, as far as they were needed."""
     computed_tokens: int = 0
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
+    draft_computed_tokens: int = 0
+    """Of these, leading tokens that the draft model has computed, too."""
     prefilled_tokens: int = 0
     """Leading tokens that were cached when it left the queue, or have been computed since by
     batches whose results are in; without what it generates from then on."""

@@ -8,11 +8,14 @@ the border between two tokens may give either. None of these loads has one.
 from __future__ import annotations
 
 import random
+from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
 from sluice_runtime.engine.build import EngineHooks
+from sluice_runtime.scheduler.request import Request
+from sluice_runtime.scheduler.speculation import Speculation
 from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.runtime.harness import Run, engine_config, generate, run_engine
@@ -81,6 +84,21 @@ def test_a_model_that_drafts_for_itself_is_right() -> None:
     without, drafting = run(requests), run(requests, speculation=ITSELF)
     assert drafting.tokens == without.tokens
     assert drafting.drafted_tokens - drafting.accepted_tokens <= 4
+
+
+def test_a_model_catches_up_on_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps draft, ten do not."""
+    steps, plan = count(), Speculation.plan
+
+    def now_and_then(*arguments: Any) -> dict[Request, tuple[int, ...]]:
+        return plan(*arguments) if next(steps) % 13 >= 10 else {}
+
+    monkeypatch.setattr(Speculation, "plan", now_and_then)
+    requests = requests_of(50, 90)
+    drafting = run(requests, speculation=ITSELF, overlap=True)
+    assert drafting.tokens == run(requests).tokens
+    assert drafting.drafted_tokens > 60
+    assert drafting.drafted_tokens - drafting.accepted_tokens <= 4 * len(requests)
 
 
 @pytest.mark.process

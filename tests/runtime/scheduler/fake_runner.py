@@ -58,6 +58,8 @@ class NearlyRight:
 class FakeRow:
     pages: list[int] = field(default_factory=list)
     length: int = 0
+    draft_length: int = 0
+    """Of these, tokens that the draft model has computed."""
     last_token: int | None = None
     scored: tuple[int, ...] = ()
     """The prompt, when it is to be scored."""
@@ -150,6 +152,8 @@ class FakeRunner:
             self._write(row, [token])
         if batch.mode is ForwardMode.IDLE:
             assert not scheduled
+        for lacked in batch.draft_rows:
+            self._catch_up(lacked)
         drawn = [self._sample(extend.row) for extend in batch.extend_rows if extend.samples]
         for verify in batch.verify_rows:
             drawn += self._verify(verify)
@@ -197,9 +201,20 @@ class FakeRunner:
         last, *drafts = verify.token_ids
         if drafts[0] != NO_TOKEN:
             return verify.token_ids
+        row = self.rows[verify.row]
+        assert row.draft_length == row.length, "the draft model has not caught up"
+        row.draft_length += len(drafts)
         proposed = self.draft_model.draft([*self._tokens(verify.row), last], len(drafts))
         self._drafts += proposed
         return (last, *proposed)
+
+    def _catch_up(self, lacked: ExtendRow) -> None:
+        """The draft model computes what it lacks of a row that is verified."""
+        row = self.rows[lacked.row]
+        assert lacked.start == row.draft_length
+        known = self._tokens(lacked.row)[lacked.start :]
+        assert lacked.token_ids == tuple(known), "not all that the draft model lacks"
+        row.draft_length = row.length
 
     def _scores(self, number: int) -> list[TokenLogprob] | None:
         row = self.rows[number]
@@ -215,6 +230,7 @@ class FakeRunner:
             assert len(row.pages) - trimmed.pages >= 0
             del row.pages[trimmed.pages :]
             row.length, row.last_token = trimmed.length, trimmed.last_token
+            row.draft_length = min(row.draft_length, row.length)
         for number in batch.dropped_rows:
             del self.rows[number]
         for added in batch.added_rows:

@@ -43,6 +43,7 @@ SIZES = st.fixed_dictionaries(
         ),
         "copy_steps": st.integers(0, 3),
         "bad_every": st.sampled_from([0, 0, 2, 5]),
+        "draft_model": st.booleans(),
     }
 )
 
@@ -74,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             draft_tokens=sizes["drafts"],
             layers=5,
             host_pages=sizes["host_pages"],
+            draft_model=sizes["draft_model"],
         )
         self.bench = Bench(built, order, overlap=sizes["overlap"])
         self.bench.runner.host.steps = sizes["copy_steps"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from math import inf
 from typing import Any
 
 import msgspec
 import pytest
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
+from sluice_runtime.scheduler.kv_allocator import PageAllocator
+from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import StepTarget
 from sluice_runtime.scheduler.speculation import StepTime
 from sluice_runtime.wire.messages import Grammar, Sampling
@@ -169,6 +172,79 @@ def test_a_row_whose_model_is_wrong_is_tried_again_now_and_then() -> None:
     batches = bench.run()
     assert bench.answers["a"] == answer_to(range(5), 240)
     assert 0 < sum(bool(drafted([batch])) for batch in batches[-150:]) < 30
+
+
+def test_a_model_computes_nothing_where_nothing_is_verified() -> None:
+    bench = bench_of(draft_model=True, chunk_size=8)
+    bench.runner.draft_model = Wrong()
+    bench.add(request("a", 30, 240))
+    batches = bench.run()
+    assert not any(batch.draft_rows for batch in batches if not batch.verify_rows)
+    lacked = [row for batch in batches for row in batch.draft_rows]
+    assert len(lacked[0].token_ids) == 30, "the prompt, when it drafts for the first time"
+    assert max(len(row.token_ids) for row in lacked) > 60, "the tokens of a long wait, at once"
+
+
+def test_a_model_begins_again_with_a_row_that_was_sent_back() -> None:
+    """The runner compares: see its `_catch_up`."""
+    bench = bench_of(
+        pool_tokens=60, page_size=4, conservativeness=0.05, draft_model=True, prefix_cache=True
+    )
+    bench.add(request("a", 9, 30), request("b", 9, 30), request("c", 9, 30))
+    batches = bench.run()
+    assert bench.answers == {name: answer_to(range(9), 30) for name in "abc"}
+    assert bench.scheduler.status().retractions
+    assert sum(row.start == 0 for batch in batches for row in batch.draft_rows) > 3
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_model_that_is_wrong_costs_little(rows: int) -> None:
+    drafting, without = Clocked(4), Clocked(0)
+    learning = drafting.seconds_of(rows, right=0.0)
+    assert learning < 1.1 * without.seconds_of(rows, right=0.0)
+    seconds, expected = (
+        sum(clocked.seconds_of(rows, right=0.0) for _ in range(3))
+        for clocked in (drafting, without)
+    )
+    assert expected < seconds < 1.03 * expected
+
+
+def test_a_model_that_is_right_again_is_found() -> None:
+    clocked = Clocked(4)
+    for _ in range(2):
+        clocked.seconds_of(1, right=0.0)
+    wrong = clocked.seconds_of(1, right=0.0)
+    for _ in range(2):
+        clocked.seconds_of(1, right=1.0)
+    assert clocked.seconds_of(1, right=1.0) < 0.65 * wrong
+
+
+class Clocked:
+    """Drafts that are right by chance, and steps of 10 ms. Each draft takes half a step more, and
+    each token that the draft model lacks 3 %, but for one a row."""
+
+    def __init__(self, drafts: int) -> None:
+        drafting = {"draft_model": drafts > 0, "draft_tokens": drafts}
+        sizes = {"chunk_size": 512, "max_running_requests": 99}
+        settings = settings_of(20_000, **drafting, **sizes)
+        self.scheduler = Scheduler(settings, PageAllocator(5000))
+        self.now = 0.0
+        self.draw = random.Random(1)
+
+    def seconds_of(self, rows: int, right: float) -> float:
+        """Of so many answers at once."""
+        began = self.now
+        for row in range(rows):
+            self.scheduler.add(request(f"{began}-{row}", 100, 200))
+        while batch := self.scheduler.next_batch(self.now):
+            drafts = max((len(row.token_ids) - 1 for row in batch.verify_rows), default=0)
+            lacked = sum(len(row.token_ids) - 1 for row in batch.draft_rows)
+            self.now += 0.01 + 0.005 * drafts + 0.0003 * lacked
+            drafted = [int(self.draw.random() < right) for _ in range(batch.draft_tokens)]
+            drawn = (1,) * len(batch.sampling_rows)
+            result = SampledTokens(batch.step, drawn, drafts=tuple(drafted))
+            self.scheduler.process(batch, result, self.now)
+        return self.now - began
 
 
 @pytest.mark.parametrize(("target_seconds", "drafts"), [(0.01, 0), (0.025, 1), (0.07, 4)])
