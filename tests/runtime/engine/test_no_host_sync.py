@@ -99,6 +99,7 @@ CHANGED = Batch(
 VERIFIED = Batch(
     11,
     ForwardMode.TARGET_VERIFY,
+    draft_rows=(ExtendRow(0, 0, tuple(range(11)), samples=False),),
     verify_rows=(VerifyRow(0, 11, (4, NO_TOKEN, NO_TOKEN)),),
 )
 RESUMED = Batch(
@@ -106,7 +107,6 @@ RESUMED = Batch(
     ForwardMode.DECODE,
     added_rows=(RowAdded(3, "r3", Sampling(0.0), 5, computed_tokens=5, last_token=7),),
     appended_pages=(PagesAppended(3, (40, 41)), PagesAppended(3, (42,))),
-    draft_rows=(ExtendRow(3, 0, (1, 2, 3, 4, 5), samples=False),),
     decode_rows=(3,),
 )
 
