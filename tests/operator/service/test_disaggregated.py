@@ -124,6 +124,21 @@ def test_prefill_engines_have_a_host_cache_and_decode_engines_have_none() -> Non
     assert "hostCache" not in pools["decode"]
 
 
+def test_engines_that_have_no_host_cache_may_have_several_gpus() -> None:
+    gpu = {"product": "NVIDIA-H100-80GB-HBM3"}
+    engine = {"hostCache": HOST_CACHE}
+
+    def plan(prefill: int, decode: int) -> ServicePlan:
+        counts = {"prefill": prefill, "decode": decode}
+        pools = {role: {"accelerator": gpu | {"count": n}} for role, n in counts.items()}
+        return service_plan(SPEC | {"engine": engine, "pools": pools})
+
+    assert plan(1, 2).refusal is None
+    refusal = plan(2, 1).refusal
+    assert refusal is not None
+    assert "tensorParallelSize is 2" in refusal.message
+
+
 def test_a_host_cache_of_decode_engines_is_refused_by_name() -> None:
     pools = {"prefill": {}, "decode": {"engine": {"hostCache": {"memory": "2Gi"}}}}
     found = service_plan(SPEC | {"pools": pools}).refusal

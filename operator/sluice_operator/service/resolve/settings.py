@@ -135,7 +135,7 @@ def pool_settings(
     Raises:
         ConfigError: two resolved values contradict each other.
     """
-    own_settings = spec.engine_of(role)
+    own_settings = spec.engine_of(role).model_copy(update={"host_cache": spec.host_cache(role)})
     taken = {name: entry for name, entry in shared.items() if getattr(own_settings, name) is None}
     with_shared = own_settings.model_copy(update=resolved_values(taken))
     resolved = resolve_settings(with_shared, accelerator, slo_targets(spec, role)) | taken
