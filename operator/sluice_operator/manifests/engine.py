@@ -16,7 +16,7 @@ from sluice_operator.accelerators.node_requirements import (
     resource_name,
     tolerations,
 )
-from sluice_operator.api.environment import CONFIG_FOLDER
+from sluice_operator.api.environment import CONFIG_FOLDER, HOST_CACHE_VOLUME
 from sluice_operator.api.model_uri import CLAIM_MOUNT
 from sluice_operator.api.pool import BOOTSTRAP, METRICS, EnginePoolSpec, metrics_port
 from sluice_operator.api.template import PodTemplate, Sidecar
@@ -56,7 +56,6 @@ MIN_READY_SECONDS: Final = 10
 """How long an engine has to be ready before a roll-out counts on it."""
 PROGRESS_SLACK_SECONDS: Final = 120
 """For scheduling and pulling the image, beyond the time the engine may take to start."""
-HOST_CACHE: Final = "host-cache"
 """Name of the volume of the host cache's disk."""
 FETCH_SECONDS: Final = 6 * 3600
 """For bringing the model, where each pod does."""
@@ -285,7 +284,7 @@ def _with_memory(resources: Manifest, added_bytes: int) -> Manifest:
 def _host_cache_volumes(spec: EnginePoolSpec) -> list[Manifest]:
     if spec.host_cache is None or spec.host_cache.disk is None:
         return []
-    return [{"name": HOST_CACHE, "emptyDir": {"sizeLimit": spec.host_cache.disk.size}}]
+    return [{"name": HOST_CACHE_VOLUME, "emptyDir": {"sizeLimit": spec.host_cache.disk.size}}]
 
 
 def _host_cache_mounts(spec: EnginePoolSpec) -> list[Manifest]:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
+from sluice_contract.config.host_cache import FOLDER
 from sluice_contract.config.supported import unsupported
 from sluice_contract.http_errors import shown_json
 
 from sluice_operator.accelerators.node_requirements import gpu_count
 from sluice_operator.api.adapters import CLAIMS_MOUNT, MAX_CLAIMS
 from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.environment import HOST_CACHE_VOLUME
 from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.api.model_uri import adapter_claims, draft_claim
 from sluice_operator.api.scaling import AutoscalingSpec
@@ -68,6 +70,7 @@ def validation_errors(
                 *scaling_contradictions(spec),
                 *adapter_contradictions(spec),
                 *mount_contradictions(spec),
+                *host_cache_contradictions(spec),
                 *draft_refusals(spec),
                 *unsupported_parts(spec),
             )
@@ -202,6 +205,28 @@ def mount_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
                 allowed = f"all but {', '.join(sorted(ours))}, where {what}"
                 reason = f"{shown_json(mount.mount_path)} is not allowed; allowed: {allowed}"
                 yield Refusal(INVALID, path, f"{path}: {reason}")
+
+
+def host_cache_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """A user's volumes and mounts in place of those of a host cache's disk."""
+    for role in spec.roles:
+        cache, template = spec.host_cache(role), spec.pool(role).template
+        if cache is None or cache.disk is None or template is None:
+            continue
+        for index, volume in enumerate(template.volumes or ()):
+            if volume.name == HOST_CACHE_VOLUME:
+                path = f"spec.pools.{role}.template.volumes[{index}].name"
+                yield _beside_host_cache(path, volume.name, HOST_CACHE_VOLUME)
+        for index, mount in enumerate(template.volume_mounts or ()):
+            if f"{mount.folder}/".startswith(f"{FOLDER}/"):
+                path = f"spec.pools.{role}.template.volumeMounts[{index}].mountPath"
+                yield _beside_host_cache(path, mount.mount_path, f"{FOLDER} and what is below it")
+
+
+def _beside_host_cache(path: str, value: str, reserved: str) -> Refusal:
+    allowed = f"all but {reserved}, where engine.hostCache.disk is"
+    reason = f"{shown_json(value)} is not allowed; allowed: {allowed}"
+    return Refusal(INVALID, path, f"{path}: {reason}")
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,8 @@ def test_memory_of_a_host_cache_comes_beside_the_container_s(
     pod = _deployment({"engine": {"hostCache": cache}, "pools": {"mixed": pool}})
     spec = pod["spec"]["template"]["spec"]
     assert spec["containers"][0]["resources"] == rendered
-    assert {"name": "host-cache", "emptyDir": {"sizeLimit": "10Gi"}} in spec["volumes"]
-    mount = {"name": "host-cache", "mountPath": "/var/lib/sluice/host-cache"}
+    assert {"name": "sluice-host-cache", "emptyDir": {"sizeLimit": "10Gi"}} in spec["volumes"]
+    mount = {"name": "sluice-host-cache", "mountPath": "/var/lib/sluice/host-cache"}
     assert mount in spec["containers"][0]["volumeMounts"]
 
 

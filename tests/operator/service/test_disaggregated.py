@@ -148,6 +148,33 @@ def test_a_host_cache_of_decode_engines_is_refused_by_name() -> None:
     assert "allowed: in pool prefill" in part.message
 
 
+@pytest.mark.parametrize(
+    ("volume", "path", "field", "value"),
+    [
+        ("sluice-host-cache", "/data", "volumes[0].name", "sluice-host-cache"),
+        ("mine", "/var/lib/sluice/host-cache", "volumeMounts[0].mountPath", None),
+        ("mine", "//var/./lib/sluice/host-cache/", "volumeMounts[0].mountPath", None),
+        ("mine", "/var/lib/sluice/host-cache/own", "volumeMounts[0].mountPath", None),
+    ],
+)
+def test_volumes_of_a_user_do_not_take_the_place_of_the_host_cache_s_disk(
+    volume: str, path: str, field: str, value: str | None
+) -> None:
+    template = {
+        "volumes": [{"name": volume, "emptyDir": {}}],
+        "volumeMounts": [{"name": volume, "mountPath": path}],
+    }
+    pools = {"prefill": {"template": template}, "decode": {"template": template}}
+    refusal = service_plan(SPEC | {"engine": {"hostCache": HOST_CACHE}, "pools": pools}).refusal
+    assert refusal is not None
+    assert refusal.field == f"spec.pools.prefill.template.{field}"
+    assert f'"{value or path}" is not allowed; allowed: ' in refusal.message
+    assert "engine.hostCache.disk" in refusal.message
+    assert "pools.decode" not in refusal.message
+    memory = {"engine": {"hostCache": {"memory": "2Gi"}}}
+    assert service_plan(SPEC | memory | {"pools": pools}).refusal is None
+
+
 def test_each_pool_has_its_children() -> None:
     plan = service_plan(SPEC)
     names = {(m["kind"], m["metadata"]["name"]) for m in plan.apply}
