@@ -3,7 +3,8 @@
 A pod's pool is what its EndpointSlice says; its role is what its load report says. Where they
 differ, the engine is asked to take the pool's role (`POST /role`), which the router can sign. Level
 triggered: routers and engines may restart at any time, and several routers may ask. Nobody waits
-for the answer; the role is followed by the load report.
+for the answer; the role is followed by the load report. The call is good for one life of the
+engine, whose epoch it names.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from sluice_router.engines import EngineState, Fleet, Phase
 LOOK_SECONDS: Final = 0.25
 AGAIN_SECONDS: Final = 30.0
 """Pause after an engine refused, or could not be asked."""
-MAX_SECONDS: Final = 86_400.0
-"""The longest drain; an engine that dies ends the call at once."""
+ANSWER_SECONDS: Final = 30.0
+"""How long a call is kept. An engine may finish its work for longer: then its load report says that
+it drains, and it goes on with its change without the call."""
 _CONNECT_SECONDS: Final = 2.0
 _ANSWER_BYTES: Final = 1 << 16
 
@@ -80,16 +82,18 @@ class PoolRoles:
 
     async def _ask(self, engine: EngineState) -> None:
         name, role = engine.endpoint.name, engine.endpoint.role
+        assert engine.received is not None, "only engines with a load report have moved"
         logger.info("engine %s is %s in pool %s: asked to take its role", name, engine.role, role)
         self._not_before[engine.key] = self._clock() + AGAIN_SECONDS
-        limit = aiohttp.ClientTimeout(total=MAX_SECONDS, sock_connect=_CONNECT_SECONDS)
-        body, url = json.dumps({"role": role}).encode(), engine.endpoint.url + ROLE_PATH
-        headers = self._headers(body)
+        limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=_CONNECT_SECONDS)
+        body = json.dumps({"role": role, "epoch": engine.received.report.epoch}).encode()
+        url = engine.endpoint.url + ROLE_PATH
         try:
+            headers = self._headers(body)
             async with self._session.post(url, data=body, headers=headers, timeout=limit) as answer:
                 text = (await read_at_most(answer, _ANSWER_BYTES)).decode(errors="replace")
-        except (aiohttp.ClientError, OSError) as error:
-            logger.warning("engine %s was not asked to become %s: %r", name, role, error)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            logger.warning("engine %s has not said that it became %s: %r", name, role, error)
             return
         if answer.status != 200:
             logger.warning("engine %s does not become %s: %d %s", name, role, answer.status, text)

@@ -36,7 +36,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def take_role(engine: EngineProcess, role: str, **fields: Any) -> float:
     """The seconds that it says it took."""
-    body = json.dumps({"role": role, **fields}).encode()
+    body = json.dumps({"role": role, "epoch": engine.load().epoch, **fields}).encode()
     bound = Bound("/role", hashlib.sha256(body).hexdigest())
     headers = {
         "X-Request-Id": "flip",

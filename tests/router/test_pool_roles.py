@@ -15,6 +15,7 @@ from aiohttp import web
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.handover import refuse_other_body
 from sluice_contract.wire.private_calls import PRIVATE_HEADER, verified_call
+from sluice_router import pool_roles
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.pool_roles import AGAIN_SECONDS, PoolRoles
 
@@ -38,7 +39,9 @@ class Engine:
         verified = verified_call([KEY], signed, request_id, request.path, UNIX)
         refuse_other_body({PRIVATE_HEADER: verified.body_sha256 or ""}, body)
         assert verified.body_sha256 == hashlib.sha256(body).hexdigest()
-        self.asked.append(json.loads(body)["role"])
+        asked = json.loads(body)
+        assert asked["epoch"] == "e1"
+        self.asked.append(asked["role"])
         await self.may.wait()
         return web.json_response({}, status=self.status)
 
@@ -135,4 +138,43 @@ async def test_one_that_cannot_be_reached_costs_nothing(caplog: pytest.LogCaptur
         router.fleet.replace_endpoints([router.endpoint])
         router.report(Role.PREFILL)
         await router.look()
-    assert "engine p was not asked to become decode" in caplog.text
+    assert "engine p has not said that it became decode" in caplog.text
+
+
+async def test_a_call_that_never_ends_is_given_up_and_the_engine_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine may be at its change: then its report says that it drains."""
+    monkeypatch.setattr(pool_roles, "ANSWER_SECONDS", 0.05)
+    engine = Engine()
+    async with router_of(engine, Role.DECODE) as router:
+        router.report(Role.PREFILL)
+        await router.look()
+        router.report(Role.PREFILL, draining=True)
+        router.seconds += AGAIN_SECONDS
+        await router.look()
+        assert engine.asked == ["decode"]
+        router.report(Role.PREFILL)
+        await router.look()
+        assert engine.asked == ["decode"] * 2
+        engine.may.set()
+
+
+def unreadable() -> list[bytes]:
+    raise PermissionError("key")
+
+
+async def test_a_key_that_cannot_be_read_is_no_end_of_asking(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine()
+    engine.may.set()
+    async with router_of(engine, Role.DECODE) as router:
+        keys, router.roles._keys = router.roles._keys, unreadable
+        router.report(Role.PREFILL)
+        await router.look()
+        assert "engine p has not said that it became decode" in caplog.text
+        router.roles._keys = keys
+        router.seconds += AGAIN_SECONDS
+        await router.look()
+        assert engine.asked == ["decode"]

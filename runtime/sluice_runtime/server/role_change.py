@@ -32,6 +32,9 @@ class RoleRequest(RequestModel):
     """`POST /role`."""
 
     role: Literal["prefill", "decode"]
+    epoch: str = Field(min_length=1, max_length=64)
+    """Of the engine's load report; another one each time that it has taken a role. So the call is
+    good for this engine, and once."""
     drain_seconds: float | None = Field(default=None, ge=0, le=86_400)
     """After so long what still runs is handed back. Left out: the engine's drainSeconds."""
 
@@ -48,7 +51,7 @@ class RoleChanger:
 
         Raises:
             MistakenError: 403, the call is not signed.
-            InvalidRequestError: the engine cannot have this role.
+            InvalidRequestError: the engine cannot have this role, or the epoch is not its own.
             UnavailableError: it loads, drains, or has failed.
         """
         content = await read_body(request, self._service.identity.max_body_bytes)
@@ -57,9 +60,11 @@ class RoleChanger:
         asked = parse_body(RoleRequest, content)
         role, seconds = Role(asked.role), asked.drain_seconds
         self._check(role)
+        self._check_epoch(asked.epoch)
         async with self._lock:
             if role is self._service.role:
                 return role, 0.0
+            self._check_epoch(asked.epoch)
             return role, await self._take(
                 role, self._service.identity.drain_seconds if seconds is None else seconds
             )
@@ -75,6 +80,15 @@ class RoleChanger:
             )
         if not self._service.ready:
             raise UnavailableError("the engine loads or drains: it takes no other role now")
+
+    def _check_epoch(self, epoch: str) -> None:
+        ready = self._service.client.ready
+        assert ready is not None, "an engine that is not ready is refused before"
+        if epoch != ready.epoch:
+            given, own = json.dumps(epoch), json.dumps(ready.epoch)
+            allowed = f"{own}, that of this engine's load report"
+            message = f"epoch: {given} is not allowed; allowed: {allowed}"
+            raise InvalidRequestError(message, "epoch")
 
     @staticmethod
     def _keeps_role(identity: Identity) -> str | None:

@@ -37,7 +37,7 @@ ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
     ("get", "/ready", None),
     ("get", "/health_generate", None),
     ("post", "/flush_cache", None),
-    ("post", "/role", {"role": "decode"}),
+    ("post", "/role", {"role": "decode", "epoch": "e1"}),
     ("get", "/load", None),
     ("get", "/metrics", None),
 ]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvTransfer
@@ -22,6 +23,7 @@ from sluice_runtime.wire.messages import Abort, RoleTaken, TakeRole
 from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
+from tests.runtime.server.fake_engine import READY
 
 KEY = b"k" * 32
 PREFILL = PrefillRef(host="10.0.0.7", port=8998, epoch="e7")
@@ -35,11 +37,19 @@ async def server_of(role: Role) -> AsyncIterator[Server]:
 
 
 async def take_role(server: Server, key: bytes = KEY, signed: Any = None, **fields: Any) -> Any:
-    """`signed`: the body that was signed, if it is another one."""
-    body = json.dumps(fields).encode()
+    """`signed`: the body that was signed, if it is another one. The epoch is the engine's, unless
+    it is among the `fields`."""
+    body = json.dumps({"epoch": server.service.load_report().epoch} | fields).encode()
     digest = hashlib.sha256(body if signed is None else json.dumps(signed).encode()).hexdigest()
+    return await post(server, body, signature(key, digest))
+
+
+def signature(key: bytes, digest: str) -> dict[str, str]:
     value = signed_call(key, "r1", Bound("/role", digest), time.time())
-    headers = {"X-Request-Id": "r1", PRIVATE_HEADER: value}
+    return {"X-Request-Id": "r1", PRIVATE_HEADER: value}
+
+
+async def post(server: Server, body: bytes, headers: dict[str, str]) -> Any:
     return await server.http.post("/role", content=body, headers=headers)
 
 
@@ -87,9 +97,42 @@ async def test_only_the_router_of_the_service_may_call_it() -> None:
         assert server.engine.of(TakeRole) == []
 
 
+async def test_a_captured_call_works_neither_on_another_engine_nor_once_more() -> None:
+    body = json.dumps({"role": "prefill", "epoch": "e1"}).encode()
+    headers = signature(KEY, hashlib.sha256(body).hexdigest())
+    async with server_of(Role.DECODE) as server:
+        assert (await post(server, body, headers)).json()["role"] == "prefill"
+        assert (await take_role(server, role="decode")).json()["role"] == "decode"
+        assert error(await post(server, body, headers)) == (
+            400,
+            "epoch",
+            'epoch: "e1" is not allowed; allowed: "e1-decode", that of this engine\'s load report',
+        )
+        assert server.service.role is Role.DECODE
+    async with server_of(Role.DECODE) as other:
+        other.service.client.ready = msgspec.structs.replace(READY, epoch="e9")
+        assert error(await post(other, body, headers))[:2] == (400, "epoch")
+        assert other.engine.of(TakeRole) == []
+
+
+async def test_a_call_that_waited_is_for_the_life_that_the_engine_has_then() -> None:
+    async with server_of(Role.DECODE) as server:
+        server.engine.takes_roles = False
+        first = asyncio.create_task(take_role(server, role="prefill"))
+        await until(lambda: bool(server.engine.of(TakeRole)))
+        same = asyncio.create_task(take_role(server, role="prefill"))
+        back = asyncio.create_task(take_role(server, role="decode"))
+        await asyncio.sleep(0.05)
+        server.engine.say(RoleTaken(Role.PREFILL, "e2", 8998))
+        assert (await first).json()["role"] == "prefill"
+        assert (await same).json() == {"role": "prefill", "seconds": 0}
+        assert error(await back)[:2] == (400, "epoch")
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
+        ({"role": "prefill", "epoch": None}, "epoch", "should be a valid string; got null"),
         ({"role": "mixed"}, "role", "should be 'prefill' or 'decode'; got"),
         ({}, "role", "role"),
         (
