@@ -422,12 +422,6 @@ class EngineConfig(EngineSettings):
             raise ValueError("server.requireSignature only beside handoverKeyFile")
         return self
 
-    @model_validator(mode="after")
-    def _decode_engines_evict_no_prompts(self) -> Self:
-        if self.role is Role.DECODE and self.host_cache is not None:
-            raise ValueError("hostCache in roles mixed and prefill only")
-        return self
-
     @field_validator("chunk_size")
     @classmethod
     def _chunk_of_something(cls, value: int | None) -> int | None:
@@ -447,6 +441,9 @@ def parse_engine_config(text: str | bytes) -> EngineConfig:
     except ValidationError as error:
         raise config_error_from(error, EngineConfig) from None
     refuse_repeated_keys(text)
+    if config.role is Role.DECODE and (cache := config.host_cache) is not None:
+        allowed = "none in role decode, which has no prompts to keep"
+        raise ConfigError("hostCache", cache.to_json_dict(), allowed)
     return config
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
+from sluice_contract.base import ConfigError
+from sluice_contract.config.engine import parse_engine_config
 from sluice_contract.config.host_cache import HostCache, bytes_of
 
 
@@ -27,3 +29,12 @@ def test_sizes_are_bytes(written: int | str, size: int) -> None:
 def test_other_sizes_are_refused(size: object) -> None:
     with pytest.raises(ValidationError, match="bytes such as 64Gi"):
         HostCache.model_validate({"memory": size})
+
+
+def test_a_host_cache_of_a_decode_engine_is_refused_by_its_key() -> None:
+    text = '{"model":{"uri":"dummy://x"},"role":"decode","hostCache":{"memory":"1Gi"}}'
+    with pytest.raises(
+        ConfigError, match=r'^hostCache: \{"memory": ?"1Gi"\} is not allowed; '
+    ) as it:
+        parse_engine_config(text)
+    assert it.value.allowed == "none in role decode, which has no prompts to keep"
