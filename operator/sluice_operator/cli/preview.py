@@ -158,7 +158,7 @@ def _kv_transfer(plan: ServicePlan) -> KvTransfer | None:
 
 
 def _pool(pool: PlannedPool, below: PoolPlan, shown: Preview) -> Manifest:
-    plan = shown.plan
+    plan, role = shown.plan, pool.role
     assert plan.spec is not None
     return {
         "replicas": pool.replicas,
@@ -168,6 +168,8 @@ def _pool(pool: PlannedPool, below: PoolPlan, shown: Preview) -> Manifest:
         "memoryLimit": _memory_limit(below),
         "kvPool": capacity_json(plan.spec, shown.model, pool),
         "settings": settings_status(pool.settings),
+        "speculation": drafts.to_json_dict() if (drafts := plan.spec.speculation(role)) else None,
+        "hostCache": cache.to_json_dict() if (cache := plan.spec.host_cache(role)) else None,
     }
 
 
@@ -228,6 +230,7 @@ def _lines(shown: Preview) -> Iterator[str]:
             key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
             yield f"  No memory limit ({key}): each engine sizes its KV"
             yield "  pool from the memory of its whole node, as if it were alone there."
+        yield from _features(plan.spec, pool.role)
         yield from capacity_lines(plan.spec, shown.model, pool)
         yield from running_lines(shown.model, pool)
         yield from table(_rows(settings_status(pool.settings)))
@@ -238,6 +241,17 @@ def _lines(shown: Preview) -> Iterator[str]:
     objects = _objects(shown)
     yield f"{len(objects)} objects:"
     yield from table((item["kind"], item["name"]) for item in objects)
+
+
+def _features(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
+    """What engines of the role have that is off unless it is asked for."""
+    if drafts := spec.speculation(role):
+        where = drafts.draft.uri if drafts.draft else "the request's own tokens"
+        most = f"at most {drafts.tokens} of a request in a step"
+        yield f"  Drafts ({drafts.method}): {most}, from {where}"
+    if cache := spec.host_cache(role):
+        disk = f", and {cache.disk.size} of its disk" if cache.disk else ""
+        yield f"  Host cache: each engine takes {cache.memory} more of its node's memory{disk}"
 
 
 def _assumed_images(plans: Iterable[PoolPlan]) -> Iterator[str]:

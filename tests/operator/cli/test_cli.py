@@ -419,6 +419,29 @@ def test_a_plan_says_where_priorities_of_tenants_change_nothing(
     assert (f"{says} schedulingPolicy fcfs" in capsys.readouterr().out) is told
 
 
+def test_a_plan_shows_what_is_off_unless_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = {
+        "speculation": {"method": "NGram", "tokens": 6},
+        "hostCache": {"memory": "1Gi", "disk": {"size": "5Gi"}},
+    }
+    path = _file(tmp_path, document({"mode": "Disaggregated", "engine": engine}))
+    assert main(["plan", "-f", path]) == 0
+    out = capsys.readouterr().out
+    prefill, decode = out[out.index("Pool prefill") :].split("Pool decode")
+    drafts = "Drafts (NGram): at most 6 of a request in a step, from the request's own tokens"
+    cache = "Host cache: each engine takes 1Gi more of its node's memory, and 5Gi of its disk"
+    assert (drafts in prefill, cache in prefill) == (False, True)
+    assert (drafts in decode, cache in decode) == (True, False)
+    assert main(["plan", "-f", path, "-o", "json"]) == 0
+    (service,) = json.loads(capsys.readouterr().out)
+    pools = service["pools"]
+    assert pools["prefill"]["hostCache"] == engine["hostCache"]
+    assert pools["prefill"]["speculation"] is pools["decode"]["hostCache"] is None
+    assert pools["decode"]["speculation"] == engine["speculation"]
+
+
 def test_a_plan_says_how_adapters_of_a_hub_come(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
