@@ -34,9 +34,9 @@ def move_of(
     for source, target in _BOTH:
         if source not in engines or target not in engines or not engines[source]:
             continue
-        given = sample.pools[source].replicas - engines[source]
-        size = _target_size(settings, engines, target, plans[target].desired, given)
-        count = min(given, size - sample.pools[target].replicas)
+        surplus = sample.pools[source].replicas - engines[source]
+        size = _target_size(settings, engines, target, plans[target].desired, surplus)
+        count = min(surplus, size - sample.pools[target].replicas)
         if count > 0 and sample.pools[target].ready and _pays(plans[source], plans[target]):
             return Move(source, target, count, size)
     return None
@@ -49,14 +49,14 @@ def _is_settled(pool: PoolSample) -> bool:
 
 
 def _target_size(
-    settings: Settings, engines: Mapping[Role, int], target: Role, desired: int, given: int
+    settings: Settings, engines: Mapping[Role, int], target: Role, desired: int, surplus: int
 ) -> int:
     """What the pool can have of `desired` engines with the GPUs of those that are given."""
-    more = max(0, min(desired - engines[target], given))
+    more = max(0, min(desired - engines[target], surplus))
     gpus = settings.pools[target].gpus
     if settings.gpu_budget is not None and gpus:
-        held = sum(count * settings.pools[role].gpus for role, count in engines.items())
-        more = min(more, max(0, settings.gpu_budget - held) // gpus)
+        used_gpus = sum(count * settings.pools[role].gpus for role, count in engines.items())
+        more = min(more, max(0, settings.gpu_budget - used_gpus) // gpus)
     return engines[target] + more
 
 

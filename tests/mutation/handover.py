@@ -282,7 +282,7 @@ HANDOVER_MUTATIONS: Final = (
     ),
     Mutation(
         "transfer: heads of another engine's part come from its beginning",
-        "head_ranges",
+        "host_blocks",
         "HeadRange(part, first - part * in_part, first - start, last - first)",
         "HeadRange(part, 0, first - start, last - first)",
         ("test_head_ranges",),

@@ -13,6 +13,7 @@ from typing import Final
 from sluice_autoscaler.sample import PoolSample
 from sluice_contract.cluster.labels import Role
 
+from sluice_operator.autoscale.outcome import Written
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledPool, ScaledService
@@ -100,16 +101,9 @@ class ScalingInventory:
         self._pods.setdefault(key, {})[role] = pods
         self._note(key, role, pods.replicas, pods.generation)
 
-    def replicas_written(
-        self,
-        key: Key,
-        role: Role,
-        replicas: int,
-        generation: int,
-        move: MoveInProgress | None = None,
-    ) -> None:
+    def replicas_written(self, key: Key, written: Written) -> None:
         """What we have just asked a pool for."""
-        self._note(key, role, replicas, generation, move)
+        self._note(key, *written)
 
     def forget(self, key: Key) -> None:
         """The service is gone."""

@@ -111,7 +111,7 @@ class ScalingTick:
             return Outcome(rivals=rivals)
         outcome = await self.carry_out(scaled, self.inventory.pods(key), decision)
         for written in outcome.written:
-            self.inventory.replicas_written(key, *written)
+            self.inventory.replicas_written(key, written)
         return outcome
 
     def _report(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:

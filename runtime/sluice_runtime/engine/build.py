@@ -301,7 +301,7 @@ def _draft_model(config: EngineConfig, files: ModelFiles, placement: Placement) 
 def _vocabularies_differ(files: ModelFiles, draft: ModelFiles) -> str | None:
     """What a draft model has to have, if it has not. Tokens are compared where both tokenizers are
     known."""
-    size, own = (spec_from(each.config).vocabulary_size for each in (files, draft))
+    size, own = (spec_from(model_files.config).vocabulary_size for model_files in (files, draft))
     if own != size:
         return f"a model with the model's vocabulary of {size} tokens (it has {own})"
     if unusable(files) or unusable(draft):

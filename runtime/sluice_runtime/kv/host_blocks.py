@@ -3,8 +3,10 @@ or should.
 
 Blocks of whole pages, pinned where the pool is on a device, so that copies run at the bus's speed.
 Pages of real models have megabytes, so each run of neighbours is one copy and nothing is packed
-first. Pages of an engine of other tensor parallelism are divided by heads on their way. Knows
-neither transfers nor requests; who has which block is its users' affair.
+first. Pages of an engine of other tensor parallelism are divided by heads on their way: there a
+page has one part for each rank of that engine, `[layer, 2, token, head, dim]`. So the heads of a
+rank of ours are strided pieces of one part, or several whole parts. Knows neither transfers nor
+requests; who has which block is its users' affair.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from sluice_runtime.kv.head_ranges import head_ranges
 from sluice_runtime.kv.pool import PagePool
 
 BLOCK_BYTES: Final = 64 << 20
@@ -36,6 +37,29 @@ class Share(NamedTuple):
 
 
 WHOLE: Final = Share(0, 1)
+
+
+class HeadRange(NamedTuple):
+    """Neighbouring heads that are in one part of a page, and in one rank's pool."""
+
+    part: int
+    first: int
+    """The first of them, within the part."""
+    own: int
+    """The first of them, within the rank's own heads."""
+    heads: int
+
+
+def head_ranges(heads: int, parts: int, rank: int, ranks: int) -> tuple[HeadRange, ...]:
+    """Where the heads of `rank` are in a page of `parts` parts, in order. `heads`: of the model,
+    which both numbers divide."""
+    assert heads % parts == heads % ranks == 0, "engines refuse other numbers"
+    in_part, own = heads // parts, heads // ranks
+    start, end, ranges = rank * own, (rank + 1) * own, list[HeadRange]()
+    for part in range(start // in_part, (end - 1) // in_part + 1):
+        first, last = max(start, part * in_part), min(end, (part + 1) * in_part)
+        ranges.append(HeadRange(part, first - part * in_part, first - start, last - first))
+    return tuple(ranges)
 
 
 class BlockCounts(NamedTuple):

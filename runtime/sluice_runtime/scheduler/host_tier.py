@@ -189,12 +189,12 @@ class HostTier:
     def _found(self, request: Request, first: int) -> list[HostPage]:
         if not len(self.index):
             return []
-        found = []
+        pages = []
         for digest in self._request_digests(request)[first:]:
             if (page := self.index.get(digest)) is None:
                 break
-            found.append(page)
-        return found
+            pages.append(page)
+        return pages
 
     # Steps.
 
@@ -220,9 +220,9 @@ class HostTier:
         """Moves the longest unused pages to disk, so that slots in memory are free in time."""
         if self._spilling:
             return
-        wanted = min(MAX_SPILLED, self._free_goal - self.index.free_memory)
+        shortage = min(MAX_SPILLED, self._free_goal - self.index.free_memory)
         spilling: list[tuple[HostPage, int]] = []
-        while len(spilling) < wanted and (page := self.index.oldest_in_memory()):
+        while len(spilling) < shortage and (page := self.index.oldest_in_memory()):
             page.readers += 1
             if (slot := self.index.take_disk_slot()) is None:
                 self.index.read(page)

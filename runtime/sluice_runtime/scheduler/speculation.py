@@ -399,7 +399,7 @@ class StepTime:
     def observe(self, tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long."""
         new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
-        self._sums = [old * FORGETTING + one for old, one in zip(self._sums, new, strict=True)]
+        self._sums = [old * FORGETTING + add for old, add in zip(self._sums, new, strict=True)]
         count, total, sum_seconds, squares, products = self._sums
         variance = count * squares - total * total
         if count >= LEAST_STEPS and variance > 1e-6 * total * total:

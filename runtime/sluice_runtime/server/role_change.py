@@ -57,23 +57,23 @@ class RoleChanger:
         content = await read_body(request, self._service.identity.max_body_bytes)
         self._service.signatures.check_private(request, content)
         refuse_heavy(RoleRequest, content, prompt_tokens=0)
-        asked = parse_body(RoleRequest, content)
-        role, seconds = Role(asked.role), asked.drain_seconds
+        request_body = parse_body(RoleRequest, content)
+        role, seconds = Role(request_body.role), request_body.drain_seconds
         self._check(role)
-        self._check_epoch(asked.epoch)
+        self._check_epoch(request_body.epoch)
         async with self._lock:
             if role is self._service.role:
                 return role, 0.0
-            self._check_epoch(asked.epoch)
+            self._check_epoch(request_body.epoch)
             return role, await self._take(
                 role, self._service.identity.drain_seconds if seconds is None else seconds
             )
 
     def _check(self, role: Role) -> None:
-        held = self._service.role
-        why = None if role is held else self._keeps_role(self._service.identity)
+        current = self._service.role
+        why = None if role is current else self._keeps_role(self._service.identity)
         if why is not None:
-            allowed = "none" if held is Role.MIXED else json.dumps(held.value)
+            allowed = "none" if current is Role.MIXED else json.dumps(current.value)
             raise InvalidRequestError(
                 f"role: {json.dumps(role.value)} is not allowed; allowed: {allowed}, as {why}",
                 "role",
@@ -85,9 +85,9 @@ class RoleChanger:
         ready = self._service.client.ready
         assert ready is not None, "an engine that is not ready is refused before"
         if epoch != ready.epoch:
-            given, own = json.dumps(epoch), json.dumps(ready.epoch)
+            value, own = json.dumps(epoch), json.dumps(ready.epoch)
             allowed = f"{own}, that of this engine's load report"
-            message = f"epoch: {given} is not allowed; allowed: {allowed}"
+            message = f"epoch: {value} is not allowed; allowed: {allowed}"
             raise InvalidRequestError(message, "epoch")
 
     @staticmethod

@@ -14,7 +14,7 @@ from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.api.conditions import Check
 from sluice_operator.apply.plan import Event
 from sluice_operator.autoscale.events import is_news
-from sluice_operator.autoscale.outcome import Outcome
+from sluice_operator.autoscale.outcome import Outcome, Written
 from sluice_operator.autoscale.tick import TICK_SECONDS
 from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledService, Scaling
@@ -84,14 +84,14 @@ async def test_engines_that_move_count_for_the_pool_that_they_move_to() -> None:
     service = scaled_service(2, roles=BOTH, least=1)
     move = MoveInProgress(Role.PREFILL, 1, source_before=2, target_after=3, since="")
     world = World(service)
-    world.inventory.replicas_written(KEY, Role.DECODE, 3, 2, move)
+    world.inventory.replicas_written(KEY, Written(Role.DECODE, 3, 2, move))
     pools = world.inventory.pool_samples(KEY)
     prefill, decode = pools[Role.PREFILL], pools[Role.DECODE]
     assert (prefill.replicas, prefill.moving, prefill.surplus) == (1, 1, 1)
     assert (decode.replicas, decode.moving) == (3, 0)
     world.inventory.service_seen(KEY, world.scaled)
     assert world.inventory.pool_samples(KEY) == pools, "the store has not seen it yet"
-    world.inventory.replicas_written(KEY, Role.PREFILL, 1, 2)
+    world.inventory.replicas_written(KEY, Written(Role.PREFILL, 1, 2))
     after = world.inventory.pool_samples(KEY)[Role.PREFILL]
     assert (after.replicas, after.moving) == (1, 0)
 

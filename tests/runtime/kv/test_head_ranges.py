@@ -7,8 +7,7 @@ from itertools import product
 import pytest
 import torch
 from sluice_runtime.handover.transfer.registered import memory_at
-from sluice_runtime.kv.head_ranges import HeadRange, head_ranges
-from sluice_runtime.kv.host_blocks import PoolCopies, Share
+from sluice_runtime.kv.host_blocks import HeadRange, PoolCopies, Share, head_ranges
 from sluice_runtime.kv.pool import KvShape, PagePool
 from torch import Tensor
 
