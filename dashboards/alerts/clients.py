@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.alerts.words import AT, SHARE, WHERE, grown, of_targets
+from dashboards.alerts.words import AT, RECENT, SHARE, VALUE, WHERE, grown, of_targets
 from dashboards.pages import service
 from dashboards.promql import largest, series, total
 
@@ -31,6 +31,16 @@ CLIENTS: Final = (
         description=f"{SHARE} of the answers ended with an error after they had begun, and no "
         "other engine went on with them.",
         panel=(service.UID, "Answers that broke off"),
+    ),
+    of_targets(
+        name="SluiceRequestsLost",
+        value=grown(service.LEDGER, service.LOST),
+        condition="> 0",
+        lasting="1m",
+        severity="warning",
+        summary=f"{AT}: accepted requests were not answered",
+        description=f"{VALUE} of them in a second, of the last {RECENT}.",
+        panel=(service.UID, "What became of requests"),
     ),
     of_targets(
         name="SluiceNoEngineReady",

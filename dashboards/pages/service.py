@@ -20,6 +20,8 @@ from dashboards.promql import (
 
 UID: Final = "sluice-service"
 REQUESTS: Final = "sluice_router_requests_total"
+LEDGER: Final = "sluice_router_ledger_total"
+LOST: Final = 'fate="lost"'
 FAILED: Final = 'code=~"5..|429"'
 CUT: Final = 'outcome="cut"'
 POOL: Final = "{{" + ROLE + "}}"
@@ -43,6 +45,16 @@ CLIENTS: Final = Row(
             (Query(rate(REQUESTS, OF_SERVICE, by=("code", "outcome")), "{{code}} {{outcome}}"),),
             "Answers by status. complete: whole; cut: it broke off after it had begun; "
             "client_gone: the client left.",
+            width=12,
+        ),
+        Panel(
+            "What became of requests",
+            "reqps",
+            (Query(rate(LEDGER, OF_SERVICE, by=("fate",)), "{{fate}}"),),
+            "Each request for a completion, counted once when it ended. resumed: a second engine "
+            "went on with the answer. lost: accepted, and not answered to the end.",
+            stacked=True,
+            width=12,
         ),
         Panel(
             "Requests that fail",
@@ -83,6 +95,7 @@ CLIENTS: Final = Row(
                 Query(rate("sluice_generated_tokens_total", OF_SERVICE), "answers"),
             ),
             "Tokens in a second. Cached: found in the prefix cache, so not computed again.",
+            width=12,
         ),
         Panel(
             "Duration of requests",
@@ -95,6 +108,7 @@ CLIENTS: Final = Row(
                 ),
             ),
             "As the router sees them, retries included.",
+            width=12,
         ),
     ),
 )

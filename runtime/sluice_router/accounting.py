@@ -20,7 +20,13 @@ from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, InternalError, RouterError
 from sluice_router.limits import Lifecycle
 from sluice_router.relay import error_response
-from sluice_router.telemetry import Outcome, RouterSpans, Telemetry
+from sluice_router.telemetry import (
+    COMPLETION_ROUTES,
+    Outcome,
+    RouterSpans,
+    Telemetry,
+    fate_of,
+)
 
 logger = logging.getLogger("sluice.router")
 
@@ -34,6 +40,8 @@ ENGINE: Final = web.RequestKey("ENGINE", str)
 """The engine that answers it, and the one that computed its prompt if that is another."""
 TENANT: Final = web.RequestKey("TENANT", str)
 """The tenant whose API key it has, where keys are required."""
+RESUMED: Final = web.RequestKey("RESUMED", bool)
+"""Set when a second engine goes on with its answer, or begins it anew."""
 REFUSAL: Final = web.RequestKey("REFUSAL", str)
 """The code of an engine's error that was passed on as the answer."""
 FAILURE: Final = web.RequestKey("FAILURE", RouterError)
@@ -85,6 +93,9 @@ class Accounting:
         traced = self._spans.request(traceparent) if self._spans else None
         request[TRACE] = traced.own if traced else edge.traceparent(traceparent)
         status = CLIENT_GONE
+        asks_completion = request.method == "POST" and _route(request) in COMPLETION_ROUTES
+        if asks_completion:
+            self._telemetry.completion_began()
         try:
             response = await self._answer(request, handler)
             status = response.status
@@ -93,6 +104,9 @@ class Accounting:
             seconds = self._clock() - start
             route = _route(request)
             outcome = _outcome(request, status)
+            if asks_completion:
+                fate = fate_of(status, outcome, resumed=RESUMED in request)
+                self._telemetry.completion_ended(fate)
             if route not in PROBES:
                 self._telemetry.request(route, status, outcome, seconds)
                 # A client without a key does not decide what is recorded.

@@ -20,6 +20,7 @@ from sluice_router.accounting import (
     FAILURE,
     ID,
     REFUSAL,
+    RESUMED,
     START,
     TENANT,
     TRACE,
@@ -154,7 +155,9 @@ class Routes:
         return Progress(signer.draw_seed(), streams=fields.streams, charge=body.charge)
 
     def _begun(self, request: web.Request, reply: Reply) -> None:
-        if ENGINE not in request:
+        if ENGINE in request:
+            request[RESUMED] = True
+        else:
             seconds = self._parts.clock() - request[START]
             self._parts.telemetry.first_byte(seconds, streams=reply.streams_events)
         request[ENGINE] = reply.target.name

@@ -54,6 +54,7 @@ class Monitoring:
                 web.get("/ready", self.ready),
                 web.get("/load", self.load),
                 web.get("/picks", self.picks),
+                web.get("/ledger", self.ledger),
                 web.get("/metrics", self.metrics),
             ]
         )
@@ -94,6 +95,11 @@ class Monitoring:
             for pick in picks
         ]
         return _json({"picks": rows})
+
+    async def ledger(self, request: web.Request) -> web.Response:
+        """What became of the requests for completions since this router's start."""
+        text = self._telemetry.ledger().model_dump_json(by_alias=True)
+        return web.Response(text=text, content_type=JSON_CONTENT_TYPE)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus' exposition."""

@@ -23,7 +23,7 @@ from prometheus_client import (
 from sluice_contract.cluster import metrics
 from sluice_contract.cluster.labels import Role
 from sluice_contract.version import VERSION
-from sluice_contract.wire.load import EngineCondition
+from sluice_contract.wire.load import EngineCondition, Ledger
 from sluice_contract.wire.spans import (
     Attributes,
     Record,
@@ -48,6 +48,9 @@ FAILURES: Final[tuple[tuple[str, Outcome], ...]] = (
 )  # fmt: skip
 """Status and outcome of requests to `COMPLETION_ROUTES` on which alerts are built. These counters
 start at 0, so that their first count is an increase."""
+Fate = Literal["answered", "resumed", "refused", "left", "lost"]
+"""What became of a request for a completion: the fields of `Ledger`."""
+_LOST: Final = frozenset({500, 502, 504})
 CONDITIONS: tuple[EngineCondition, ...] = ("ready", "unready", "draining", "failing")
 REQUEST: Final = "sluice.request"
 ATTEMPT: Final = "sluice.attempt"
@@ -62,6 +65,17 @@ class RouterLoad(NamedTuple):
     buffered_bytes: int
 
 
+def fate_of(status: int, outcome: Outcome, *, resumed: bool) -> Fate:
+    """Of a request for a completion that ended so; `resumed`: a second engine answered."""
+    if outcome == "client_gone":
+        return "left"
+    if outcome == "cut" or status in _LOST:
+        return "lost"
+    if status >= 400:
+        return "refused"
+    return "resumed" if resumed else "answered"
+
+
 class Telemetry:
     """All collectors of one router."""
 
@@ -74,6 +88,9 @@ class Telemetry:
         table = {metric.name: metric for metric in metrics.ROUTER}
         self._gauge(table["sluice_router_info"]).labels(VERSION).set(1)
         self._requests = self._counter(table["sluice_router_requests_total"])
+        self._ledger = self._counter(table["sluice_router_ledger_total"])
+        self._fates: Tally[Fate] = Tally()
+        self._open = 0
         self._seconds = self._histogram(table["sluice_router_request_seconds"])
         self._first_byte = self._histogram(table["sluice_router_first_byte_seconds"])
         self._retries = self._counter(table["sluice_router_retries_total"])
@@ -83,6 +100,8 @@ class Telemetry:
         self._engines = self._gauge(table["sluice_router_engines"])
         for route, (status, outcome) in product(COMPLETION_ROUTES, FAILURES):
             self._requests.labels(route, status, outcome)
+        for fate in get_args(Fate):
+            self._ledger.labels(fate)
         for answer in ("stream", "whole"):
             self._first_byte.labels(answer)
         for reason in get_args(RetryReason):
@@ -97,6 +116,21 @@ class Telemetry:
         """A request ended."""
         self._requests.labels(route, str(status), outcome).inc()
         self._seconds.labels(route).observe(seconds)
+
+    def completion_began(self) -> None:
+        """A request for a completion came; `completion_ended` follows in every case."""
+        self._open += 1
+
+    def completion_ended(self, fate: Fate) -> None:
+        """What became of it."""
+        self._open -= 1
+        self._fates[fate] += 1
+        self._ledger.labels(fate).inc()
+
+    def ledger(self) -> Ledger:
+        """Of all requests for completions since the start."""
+        counts = {fate: self._fates[fate] for fate in get_args(Fate)}
+        return Ledger(open=self._open, **counts)
 
     def first_byte(self, seconds: float, *, streams: bool) -> None:
         """An engine's first byte came: of a stream with its first token."""

@@ -54,6 +54,10 @@ CASES: Final[dict[str, Case]] = {
         (ANSWERS, "0+98x500", "0+98x500"),
         (ANSWERS.replace("complete", "cut"), "0+1x500", "0x500"),
     ),
+    "SluiceRequestsLost": (
+        (f'sluice_router_ledger_total{{{S},fate="lost"}}', "0+1x500", "7x500"),
+        (f'sluice_router_ledger_total{{{S},fate="refused"}}', "0+1x500", "0+1x500"),
+    ),
     "SluiceNoEngineReady": (
         (f'sluice_router_engines{{{S},role="decode",state="ready"}}', "0x500", "0x500"),
         (f"sluice_router_waiting_requests{{{S}}}", "3x500", "0x500"),

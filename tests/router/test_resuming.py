@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from sluice_contract.wire.load import LoadReport
+from sluice_contract.wire.load import Ledger, LoadReport
 from sluice_contract.wire.private_calls import MORE_LINE, CallHead
 from sluice_router import engines
 
@@ -67,6 +67,10 @@ class Service:
         async with self.client.get(self.router.metrics_url + "/metrics") as response:
             found = re.search(rf"^{re.escape(name)} (\d+)", await response.text(), re.MULTILINE)
         return int(found[1]) if found else 0
+
+    async def ledger(self) -> Ledger:
+        async with self.client.get(self.router.metrics_url + "/ledger") as response:
+            return Ledger.model_validate_json(await response.read())
 
     async def loads(self) -> list[dict[str, Any]]:
         async with self.client.get(self.router.metrics_url + "/load") as response:
@@ -172,6 +176,10 @@ async def test_wherever_a_stream_breaks_the_client_gets_it_once(
         reason = "unavailable" if ends_with == DRAINING else "broken"
         resumed = await running.counted(f'sluice_router_streams_resumed_total{{reason="{reason}"}}')
         assert resumed >= len(cuts) - 4, "all but those before the first event, and after the last"
+        ledger = await running.ledger()
+        assert ledger.answered + ledger.resumed == len(cuts)
+        assert ledger.resumed >= resumed
+        assert (ledger.lost, ledger.open) == (0, 0)
 
 
 async def test_wherever_an_answer_that_is_not_streamed_breaks_it_is_whole(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ each has a span, and in it one for each engine that is asked.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -18,17 +19,20 @@ from aiohttp import web
 from sluice_contract.base import ConfigError
 from sluice_contract.config.router import Auth
 from sluice_contract.config.tracing import RouterTracing, Tracing
+from sluice_contract.wire.load import Ledger
 from sluice_contract.wire.span_export import EXPORT_SECONDS, span_recorder
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, Span
 
 from tests.busy_machine import Stopwatch
 from tests.collector import Collector, collecting
+from tests.patience import PATIENCE_SECONDS
 from tests.router import fakes
 
 BODY = b'{"model": "m", "prompt": "x", "stream": true}'
 WHOLE_BODY = b'{"model": "m", "prompt": "x"}'
 CLIENTS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 COUNTED = "sluice_router_requests_total{"
+LEDGER = "sluice_router_ledger_total{"
 FIRST_BYTES = "sluice_router_first_byte_seconds_count{"
 
 
@@ -74,6 +78,54 @@ async def test_a_stream_is_counted_by_how_it_ended(
             f'code="200",outcome="{outcome}",route="{route}"}} 1.0'
         ]
         assert await counts(client, router, FIRST_BYTES) == ['answer="stream"} 1.0']
+
+
+@pytest.mark.parametrize(
+    ("behave", "upstream", "fate"),
+    [
+        (fakes.streams, {}, "answered"),
+        (fakes.dies_in_stream, {}, "lost"),
+        (fakes.hangs_in_stream, {"request_timeout_seconds": 1.0}, "lost"),
+        (fakes.refuses(400), {}, "refused"),
+        (fakes.refuses(500), {}, "lost"),
+    ],
+)
+async def test_the_ledger_has_each_request_once(
+    client: aiohttp.ClientSession, behave: fakes.Behaviour, upstream: dict[str, float], fate: str
+) -> None:
+    async with (
+        fakes.running_engine(behave) as engine,
+        fakes.running_router(engine.url, upstream=upstream) as router,
+    ):
+        engine.gate.set()
+        for method in (client.post, client.get, client.options):
+            async with method(router.url + "/v1/completions", data=BODY) as response:
+                await response.read()
+        async with client.get(router.metrics_url + "/ledger") as response:
+            ledger = await response.json()
+        assert ledger == Ledger().model_dump(by_alias=True) | {fate: 1}
+        assert await counts(client, router, LEDGER) == [f'fate="{fate}"}} 1.0']
+
+
+async def test_the_ledger_knows_who_left_and_what_is_open(client: aiohttp.ClientSession) -> None:
+    async with (
+        fakes.running_engine(fakes.hangs_in_stream) as engine,
+        fakes.running_router(engine.url) as router,
+    ):
+
+        async def ledger() -> Ledger:
+            async with client.get(router.metrics_url + "/ledger") as response:
+                return Ledger.model_validate_json(await response.read())
+
+        async with client.post(router.url + "/v1/completions", data=BODY) as response:
+            await response.content.readany()
+            assert await ledger() == Ledger(open=1)
+            response.close()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await engine.aborted.wait()
+            while (found := await ledger()).open:
+                pass
+        assert found == Ledger(left=1)
 
 
 async def test_an_error_that_is_the_whole_answer_is_complete(client: aiohttp.ClientSession) -> None:

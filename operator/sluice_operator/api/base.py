@@ -182,7 +182,7 @@ class Resources(ApiModel):
     limits: dict[str, Quantity] | None = Field(
         default=None,
         max_length=16,
-        description="Most that the container may use; GPUs are accelerator.count.",
+        description="At most; GPUs are accelerator.count.",
     )
 
     RULES: ClassVar = (

@@ -25,7 +25,7 @@ class NodeRequirement(ApiModel):
         default=None,
         max_length=32,
         json_schema_extra=ATOMIC,
-        description="Values to compare with; none for Exists, DoesNotExist.",
+        description="Values; none for Exists, DoesNotExist.",
     )
 
 
@@ -87,7 +87,7 @@ class LabelRequirement(ApiModel):
         default=None,
         max_length=32,
         json_schema_extra=ATOMIC,
-        description="Values to compare with; none for Exists, DoesNotExist.",
+        description="Values; none for Exists, DoesNotExist.",
     )
 
 

@@ -156,6 +156,16 @@ class HandoverStatus(ApiModel):
     )
 
 
+class LedgerStatus(ApiModel):
+    """What became of the requests for completions that the ready routers got since they started."""
+
+    answered: int = Field(description="Answered by one engine.")
+    resumed: int = Field(description="Answered; a second engine went on.")
+    refused: int = Field(description="Refused: 4xx or 503.")
+    left: int = Field(description="Left by the client.")
+    lost: int = Field(description="Accepted, and not answered to the end.")
+
+
 class FetchedAdapter(ApiModel):
     """A hub's adapter that was downloaded: the same for every pool and every later pod."""
 
@@ -215,6 +225,10 @@ class InferenceServiceStatus(ApiModel):
     handover: HandoverStatus | None = Field(
         default=None,
         description="What carries KV pages between the pools, as decode engines report it.",
+    )
+    ledger: LedgerStatus | None = Field(
+        default=None,
+        description="What became of requests since the routers started; read every five minutes.",
     )
     rollout: RolloutStatus | None = Field(
         default=None, description="How the revisions of all pools replace each other."

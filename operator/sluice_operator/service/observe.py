@@ -13,6 +13,7 @@ from typing import Final
 
 from sluice_contract.cluster import labels
 from sluice_contract.wire.fetch_progress import FetchProgress
+from sluice_contract.wire.load import Ledger
 
 from sluice_operator.accelerators.node_requirements import is_nvidia
 from sluice_operator.api.conditions import Check
@@ -41,6 +42,7 @@ from sluice_operator.probes.downloads import DownloadProgress
 from sluice_operator.probes.image_volumes import ImageVolumes
 from sluice_operator.probes.network_isolation import NetworkIsolation
 from sluice_operator.probes.optional_kinds import OptionalKinds
+from sluice_operator.probes.router_ledgers import RouterLedgers
 from sluice_operator.service.names import (
     Name,
     child_names,
@@ -122,8 +124,10 @@ class ServiceObserved:
     """Whether pods may mount images; only asked for a service whose model is one."""
     isolation: Check | None = None
     """Whether NetworkPolicies are enforced; None: not tested."""
+    ledger: Ledger | None = None
+    """What became of the service's requests; None: not known."""
     look_again_seconds: float | None = None
-    """When that should be tested again; None: not by itself."""
+    """When to observe again what no event tells; None: not by itself."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,8 @@ class ServiceObserver:
     """None: no download is asked how far it is."""
     isolation: NetworkIsolation | None = None
     """None: no engine is connected to."""
+    ledgers: RouterLedgers | None = None
+    """None: no router is asked."""
 
     def certain(self) -> ServiceObserver:
         """An observer that reads the kinds in `DECISIVE` from the API server."""
@@ -186,8 +192,14 @@ class ServiceObserver:
             installation=self.installation,
             accepts_image_volumes=mounts,
             isolation=isolation,
-            look_again_seconds=self.isolation.again_seconds(key) if self.isolation else None,
+            ledger=await self.ledgers.total(filter(is_ready, pods)) if self.ledgers else None,
+            look_again_seconds=self._look_again_seconds(key, pods),
         )
+
+    def _look_again_seconds(self, key: Key, routers: tuple[Manifest, ...]) -> float | None:
+        isolation = self.isolation.again_seconds(key) if self.isolation else None
+        ledgers = self.ledgers.again_seconds(routers) if self.ledgers else None
+        return min((times for times in (isolation, ledgers) if times is not None), default=None)
 
     async def _isolation(self, key: Key, children: Children, selector: str) -> Check | None:
         """Of engines of every role; their pods are only read when one is to be asked."""

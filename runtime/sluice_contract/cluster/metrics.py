@@ -208,6 +208,12 @@ ROUTER: Final = (
         LATENCY_SECONDS,
     ),
     Metric(
+        "sluice_router_ledger_total",
+        "counter",
+        "Requests for a completion, each counted once when it ended, by what became of it.",
+        ("fate",),
+    ),
+    Metric(
         "sluice_router_retries_total",
         "counter",
         "Attempts beyond the first, by reason.",

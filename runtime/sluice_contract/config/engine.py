@@ -175,9 +175,8 @@ class EngineSettings(ContractModel):
     )
     attention_backend: AttentionBackend | None = Field(
         default=None,
-        description="What computes attention: native (compiled kernels) or torch on CPUs, "
-        "flashinfer or torch on GPUs; auto: the fastest there is for device and model. "
-        "flashinfer-fa2 and -fa3 fix the kernels for prompts; else FA3 has Hopper's long chunks.",
+        description="What computes attention: native or torch on CPUs, flashinfer or torch on "
+        "GPUs; auto: the fastest there is. flashinfer-fa2 and -fa3 fix the kernels for prompts.",
     )
     page_size: int | None = Field(
         default=None, ge=1, le=1024, description="Tokens in one page of the KV pool."
@@ -193,8 +192,7 @@ class EngineSettings(ContractModel):
         gt=0,
         lt=1,
         description="Share of the GPU's or container's memory for weights and KV pool; less where "
-        "full steps, or on CPUs logits, grammars and the API process, need more than the rest. Not "
-        "read beside kvPoolTokens.",
+        "full steps or the API process need more than the rest. Not read beside kvPoolTokens.",
     )
     mixed_chunk: bool | None = Field(
         default=None,
@@ -252,7 +250,7 @@ class EngineSettings(ContractModel):
     reasoning_format: ReasoningFormat | None = Field(
         default=None,
         description="How the model writes the reasoning before its answer, which chats then have "
-        "as reasoning_content; a chat template of a known family tells.",
+        "as reasoning_content.",
     )
     strict_requests: bool | None = Field(
         default=None,

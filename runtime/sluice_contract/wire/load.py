@@ -161,6 +161,25 @@ class EngineLoad(ContractModel):
     """Since the report arrived, by the router's clock; absent with the report."""
 
 
+class Ledger(ContractModel):
+    """What became of the requests for completions that a router got since its start: each is
+    counted in one field. It is answered on `GET /ledger`."""
+
+    answered: Count = 0
+    """The whole answer was sent, and no engine broke off."""
+    resumed: Count = 0
+    """The whole answer was sent; another engine had gone on with it, or began it anew."""
+    refused: Count = 0
+    """Not served, and the client was told why: 4xx, or 503 before an answer began."""
+    left: Count = 0
+    """The client left, or did not read."""
+    lost: Count = 0
+    """Accepted and not answered: 500, 502 or 504, or an answer that broke off and that no engine
+    could end."""
+    open: Count = 0
+    """Not ended yet."""
+
+
 class ServiceLoad(ContractModel):
     """All engines of a service, and what waits in this router."""
 

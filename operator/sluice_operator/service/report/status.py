@@ -26,7 +26,7 @@ from sluice_operator.api.conditions import (
     Check,
 )
 from sluice_operator.api.service import MODES, InferenceServiceSpec
-from sluice_operator.api.status import RevisionNames, RolloutStatus
+from sluice_operator.api.status import LedgerStatus, RevisionNames, RolloutStatus
 from sluice_operator.apply.applier import Refused
 from sluice_operator.apply.plan import Identity, identity
 from sluice_operator.conditions import reasons
@@ -125,7 +125,7 @@ def service_status(
     shown = conditions(before.get("conditions") or (), checks, generation, now)
     scaling_part = scaling_status(before, plan, scaling)
     brought = _model(plan, before) | _fetched_adapters(plan, before)
-    parts = facts | brought | _rollout(plan, before) | scaling_part
+    parts = facts | brought | _rollout(plan, before) | scaling_part | _ledger(observed, before)
     return status | parts | {"conditions": shown}
 
 
@@ -157,6 +157,14 @@ def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:
         stable=stable if plan.rollout.stable else None,
     )
     return {"rollout": status.to_json_dict()}
+
+
+def _ledger(observed: ServiceObserved, before: Manifest) -> Manifest:
+    """Without the requests that have not ended: a status does not follow the traffic."""
+    if observed.ledger is None:
+        return {"ledger": before["ledger"]} if "ledger" in before and observed.pods else {}
+    counted = observed.ledger.model_dump(exclude={"open"})
+    return {"ledger": LedgerStatus(**counted).to_json_dict()}
 
 
 def _facts(

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from sluice_contract.config.sizing import GENERAL, Resolved, Source, resolve_settings
+from sluice_contract.wire.load import Ledger
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.crd import DEFAULT_STATUS
 from sluice_operator.apply.applier import Refused
@@ -486,3 +487,13 @@ def test_priorities_that_the_policy_does_not_read_are_told(
     if found and status == "False":
         assert "search" in found["message"]
         assert f"schedulingPolicy {policy or 'fcfs'}" in found["message"]
+
+
+def test_the_ledger_leaves_out_what_is_open_and_stays_while_routers_are_silent() -> None:
+    observed = replace(_with_pool(True, True), ledger=Ledger(answered=3, lost=1, open=2))
+    first = service_status(observed, plan_service(observed), NOW)
+    assert first["ledger"] == {"answered": 3, "resumed": 0, "refused": 0, "left": 0, "lost": 1}
+    silent = replace(observed, service=observed.service | {"status": first}, ledger=None)
+    assert service_status(silent, plan_service(silent), NOW)["ledger"] == first["ledger"]
+    gone = replace(silent, pods=())
+    assert "ledger" not in service_status(gone, plan_service(gone), NOW)
