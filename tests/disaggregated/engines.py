@@ -43,7 +43,7 @@ class EngineProcess:
         kv = {"bootstrapPort": free_port(), **settings.pop("kvTransfer", {})}
         key = folder / "key"
         key.write_bytes(settings.pop("key", KEY))
-        server = {"port": port, "drainSeconds": 60}
+        server = {"port": port, "drainSeconds": 60, **settings.pop("server", {})}
         two_pools = {} if role == "mixed" else {"kvTransfer": kv, "handoverKeyFile": str(key)}
         config = {
             "model": {"uri": str(FOLDER), "name": MODEL},

@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
-from sluice_contract.config.engine import Percentile
+from sluice_contract.config.engine import MetricsCompatibility, Percentile
 from sluice_contract.config.tracing import CollectorUrl
 
 from sluice_operator.api.base import ApiModel, LabelValue, Rule, left_out
@@ -74,6 +74,14 @@ class TracingSpec(ApiModel):
             "a host, and a port of 1 to 65535 or none",
             "endpoint",
         ),
+    )
+
+
+class MetricsSpec(ApiModel):
+    """What engines report to Prometheus beside their own metrics."""
+
+    compatibility: MetricsCompatibility | None = Field(
+        default=None, description="vLLM: its names for the same figures, too."
     )
 
 

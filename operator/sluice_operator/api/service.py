@@ -35,7 +35,13 @@ from sluice_operator.api.pools import (
     PoolSpec,
 )
 from sluice_operator.api.route import RouteSpec
-from sluice_operator.api.scaling import AutoscalingSpec, RolloutSpec, Slo, TracingSpec
+from sluice_operator.api.scaling import (
+    AutoscalingSpec,
+    MetricsSpec,
+    RolloutSpec,
+    Slo,
+    TracingSpec,
+)
 
 MAX_NAME: Final = 40
 """The longest derived name is NAME-prefill-<10 digits of a hash>, and must fit a DNS label."""
@@ -156,6 +162,9 @@ class InferenceServiceSpec(ApiModel):
     router: RouterSpec | None = Field(default=None, description="The front door of the service.")
     tracing: TracingSpec | None = Field(
         default=None, description="Where spans of requests go; left out: nowhere."
+    )
+    metrics: MetricsSpec | None = Field(
+        default=None, description="What engines report to Prometheus beside their own metrics."
     )
     paused: bool = Field(
         default=False,

@@ -272,6 +272,9 @@ class EngineSettings(ContractModel):
     )
 
 
+MetricsCompatibility = Literal["vLLM"]
+
+
 class SloTargets(ContractModel):
     """What the engine promises, and works towards in every step."""
 
@@ -313,6 +316,9 @@ class ServerSettings(ContractModel):
         le=65535,
         description="Port of /metrics, /load, /health and /ready, at which nothing can be "
         "generated, flushed or aborted; 0 picks a free one. Left out: `port` answers /metrics.",
+    )
+    metrics_compatibility: MetricsCompatibility | None = Field(
+        default=None, description="Whose names /metrics has beside its own."
     )
     drain_seconds: float = Field(
         default=120.0,

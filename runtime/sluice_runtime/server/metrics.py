@@ -15,6 +15,7 @@ from sluice_contract.cluster import metrics
 from sluice_contract.config.engine import SloTargets
 from sluice_contract.version import VERSION
 
+from sluice_runtime.server.vllm_metrics import VllmMetrics
 from sluice_runtime.wire.messages import (
     EngineReady,
     FinishReason,
@@ -44,6 +45,8 @@ class Timeline:
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
     output_tokens: int = 0
+    queue_seconds: float = 0.0
+    """From the arrival to the first step."""
     answered: bool = False
     """Whether the answer is whole, however the engine ends it."""
 
@@ -93,8 +96,9 @@ class KeptSlo:
 class EngineMetrics:
     """A registry of its own, filled by the engine client's observations."""
 
-    def __init__(self, kept_slo: KeptSlo | None = None) -> None:
-        """`kept_slo`: counts answers, where the engine has an `slo` and answers clients."""
+    def __init__(self, kept_slo: KeptSlo | None = None, *, vllm_names: bool = False) -> None:
+        """`kept_slo`: counts answers, where the engine has an `slo` and answers clients.
+        `vllm_names`: the metrics are there under vLLM's names, too."""
         self.kept_slo = kept_slo
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -107,6 +111,8 @@ class EngineMetrics:
             self._counters["sluice_handover_failures_total"].labels(reason)
         for outcome in OUTCOMES:
             self._counters["sluice_requests_total"].labels(outcome)
+        families = {**self._counters, **self._gauges, **self._histograms}
+        self._vllm = VllmMetrics(families, self.registry) if vllm_names else None
         self._timelines: dict[str, Timeline] = {}
         self._totals: dict[str, float] = {}
 
@@ -116,6 +122,8 @@ class EngineMetrics:
 
     def identify(self, model: str, role: str, revision: str | None) -> None:
         """What the engine is now; `revision` is None outside a cluster."""
+        if self._vllm is not None:
+            self._vllm.identify(model)
         self._gauges["sluice_engine_info"].clear()
         self._gauges["sluice_engine_info"].labels(model, role, revision or "", VERSION).set(1)
 
@@ -225,6 +233,7 @@ class EngineMetrics:
             return
         if delta.queue_seconds is not None:
             self._histograms["sluice_queue_time_seconds"].observe(delta.queue_seconds)
+            timeline.queue_seconds = delta.queue_seconds
         if delta.token_ids:
             self._tokens_arrived(timeline, delta, finished_seconds)
         if delta.finish_reason is not None:
@@ -233,6 +242,14 @@ class EngineMetrics:
             self._histograms["sluice_request_seconds"].observe(
                 finished_seconds - timeline.arrival_seconds
             )
+            if self._vllm is not None and timeline.first_token_seconds is not None:
+                last_seconds = timeline.last_token_seconds or timeline.first_token_seconds
+                self._vllm.ended(
+                    timeline.queue_seconds,
+                    timeline.first_token_seconds - timeline.arrival_seconds,
+                    last_seconds - timeline.arrival_seconds,
+                    timeline.itl_seconds,
+                )
             if self.kept_slo is not None:
                 reason = "stop" if timeline.answered else delta.finish_reason
                 self.kept_slo.ended(timeline, reason, finished_seconds)

@@ -221,7 +221,8 @@ def _after_failure(failure: EngineFailed) -> int:
 def _service(
     config: EngineConfig, link: ApiLink, accelerator: Accelerator, record: Record | None
 ) -> Service:
-    metrics = EngineMetrics(_kept_slo(config))
+    vllm_names = config.server.metrics_compatibility == "vLLM"
+    metrics = EngineMetrics(_kept_slo(config), vllm_names=vllm_names)
     identity = Identity(
         model=config.model.served_name,
         role=config.role,

@@ -118,7 +118,8 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     (_template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
      'spec.pools.mixed.template.env[1]: {"name":"A"} is not allowed; allowed: each name once'),
     ({"pool": {}}, "spec.pool: unknown field; did you mean pools? "
-     "allowed: autoscaling, engine, mode, model, paused, pools, rollout, router, slo, tracing"),
+     "allowed: autoscaling, engine, metrics, mode, model, paused, pools, rollout, router, slo, "
+     "tracing"),
     (_template(env=[{"name": "A", "from": {}}]),
      "spec.pools.mixed.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
     ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "

@@ -344,6 +344,13 @@ def test_tracing_reaches_every_process_and_opens_the_way_to_the_collector() -> N
     assert "4318" not in str(without.apply)
 
 
+def test_names_of_metrics_reach_engines() -> None:
+    plan = service_plan({"metrics": {"compatibility": "vLLM"}})
+    texts = (m["data"].get("engine.json") for m in plan.apply if m["kind"] == "ConfigMap")
+    config = parse_engine_config(next(filter(None, texts)))
+    assert config.server.metrics_compatibility == "vLLM"
+
+
 def test_priorities_of_tenants_reach_routers() -> None:
     tenants = [{"name": "a", "defaultPriority": 2, "maxPriority": 9}, {"name": "b"}]
     auth = {"secretRef": {"name": "team-keys"}, "tenants": tenants}

@@ -69,6 +69,8 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
         parts["adapters"] = {"claims": adapter_claims(spec.model)}
     if spec.tracing is not None:
         parts["tracing"] = {"endpoint": spec.tracing.endpoint}
+    if spec.metrics is not None:
+        parts["metrics"] = _set_fields(spec.metrics)
     auth = spec.asks_for_keys  # engines serve nobody but the routers then
     return _hash(spec, {**parts, "pool": pool, "role": role.value, "auth": auth})
 

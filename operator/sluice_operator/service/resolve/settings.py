@@ -96,6 +96,7 @@ def engine_file(
             host=LISTEN_ADDRESS,
             port=ports.ENGINE_HTTP,
             metrics_port=ports.ENGINE_METRICS,
+            metrics_compatibility=spec.metrics.compatibility if spec.metrics else None,
             drain_seconds=spec.drain_seconds(role),
             require_signature=True if spec.asks_for_keys else None,
         ),
