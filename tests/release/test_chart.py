@@ -165,7 +165,7 @@ def test_values_reach_the_operators_pod(render: Render) -> None:
     assert deployment["replicas"] == 2
     assert template["metadata"]["annotations"] == {"note": "1"}
     assert template["metadata"]["labels"]["team"] == "ml"
-    assert container["resources"]["limits"] == {"memory": "1Gi"}
+    assert container["resources"]["limits"] == {"memory": "1Gi", "ephemeral-storage": "256Mi"}
     assert pod["imagePullSecrets"] == [{"name": "pull"}]
     assert pod["nodeSelector"] == {"role": "system"}
     assert pod["tolerations"] == [{"key": "system", "operator": "Exists"}]
