@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Seen:
 class Proxy:
     """What it has seen, and what it does about the next request."""
 
+    port: int = 0
     seen: list[Seen] = field(default_factory=list)
     spoil: Spoil = lambda seen: None
     after: Callable[[Seen], None] = lambda seen: None
@@ -100,11 +102,15 @@ async def proxying(kubeconfig: Path, directory: Path) -> AsyncIterator[tuple[Pro
         app.add_routes([web.route("*", "/{path:.*}", handle)])
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
+        listener = socket.create_server(("127.0.0.1", 0))
         try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            port = runner.addresses[0][1]
-            yield proxy, kubeconfig_of(directory / "proxy.kubeconfig", port)
+            await web.SockSite(runner, listener).start()
+            proxy.port = listener.getsockname()[1]
+            yield proxy, kubeconfig_of(directory / "proxy.kubeconfig", proxy.port)
         finally:
+            # asyncio leaks a connection that it has accepted when the server closes.
+            asyncio.get_running_loop().remove_reader(listener)
+            await asyncio.sleep(0)
             await runner.cleanup()
 
 
