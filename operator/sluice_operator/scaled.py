@@ -100,6 +100,10 @@ class ScaledService:
     former_gpus: int = 0
     """Held by engines of another mode, as long as they drain."""
 
+    @property
+    def namespace(self) -> str:
+        return str(self.live["metadata"]["namespace"])
+
 
 @dataclass(frozen=True)
 class PoolPods:

@@ -14,7 +14,6 @@ from sluice_autoscaler.decision import Decision, Move, PoolDecision
 from sluice_autoscaler.decision import engines as counted_engines
 from sluice_autoscaler.history import History, answered_since
 from sluice_autoscaler.measured import Measured
-from sluice_autoscaler.moves import move_of
 from sluice_autoscaler.pool_plan import PoolPlan, hold_reason, on_hold, planned, seen_of
 from sluice_autoscaler.reports import Reports, possible
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
@@ -24,6 +23,8 @@ from sluice_autoscaler.trade import Needs, joint_needs, lasting_needs, traded
 
 Seen = Mapping[Role, tuple[Reports, Measured]]
 TWO_POOLS: Final = (Role.PREFILL, Role.DECODE)
+FLIP_SECONDS: Final = 2.0
+"""Of an engine without work, from one role to the other."""
 
 
 def decide(settings: Settings, history: History, sample: Sample) -> Decision:
@@ -153,6 +154,54 @@ def _decided(
     return PoolDecision(
         role, pool.replicas, desired, reason, message, victims, plan.wanted, measured
     )
+
+
+def move_of(
+    settings: Settings,
+    sample: Sample,
+    plans: Mapping[Role, PoolPlan],
+    engines: Mapping[Role, int],
+) -> Move | None:
+    """The engines that one pool gives and the other lacks: they take its role, instead of ending
+    while others start. They load nothing and need no GPU that is free, but have to end what they
+    have begun. None: there are none, or a move does not pay. `engines`: of each pool by the budget,
+    without a move."""
+    if not settings.engines_move or not all(map(_is_settled, sample.pools.values())):
+        return None
+    for source, target in (TWO_POOLS, TWO_POOLS[::-1]):
+        if source not in engines or target not in engines or not engines[source]:
+            continue
+        surplus = sample.pools[source].replicas - engines[source]
+        size = _target_size(settings, engines, target, plans[target].desired, surplus)
+        count = min(surplus, size - sample.pools[target].replicas)
+        if count > 0 and sample.pools[target].ready and _pays(plans[source], plans[target]):
+            return Move(source, target, count, size)
+    return None
+
+
+def _is_settled(pool: PoolSample) -> bool:
+    """Whether all of its pods serve, and no other ones hold GPUs: else one that starts or ends is
+    taken for one that moves."""
+    return pool.ready == pool.replicas and not (pool.starting or pool.unschedulable or pool.surplus)
+
+
+def _target_size(
+    settings: Settings, engines: Mapping[Role, int], target: Role, desired: int, surplus: int
+) -> int:
+    """What the pool can have of `desired` engines with the GPUs of those that are given."""
+    more = max(0, min(desired - engines[target], surplus))
+    gpus = settings.pools[target].gpus
+    if settings.gpu_budget is not None and gpus:
+        used_gpus = sum(count * settings.pools[role].gpus for role, count in engines.items())
+        more = min(more, max(0, settings.gpu_budget - used_gpus) // gpus)
+    return engines[target] + more
+
+
+def _pays(source: PoolPlan, target: PoolPlan) -> bool:
+    """Whether a start, as measured, takes longer than the end of what an engine has begun."""
+    if target.start_seconds is None or source.drain_seconds is None:
+        return False
+    return target.start_seconds > source.drain_seconds + FLIP_SECONDS
 
 
 def _with_move(

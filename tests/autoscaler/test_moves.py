@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_autoscaler.decide import decide
+from sluice_autoscaler.decide import decide, move_of
 from sluice_autoscaler.decision import Decision, Move
 from sluice_autoscaler.journal import JournalLine
-from sluice_autoscaler.moves import move_of
 from sluice_autoscaler.pool_plan import PoolPlan, startup_of
 from sluice_autoscaler.sample import PoolSample
 from sluice_contract.cluster.labels import Role

@@ -165,7 +165,7 @@ AUTOSCALER_MUTATIONS: Final = (
     ),
     Mutation(
         "autoscaler: engines move though answers take as long as a start",
-        "moves",
+        "decide",
         "return target.start_seconds > source.drain_seconds + FLIP_SECONDS",
         "return True",
         ("test_moves",),
@@ -173,7 +173,7 @@ AUTOSCALER_MUTATIONS: Final = (
     ),
     Mutation(
         "autoscaler: engines move while others start",
-        "moves",
+        "decide",
         "not all(map(_is_settled, sample.pools.values()))",
         "False",
         ("test_moves",),
@@ -189,7 +189,7 @@ AUTOSCALER_MUTATIONS: Final = (
     ),
     Mutation(
         "autoscaler: the pool that gives engines shrinks before they are in the other one",
-        "move_steps",
+        "mover",
         "if len(moved) >= move.engines and adopted == len(moved):",
         "if len(moved) >= move.engines:",
         ("test_mover",),
@@ -197,8 +197,8 @@ AUTOSCALER_MUTATIONS: Final = (
     ),
     Mutation(
         "autoscaler: an engine moves though the one in its place is ready",
-        "move_steps",
-        "if len(target) >= seen.move.target_after and len(_new_pods(seen)) < count:",
+        "mover",
+        "if len(target) >= seen.move.target_after and len(seen.new_pods()) < count:",
         "if False:",
         ("test_mover",),
         package="operator/autoscale",

@@ -12,17 +12,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_autoscaler.decision import Decision, PoolDecision
+from sluice_autoscaler.decision import Decision
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.apply.plan import REPLICAS_MANAGER
-from sluice_operator.autoscale.mover import Mover
-from sluice_operator.autoscale.outcome import Outcome, Written
+from sluice_operator.autoscale.events import Outcome, Written
+from sluice_operator.autoscale.mover import Mover, write_replicas
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import RequestError
-from sluice_operator.kube.kinds import ENGINE_POOL, POD, Manifest
+from sluice_operator.kube.kinds import POD, Manifest
 from sluice_operator.log import fields
-from sluice_operator.scaled import DELETION_COST, VICTIM, PoolPods, ScaledPool, ScaledService
+from sluice_operator.scaled import DELETION_COST, VICTIM, PoolPods, ScaledService
 
 
 @dataclass(frozen=True)
@@ -45,29 +44,15 @@ class PoolScaler:
             return await self.mover.begin(scaled, decision.move)
         written: list[Written] = []
         for change in sorted(decision.changes, key=lambda pool: pool.desired - pool.current):
-            pool = scaled.pools[change.role]
-            namespace = scaled.live["metadata"]["namespace"]
-            await self.victims.mark(namespace, pool.uid, pods[change.role], change.victims)
+            uid = scaled.pools[change.role].uid
+            await self.victims.mark(scaled.namespace, uid, pods[change.role], change.victims)
             try:
-                written.append(await self._write(namespace, pool, change))
+                written.append(
+                    await write_replicas(self.client, scaled, change.role, change.desired)
+                )
             except RequestError as error:
                 return Outcome(tuple(written), error)
         return Outcome(tuple(written))
-
-    async def _write(self, namespace: str, pool: ScaledPool, change: PoolDecision) -> Written:
-        manifest = {
-            "apiVersion": ENGINE_POOL.api_version,
-            "kind": ENGINE_POOL.kind,
-            # With its uid: one that has gone in the meantime is not made anew.
-            "metadata": {
-                "name": pool.name,
-                "namespace": namespace,
-                "uid": pool.uid,
-            },
-            "spec": {"replicas": change.desired},
-        }
-        result = await self.client.apply(ENGINE_POOL, manifest, manager=REPLICAS_MANAGER)
-        return Written(change.role, change.desired, result["metadata"]["generation"])
 
 
 VICTIMS_MANAGER: Final = "sluice-operator-victims"

@@ -1,4 +1,5 @@
-"""What users see of a decision: the condition, `status.scaling`, and an event for each change.
+"""What came of a decision, and what users see of it: the condition, `status.scaling`, and an event
+for each change.
 
 Pure. It also decides when a status is worth another write: numbers in messages are not, as they
 differ at each tick.
@@ -6,17 +7,19 @@ differ at each tick.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluice_autoscaler.decision import Decision
 from sluice_autoscaler.history import Tick
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.status import ScalingStatus
 from sluice_operator.apply.plan import Event
-from sluice_operator.autoscale.outcome import Outcome, Written
-from sluice_operator.scaled import Scaling
+from sluice_operator.kube.errors import RequestError
+from sluice_operator.scaled import MoveInProgress, Scaling
 
 SCALED: Final = "Scaled"
 FAILED: Final = "ScaleFailed"
@@ -28,6 +31,38 @@ SHARE_SECONDS: Final = 60.0
 """Between two writes for the share of answers in time alone."""
 SHARE_PERCENT: Final = 1.0
 """A change of it that is worth a write."""
+
+
+class Written(NamedTuple):
+    """One pool that was asked for another number of engines."""
+
+    role: Role
+    replicas: int
+    generation: int
+    move: MoveInProgress | None = None
+    """That has begun with it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was written, and what was not."""
+
+    written: tuple[Written, ...] = ()
+    failed: RequestError | None = None
+    """What stopped the rest: the next tick decides again."""
+    rivals: tuple[str, ...] = ()
+    """Nothing was written, because these field managers scale a pool too."""
+    events: tuple[Event, ...] | None = None
+    """Of a move in progress; None: the decision was carried out, and has one for each pool."""
+
+    def and_written(self, written: Written) -> Outcome:
+        return replace(self, written=(*self.written, written))
+
+    def and_events(self, *events: Event) -> Outcome:
+        return replace(self, events=(*(self.events or ()), *events))
+
+    def after(self, failed: RequestError) -> Outcome:
+        return replace(self, failed=failed)
 
 
 def scaling_of(tick: Tick, outcome: Outcome, now: datetime, in_time: float | None) -> Scaling:

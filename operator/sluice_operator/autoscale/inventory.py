@@ -13,7 +13,7 @@ from typing import Final
 from sluice_autoscaler.sample import PoolSample
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.autoscale.outcome import Written
+from sluice_operator.autoscale.events import Written
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledPool, ScaledService

@@ -1,41 +1,45 @@
-"""Carries out moves of engines between the two pools of a service, one step after the other.
+"""Moves engines between the two pools of a service, one step after the other.
 
-Nothing is remembered: the move is an annotation of the pool that gets the engines, written together
-with its replicas. Before each step the API server is read, not the store, so no step is done twice.
-Reads and writes only; `move_steps` decides.
+In this order no engine that serves is ended, as a ReplicaSet removes pods that are not ready first:
+
+1. The target pool is asked for more engines, and gets the annotation that is the move.
+2. Once its new pods are there and not ready, engines of the source pool get their labels. Their
+   ReplicaSet lets go of them and the other one takes them, and removes the new pods.
+3. Once they have the other controller, the source pool is asked for fewer engines. Its ReplicaSet
+   removes the pods that it has begun in their place.
+
+Nothing is remembered: each step follows from what the API server shows, which is read before it, so
+no step is done twice. A move that gets stuck ends, and leaves numbers of engines that the next
+decisions correct.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 from sluice_autoscaler.decision import Decision, Move
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.apply.plan import REPLICAS_MANAGER, Event
-from sluice_operator.autoscale.move_steps import (
-    End,
-    MoveObserved,
-    Relabel,
-    Shrink,
-    next_step,
-)
-from sluice_operator.autoscale.outcome import Outcome, Written
+from sluice_operator.autoscale.events import Outcome, Written
 from sluice_operator.clock import Clock
+from sluice_operator.conditions.pods import is_draining, is_finished, is_ready
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import FORBIDDEN, ApiError, RequestError
 from sluice_operator.kube.kinds import ENGINE_POOL, POD, Manifest
 from sluice_operator.log import fields
+from sluice_operator.manifests.engine import revision_of
+from sluice_operator.manifests.metadata import note_of
 from sluice_operator.scaled import (
     DELETION_COST,
     MOVED,
     MOVING,
     MoveInProgress,
-    ScaledPool,
     ScaledService,
     move_to,
 )
@@ -50,8 +54,139 @@ LOOK_SECONDS: Final = 0.25
 """Between two: Kubernetes hands a pod to another ReplicaSet, while one pod too many is there."""
 STALE: Final = frozenset({404, 409, 422})
 """Of a pod that has changed since it was read; the next tick looks again."""
+MAX_SECONDS: Final = 60.0
+"""After which a move that has not got further ends."""
+TEMPLATE_HASH: Final = "pod-template-hash"
+"""Label by which a ReplicaSet knows its pods."""
+POOL_LABELS: Final = (labels.ROLE, labels.REVISION, TEMPLATE_HASH)
+"""In which pods of two pools that are alike differ."""
 
 logger = logging.getLogger(__name__)
+
+
+class Relabel(NamedTuple):
+    """These pods get these labels."""
+
+    pods: Sequence[Manifest]
+    labels: dict[str, str]
+
+
+class Shrink(NamedTuple):
+    """The source pool gets so many replicas."""
+
+    replicas: int
+
+
+class End(NamedTuple):
+    """The annotation goes."""
+
+    why: str
+    """Empty: the engines have moved."""
+
+
+Step = Relabel | Shrink | End | None
+"""None: it is Kubernetes' turn."""
+
+
+@dataclass(frozen=True)
+class MoveObserved:
+    """A move, and what the cluster shows of it."""
+
+    move: MoveInProgress
+    target: Role
+    pools: Mapping[Role, Manifest]
+    """The EnginePools of both roles."""
+    pods: Sequence[Manifest]
+    """Of the service."""
+    is_possible: bool
+    """Whether engines of both pools are still alike, and no roll-out is under way."""
+    preferred: Sequence[str]
+    """Names of engines that had best move, the best first."""
+    is_late: bool
+    """Whether nothing more is waited for."""
+
+    def replicas(self, role: Role) -> int:
+        """What the pool is asked for."""
+        return int(self.pools[role]["spec"]["replicas"])
+
+    def pods_of(self, role: Role) -> list[Manifest]:
+        """Those that are not about to go."""
+        return [
+            pod
+            for pod in self.pods
+            if (pod["metadata"].get("labels") or {}).get(labels.ROLE) == role
+            and not (is_draining(pod) or is_finished(pod))
+        ]
+
+    def movable(self) -> list[Manifest]:
+        """Ready engines of the source pool, those that had best move first."""
+        places = {name: place for place, name in enumerate(self.preferred)}
+
+        def rank(pod: Manifest) -> tuple[int, str]:
+            name = str(pod["metadata"]["name"])
+            return places.get(name, len(places)), name
+
+        return sorted(filter(is_ready, self.pods_of(self.move.source)), key=rank)
+
+    def new_pods(self) -> list[Manifest]:
+        """Of the target pool: those that the ReplicaSet removes for engines that move here."""
+        pods = self.pods_of(self.target)
+        return [pod for pod in pods if not is_ready(pod) and not note_of(pod, MOVED)]
+
+    def is_adopted(self, pod: Manifest) -> bool:
+        """Whether the target pool's ReplicaSet controls the pod. It is named after its Deployment
+        and the hash of the template."""
+        template_hash = pod["metadata"]["labels"].get(TEMPLATE_HASH, "")
+        pool = self.pools[self.target]["metadata"]["name"]
+        owners = pod["metadata"].get("ownerReferences") or ()
+        controllers = [owner["name"] for owner in owners if owner.get("controller")]
+        return f"{pool}-{revision_of(pod)}-{template_hash}" in controllers
+
+
+def next_step(seen: MoveObserved) -> Step:
+    """What to do now."""
+    move = seen.move
+    replicas = seen.replicas(move.source), seen.replicas(seen.target)
+    if replicas[0] == move.source_before - move.engines:
+        return End("")
+    if replicas != (move.source_before, move.target_after):
+        return End("the replicas of a pool were changed")
+    moved = [pod for pod in seen.pods_of(seen.target) if note_of(pod, MOVED) == move.text]
+    adopted = sum(map(seen.is_adopted, moved))
+    if len(moved) >= move.engines and adopted == len(moved):
+        return Shrink(move.source_before - move.engines)
+    if len(moved) >= move.engines and not seen.is_late:
+        return None
+    left = move.engines - len(moved)
+    if hindrance := _hindrance(seen, left):
+        return Shrink(move.source_before - adopted) if adopted else End(hindrance)
+    new = seen.new_pods()
+    return Relabel(seen.movable()[:left], _pool_labels(new[0])) if len(new) >= left else None
+
+
+def _hindrance(seen: MoveObserved, count: int) -> str:
+    """Why `count` more engines cannot move; empty: nothing is known to be in the way."""
+    source, target = seen.pods_of(seen.move.source), seen.pods_of(seen.target)
+    if seen.is_late:
+        return "it took too long"
+    if not seen.is_possible:
+        return "the pools are not alike any more, or a roll-out is under way"
+    if _has_two_templates(source) or _has_two_templates(target):
+        return "a pool has pods of two templates"
+    if len(target) >= seen.move.target_after and len(seen.new_pods()) < count:
+        return "the engines that were started instead are ready"
+    if len(seen.movable()) < count:
+        return "too few engines of the other pool are ready"
+    return ""
+
+
+def _has_two_templates(pods: Sequence[Manifest]) -> bool:
+    return any(_pool_labels(pod) != _pool_labels(pods[0]) for pod in pods)
+
+
+def _pool_labels(pod: Manifest) -> dict[str, str]:
+    there = pod["metadata"]["labels"]
+    return {name: there[name] for name in POOL_LABELS if name in there}
 
 
 @dataclass
@@ -65,38 +200,39 @@ class Mover:
 
     def may_begin(self, scaled: ScaledService, decision: Decision) -> bool:
         """Whether the decision has a move, and nothing is known to forbid it."""
-        return decision.move is not None and _namespace(scaled) not in self.forbidden
+        return decision.move is not None and scaled.namespace not in self.forbidden
 
     async def begin(self, scaled: ScaledService, move: Move) -> Outcome:
         """Asks the target pool for more engines, and notes the move there."""
-        pool = scaled.pools[move.target]
+        target, engines = move.target, move.target_engines
         noted = MoveInProgress(
             source=move.source,
             engines=move.engines,
             source_before=scaled.pools[move.source].replicas,
-            target_after=move.target_engines,
+            target_after=engines,
             since=self.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
         try:
-            generation = await self._scale(scaled, pool, move.target_engines, noted)
+            written = await write_replicas(self.client, scaled, target, engines, noted)
         except RequestError as error:
             return Outcome(failed=error)
-        return Outcome((Written(move.target, move.target_engines, generation, noted),))
+        return Outcome((written,))
 
     async def go_on(self, scaled: ScaledService, target: Role, decision: Decision) -> Outcome:
         """The next steps, as far as they go at once."""
         outcome, waits = Outcome(events=()), False
         try:
             for _ in range(LOOKS):
-                seen = await self._observe(scaled, target)
+                seen = await self._observe(scaled, target, decision)
                 if seen is None:
                     break
-                victims = decision.pools[seen.move.source].victims
-                step = next_step(seen, victims)
+                step = next_step(seen)
                 if isinstance(step, Relabel):
                     outcome, waits = outcome.and_events(*await self._relabel(seen, step)), True
                 elif isinstance(step, Shrink):
-                    outcome = outcome.and_written(await self._shrink(scaled, seen, step))
+                    source, replicas = seen.move.source, step.replicas
+                    written = await write_replicas(self.client, scaled, source, replicas)
+                    outcome = outcome.and_written(written)
                 elif isinstance(step, End):
                     outcome = outcome.and_events(*await self._end(scaled, seen, step))
                     break
@@ -109,9 +245,11 @@ class Mover:
             return outcome if stale else outcome.after(error)
         return outcome
 
-    async def _observe(self, scaled: ScaledService, target: Role) -> MoveObserved | None:
+    async def _observe(
+        self, scaled: ScaledService, target: Role, decision: Decision
+    ) -> MoveObserved | None:
         """None: there is no move to `target` any more."""
-        namespace, pools = _namespace(scaled), scaled.pools
+        namespace, pools = scaled.namespace, scaled.pools
         target_pool = await self.client.get(ENGINE_POOL, namespace, pools[target].name)
         move = move_to(target_pool) if target_pool is not None else None
         if target_pool is None or move is None or move.source not in pools:
@@ -119,6 +257,7 @@ class Mover:
         source_pool = await self.client.get(ENGINE_POOL, namespace, pools[move.source].name)
         if source_pool is None:
             return None
+        age = self.clock.now() - datetime.fromisoformat(move.since)
         selector = f"{labels.SERVICE}={scaled.live['metadata']['name']}"
         return MoveObserved(
             move=move,
@@ -126,7 +265,8 @@ class Mover:
             pools={move.source: source_pool, target: target_pool},
             pods=await self.client.list_objects(POD, namespace, selector),
             is_possible=scaled.settings.engines_move and namespace not in self.forbidden,
-            now=self.clock.now(),
+            preferred=decision.pools[move.source].victims,
+            is_late=abs(age.total_seconds()) > MAX_SECONDS,
         )
 
     async def _relabel(self, seen: MoveObserved, step: Relabel) -> Sequence[Event]:
@@ -143,40 +283,12 @@ class Mover:
             logger.info("engine moves", extra=fields(pod=name, role=seen.target))
         return events
 
-    async def _shrink(self, scaled: ScaledService, seen: MoveObserved, step: Shrink) -> Written:
-        source = seen.move.source
-        generation = await self._scale(scaled, scaled.pools[source], step.replicas)
-        return Written(source, step.replicas, generation)
-
     async def _end(self, scaled: ScaledService, seen: MoveObserved, step: End) -> Sequence[Event]:
-        await self._scale(scaled, scaled.pools[seen.target], seen.replicas(seen.target))
-        if step.is_done:
+        await write_replicas(self.client, scaled, seen.target, seen.replicas(seen.target))
+        if not step.why:
             return ()
         text = f"A move of engines from pool {seen.move.source} to pool {seen.target} has ended"
         return (Event("Normal", NOT_MOVED, f"{text}: {step.why}; the next decision corrects it."),)
-
-    async def _scale(
-        self,
-        scaled: ScaledService,
-        pool: ScaledPool,
-        replicas: int,
-        move: MoveInProgress | None = None,
-    ) -> int:
-        """Returns the generation of the EnginePool, which has the annotation of `move` or none."""
-        annotations = {"annotations": {MOVING: move.text}} if move else {}
-        manifest = {
-            "apiVersion": ENGINE_POOL.api_version,
-            "kind": ENGINE_POOL.kind,
-            "metadata": {
-                "name": pool.name,
-                "namespace": _namespace(scaled),
-                "uid": pool.uid,
-                **annotations,
-            },
-            "spec": {"replicas": replicas},
-        }
-        result = await self.client.apply(ENGINE_POOL, manifest, manager=REPLICAS_MANAGER)
-        return int(result["metadata"]["generation"])
 
     def _note_refusal(self, pod: Manifest, error: ApiError) -> None:
         """Engines of a namespace whose pods may not be patched do not move any more."""
@@ -185,10 +297,6 @@ class Mover:
             self.forbidden.add(namespace)
             text = "engines do not move between pools: the operator may not patch pods"
             logger.warning(text, extra=fields(namespace=namespace, error=error))
-
-
-def _namespace(scaled: ScaledService) -> str:
-    return str(scaled.live["metadata"]["namespace"])
 
 
 def _relabelled(
@@ -206,3 +314,24 @@ def _relabelled(
         {"op": "add", "path": "/metadata/labels", "value": metadata["labels"] | pool_labels},
         {"op": "add", "path": "/metadata/annotations", "value": annotations | {MOVED: move.text}},
     ]
+
+
+async def write_replicas(
+    client: ApiClient,
+    scaled: ScaledService,
+    role: Role,
+    replicas: int,
+    move: MoveInProgress | None = None,
+) -> Written:
+    """Asks a pool for so many engines. Its EnginePool has the annotation of `move`, or none."""
+    pool = scaled.pools[role]
+    # With its uid: one that has gone in the meantime is not made anew.
+    metadata = {"name": pool.name, "namespace": scaled.namespace, "uid": pool.uid}
+    manifest = {
+        "apiVersion": ENGINE_POOL.api_version,
+        "kind": ENGINE_POOL.kind,
+        "metadata": metadata | ({"annotations": {MOVING: move.text}} if move else {}),
+        "spec": {"replicas": replicas},
+    }
+    result = await client.apply(ENGINE_POOL, manifest, manager=REPLICAS_MANAGER)
+    return Written(role, replicas, int(result["metadata"]["generation"]), move)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from sluice_autoscaler.moves import FLIP_SECONDS
+from sluice_autoscaler.decide import FLIP_SECONDS
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_contract.cluster.labels import Role
 

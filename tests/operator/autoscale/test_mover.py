@@ -10,8 +10,8 @@ import pytest
 from sluice_autoscaler.decision import Decision, Move, PoolDecision
 from sluice_contract.cluster.labels import Role
 from sluice_operator.autoscale.carry_out import PoolScaler, Victims
+from sluice_operator.autoscale.events import Outcome
 from sluice_operator.autoscale.mover import MOVED_REASON, Mover
-from sluice_operator.autoscale.outcome import Outcome
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.scaled import DELETION_COST, MOVED, PoolPods, ScaledService, move_to
 

@@ -13,8 +13,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import ServiceLoad
 from sluice_operator.api.conditions import Check
 from sluice_operator.apply.plan import Event
-from sluice_operator.autoscale.events import is_news
-from sluice_operator.autoscale.outcome import Outcome, Written
+from sluice_operator.autoscale.events import Outcome, Written, is_news
 from sluice_operator.autoscale.tick import TICK_SECONDS
 from sluice_operator.kube.errors import UnavailableError
 from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledService, Scaling

@@ -12,8 +12,8 @@ from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import EngineLoad, LoadReport, ServiceLoad
 from sluice_operator.apply.plan import Event
+from sluice_operator.autoscale.events import Outcome, Written
 from sluice_operator.autoscale.inventory import ScalingInventory
-from sluice_operator.autoscale.outcome import Outcome, Written
 from sluice_operator.autoscale.tick import ScalingTick
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.errors import RequestError
