@@ -47,7 +47,9 @@ def text_of(kind: Model, finding: ErrorDetails) -> str:
         *above, key = finding["loc"]
         return unknown_field(str(key), known_keys(kind, above))
     if finding["type"] == "missing":
-        return finding["msg"]
+        *above, key = finding["loc"]
+        allowed = _allowed(_models_at(kind, above), str(key))
+        return finding["msg"] + (f"; allowed: {allowed}" if allowed else "")
     value = finding["input"]
     got = shown_json(value.decode(errors="replace") if isinstance(value, bytes) else value)
     if finding["type"] == "value_error":
@@ -69,6 +71,18 @@ def unknown_field(key: str, allowed_keys: Sequence[str]) -> str:
 def known_keys(kind: Model, above: Location) -> list[str]:
     """The keys of the object at `above`, as spelled outside; for alternatives, all of them. Keys
     that users never write are left out."""
+    return sorted(
+        {
+            field.alias or name
+            for model in _models_at(kind, above)
+            for name, field in model.model_fields.items()
+            if field.json_schema_extra != UNTOLD
+        }
+    )
+
+
+def _models_at(kind: Model, above: Location) -> list[Model]:
+    """What the object at `above` may be."""
     models = [kind]
     for step in above:
         below = [
@@ -79,14 +93,20 @@ def known_keys(kind: Model, above: Location) -> list[str]:
         ]
         if below:
             models = [model for annotation in below for model in _models(annotation)]
-    return sorted(
-        {
-            field.alias or name
-            for model in models
-            for name, field in model.model_fields.items()
-            if field.json_schema_extra != UNTOLD
-        }
-    )
+    return models
+
+
+def _allowed(models: Sequence[Model], key: str) -> str:
+    """What a key that is missing may be: what null is refused with. Empty: it does not say."""
+    for model in models:
+        try:
+            model.model_validate({key: None})
+        except ValidationError as error:
+            for finding in findings_of(error):
+                if finding["loc"] == (key,) and finding["type"] != "extra_forbidden":
+                    reason = finding.get("ctx", {}).get("error", finding["msg"])
+                    return str(reason).removeprefix("Input should be ")
+    return ""
 
 
 def path_of(location: Location, root: str = "") -> str:

@@ -23,19 +23,11 @@ RdmaResource = Annotated[
         max_length=253,
     ),
 ]
-KvBackend = Literal["Mooncake", "TCP", "NIXL", "Gloo", "NCCL"]
+KvBackend = Literal["Mooncake", "TCP", "NIXL"]
 WIRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"Mooncake": ("tcp", "rdma"), "TCP": ("tcp",), "NIXL": ("rdma",)}
 )
 """By backend, the protocols that it is allowed: docs/decisions/0059-nixl-for-rdma-alone.md."""
-REFUSED_BACKENDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "Gloo": "TCP (Gloo reads over sockets too, no faster, and without a token)",
-        "NCCL": "Mooncake or NIXL with protocol rdma (NCCL reads no memory by its address, and "
-        "the other GPU has to run a kernel for each piece)",
-    }
-)
-"""By name, what is allowed in its place and why."""
 
 
 class KvTransfer(ContractModel):
@@ -70,8 +62,7 @@ def wire_error(path: str, backend: str, protocol: str) -> ConfigError | None:
     """Why this backend does not read over this protocol, if it does not. `path`: of the settings
     above."""
     if backend not in WIRES:
-        instead = REFUSED_BACKENDS.get(backend, ", ".join(WIRES))
-        return ConfigError(f"{path}.backend", backend, instead)
+        return ConfigError(f"{path}.backend", backend, ", ".join(WIRES))
     if protocol not in WIRES[backend]:
         allowed = f"{' or '.join(WIRES[backend])} with backend {backend}"
         return ConfigError(f"{path}.protocol", protocol, allowed)

@@ -36,8 +36,8 @@ def _template(**values: Any) -> dict[str, Any]:
 
 SPREAD = {"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}
 SPECS: list[tuple[dict[str, Any], str]] = [
-    ({"model": {}}, "spec.model.uri: Field required"),
-    ({"model": {"uri": None}}, "spec.model.uri: Field required"),
+    ({"model": {}}, "spec.model.uri: Field required; allowed: a valid string"),
+    ({"model": {"uri": None}}, "spec.model.uri: Field required; allowed: a valid string"),
     ({"engine": []}, "spec.engine: Input should be an object; got []"),
     (_template(env={}), "spec.pools.mixed.template.env: Input should be a valid array; got {}"),
     (_template(env=[None]), "spec.pools.mixed.template.env[0]: Input should be an object; "
@@ -69,6 +69,15 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      'spec.engine.memoryFraction: Input should be a valid number; got "0.5"'),
     ({"engine": {"memoryFraction": 1}},
      "spec.engine.memoryFraction: Input should be less than 1; got 1"),
+    ({"engine": {"speculation": {"tokens": 2}}},
+     "spec.engine.speculation.method: Field required; allowed: 'NGram', 'Draft' or 'Eagle'"),
+    ({"engine": {"speculation": {"method": "Draft", "draft": {}}}},
+     "spec.engine.speculation.draft.uri: Field required; allowed: a valid string"),
+    ({"engine": {"hostCache": {"memory": "1Gi", "disk": {}}}},
+     "spec.engine.hostCache.disk.size: Field required; "
+     "allowed: bytes such as 64Gi or 500G, at least 1"),
+    ({"engine": {"kvTransfer": {"backend": "Gloo"}}},
+     "spec.engine.kvTransfer.backend: Input should be 'Mooncake', 'TCP' or 'NIXL'; got \"Gloo\""),
     ({"engine": {"kvTransfer": {"bootstrapPort": 0}}},
      "spec.engine.kvTransfer.bootstrapPort: Input should be greater than or equal to 1; got 0"),
     ({"engine": {"kvPoolTokens": 10**20}},
@@ -130,15 +139,15 @@ SPECS: list[tuple[dict[str, Any], str]] = [
 
 DOCUMENTS: list[tuple[Any, str]] = [
     ("text", '(document): Input should be an object; got "text"'),
-    ({"spec": None}, "spec: Field required"),
+    ({"spec": None}, "spec: Field required; allowed: an object"),
     ({"spec": "fast"}, 'spec: Input should be an object; got "fast"'),
     ({"kind": "Pod"}, 'kind: "Pod" is not allowed; allowed: InferenceService'),
-    ({"apiVersion": None}, "apiVersion: Field required"),
+    ({"apiVersion": None}, "apiVersion: Field required; allowed: a valid string"),
     ({"apiVersion": "v1"}, 'apiVersion: "v1" is not allowed; allowed: serving.sluice.dev/v1alpha1'),
     ({"specs": {}}, "specs: unknown field; did you mean spec? "
      "allowed: apiVersion, kind, metadata, spec, status"),
-    ({"metadata": None}, "metadata: Field required"),
-    ({"metadata": {}}, "metadata.name: Field required"),
+    ({"metadata": None}, "metadata: Field required; allowed: an object"),
+    ({"metadata": {}}, "metadata.name: Field required; allowed: a valid string"),
     ({"metadata": {"name": 5}}, "metadata.name: Input should be a valid string; got 5"),
     ({"metadata": {"name": "Chat_1"}}, 'metadata.name: "Chat_1" is not allowed; allowed: a-z, 0-9 '
      "and '-', first a letter and last no '-', at most 40 characters, as the front Service has the "

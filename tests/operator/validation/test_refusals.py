@@ -159,16 +159,6 @@ def test_every_invalid_field_is_told_at_once() -> None:
             '"tcp" is not allowed; allowed: rdma with backend NIXL',
         ),
         (
-            {"engine": {"kvTransfer": {"backend": "Gloo"}}},
-            "spec.engine.kvTransfer.backend",
-            '"Gloo" is not allowed; allowed: TCP (Gloo reads over sockets too, no faster, and',
-        ),
-        (
-            {"engine": {"kvTransfer": {"backend": "NCCL", "protocol": "rdma"}}},
-            "spec.engine.kvTransfer.backend",
-            '"NCCL" is not allowed; allowed: Mooncake or NIXL with protocol rdma (NCCL reads no',
-        ),
-        (
             {"engine": {"kvTransfer": {"device": "mlx5_0"}}},
             "spec.engine.kvTransfer.device",
             '"mlx5_0" is not allowed; allowed: only with protocol rdma',

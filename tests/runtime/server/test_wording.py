@@ -108,7 +108,12 @@ CHAT_CASES: list[tuple[str, Any, str]] = [
         'got "judge"',
     ),
     ("messages", ["hi"], 'messages[0]: Input should be an object; got "hi"'),
-    ("messages", [{"content": "a"}], "messages[0].role: Field required"),
+    (
+        "messages",
+        [{"content": "a"}],
+        "messages[0].role: Field required; "
+        "allowed: 'system', 'developer', 'user', 'assistant' or 'tool'",
+    ),
     (
         "messages",
         [{"role": "user", "content": "a", "x": 1}],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from sluice_contract.config.kv_transfer import REFUSED_BACKENDS, WIRES, KvBackend
+from sluice_contract.config.kv_transfer import WIRES, KvBackend
 from sluice_runtime.errors import InvalidConfigError, StartupError
 from sluice_runtime.handover.transfer import registry
 from sluice_runtime.handover.transfer.registry import (
@@ -22,27 +22,11 @@ from sluice_runtime.handover.transfer.tcp_server import listen
 LOCAL = TransferSettings(host="127.0.0.1")
 
 
-def test_every_name_of_the_contract_is_there_or_refused_and_no_other() -> None:
-    assert set(BACKENDS) == set(WIRES)
-    assert set(get_args(KvBackend)) == {*WIRES, *REFUSED_BACKENDS}
-    assert not WIRES.keys() & REFUSED_BACKENDS
+def test_every_name_of_the_contract_is_there_and_no_other() -> None:
+    assert set(BACKENDS) == set(WIRES) == set(get_args(KvBackend))
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("Gloo", r"TCP \(.*no faster, and without a token\)"),
-        ("NCCL", r"Mooncake or NIXL with protocol rdma \(NCCL reads no memory by .*\)"),
-    ],
-)
-def test_what_carries_no_pages_is_refused_by_name_and_with_its_reason(
-    name: str, instead: str
-) -> None:
-    with pytest.raises(InvalidConfigError, match=rf'backend: "{name}" .*; allowed: {instead}$'):
-        create_backend(name, LOCAL)
-
-
-@pytest.mark.parametrize("name", ["nixl", "Memory", "fake", "memory", ""])
+@pytest.mark.parametrize("name", ["Gloo", "NCCL", "nixl", "Memory", "fake", "memory", ""])
 def test_another_name_is_refused(name: str) -> None:
     says = rf'kvTransfer.backend: "{name}" is not allowed; allowed: Mooncake, TCP, NIXL$'
     with pytest.raises(InvalidConfigError, match=says):
