@@ -178,16 +178,18 @@ def draft_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     places = {"spec.engine": spec.engine}
     places |= {f"spec.pools.{role}.engine": spec.pool(role).engine for role in spec.roles}
     for path, engine in places.items():
-        draft = engine.speculation.draft if engine and engine.speculation else None
-        if draft is None or (re.fullmatch(DRAFT_URI, draft.uri) and "/../" not in f"{draft.uri}/"):
-            continue
-        field = f"{path}.{DRAFT}"
-        allowed = "pvc://claim/path, file:///path, dummy://name, without '..'"
-        yield Refusal(
-            NOT_IMPLEMENTED,
-            field,
-            f"{field}: {shown_json(draft.uri)} is not implemented yet; allowed: {allowed}",
-        )
+        if engine is not None and (refused := refused_draft(engine)):
+            field = f"{path}.{DRAFT}"
+            yield Refusal(NOT_IMPLEMENTED, field, f"{field}: {refused}")
+
+
+def refused_draft(engine: EngineSpec) -> str:
+    """What is said of a draft model from where engines cannot have it; empty of all others."""
+    draft = engine.speculation.draft if engine.speculation else None
+    if draft is None or (re.fullmatch(DRAFT_URI, draft.uri) and "/../" not in f"{draft.uri}/"):
+        return ""
+    allowed = "pvc://claim/path, file:///path, dummy://name, without '..'"
+    return f"{shown_json(draft.uri)} is not implemented yet; allowed: {allowed}"
 
 
 def mount_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:

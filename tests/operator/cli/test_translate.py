@@ -10,6 +10,7 @@ import pytest
 import yaml
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.cli.main import main
+from sluice_operator.cli.translate import sglang, vllm
 from sluice_operator.cli.translate.rows import Flag
 from sluice_operator.cli.translate.translate import ENGINES, UntranslatableError, translate
 
@@ -46,6 +47,14 @@ VLLM = {
     "--enable-auto-tool-choice --tool-call-parser llama3_json": {
         "engine": {"toolCallFormat": "llama3-json"}
     },
+    '--speculative-config {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4}': {
+        "engine": {"speculation": {"method": "NGram", "tokens": 5}}
+    },
+    '--speculative-config={"method":"draft_model","model":"/draft"}': {
+        "engine": {"speculation": {"method": "Draft", "draft": {"uri": "file:///draft"}}}
+    },
+    "--kv-offloading-size 64": {"engine": {"hostCache": {"memory": "64Gi"}}},
+    "--kv-offloading-size 0.5": {"engine": {"hostCache": {"memory": "512Mi"}}},
 }
 SGLANG = {
     "--chunked-prefill-size 4096": {"engine": {"chunkSize": 4096}},
@@ -83,6 +92,11 @@ SGLANG = {
     "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8": {
         "engine": {"speculation": {"method": "NGram", "tokens": 8}}
     },
+    "--speculative-algorithm STANDALONE --speculative-draft-model-path /draft": {
+        "engine": {"speculation": {"method": "Draft", "draft": {"uri": "file:///draft"}}}
+    },
+    "--enable-hierarchical-cache --hicache-size 30": {"engine": {"hostCache": {"memory": "30G"}}},
+    "--hicache-size 1.5": {"engine": {"hostCache": {"memory": "1500M"}}},
     "--tool-call-parser qwen25": {"engine": {"toolCallFormat": "hermes"}},
     "--disaggregation-ib-device mlx5_0": {
         "engine": {"kvTransfer": {"device": "mlx5_0", "protocol": "rdma"}}
@@ -126,6 +140,17 @@ def _shapes(shape: dict[str, Any], defs: dict[str, Any]) -> list[dict[str, Any]]
     return [defs[s["$ref"].rpartition("/")[2]] if "$ref" in s else s for s in options]
 
 
+def test_a_head_of_eagles_is_a_method_of_its_own() -> None:
+    assert vllm.speculation('{"method":"eagle3","model":"a/head","num_speculative_tokens":3}') == {
+        "method": "Eagle",
+        "tokens": 3,
+        "draft": {"uri": "hf://a/head"},
+    }
+    (algorithm,) = (flag for flag in sglang.FLAGS if "speculative-algorithm" in flag.names)
+    assert algorithm.convert is not None
+    assert algorithm.convert("EAGLE3") == "Eagle"
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_name_is_in_a_table_twice(engine: str) -> None:
     names = [name for flag in ENGINES[engine] for name in flag.names]
@@ -148,6 +173,16 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
             "--gpu-memory-utilization 1.5",
             "engine.memoryFraction: Input should be less than 1; got 1.5",
         ),
+        (
+            "--speculative-config 5",
+            "allowed: a JSON object with method ngram, draft_model or eagle3",
+        ),
+        ('--speculative-config {"method":"medusa"}', "with method ngram, draft_model or eagle3"),
+        (
+            '--speculative-config {"method":"ngram","num_speculative_tokens":0}',
+            "engine.speculation.tokens: Input should be greater than or equal to 1; got 0",
+        ),
+        ("--kv-offloading-size 0", "'0' is not allowed; allowed: a number above 0"),
         ("--max-num-batched-tokens 8", "allowed: -1 (off) or at least pageSize"),
     ],
 )
@@ -225,6 +260,11 @@ def test_the_command_prints_yaml_with_a_line_for_each_flag(
             "sglang",
             "--model-path /m --max-total-tokens 100003",
             "engine.kvPoolTokens: 100003 is rounded down to 100000, whole pages of 16",
+        ),
+        (
+            "vllm",
+            '--model /m --speculative-config {"method":"draft_model","model":"a/draft"}',
+            'engine.speculation.draft.uri: "hf://a/draft" is not implemented yet; allowed: pvc://',
         ),
     ],
 )

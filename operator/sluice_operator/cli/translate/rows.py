@@ -6,6 +6,7 @@ understand.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,21 @@ def fraction(text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError("a number") from None
+
+
+def gigabytes(unit: str) -> Convert:
+    """A size in `G` or `Gi`, as Kubernetes writes it."""
+
+    def convert(text: str) -> str:
+        size = fraction(text)
+        if not size > 0 or not math.isfinite(size):
+            raise ValueError("a number above 0")
+        if size == int(size):
+            return f"{int(size)}{unit}"
+        factor = 1000 if unit == "G" else 1024
+        return f"{math.ceil(size * factor)}{unit.replace('G', 'M')}"
+
+    return convert
 
 
 def text_value(text: str) -> str:
@@ -102,6 +118,10 @@ def switch(name: str, path: str, value: Any, says: str) -> Flag:
 def needless(*names: str, says: str) -> Flag:
     """A flag that the operator takes care of."""
     return Flag(names, "", says)
+
+
+SPECULATION: Final = "where drafts come from; Sluice verifies fewer, or none, where more do not pay"
+HOST_CACHE: Final = "memory for prefixes that the device's cache evicts, of each engine"
 
 
 MEANINGS: Final[Mapping[str, tuple[str, Convert]]] = {

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_operator.cli.translate.rows import COMMON, Flag, fraction, number, one_of, sets, switch
+from sluice_operator.cli.translate.rows import (
+    COMMON,
+    HOST_CACHE,
+    SPECULATION,
+    Flag,
+    fraction,
+    gigabytes,
+    model_uri,
+    number,
+    one_of,
+    sets,
+    switch,
+)
 
 POLICIES: Final = ("fcfs", "lpm", "random", "dfs-weight", "lof", "priority", "routing-key")
 """Those of SGLang's that have the same name and meaning here."""
@@ -113,8 +125,14 @@ FLAGS: Final = (
     Flag(
         ("speculative-algorithm",),
         "engine.speculation.method",
-        "where drafts come from",
-        one_of({"NGRAM": "NGram"}),
+        SPECULATION,
+        one_of({"NGRAM": "NGram", "STANDALONE": "Draft", "EAGLE3": "Eagle"}),
+    ),
+    Flag(
+        ("speculative-draft-model-path", "speculative-draft-model"),
+        "engine.speculation.draft.uri",
+        "where the weights of what drafts are",
+        model_uri,
     ),
     Flag(
         ("speculative-num-draft-tokens",),
@@ -122,6 +140,13 @@ FLAGS: Final = (
         "most drafts of a request in one step",
         number,
     ),
+    switch(
+        "enable-hierarchical-cache",
+        "",
+        None,
+        "nothing to set: it is on where --hicache-size gives its memory",
+    ),
+    Flag(("hicache-size",), "engine.hostCache.memory", HOST_CACHE, gigabytes("G")),
     Flag(
         ("reasoning-parser",),
         "engine.reasoningFormat",

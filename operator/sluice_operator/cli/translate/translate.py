@@ -6,6 +6,7 @@ refused (`strict`). A value that is not understood is always refused.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.model_uri import SERVED_SCHEMES, scheme_of
 from sluice_operator.cli.translate import sglang, vllm
 from sluice_operator.cli.translate.rows import Flag
+from sluice_operator.validation.errors import DRAFT, refused_draft
 
 ENGINES: Final[Mapping[str, Sequence[Flag]]] = {"vllm": vllm.FLAGS, "sglang": sglang.FLAGS}
 LARGEST_DEFAULT_PREFILL: Final = 16_384
@@ -197,8 +199,11 @@ def _notes(spec: Mapping[str, Any]) -> Iterator[str]:
     if on_cpus:
         places = " and ".join(f"pools.{role}.accelerator: {{}}" for role in _roles(spec))
         yield f"engines are on CPUs as it stands; {places} gives each a GPU"
-    for error in unsupported(EngineSpec.model_validate(spec.get("engine", {})), on_cpus=on_cpus):
+    engine = EngineSpec.model_validate(spec.get("engine", {}))
+    for error in unsupported(engine, on_cpus=on_cpus):
         yield f"engine.{error}"
+    if refused := refused_draft(engine):
+        yield f"engine.{DRAFT}: {refused}"
 
 
 def _put(spec: dict[str, Any], path: str, value: Any) -> None:
@@ -209,4 +214,4 @@ def _put(spec: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return json.dumps(value) if isinstance(value, bool | dict) else str(value)

@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from typing import Any, Final
 
-from sluice_operator.cli.translate.rows import COMMON, Flag, needless, number, one_of, sets, switch
+from sluice_operator.cli.translate.rows import (
+    COMMON,
+    HOST_CACHE,
+    SPECULATION,
+    Flag,
+    gigabytes,
+    model_uri,
+    needless,
+    number,
+    one_of,
+    sets,
+    switch,
+)
+
+METHODS: Final = one_of({"ngram": "NGram", "draft_model": "Draft", "eagle3": "Eagle"})
+
+
+def speculation(text: str) -> dict[str, Any]:
+    """Of the JSON of --speculative-config; sizes of n-grams and of the draft's parallelism have no
+    setting here."""
+    try:
+        given = json.loads(text)
+        method = METHODS(str(given["method"]))
+    except (ValueError, KeyError, TypeError):
+        methods = "ngram, draft_model or eagle3"
+        raise ValueError(f"a JSON object with method {methods}") from None
+    ours: dict[str, Any] = {"method": method}
+    if "num_speculative_tokens" in given:
+        ours["tokens"] = given["num_speculative_tokens"]
+    if "model" in given and method != "NGram":
+        ours["draft"] = {"uri": model_uri(str(given["model"]))}
+    return ours
+
 
 FLAGS: Final = (
     *COMMON,
@@ -44,6 +77,8 @@ FLAGS: Final = (
     switch("no-enable-prefix-caching", "engine.prefixCache", False, "no prefix is kept"),
     switch("async-scheduling", "engine.overlap", True, "scheduling runs beside the device's step"),
     switch("no-async-scheduling", "engine.overlap", False, "scheduling waits for the step"),
+    Flag(("speculative-config",), "engine.speculation", SPECULATION, speculation),
+    Flag(("kv-offloading-size",), "engine.hostCache.memory", HOST_CACHE, gigabytes("Gi")),
     Flag(
         ("tool-call-parser",),
         "engine.toolCallFormat",
