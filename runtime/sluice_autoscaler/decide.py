@@ -23,7 +23,7 @@ from sluice_autoscaler.trade import Needs, joint_needs, lasting_needs, traded
 
 Seen = Mapping[Role, tuple[Reports, Measured]]
 TWO_POOLS: Final = (Role.PREFILL, Role.DECODE)
-FLIP_SECONDS: Final = 2.0
+ROLE_CHANGE_SECONDS: Final = 2.0
 """Of an engine without work, from one role to the other."""
 
 
@@ -201,7 +201,7 @@ def _pays(source: PoolPlan, target: PoolPlan) -> bool:
     """Whether a start, as measured, takes longer than the end of what an engine has begun."""
     if target.start_seconds is None or source.drain_seconds is None:
         return False
-    return target.start_seconds > source.drain_seconds + FLIP_SECONDS
+    return target.start_seconds > source.drain_seconds + ROLE_CHANGE_SECONDS
 
 
 def _with_move(

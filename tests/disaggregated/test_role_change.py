@@ -39,8 +39,8 @@ def take_role(engine: EngineProcess, role: str, **fields: Any) -> float:
     body = json.dumps({"role": role, "epoch": engine.load().epoch, **fields}).encode()
     bound = Bound("/role", hashlib.sha256(body).hexdigest())
     headers = {
-        "X-Request-Id": "flip",
-        PRIVATE_HEADER: signed_call(KEY, "flip", bound, time.time()),
+        "X-Request-Id": "role-change",
+        PRIVATE_HEADER: signed_call(KEY, "role-change", bound, time.time()),
     }
     url = engine.url + "/role"
     answer = httpx.post(url, content=body, headers=headers, timeout=HANG_SECONDS)
@@ -53,11 +53,11 @@ def swap(service: Service) -> list[float]:
     """All engines at the same time."""
     others = {"prefill": "decode", "decode": "prefill"}
     with ThreadPoolExecutor() as threads:
-        flips = [
+        changes = [
             threads.submit(take_role, engine, others[engine.load().role])
             for engine in service.engines
         ]
-        seconds = [flip.result() for flip in flips]
+        seconds = [change.result() for change in changes]
     service.prefills, service.decodes = service.decodes, service.prefills
     service.known()
     return seconds

@@ -166,7 +166,7 @@ AUTOSCALER_MUTATIONS: Final = (
     Mutation(
         "autoscaler: engines move though answers take as long as a start",
         "decide",
-        "return target.start_seconds > source.drain_seconds + FLIP_SECONDS",
+        "return target.start_seconds > source.drain_seconds + ROLE_CHANGE_SECONDS",
         "return True",
         ("test_moves",),
         package="autoscaler",

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from sluice_autoscaler.decide import FLIP_SECONDS
+from sluice_autoscaler.decide import ROLE_CHANGE_SECONDS
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_contract.cluster.labels import Role
 
@@ -309,7 +309,7 @@ class AutoscaledFleet:
         if replica.draining and replica.idle and replica in self._pools[replica.role]:
             self._remove(replica)
             if replica.becomes is not None:
-                self._begin(replica.becomes, FLIP_SECONDS)
+                self._begin(replica.becomes, ROLE_CHANGE_SECONDS)
             self._fill()
 
     def _begin(self, role: Role, seconds: float) -> None:
