@@ -89,8 +89,7 @@ async def running_service(folder: Path) -> AsyncIterator[Service]:
     async with AsyncExitStack() as stack:
         engines = []
         for name in ("a", "b"):
-            settings = ENGINE | {"handoverKeyFile": str(folder / name / "key")}
-            engines.append(EngineProcess(folder / name, "mixed", **settings))
+            engines.append(EngineProcess(folder / name, "mixed", **ENGINE))
             engines[-1].start()
             stack.callback(engines[-1].stop)
         for engine in engines:

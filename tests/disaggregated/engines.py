@@ -44,11 +44,12 @@ class EngineProcess:
         key = folder / "key"
         key.write_bytes(settings.pop("key", KEY))
         server = {"port": port, "drainSeconds": 60, **settings.pop("server", {})}
-        two_pools = {} if role == "mixed" else {"kvTransfer": kv, "handoverKeyFile": str(key)}
+        two_pools = {} if role == "mixed" else {"kvTransfer": kv}
         config = {
             "model": {"uri": str(FOLDER), "name": MODEL},
             "role": role,
             "server": server,
+            "handoverKeyFile": str(key),
             **two_pools,
             **SETTINGS,
             **settings,
@@ -99,21 +100,28 @@ class EngineProcess:
 
 
 class RouterProcess:
-    """A router in front of two pools."""
+    """A router in front of two pools, or of mixed engines."""
 
     def __init__(
-        self, folder: Path, prefill: Sequence[EngineProcess], decode: Sequence[EngineProcess]
+        self,
+        folder: Path,
+        prefill: Sequence[EngineProcess],
+        decode: Sequence[EngineProcess],
+        **settings: Any,
     ) -> None:
         key = folder / "router-key"
         key.write_bytes(KEY)
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.metrics_url = f"http://127.0.0.1:{(metrics_port := free_port())}"
-        command = [sys.executable, "-m", "sluice_router"]
-        command += ["--engines", ",".join(engine.url for engine in decode)]
-        command += ["--prefill-engines", ",".join(engine.url for engine in prefill)]
-        command += ["--handover-key-file", str(key), "--port", str(port)]
-        command += ["--metrics-port", str(metrics_port)]
-        self._command = command
+        config = {
+            "engines": [engine.url for engine in decode],
+            **({"prefillEngines": [engine.url for engine in prefill]} if prefill else {}),
+            "handoverKeyFile": str(key),
+            "server": {"host": "127.0.0.1", "port": port, "metricsPort": metrics_port},
+            **settings,
+        }
+        (file := folder / "router.json").write_text(json.dumps(config))
+        self._command = [sys.executable, "-m", "sluice_router", "--config", str(file)]
         self._life: AbstractContextManager[Process] | None = None
 
     def start(self) -> None:

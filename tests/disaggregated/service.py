@@ -80,9 +80,10 @@ def running_service(
     folder: Path, prefills: int = 1, decodes: int = 1, **settings: Any
 ) -> Iterator[Service]:
     """Once the router knows every engine. `settings`: of all engines; `prefill` and `decode`: of
-    one pool."""
-    pools = {role: settings.pop(role, {}) for role in ("prefill", "decode")}
-    wanted = ["prefill"] * prefills + ["decode"] * decodes
+    one pool; `router`: of the router. Without prefills the others are mixed."""
+    of_router = settings.pop("router", {})
+    pools = {role: settings.pop(role, {}) for role in ("prefill", "decode", "mixed")}
+    wanted = ["prefill"] * prefills + ["decode" if prefills else "mixed"] * decodes
     engines = [
         EngineProcess(folder / f"{role}-{number}", role, **settings, **pools[role])
         for number, role in enumerate(wanted)
@@ -92,7 +93,7 @@ def running_service(
             engine.start()
             stack.callback(engine.stop)
         first, second = engines[:prefills], engines[prefills:]
-        router = RouterProcess(folder, first, second)
+        router = RouterProcess(folder, first, second, **of_router)
         for engine in engines:
             engine.wait()
         router.start()

@@ -6,22 +6,25 @@ import json
 import random
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
 import httpx
 
-from tests.disaggregated.asking import Request, task
+from tests.disaggregated.asking import Request, ask_all, check, task, texts
 from tests.disaggregated.engines import EngineProcess
 from tests.disaggregated.service import Service
 from tests.runtime.launch.processes import HANG_SECONDS, descendants
 
 LENGTHS: Final = (32, 128, 256, 512)
-SEEDS: Final = 30
+SEEDS: Final = range(30)
+DRAWN: Final = range(30, 38)
+"""Seeds of the questions whose answers are drawn."""
 ABORTED: Final = 0.2
 """Share of the requests that their client gives up."""
 
@@ -61,12 +64,27 @@ class Tally:
         return mean(self.pool_use)
 
 
+def questions(plain: EngineProcess) -> list[Request]:
+    """Greedy and drawn ones, as completions and as chats, with the answers of an engine that does
+    nothing of what a soak is about."""
+    asked = [task("copy", length, seed) for length in LENGTHS for seed in SEEDS]
+    asked += [task("copy", length, seed, chat=True) for length in LENGTHS for seed in SEEDS[::3]]
+    for seed, length in product(DRAWN, LENGTHS):
+        request = task("copy", length, seed, temperature=1.5, top_p=0.98, ignore_eos=True)
+        asked.append(Request(f"drawn-{request.name}", request.path, {**request.body, "seed": seed}))
+    answers = ask_all(plain.url, asked, clients=8)
+    for request, answer in zip(asked, answers, strict=True):
+        check(request, answer)
+    pairs = zip(asked, answers, strict=True)
+    return [replace(request, answer=texts(answer)[0]) for request, answer in pairs]
+
+
 @contextmanager
-def load(service: Service, clients: int) -> Iterator[Tally]:
-    """Clients that ask one question after the other until the block ends."""
+def load(service: Service, clients: int, asked: Sequence[Request]) -> Iterator[Tally]:
+    """Clients that ask one of these questions after the other until the block ends."""
     tally, stopping = Tally(), threading.Event()
     threads = [
-        threading.Thread(target=_ask, args=(service.url, number, tally, stopping))
+        threading.Thread(target=_ask, args=(service.url, number, asked, tally, stopping))
         for number in range(clients)
     ]
     threads.append(threading.Thread(target=_watch, args=(service.decodes, tally, stopping)))
@@ -80,12 +98,13 @@ def load(service: Service, clients: int) -> Iterator[Tally]:
             thread.join()
 
 
-def _ask(url: str, number: int, tally: Tally, stopping: threading.Event) -> None:
+def _ask(
+    url: str, number: int, questions: Sequence[Request], tally: Tally, stopping: threading.Event
+) -> None:
     rng = random.Random(number)
     with httpx.Client(verify=False, timeout=HANG_SECONDS) as client:
         while not stopping.is_set():
-            chat = rng.random() < 0.3
-            asked = task("copy", rng.choice(LENGTHS), rng.randrange(SEEDS), chat=chat)
+            asked = rng.choice(questions)
             gives_up = rng.randrange(40) if rng.random() < ABORTED else None
             try:
                 tally.record(_outcome(client, url, asked, gives_up))
