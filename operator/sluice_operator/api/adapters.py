@@ -16,11 +16,12 @@ CLAIMS_MOUNT: Final = "/mnt/adapters"
 MAX_CLAIMS: Final = 16
 DEFAULT_REVISION: Final = "main"
 """Of a hub."""
-_URI: Final = (
-    "pvc://[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
-    "|hf://[A-Za-z0-9][-._A-Za-z0-9]{0,95}/[A-Za-z0-9][-._A-Za-z0-9]{0,95}"
+FOLDER_URI: Final = "pvc://[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
+REPOSITORY_URI: Final = (
+    "hf://[A-Za-z0-9][-._A-Za-z0-9]{0,95}/[A-Za-z0-9][-._A-Za-z0-9]{0,95}"
     "(@[A-Za-z0-9_][-./A-Za-z0-9_]{0,127})?"
 )
+_URI: Final = f"{FOLDER_URI}|{REPOSITORY_URI}"
 _CLAIM: Final = "pvc://"
 _HUB: Final = "hf://"
 
@@ -80,6 +81,10 @@ class AdapterSpec(ApiModel):
     def engine_uri(self, model_claim: str | None, model_mount: str) -> str:
         """The URI that engines get; the claim of the model is mounted at `model_mount`, once."""
         return mounted_uri(self.uri, model_claim, model_mount)
+
+
+class HubDraft(AdapterSpec):
+    """A draft model that is downloaded from a hub, as adapters are. Its name is its URI."""
 
 
 def mounted_uri(uri: str, model_claim: str | None, model_mount: str) -> str:

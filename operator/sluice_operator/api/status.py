@@ -169,7 +169,7 @@ class LedgerStatus(ApiModel):
 class FetchedAdapter(ApiModel):
     """A hub's adapter that was downloaded: the same for every pool and every later pod."""
 
-    name: str = Field(description="Its name.")
+    name: str = Field(description="Its name; a draft model's URI.")
     uri: str = Field(description="What was resolved.")
     refresh: str | None = Field(
         default=None, description="The spec's refresh when it was resolved."

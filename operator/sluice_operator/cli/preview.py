@@ -26,7 +26,13 @@ from sluice_operator.api.validate import ServiceDocument, parse_service
 from sluice_operator.cli.kv_capacity import capacity_json, capacity_lines, running_lines
 from sluice_operator.delivery.adapters import assumed_adapters
 from sluice_operator.delivery.image import has_digest, is_image
-from sluice_operator.delivery.resolved_model import assumed_pin, is_fetched, pin_of, previewed
+from sluice_operator.delivery.resolved_model import (
+    assumed_pin,
+    is_fetched,
+    pin_of,
+    previewed,
+    with_draft,
+)
 from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest
 from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.slo_rules import slo_groups
@@ -88,7 +94,7 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
         resolved = pin_of({"status": recorded if isinstance(recorded, dict) else None}, model)
         pin = resolved or assumed_pin(model)
         status["model"] = previewed(pin, metadata["name"], model)
-    if adapters := assumed_adapters(metadata["name"], model):
+    if adapters := assumed_adapters(metadata["name"], with_draft(parsed.spec)):
         status["adapters"] = list(adapters)
     if status:
         service["status"] = status
@@ -289,8 +295,11 @@ def _adapters(model: ModelSpec, fetched: Iterable[Manifest]) -> Iterator[str]:
     """How adapters of a hub get to the engines; `model` is pinned."""
     for adapter in fetched:
         assert model.cache is not None
-        yield f"  Adapter {adapter['name']}: a Job resolves {adapter['uri']} to a commit and"
-        yield f"  downloads it to claim {model.cache.claim}. Engines do not wait for it."
+        is_draft = adapter["name"] == adapter["uri"]
+        what = "Draft model" if is_draft else f"Adapter {adapter['name']}"
+        waits = "wait for it" if is_draft else "do not wait for it"
+        yield f"  {what}: a Job resolves {adapter['uri']} to a commit and"
+        yield f"  downloads it to claim {model.cache.claim}. Engines {waits}."
 
 
 def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""How adapters of a hub get to the engines: each is resolved and downloaded by one Job, once.
+"""How adapters of a hub get to the engines: each is resolved and downloaded by one Job, once. So is
+a draft model of a hub.
 
 Pure. Downloaded adapters are recorded in status, and only recorded ones are in the file that
 engines follow. If a version cannot be fetched, the former one stays; the model and other adapters
@@ -9,17 +10,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_contract.cluster.termination import MODEL_FETCHED
 
-from sluice_operator.api.adapters import AdapterSpec
+from sluice_operator.api.adapters import AdapterSpec, HubDraft
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.status import FetchedAdapter
 from sluice_operator.apply.plan import Event
-from sluice_operator.delivery.delivery import DeliveryObserved, Fetcher, fetch_task, hub_access
+from sluice_operator.conditions.reasons import FETCHING
+from sluice_operator.delivery.delivery import (
+    Delivery,
+    DeliveryObserved,
+    Fetcher,
+    fetch_task,
+    hub_access,
+)
 from sluice_operator.delivery.jobs import Done, Failed, Lost, Outcome, Running, outcome_in
 from sluice_operator.delivery.resolved_model import (
     assumed_commit,
@@ -29,7 +37,7 @@ from sluice_operator.delivery.resolved_model import (
     uid_of_claim,
 )
 from sluice_operator.kube.kinds import JOB, Manifest, of_kind
-from sluice_operator.manifests.fetching import adapter_arguments, fetch_job
+from sluice_operator.manifests.fetching import adapter_arguments, fetch_job, model_arguments
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.validation.errors import INVALID
 
@@ -110,6 +118,21 @@ def plan_adapters(
     )
 
 
+def awaiting_draft(delivery: Delivery, adapters: AdapterDelivery) -> Delivery:
+    """`delivery` of a model that is there, while its draft model among the `adapters` is not.
+    Engines wait for it, unlike for adapters."""
+    check = adapters.check or Check("False", FETCHING, "the draft model is downloaded.")
+    if check.reason == FETCHING_ADAPTERS:
+        check = replace(check, reason=FETCHING)
+    return replace(
+        delivery,
+        manifests=(*delivery.manifests, *adapters.manifests),
+        waiting=check,
+        fetched=adapters.fetched,
+        events=(*delivery.events, *adapters.events),
+    )
+
+
 def assumed_adapters(service: str, model: ModelSpec) -> tuple[Manifest, ...]:
     """Assumed status of unresolved adapters, for previews."""
     claim = claim_of(service, model)
@@ -141,7 +164,8 @@ def _task(
     adapter: AdapterSpec,
     claim: str,
 ) -> _Task:
-    arguments = adapter_arguments(fetcher.hub.endpoint, adapter.repository, adapter.revision)
+    arguments_of = model_arguments if isinstance(adapter, HubDraft) else adapter_arguments
+    arguments = arguments_of(fetcher.hub.endpoint, adapter.repository, adapter.revision)
     job = fetch_job(top, fetch_task(top, "adapter", model, fetcher, arguments, claim))
     outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED)
     if isinstance(outcome, Done) and not re.fullmatch("[0-9a-f]{40}", outcome.message):

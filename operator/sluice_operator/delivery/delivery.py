@@ -20,7 +20,7 @@ from sluice_contract.wire.fetch_progress import FetchProgress
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.pool import ModelFetch
-from sluice_operator.api.status import ModelStatus
+from sluice_operator.api.status import FetchedAdapter, ModelStatus
 from sluice_operator.apply.plan import Event
 from sluice_operator.conditions.reasons import FETCHING, RESOLVING
 from sluice_operator.delivery.image import image_refusal
@@ -94,6 +94,8 @@ class Delivery:
     """Set: a person has to act."""
     status: ModelStatus | None = None
     """What is recorded of the model now; None: unchanged."""
+    fetched: tuple[FetchedAdapter, ...] = ()
+    """What is recorded beside it, of its draft model and adapters, while the former is awaited."""
     events: tuple[Event, ...] = ()
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pydantic import ValidationError
+from sluice_contract.config.speculation import DraftRef
 from sluice_contract.config.supported import ARCHITECTURES
 
-from sluice_operator.api.adapters import DEFAULT_REVISION, AdapterSpec
-from sluice_operator.api.engine import CacheSpec, ModelSpec
+from sluice_operator.api.adapters import DEFAULT_REVISION, AdapterSpec, HubDraft
+from sluice_operator.api.engine import CacheSpec, EngineSpec, ModelSpec
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.model_uri import HUB, scheme_of, snapshot_path
 from sluice_operator.api.service import InferenceServiceSpec
@@ -97,7 +98,51 @@ def pinned_at(
         if model.adapters is not None
         else None,
     }
+    spec = _with_draft_at(spec, adapters)
     return spec.model_copy(update={"model": model.model_copy(update=update)})
+
+
+def hub_draft(spec: InferenceServiceSpec) -> str | None:
+    """The URI of the model that drafts, if it is still at a hub."""
+    uris = (spec.draft_uri(role) or "" for role in spec.roles)
+    return next((uri for uri in uris if scheme_of(uri) == HUB), None)
+
+
+def with_draft(spec: InferenceServiceSpec) -> ModelSpec:
+    """The model, and among its adapters a hub's model that drafts: it is fetched as they are."""
+    uri = hub_draft(spec)
+    if uri is None:
+        return spec.model
+    draft = HubDraft.model_construct(name=uri, uri=uri)
+    return spec.model.model_copy(update={"adapters": [*(spec.model.adapters or ()), draft]})
+
+
+def _with_draft_at(
+    spec: InferenceServiceSpec, downloads: Mapping[str, FetchedAdapter]
+) -> InferenceServiceSpec:
+    """A hub's model that drafts at its downloaded folder, if it was downloaded."""
+    fetched = downloads.get(hub_draft(spec) or "")
+    if fetched is None:
+        return spec
+    draft = DraftRef(uri=_folder(fetched))
+
+    def pinned_in(engine: EngineSpec | None) -> EngineSpec | None:
+        speculation = engine.speculation if engine else None
+        if engine is None or not (speculation and speculation.draft):
+            return engine
+        if speculation.draft.uri != fetched.uri:
+            return engine
+        drafts = speculation.model_copy(update={"draft": draft})
+        return engine.model_copy(update={"speculation": drafts})
+
+    pools = spec.pools and spec.pools.model_copy(
+        update={
+            role: pool.model_copy(update={"engine": pinned_in(pool.engine)})
+            for role, pool in spec.pools
+            if pool is not None
+        }
+    )
+    return spec.model_copy(update={"engine": pinned_in(spec.engine), "pools": pools})
 
 
 def _pinned(adapter: AdapterSpec, downloads: Mapping[str, FetchedAdapter]) -> AdapterSpec:
@@ -106,9 +151,12 @@ def _pinned(adapter: AdapterSpec, downloads: Mapping[str, FetchedAdapter]) -> Ad
     fetched = downloads.get(adapter.name)
     if not adapter.is_fetched or fetched is None:
         return adapter
+    return adapter.model_copy(update={"uri": _folder(fetched)})
+
+
+def _folder(fetched: FetchedAdapter) -> str:
     repository = fetched.uri.partition("://")[2].partition("@")[0]
-    folder = f"pvc://{fetched.claim}/{snapshot_path(repository, fetched.commit)}"
-    return adapter.model_copy(update={"uri": folder})
+    return f"pvc://{fetched.claim}/{snapshot_path(repository, fetched.commit)}"
 
 
 def spec_with_commit(service: Manifest) -> Manifest:

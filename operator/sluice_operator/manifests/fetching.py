@@ -79,7 +79,12 @@ def fetch_arguments(endpoint: str, uri: str, commit: str) -> tuple[str, ...]:
 def adapter_arguments(endpoint: str, repository: str, revision: str) -> tuple[str, ...]:
     """Arguments of a container that resolves an adapter's revision and downloads it to
     `CLAIM_MOUNT`."""
-    return (*fetch_arguments(endpoint, f"hf://{repository}", revision), "--adapter")
+    return (*model_arguments(endpoint, repository, revision), "--adapter")
+
+
+def model_arguments(endpoint: str, repository: str, revision: str) -> tuple[str, ...]:
+    """Likewise of a model."""
+    return fetch_arguments(endpoint, f"hf://{repository}", revision)
 
 
 def fetch_account(owner: Owner) -> Manifest:

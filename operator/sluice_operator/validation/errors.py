@@ -19,8 +19,13 @@ from sluice_contract.config.supported import unsupported
 from sluice_contract.http_errors import shown_json
 
 from sluice_operator.accelerators.node_requirements import gpu_count
-from sluice_operator.api.adapters import CLAIMS_MOUNT, MAX_CLAIMS
-from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.adapters import (
+    CLAIMS_MOUNT,
+    FOLDER_URI,
+    MAX_CLAIMS,
+    REPOSITORY_URI,
+)
+from sluice_operator.api.engine import CacheSpec, EngineSpec
 from sluice_operator.api.environment import HOST_CACHE_VOLUME
 from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.api.model_uri import adapter_claims, draft_claim
@@ -32,10 +37,7 @@ NOT_IMPLEMENTED: Final = "NotImplemented"
 AUTOSCALING: Final = "spec.autoscaling"
 ADAPTERS: Final = "spec.model.adapters"
 DRAFT: Final = "speculation.draft.uri"
-DRAFT_URI: Final = (
-    "pvc://[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?(/[^/:]+)+/?|file://(/[^/:]+)+/?"
-    "|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
-)
+DRAFT_URI: Final = f"{FOLDER_URI}|{REPOSITORY_URI}|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
 """Where engines can have a draft model from."""
 
 
@@ -178,17 +180,22 @@ def draft_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     places = {"spec.engine": spec.engine}
     places |= {f"spec.pools.{role}.engine": spec.pool(role).engine for role in spec.roles}
     for path, engine in places.items():
-        if engine is not None and (refused := refused_draft(engine)):
+        if engine is not None and (refused := refused_draft(engine, spec.model.cache)):
             field = f"{path}.{DRAFT}"
             yield Refusal(NOT_IMPLEMENTED, field, f"{field}: {refused}")
 
 
-def refused_draft(engine: EngineSpec) -> str:
-    """What is said of a draft model from where engines cannot have it; empty of all others."""
+def refused_draft(engine: EngineSpec, cache: CacheSpec | None) -> str:
+    """What is said of a draft model from where engines cannot have it; empty of all others.
+    `cache`: that of spec.model."""
     draft = engine.speculation.draft if engine.speculation else None
-    if draft is None or (re.fullmatch(DRAFT_URI, draft.uri) and "/../" not in f"{draft.uri}/"):
+    if draft is None:
         return ""
-    allowed = "pvc://claim/path, file:///path, dummy://name, without '..'"
+    is_known = re.fullmatch(DRAFT_URI, draft.uri) and "/../" not in f"{draft.uri}/"
+    if is_known and (cache is not None or not draft.uri.startswith("hf://")):
+        return ""
+    allowed = "pvc://claim/path, file:///path, dummy://name, without '..', or "
+    allowed += "hf://org/name@revision beside spec.model.cache, to which it is downloaded"
     return f"{shown_json(draft.uri)} is not implemented yet; allowed: {allowed}"
 
 

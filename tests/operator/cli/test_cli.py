@@ -452,6 +452,12 @@ def test_a_plan_says_how_adapters_of_a_hub_come(
     out = capsys.readouterr().out
     assert f"Adapter a: a Job resolves hf://org/a@{COMMIT} to a commit and" in out
     assert "downloads it to claim chat-model. Engines do not wait for it." in out
+    draft = {"speculation": {"method": "Draft", "draft": {"uri": "hf://org/small"}}}
+    asked = _file(tmp_path, document({"model": model, "engine": draft}))
+    assert main(["plan", "-f", asked]) == 0
+    out = capsys.readouterr().out
+    assert "Draft model: a Job resolves hf://org/small to a commit and" in out
+    assert "downloads it to claim chat-model. Engines wait for it." in out
     assert "Adapter b" not in out
     assert main(["render", "-f", asked]) == 0
     assert f"/mnt/adapters/chat-model/models--org--a/snapshots/{COMMIT}" in capsys.readouterr().out

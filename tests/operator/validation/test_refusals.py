@@ -46,7 +46,8 @@ def test_draft_models_that_engines_cannot_have_are_refused(path: str, uri: str) 
     assert (refusal.reason, refusal.field) == ("NotImplemented", field)
     assert refusal.message == (
         f'{field}: "{uri}" is not implemented yet; allowed: pvc://claim/path, file:///path, '
-        "dummy://name, without '..'"
+        "dummy://name, without '..', or hf://org/name@revision beside spec.model.cache, to which "
+        "it is downloaded"
     )
 
 

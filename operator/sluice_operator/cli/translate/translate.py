@@ -202,7 +202,7 @@ def _notes(spec: Mapping[str, Any]) -> Iterator[str]:
     engine = EngineSpec.model_validate(spec.get("engine", {}))
     for error in unsupported(engine, on_cpus=on_cpus):
         yield f"engine.{error}"
-    if refused := refused_draft(engine):
+    if refused := refused_draft(engine, None):
         yield f"engine.{DRAFT}: {refused}"
 
 

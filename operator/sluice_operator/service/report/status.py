@@ -139,11 +139,13 @@ def _model(plan: ServicePlan, before: Manifest) -> Manifest:
 
 
 def _fetched_adapters(plan: ServicePlan, before: Manifest) -> Manifest:
-    """The adapters of a hub that are there; as they were where nothing is planned."""
-    if plan.rollout is None:
-        return {"adapters": before["adapters"]} if "adapters" in before else {}
-    adapters = [adapter.to_json_dict() for adapter in plan.adapters.fetched]
-    return {"adapters": adapters} if adapters else {}
+    """The adapters of a hub that are there; as they were where nothing is planned. And what an
+    awaited spec has of them."""
+    planned = [adapter.to_json_dict() for adapter in plan.adapters.fetched]
+    adapters = before.get("adapters", []) if plan.rollout is None else planned
+    by_name = {adapter["name"]: adapter for adapter in adapters}
+    by_name |= {adapter.name: adapter.to_json_dict() for adapter in plan.delivery.fetched}
+    return {"adapters": list(by_name.values())} if by_name else {}
 
 
 def _rollout(plan: ServicePlan, before: Manifest) -> Manifest:

@@ -14,7 +14,7 @@ from sluice_operator.delivery.delivery import (
     hub_access,
     plan_delivery,
 )
-from sluice_operator.delivery.resolved_model import is_fetched
+from sluice_operator.delivery.resolved_model import is_fetched, with_draft
 from sluice_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.placement import placement_of
@@ -45,9 +45,9 @@ def kept_delivery(
 def adapters_of(
     observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
 ) -> AdapterDelivery:
-    """How far adapters of a hub, as the spec has them, are on their way."""
+    """How far adapters and a draft model of a hub, as the spec has them, are on their way."""
     return plan_adapters(
-        _delivery_observed(observed), top, spec.model, _fetcher_for(observed, spec)
+        _delivery_observed(observed), top, with_draft(spec), _fetcher_for(observed, spec)
     )
 
 

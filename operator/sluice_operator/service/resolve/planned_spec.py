@@ -17,9 +17,14 @@ from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec, roles_of
 from sluice_operator.apply.plan import Identity, identity
 from sluice_operator.conditions import reasons
-from sluice_operator.delivery.adapters import AdapterDelivery
+from sluice_operator.delivery.adapters import AdapterDelivery, awaiting_draft
 from sluice_operator.delivery.delivery import NO_DELIVERY, Delivery
-from sluice_operator.delivery.resolved_model import pinned, pinned_at, spec_with_commit
+from sluice_operator.delivery.resolved_model import (
+    hub_draft,
+    pinned,
+    pinned_at,
+    spec_with_commit,
+)
 from sluice_operator.kube.kinds import ENGINE_POOL, JOB, Manifest, of_kind
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.spec_history import FORMER_MODE_FILE, applied_record, spec_in_record
@@ -77,6 +82,8 @@ def decide_spec(observed: ServiceObserved, top: Owner) -> SpecDecision:
     if delivery.refusal is not None or delivery.waiting is not None:
         return _last(observed, top, SpecDecision(delivery=delivery, refusal=delivery.refusal))
     adapters = adapters_of(observed, top, present)
+    if hub_draft(spec):
+        return _last(observed, top, SpecDecision(delivery=awaiting_draft(delivery, adapters)))
     brought = (*delivery.manifests, *adapters.manifests)
     has_place = len(conflicts) == len(observed.name_conflicts)
     planned = PlannedSpec(spec, adapters, brought, record=record if has_place else None)
@@ -91,7 +98,7 @@ def _last(observed: ServiceObserved, top: Owner, decision: SpecDecision) -> Spec
     if last is None:
         return decision
     spec = pinned_at(last, service, last.model.revision)
-    if any(contradictions(observed, spec)):
+    if hub_draft(spec) or any(contradictions(observed, spec)):
         return decision
     brought, adapters = kept_delivery(observed, top, last, decision.delivery)
     stays = _downloads(children, decision.delivery)
