@@ -59,14 +59,14 @@ from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import DRAFT_KEY, ModelFiles, resolve_draft
 from sluice_runtime.model.load import Placement, load_model
 from sluice_runtime.model.load_progress import OnRead, unreported
-from sluice_runtime.model.spec import spec_from
+from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.model.weights_digest import weights_digest
 from sluice_runtime.parallel.group import SOLO, Group
 from sluice_runtime.process.threads import processors
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
-from sluice_runtime.scheduler.settings import SchedulerSettings
+from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings
 from sluice_runtime.wire.messages import PROTOCOL_VERSION, Adapters, EngineReady
 
 if TYPE_CHECKING:
@@ -165,9 +165,9 @@ def build_engine(
     on_read: OnRead = unreported,
 ) -> Engine:
     """Loads the model and allocates the pool, on a GPU with what a full step leaves of its memory;
-    `config` has been resolved, on GPUs with or without maxRunningRequests. `processes`: the result
-    of `processes_of` with the same `config`, if they were started before. `group`: the ranks of
-    this engine, which all call this at once and get pools alike. `on_read`: see `load_model`.
+    `config` has been resolved, on GPUs with or without maxRunningRequests. `compiler`: that of
+    `compiler_of`, if it was started before. `group`: the ranks of this engine, which all call this
+    at once and get pools alike. `on_read`: see `load_model`.
 
     Raises:
         StartupError: one line that says what to change.
@@ -175,11 +175,8 @@ def build_engine(
     hooks = hooks or EngineHooks()
     device = hooks.device or step_device(config.accelerator, group.rank)
     gpu_memory = hooks.device_memory or device_memory(device.place)
-    host.keep_freed_memory()
-    torch.set_num_threads(config.threads or processors())
     spec = spec_from(files.config)
-    if config.max_running_requests is None and gpu_memory is not None:
-        config = with_running_requests(config, spec, group.least(gpu_memory.read().total))
+    config = _fitted(config, spec, gpu_memory, group)
     context = context_length(config, spec.context_length_tokens)
     placement = Placement(device.place, group, _slots(config, context))
     draft = _draft_model(config, files, placement)
@@ -189,26 +186,17 @@ def build_engine(
     loader = _adapter_loader(config, model, placement, device)
 
     def pool_of(shape: KvShape, pages: int) -> PagePool:
-        draft_shape = loaded.draft_kv_shape
-        return PagePool(shape, pages, config.page_size or 1, device.place, draft_shape)
+        return PagePool(shape, pages, config.page_size or 1, device.place, loaded.draft_kv_shape)
 
     def runner_over(pool: PagePool) -> Runner:
-        sizes = RowSizes(config.max_running_requests or 1, context)
-        tables = f"{sizes.rows} rows of {model.spec.vocabulary_size} tokens"
-        with allocation("sampling", tables, "maxRunningRequests"):
-            adapters = loader.table if loader else None
-            rows = allocated_rows(model, pool, sizes, device, matchers, adapters)
-        return Runner(
-            model, pool, rows, device, hooks.on_logits, _drafts(draft, pool, rows, device)
-        )
+        rows = _rows(loaded, pool, device, matchers, loader)
+        drafts = _drafts(draft, pool, rows, device)
+        return Runner(model, pool, rows, device, hooks.on_logits, drafts)
 
     loaded = LoadedModel(config, model, context, draft)
     tier = tier_pages(loaded)
     pages = _pool_pages(loaded, files, gpu_memory, pool_of, runner_over)
-    # The draft model follows whole steps only.
-    layers = 1 if loader or draft else spec.layers
-    settings = scheduler_settings(config, context, group.least(pages), layers)
-    settings = replace(settings, host_pages=tier)
+    settings = _settings(loaded, group.least(pages), tier, loader)
     pool = _allocated_pool(settings, loaded, pool_of)
     cache = _host_cache(config, settings, pool)  # before grammars are given what the host has left
     return Engine(
@@ -225,6 +213,41 @@ def build_engine(
         host_cache=cache,
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
+
+
+def _fitted(
+    config: EngineConfig, spec: ModelSpec, gpu_memory: DeviceMemory | None, group: Group
+) -> EngineConfig:
+    """The process set up for the engine, and its settings with all that the GPU's size decides."""
+    host.keep_freed_memory()
+    torch.set_num_threads(config.threads or processors())
+    if config.max_running_requests is not None or gpu_memory is None:
+        return config
+    return with_running_requests(config, spec, group.least(gpu_memory.read().total))
+
+
+def _rows(
+    loaded: LoadedModel,
+    pool: PagePool,
+    device: Device,
+    matchers: Matchers,
+    loader: AdapterLoader | None,
+) -> RowState:
+    sizes = RowSizes(loaded.config.max_running_requests or 1, loaded.context_tokens)
+    tables = f"{sizes.rows} rows of {loaded.model.spec.vocabulary_size} tokens"
+    with allocation("sampling", tables, "maxRunningRequests"):
+        adapters = loader.table if loader else None
+        return allocated_rows(loaded.model, pool, sizes, device, matchers, adapters)
+
+
+def _settings(
+    loaded: LoadedModel, pages: int, tier: HostPages | None, loader: AdapterLoader | None
+) -> SchedulerSettings:
+    """Of a scheduler over so many pages, and those of the host `tier`."""
+    # Adapters and what drafts follow whole steps only.
+    layers = 1 if loader or loaded.draft else loaded.model.spec.layers
+    settings = scheduler_settings(loaded.config, loaded.context_tokens, pages, layers)
+    return replace(settings, host_pages=tier)
 
 
 def _host_cache(
