@@ -142,18 +142,19 @@ class Parsed(NamedTuple, Generic[RequestT]):
 
     request: RequestT
     ignored: list[str]
-    """Paths of unknown fields."""
+    """Paths of unknown fields, and names of those whose value was not used."""
 
 
 def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> Parsed[RequestT]:
     """Parses the body of a route that generates; `strict`: unknown fields are refused. Raises like
     `parse_body`."""
-    fields = _json_object(body)
-    request = _validated(kind, fields, strict=strict)
+    fields, unused = _json_object(body), list[str]()
+    request = _validated(kind, fields, unused, strict=strict)
     if contradiction := request.contradiction():
         field, words = contradiction
         raise InvalidRequestError(f"{field}: {words}", field)
-    return Parsed(request, _unknown_fields(fields, request))
+    ignored = dict.fromkeys([*_unknown_fields(fields, request), *unused])
+    return Parsed(request, list(ignored)[:MAX_IGNORED_FIELDS])
 
 
 def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
@@ -163,15 +164,22 @@ def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
         MistakenError: it is no JSON object.
         InvalidRequestError: `param` is the field at fault.
     """
-    return _validated(kind, _json_object(body), strict=False)
+    return _validated(kind, _json_object(body), [], strict=False)
 
 
-def _validated(kind: type[ModelT], fields: Mapping[str, Any], *, strict: bool) -> ModelT:
+def _validated(
+    kind: type[ModelT], fields: Mapping[str, Any], unused: list[str], *, strict: bool
+) -> ModelT:
+    """`unused`: takes the names of fields whose value is not used."""
     if strict and len(fields) > len(kind.model_fields):  # one error for each would take long
         known = known_keys(kind, ())
         raise _unknown_field(kind, [next(key for key in fields if key not in known)])
     try:
-        return kind.model_validate(fields, extra="forbid" if strict else "ignore")
+        return kind.model_validate(
+            fields,
+            extra="forbid" if strict else "ignore",
+            context={"strict": strict, "ignored": unused},
+        )
     except ValidationError as error:
         raise _refusal(kind, error) from None
 

@@ -20,6 +20,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
 )
 from sluice_contract.config.router import MAX_PRIORITY
 from sluice_contract.error_text import ALTERNATIVES
@@ -38,6 +39,18 @@ class RequestModel(BaseModel):
     """Base of request bodies and their parts."""
 
     model_config = ConfigDict(strict=True, frozen=True, hide_input_in_errors=True)
+
+
+def is_strict(info: ValidationInfo) -> bool:
+    """Whether the request is to be refused where it could be understood (`strictRequests`)."""
+    context: dict[str, Any] = info.context or {}
+    return bool(context.get("strict"))
+
+
+def note_ignored(info: ValidationInfo) -> None:
+    """Notes that what the client gave for this field was not used."""
+    if info.context:
+        info.context["ignored"].append(str(info.field_name))
 
 
 STRING: Final = Tag("a string")

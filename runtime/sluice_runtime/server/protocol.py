@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, ValidationInfo, model_validator
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.fields import (
@@ -23,6 +23,7 @@ from sluice_runtime.server.fields import (
     TemplateOptions,
     UnusedFields,
     by_type,
+    is_strict,
 )
 from sluice_runtime.server.structured import StructuredFields
 from sluice_runtime.server.tools.request import MadeCall, ToolFields
@@ -197,13 +198,21 @@ Content = Annotated[
 ]
 
 
+def _calls_or_none(calls: object, info: ValidationInfo) -> object:
+    """An empty list is what some servers write where there are no calls."""
+    return None if calls == [] and not is_strict(info) else calls
+
+
 class ChatMessage(NotImplementedMessageFields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[MadeCall], Field(min_length=1, fail_fast=True)] | None = None
+    tool_calls: Annotated[
+        Annotated[list[MadeCall], Field(min_length=1, fail_fast=True)] | None,
+        BeforeValidator(_calls_or_none),
+    ] = None
     tool_call_id: str | None = None
     refusal: str | None = None
     """An assistant's refusal; not shown to the model."""
@@ -211,12 +220,14 @@ class ChatMessage(NotImplementedMessageFields):
     """What an assistant thought before; the chat template decides whether the model sees it."""
 
     @model_validator(mode="after")
-    def _fits_its_role(self) -> ChatMessage:
+    def _fits_its_role(self, info: ValidationInfo) -> ChatMessage:
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError("tool_calls with role assistant only")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("tool_call_id with role tool, and with no other")
-        if self.content is None and self.tool_calls is None:
+        says = self.content is not None or self.tool_calls is not None
+        # An answer that is cut inside its reasoning has no content.
+        if not says and (self.role != "assistant" or is_strict(info)):
             raise ValueError("a message with content, or with tool_calls")
         return self
 

@@ -28,7 +28,7 @@ def chat(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": _USER, **fields}
 
 
-def replayed(arguments: str) -> dict[str, Any]:
+def replayed(arguments: object) -> dict[str, Any]:
     """A conversation in which a function was called with these."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     return chat(messages=[*_USER, {"role": "assistant", "tool_calls": [call]}])
@@ -170,10 +170,8 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, chat(guided_json=HALF), "guided_json", "allowed: a JSON schema, as an object or as tex"),
     (CHAT, chat(guided_json='{"const": NaN}'), "guided_json", r'{\"const\": NaN}" is no JSON ('),
     (CHAT, chat(structured_outputs={"json": HALF}), "structured_outputs.json", "is no JSON (un"),
-    *(
-        (CHAT, replayed(arguments), ARGUMENTS, "allowed: a JSON object, as text, without hal")
-        for arguments in (HALF, '{"a": NaN}', '{"a": [1e400]}', "[]", "{")
-    ),
+    (CHAT, replayed(5), ARGUMENTS, "a valid string"),
+    (CHAT, replayed([]), ARGUMENTS, "a valid string"),
     (CHAT, chat(response_format={"type": "xml"}), "response_format.type", "'json_object'"),
     (CHAT, chat(max_tokens=0), "max_tokens", "greater than or equal to 1"),
     (

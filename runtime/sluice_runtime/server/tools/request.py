@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+import pydantic_core
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from sluice_runtime.server.fields import (
     OBJECT,
@@ -12,7 +13,9 @@ from sluice_runtime.server.fields import (
     RequestModel,
     by_type,
     infinite_at,
+    is_strict,
     json_within,
+    note_ignored,
 )
 
 MAX_TOOLS: Final = 128
@@ -20,19 +23,37 @@ MAX_TOOLS: Final = 128
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-def _json_object(text: str) -> str:
+def _object_text(given: object, info: ValidationInfo) -> object:
+    """Arguments as the text of a JSON object. Of no arguments, or of some that were cut, an empty
+    one: a client sends the history of a conversation again with every turn, so a refusal would end
+    it for good."""
+    if isinstance(given, str) and _is_object(given):
+        return given
+    if is_strict(info):
+        if given is None or isinstance(given, str):
+            raise ValueError(
+                "a JSON object, as text, without halves of surrogate pairs and numbers beyond "
+                "1.8e308"
+            )
+        return given
+    if isinstance(given, dict) and infinite_at(given) is None:
+        return pydantic_core.to_json(given).decode()
+    if given is None or isinstance(given, (str, dict)):
+        if given:
+            note_ignored(info)
+        return "{}"
+    return given
+
+
+def _is_object(text: str) -> bool:
     try:
         value = json_within(text)
     except ValueError:
-        value = None
-    if not isinstance(value, dict) or infinite_at(value) is not None:
-        raise ValueError(
-            "a JSON object, as text, without halves of surrogate pairs and numbers beyond 1.8e308"
-        )
-    return text
+        return False
+    return isinstance(value, dict) and infinite_at(value) is None
 
 
-JsonText = Annotated[str, AfterValidator(_json_object)]
+JsonText = Annotated[str, BeforeValidator(_object_text)]
 ToolMode = Annotated[Literal["none", "auto", "required"], STRING]
 TOOL_CHOICE: Final = by_type("none, auto, required or an object that names a function")
 

@@ -1,0 +1,155 @@
+"""Earlier turns as servers hand them out: what was cut or is empty ends no conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jinja2
+import openai
+import pytest
+from sluice_contract.http_errors import IGNORED_FIELDS_HEADER
+from sluice_runtime.model.tokenizer import ChatTemplate
+from sluice_runtime.server.tools.formats import HERMES
+
+from tests.runtime.server.conftest import MODEL, Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SOURCE = (
+    "{% if tools %}{# answer with <tool_call> #}{% endif %}"
+    "{% for m in messages %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% endfor %}"
+)
+CUT = '{"city": "Ro'
+HALF = r'{"const": "\ud800"}'
+"""JSON with half a surrogate pair, which is no text."""
+
+
+@pytest.fixture
+def calling(server: Server) -> Iterator[Server]:
+    """The server, with a template that shows earlier calls; the engine answers with its prompt."""
+    text, identity = server.service.text, server.service.identity
+    assert text is not None
+    template = ChatTemplate(jinja2.Template(SOURCE), {}, SOURCE)
+    server.service.text = replace(text, template=template, tool_format=HERMES)
+    yield server
+    server.service.text, server.service.identity = text, identity
+
+
+def called(arguments: object) -> list[Any]:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "c", "type": "function", "function": function}
+    return [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "b"},
+    ]
+
+
+def strict(server: Server) -> None:
+    server.service.identity = replace(server.service.identity, strict_requests=True)
+
+
+LENIENT = [
+    ("", "{}", None),
+    (None, "{}", None),
+    ({}, "{}", None),
+    ({"city": "Rome"}, '{"city": "Rome"}', None),
+    (CUT, "{}", "arguments"),
+    ("[1]", "{}", "arguments"),
+    ('{"x": 1e400}', "{}", "arguments"),
+    ('{"city": "Rome"}', '{"city": "Rome"}', None),
+]
+
+
+@pytest.mark.parametrize(("arguments", "shown", "ignored"), LENIENT)
+async def test_arguments_that_are_no_object_are_an_empty_one(
+    calling: Server, arguments: object, shown: str, ignored: str | None
+) -> None:
+    sdk = calling.openai.chat.completions.with_raw_response
+    raw = await sdk.create(model=MODEL, messages=called(arguments))
+    assert raw.parse().choices[0].message.content == f"a[{shown}]b"
+    assert raw.headers.get(IGNORED_FIELDS_HEADER) == ignored
+
+
+@pytest.mark.parametrize(("arguments", "shown", "ignored"), LENIENT)
+async def test_responses_take_them_as_well(
+    calling: Server, arguments: Any, shown: str, ignored: str | None
+) -> None:
+    items: list[Any] = [
+        {"role": "user", "content": "a"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
+        {"type": "function_call_output", "call_id": "c", "output": "b"},
+    ]
+    raw = await calling.openai.responses.with_raw_response.create(model=MODEL, input=items)
+    assert raw.parse().output_text == f"a[{shown}]b"
+    assert raw.headers.get(IGNORED_FIELDS_HEADER) == ignored
+
+
+async def test_an_assistant_without_content_or_calls_has_said_nothing(calling: Server) -> None:
+    turns: list[dict[str, Any]] = [
+        {"tool_calls": []},
+        {"reasoning_content": "hm"},
+        {"content": "", "tool_calls": []},
+    ]
+    for turn in turns:
+        messages: list[Any] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, **turn},
+            {"role": "user", "content": "b"},
+        ]
+        answer = await calling.openai.chat.completions.create(model=MODEL, messages=messages)
+        assert answer.choices[0].message.content == "ab"
+
+
+async def test_the_answer_that_was_cut_in_a_call_can_be_sent_back(calling: Server) -> None:
+    sdk = calling.openai.chat.completions
+    text = '<tool_call>{"name": "f", "arguments": {"city": "Rome"}}</tool_call>'
+    tool: Any = {"type": "function", "function": {"name": "f"}}
+    asked: Any = {"model": MODEL, "tools": [tool]}
+    first = await sdk.create(
+        messages=[{"role": "user", "content": text}],
+        tool_choice="required",
+        max_tokens=len(text) - 20,
+        **asked,
+    )
+    message = first.choices[0].message
+    (call,) = message.tool_calls or []
+    assert first.choices[0].finish_reason == "length"
+    assert call.function.arguments.startswith('{"cit')
+    history: list[Any] = [message, {"role": "tool", "tool_call_id": call.id, "content": "b"}]
+    second = await sdk.create(messages=history, **asked)
+    assert second.choices[0].message.content == "[{}]b"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "says"),
+    [
+        *(
+            (called(arguments), "messages[1].tool_calls[0].function.arguments", says)
+            for arguments, says in (
+                ("", "a JSON object, as text"),
+                (None, "a JSON object, as text"),
+                (CUT, "a JSON object, as text"),
+                ("[1]", "a JSON object, as text"),
+                (HALF, "without halves of surrogate pairs"),
+                ('{"a": NaN}', "without halves of surrogate pairs"),
+                ('{"a": [1e400]}', "numbers beyond 1.8e308"),
+                ({}, "a valid string"),
+            )
+        ),
+        ([{"role": "assistant", "content": "a", "tool_calls": []}], "messages[0].tool_calls", "1"),
+        ([{"role": "assistant", "content": None}], "messages[0]", "a message with content"),
+    ],
+)
+async def test_strict_requests_refuse_them(
+    calling: Server, messages: list[Any], param: str, says: str
+) -> None:
+    strict(calling)
+    with pytest.raises(openai.BadRequestError) as refused:
+        await calling.openai.chat.completions.create(model=MODEL, messages=messages)
+    assert refused.value.param == param
+    assert says in refused.value.message
