@@ -53,6 +53,8 @@ class Piece:
     """Ids of the prompt, on the first piece; None when not requested."""
     reasoning: str = ""
     """What the model writes before its answer as reasoning; not in `text`."""
+    in_text: bool = True
+    """Whether tokens of it without text are surely of the text, not of reasoning or a call."""
     reasoning_tokens: int = 0
     """Tokens that are known, since the last piece, to be reasoning."""
     calls: tuple[CallPart, ...] = ()

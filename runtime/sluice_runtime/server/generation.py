@@ -258,6 +258,7 @@ def _with_reasoning(piece: Piece, parser: ReasoningParser) -> Piece:
         text="".join([part.text for part in parts]),
         reasoning="".join([part.reasoning for part in parts]),
         reasoning_tokens=parser.count(piece.starts),
+        in_text=parser.over,
     )
 
 
@@ -266,7 +267,7 @@ def _with_calls(piece: Piece, parser: CallParser) -> Piece:
     `tool_calls`."""
     parsed = parser.push(piece.text)
     if piece.finish_reason is None:
-        return replace(piece, text=parsed.text, calls=parsed.calls)
+        return replace(piece, text=parsed.text, calls=parsed.calls, in_text=False)
     rest = parser.finish()
     called = parser.calls > 0 and piece.finish_reason == "stop"
     return replace(
@@ -274,4 +275,5 @@ def _with_calls(piece: Piece, parser: CallParser) -> Piece:
         text=parsed.text + rest.text,
         calls=whole_calls([*parsed.calls, *rest.calls]),
         finish_reason="tool_calls" if called else piece.finish_reason,
+        in_text=False,
     )

@@ -50,7 +50,7 @@ from sluice_runtime.server.fields import AnsweredRequest
 from sluice_runtime.server.generation import Caller, Generator, ResumableChoice
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.request_span import RequestSpan, request_span
-from sluice_runtime.server.response_writers import Envelope, NamedEvents, Usage, Writer, is_light
+from sluice_runtime.server.response_writers import Chunk, Envelope, Usage, Writer, is_light
 from sluice_runtime.server.resumption import (
     MAX_HEAD_BYTES,
     prompt_hash,
@@ -336,7 +336,7 @@ async def _event_stream(request: Request, events: AsyncGenerator[EventT, None]) 
 
 async def _events(
     writer: Writer, pieces: AsyncGenerator[Piece, None]
-) -> AsyncGenerator[dict[str, Any] | NamedEvents, None]:
+) -> AsyncGenerator[Chunk, None]:
     """The events of a response; a stream that has begun ends with the writer's own error events,
     where it has some."""
     begun = False

@@ -193,7 +193,9 @@ class Delta(ResponseModel):
     """What an event adds to a message."""
 
     role: Literal["assistant"] = "assistant"
-    content: str = ""
+    """In the first event of a choice, which has no token."""
+    content: str | None = ""
+    """Null beside the role where the choice begins with a call."""
     reasoning_content: str = ""
     tool_calls: list[CallDelta] = []
 

@@ -98,7 +98,10 @@ class Shape(Protocol):
     """Whether the prompt's token ids belong to the response rather than to each choice."""
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]: ...
-    def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]: ...
+    def opening_choice(self, piece: Piece) -> dict[str, Any] | None:
+        """What is sent before a choice's first piece, in a chunk of its own; None: nothing."""
+
+    def chunk_choice(self, piece: Piece) -> dict[str, Any]: ...
 
 
 class CompletionShape:
@@ -109,9 +112,12 @@ class CompletionShape:
     one_prompt = False
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]:
-        return self.chunk_choice(answer, first=True)
+        return self.chunk_choice(answer)
 
-    def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
+    def opening_choice(self, piece: Piece) -> None:
+        """None."""
+
+    def chunk_choice(self, piece: Piece) -> dict[str, Any]:
         own = {"text": piece.text, **_prompt_ids(piece)}
         return _choice(piece, completion_logprobs(piece.scores), **own)
 
@@ -133,11 +139,17 @@ class ChatShape:
             message["tool_calls"] = [_call(call) for call in answer.calls]
         return _choice(answer, chat_logprobs(answer.scores), message=message)
 
-    def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        delta: dict[str, Any] = {"role": "assistant", "content": piece.text} if first else {}
+    def opening_choice(self, piece: Piece) -> dict[str, Any]:
+        """The role. A client that counts chunks knows by it that this is no token."""
+        content = None if piece.calls and not piece.text else ""
+        delta = {"role": "assistant", "content": content}
+        return {"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def chunk_choice(self, piece: Piece) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
         if piece.reasoning:
             delta["reasoning_content"] = piece.reasoning
-        if piece.text:
+        if piece.text or (_is_empty_text(piece) and not piece.reasoning):
             delta["content"] = piece.text
         if piece.calls:
             delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
@@ -152,11 +164,20 @@ class GenerateShape:
     one_prompt = False
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]:
-        return self.chunk_choice(answer, first=True)
+        return self.chunk_choice(answer)
 
-    def chunk_choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
+    def opening_choice(self, piece: Piece) -> None:
+        """None."""
+
+    def chunk_choice(self, piece: Piece) -> dict[str, Any]:
         own = {"text": piece.text, "token_ids": list(piece.token_ids), **_prompt_ids(piece)}
         return _choice(piece, chat_logprobs(piece.scores), **own)
+
+
+def _is_empty_text(piece: Piece) -> bool:
+    """Whether it is of tokens whose text is empty, or not known yet. They have a chunk all the
+    same: benchmarks take the times between chunks for those between tokens."""
+    return piece.in_text and piece.tokens > 0 and not piece.text
 
 
 def _prompt_ids(piece: Piece) -> dict[str, Any]:
@@ -197,12 +218,16 @@ class NamedEvents(NamedTuple):
     events: tuple[dict[str, Any], ...]
 
 
+Chunk = dict[str, Any] | list[dict[str, Any]] | NamedEvents
+"""One event, or several that are sent together."""
+
+
 class Writer(Protocol):
     """Writes one response, streamed or whole; its pieces are passed in order."""
 
     usage: Usage
 
-    def chunk(self, piece: Piece) -> dict[str, Any] | NamedEvents | None:
+    def chunk(self, piece: Piece) -> Chunk | None:
         """What is sent of a piece; None when there is nothing to send."""
 
     def skip_sent(self, choice: ResumableChoice) -> None:
@@ -228,22 +253,35 @@ class ChunkWriter:
     options: StreamOptions | None
     _begun: set[int] = field(default_factory=set)
 
-    def chunk(self, piece: Piece) -> dict[str, Any] | None:
-        """The chunk for a piece; None when there is nothing to send."""
-        self.usage.add(piece)
-        first = piece.index not in self._begun
-        content = piece.text or piece.reasoning or piece.calls
+    def chunk(self, piece: Piece) -> dict[str, Any] | list[dict[str, Any]] | None:
+        """The chunk for a piece, behind the one that opens its choice; None when there is nothing
+        to send."""
+        opening = None
+        content = piece.text or piece.reasoning or piece.calls or _is_empty_text(piece)
         extras = piece.scores or piece.prompt_scores or piece.returned_ids
-        if not (content or extras or piece.finish_reason):
+        sends = bool(content or extras or piece.finish_reason)
+        if sends and piece.index not in self._begun:
+            opening = self._opening(piece)
+            self._begun.add(piece.index)
+        self.usage.add(piece)
+        if not sends:
             return None
-        choices = [self.shape.chunk_choice(piece, first=first)]
+        chunk = self._chunk(self.shape.chunk_choice(piece))
+        return chunk if opening is None else [opening, chunk]
+
+    def _opening(self, piece: Piece) -> dict[str, Any] | None:
+        choice = self.shape.opening_choice(piece)
+        if choice is None:
+            return None
         more = {} if self._begun or not self.shape.one_prompt else _prompt_ids(piece)
-        self._begun.add(piece.index)
+        return self._chunk(choice, **more)
+
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> dict[str, Any]:
         if self.options and self.options.continuous_usage_stats:
             more["usage"] = self.usage.to_json()
         elif self.options and self.options.include_usage:
             more["usage"] = None
-        return self.envelope.around(self.shape.chunk_object, choices, **more)
+        return self.envelope.around(self.shape.chunk_object, [choice], **more)
 
     def skip_sent(self, choice: ResumableChoice) -> None:
         """Counts what another engine has sent of a choice, and writes none of it."""

@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sluice_runtime.server.failures import error_body, log_unforeseen
-from sluice_runtime.server.response_writers import NamedEvents
+from sluice_runtime.server.response_writers import Chunk, NamedEvents
 
 WRITE_SECONDS: Final = 60.0
 """A client that reads nothing for so long is disconnected."""
@@ -39,10 +39,10 @@ class CommentedEvent(NamedTuple):
     """An event of a private call, or only its comment."""
 
     comment: EventComment
-    data: dict[str, Any] | msgspec.Raw | NamedEvents | None
+    data: Chunk | msgspec.Raw | None
 
 
-Event = dict[str, Any] | NamedEvents | CommentedEvent
+Event = Chunk | CommentedEvent
 
 
 class EventStream(StreamingResponse):
@@ -160,7 +160,9 @@ def _event(value: Event) -> bytes:
     return b"".join(MORE_LINE + part for part in before) + rest + last
 
 
-def _parts_of(value: dict[str, Any] | msgspec.Raw | NamedEvents) -> list[bytes]:
+def _parts_of(value: Chunk | msgspec.Raw) -> list[bytes]:
+    if isinstance(value, list):
+        return [_data(event) for event in value]
     if not isinstance(value, NamedEvents):
         return [_data(value)]
     return [b"event: " + event["type"].encode() + b"\n" + _data(event) for event in value.events]

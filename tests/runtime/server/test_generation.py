@@ -83,6 +83,8 @@ class Sent:
         self.text, self.reasoning, self.roles, self.reasons = "", "", 0, []  # type: ignore[var-annotated]
         self.calls: dict[int, dict[str, Any]] = {}
         self.scores: list[Any] = []
+        self.counted = 0
+        """Chunks that a benchmark counts as tokens."""
         self.ids: list[int] = []
         if begun is not None:
             self.chunks.skip_sent(begun)
@@ -91,13 +93,16 @@ class Sent:
 
     def take(self, piece: Any) -> None:
         self.ids += piece.drawn_ids
-        if chunk := self.chunks.chunk(piece):
-            (choice,) = msgspec.json.decode(msgspec.json.encode(chunk))["choices"]
+        chunk = self.chunks.chunk(piece) or []
+        for event in chunk if isinstance(chunk, list) else [chunk]:
+            (choice,) = msgspec.json.decode(msgspec.json.encode(event))["choices"]
             self._join(choice)
 
     def _join(self, choice: dict[str, Any]) -> None:
         delta = choice["delta"]
         self.roles += "role" in delta
+        assert delta.get("role") is None or not delta["content"], "the role is by itself"
+        self.counted += "role" not in delta and "content" in delta
         self.text += delta.get("content") or ""
         self.reasoning += delta.get("reasoning_content") or ""
         for part in delta.get("tool_calls", ()):
@@ -150,6 +155,8 @@ def test_before_and_after_are_the_whole(form: ToolFormat | None, data: st.DataOb
     ]
     whole = Sent()
     assert stream(whole, reader_of(form, fields, len(tokens)), steps, 1)
+    if form is None and fields["reasoning"] is None and not fields["stops"]:
+        assert whole.counted == len(steps)
     for cut in range(1, len(steps) + 1):
         before = Sent()
         finished = stream(before, reader_of(form, fields, len(tokens)), steps[:cut], 1)

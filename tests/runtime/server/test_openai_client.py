@@ -13,6 +13,7 @@ from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
 from tests.runtime.server.fake_engine import ADAPTER
+from tests.runtime.server.test_client_fields import PAD
 from tests.runtime.server.test_openapi import document
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,8 +32,8 @@ async def test_a_completion_streams_whole_characters(server: Server) -> None:
         model=MODEL, prompt="a€b", stream=True, stream_options={"include_usage": True}
     )
     chunks = [chunk async for chunk in stream]
-    assert [c.choices[0].text for c in chunks[:-1]] == ["a", "€", "b", ""]
-    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None, None, None, "stop"]
+    assert [c.choices[0].text for c in chunks[:-1]] == ["a", "", "", "€", "b", ""]
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [*[None] * 5, "stop"]
     assert chunks[-1].choices == []
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 6
@@ -43,10 +44,37 @@ async def test_a_chat_streams_and_says_its_role_once(server: Server) -> None:
     stream = await server.openai.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
     )
-    deltas = [chunk.choices[0].delta async for chunk in stream]
+    role, *deltas = [chunk.choices[0].delta async for chunk in stream]
+    assert (role.role, role.content) == ("assistant", "")
     assert "".join(delta.content or "" for delta in deltas) == "user: hi\nassistant: "
-    assert [delta.role for delta in deltas].count("assistant") == 1
-    assert deltas[0].role == "assistant"
+    assert [delta.role for delta in deltas].count("assistant") == 0
+
+
+async def test_every_token_has_a_chunk_also_without_text(server: Server) -> None:
+    """`vllm bench serve` of 0.33 counts chunks with a content and without a role."""
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await server.openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "€"}],
+        stream=True,
+        stream_options=options,
+    )
+    chunks = [chunk async for chunk in stream]
+    (role, *tokens), usage = [chunk.choices[0] for chunk in chunks[:-1]], chunks[-1].usage
+    assert (role.delta.role, role.delta.content) == ("assistant", "")
+    texts = [choice.delta.content for choice in tokens if choice.delta.role is None]
+    assert texts == [*"user: ", "", "", "€", *"\nassistant: ", ""]
+    assert usage is not None
+    assert usage.completion_tokens == len(texts)
+    counted = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert counted == [*range(len(texts) + 1), len(texts)]
+
+
+async def test_an_answer_of_special_tokens_alone_has_chunks(server: Server) -> None:
+    stream = await server.openai.completions.create(
+        model=MODEL, prompt=[PAD] * 3, stream=True, max_tokens=3, extra_body={"ignore_eos": True}
+    )
+    assert [chunk.choices[0].text async for chunk in stream] == [""] * 3
 
 
 async def test_a_chat_takes_parts_of_text(server: Server) -> None:

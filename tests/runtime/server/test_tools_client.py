@@ -103,6 +103,18 @@ async def test_a_stream_sends_each_call_once(calling: Server) -> None:
     assert [json.loads(call.function.arguments)["city"] for call in calls] == ["Rome", "Kyōto"]
 
 
+async def test_a_stream_that_begins_with_a_call_opens_without_content(calling: Server) -> None:
+    for text, content in ((TWO_CALLS, None), (f"So: {TWO_CALLS}", "")):
+        stream = await calling.openai.chat.completions.create(
+            model=MODEL, messages=user(text), tools=[WEATHER], stream=True
+        )
+        role, *deltas = [chunk.choices[0].delta async for chunk in stream]
+        assert (role.role, role.content, role.tool_calls) == ("assistant", content, None)
+        shown = [delta.content for delta in deltas if delta.content is not None]
+        assert "" not in shown
+        assert "".join(shown) == ("" if content is None else "So:")
+
+
 async def test_arguments_are_streamed_as_they_come(calling: Server) -> None:
     stream = await calling.openai.chat.completions.create(
         model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER], stream=True

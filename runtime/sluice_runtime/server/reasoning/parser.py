@@ -39,6 +39,11 @@ class ReasoningParser:
         self._pushed += len(text)
         return self._read_on()
 
+    @property
+    def over(self) -> bool:
+        """Whether more text is surely no reasoning; once true it stays so."""
+        return self._border is not None and self._border < math.inf
+
     def finish(self) -> SeparatedText:
         """What was held back until the end."""
         self._source.ended = True
