@@ -32,7 +32,7 @@ MAX_SALT_CHARACTERS: Final = 256
 MAX_BIASED_TOKENS: Final = 1024
 MAX_BIAS: Final = 100
 _TOKEN_ID: Final = re.compile("[0-9]{1,9}")
-_INT64: Final = 2**63
+INT64: Final = 2**63
 
 
 class RequestModel(BaseModel):
@@ -131,7 +131,7 @@ class SamplingFields(RequestModel):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = Field(default=None, ge=-_INT64, lt=_INT64)
+    seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)

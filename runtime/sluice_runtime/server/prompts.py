@@ -152,6 +152,8 @@ class Planner:
     """Key of the adapter that the answer is generated with, if any."""
     max_choices: int = DEFAULT_MAX_CHOICES_PER_REQUEST
     """Most answers that one request may ask for."""
+    strict: bool = False
+    """Whether a limit of the answer beyond what is left is refused, rather than lowered."""
 
     def plan_completion(self, request: CompletionRequest) -> list[ChoicePlan]:
         """`n` plans for each prompt, in order.
@@ -276,7 +278,14 @@ class Planner:
             tokens = request.truncate_prompt_tokens
             return None if tokens is None else min(tokens, self.limits.request_tokens)
         answer = request.token_limit[1] or request.default_max_tokens or 1
-        return max(1, self.limits.request_tokens - answer)
+        if answer >= self.limits.request_tokens:
+            field, most = request.token_limit[0], self.limits.request_tokens - 1
+            raise InvalidRequestError(
+                f"{field}: {answer} leaves no room for a prompt with truncate_prompt_tokens -1; "
+                f"allowed: at most {most}",
+                field,
+            )
+        return self.limits.request_tokens - answer
 
     def _too_long(self, tokens: str, param: str) -> ContextLengthError:
         max_tokens = self.limits.request_tokens - 1
@@ -298,7 +307,8 @@ class Planner:
         for prompt in prompts:
             self._refuse_unservable(prompt, param)
         refuse_many_scores(request, [len(prompt.token_ids) for prompt in prompts])
-        scored = scored_answer_tokens(request, len(prompts) * request.choices)
+        answers, most = len(prompts) * request.choices, self.limits.request_tokens
+        scored = scored_answer_tokens(request, answers, most)
         base = self._base_plan(request, tools)
         return [
             replace(
@@ -382,18 +392,19 @@ class Planner:
         """`scored`: most tokens for the answer's logprobs."""
         available = max_new_tokens(self.limits, prompt_tokens)
         field, requested = request.token_limit
-        if requested is not None and requested > available:
+        if requested is not None and requested > available and self.strict:
             raise InvalidRequestError(
                 f"{field}: {shown_json(requested)} is not allowed; allowed: at most {available} "
                 f"after a prompt of {prompt_tokens} tokens (context "
                 f"{self.limits.context_length_tokens}, KV pool "
-                f"{self.limits.kv_pool_tokens} tokens)",
+                f"{self.limits.kv_pool_tokens} tokens, strictRequests)",
                 field,
             )
-        bounds = (available, request.default_max_tokens, scored)
-        limit = (
-            min(bound for bound in bounds if bound is not None) if requested is None else requested
-        )
+        default: tuple[int | None, ...] = ()
+        if requested is None:
+            default = (request.default_max_tokens, scored)
+        bounds = (available, requested, *default)
+        limit = min([bound for bound in bounds if bound is not None])
         min_tokens = request.min_tokens or 0
         if min_tokens > limit:
             raise InvalidRequestError(

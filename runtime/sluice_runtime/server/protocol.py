@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, Tag, ValidationInfo, model_validato
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.fields import (
+    INT64,
     LIST,
     STRING,
     AnsweredRequest,
@@ -39,8 +40,6 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 """Default `max_tokens` of completions, as in OpenAI's API; chats have none."""
 MAX_LOGPROBS: Final = 20
 MAX_COMPLETION_LOGPROBS: Final = 5
-_INT64: Final = 2**63
-
 
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
@@ -91,7 +90,7 @@ class GenerationRequest(
 ):
     """Fields of all routes that generate. None: the model's default, else the API's."""
 
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1, lt=INT64)
     min_tokens: int | None = Field(default=None, ge=0)
     """Stop tokens and stop strings have no effect before so many tokens."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
@@ -108,7 +107,7 @@ class GenerationRequest(
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its special tokens, such as BOS. Default: yes for prompts, no for
     chats, whose template writes them."""
-    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=_INT64)
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=INT64)
     """Keeps only the last so many tokens of the prompt; -1: as many as leave room for the
     answer."""
     return_token_ids: bool | None = None
@@ -154,7 +153,7 @@ class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=0, lt=INT64)
     """0: computes the prompt only, for its logprobs or `echo`."""
     logprobs: int | None = Field(default=None, ge=0, le=MAX_COMPLETION_LOGPROBS)
     """Number of top logprobs for each token, besides its own."""
@@ -254,7 +253,7 @@ class ChatRequest(GenerationRequest, ToolFields):
     messages: Annotated[
         list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     ]
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=INT64)
     logprobs: bool | None = None
     """Whether to return logprobs."""
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -299,7 +298,7 @@ class GenerateRequest(GenerationRequest):
 
     text: str | None = None
     input_ids: TokenIds | None = None
-    max_tokens: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=0, lt=INT64)
     """0: computes the prompt only, for its logprobs."""
     n: Literal[1] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)

@@ -151,8 +151,9 @@ def refuse_many_scores(request: GenerationRequest, prompt_lengths: Sequence[int]
     )
 
 
-def scored_answer_tokens(request: GenerationRequest, answers: int) -> int | None:
+def scored_answer_tokens(request: GenerationRequest, answers: int, most_tokens: int) -> int | None:
     """How many tokens each of so many answers may have for its logprobs; None: it has none.
+    `most_tokens`: what an answer can have at all.
 
     Raises:
         InvalidRequestError: the request allows more; `param` is the field that limits them.
@@ -162,7 +163,7 @@ def scored_answer_tokens(request: GenerationRequest, answers: int) -> int | None
         return None
     most = MAX_ANSWER_SCORES // (answers * (top + 1))
     field, tokens = request.token_limit
-    if tokens is None or tokens <= most:
+    if tokens is None or min(tokens, most_tokens) <= most:
         return most
     tops = "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs"
     raise InvalidRequestError(

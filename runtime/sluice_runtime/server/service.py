@@ -60,7 +60,7 @@ class Identity:
     max_body_bytes: int
     started_unix: int
     strict_requests: bool = False
-    """Whether a request with an unknown field is refused."""
+    """Whether a request is refused that could only be answered by changing or ignoring a part."""
     max_choices: int = DEFAULT_MAX_CHOICES_PER_REQUEST
     """Most answers that one request may ask for."""
     model_uri: str = ""
@@ -174,6 +174,7 @@ class Service:
             draw_seed,
             self.clocks.unix(),
             max_choices=self.identity.max_choices,
+            strict=self.identity.strict_requests,
         )
 
     def generator(self) -> Generator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -96,6 +97,28 @@ async def test_a_chat_takes_parts_of_text(server: Server) -> None:
 async def test_length_ends_an_answer(server: Server) -> None:
     answer = await server.openai.completions.create(model=MODEL, prompt="hello", max_tokens=2)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("he", "length")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_limit_beyond_what_is_left_is_what_is_left(
+    server: Server, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    identity = replace(server.service.identity, strict_requests=strict)
+    monkeypatch.setattr(server.service, "identity", identity)
+    sdk, most = server.openai, 512 - len("user: a\nassistant: ")
+    message: Any = {"role": "user", "content": "a"}
+    asked: Any = {"model": MODEL, "messages": [message], "extra_body": {"ignore_eos": True}}
+    if strict:
+        with pytest.raises(openai.BadRequestError, match=f"at most {most} after a .*strictReq"):
+            await sdk.chat.completions.create(**asked, max_completion_tokens=10_000)
+        return
+    answer = await sdk.chat.completions.create(**asked, max_completion_tokens=10_000)
+    assert answer.choices[0].finish_reason == "length"
+    (heard,) = server.engine.of(Generate)
+    assert isinstance(heard, Generate)
+    assert heard.max_tokens == most
+    response = await sdk.responses.create(model=MODEL, input=[message], max_output_tokens=9_999)
+    assert (response.status, response.max_output_tokens) == ("completed", 9_999)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

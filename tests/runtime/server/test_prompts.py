@@ -61,9 +61,19 @@ def test_a_request_for_too_many_answers_is_refused_before_it_is_tokenised(
 def test_the_smaller_of_context_and_pool_bounds_the_answer() -> None:
     assert plan(prompt="a" * 60)[0].max_tokens == 4
     assert plan(max_tokens=61)[0].max_tokens == 61
+    assert plan(max_tokens=62)[0].max_tokens == 61
+    assert [one.max_tokens for one in plan(prompt=["a", "a" * 60], max_tokens=10**6)] == [63, 4]
+    assert plan(max_tokens=2**63 - 1, logprobs=5)[0].max_tokens == 61
+    strict = dataclasses.replace(PLANNER, strict=True)
     with pytest.raises(InvalidRequestError, match=r"max_tokens: 62 .* at most 61") as refused:
-        plan(max_tokens=62)
+        plan(strict, max_tokens=62)
     assert refused.value.param == "max_tokens"
+
+
+def test_a_limit_that_leaves_no_room_for_a_truncated_prompt_is_refused() -> None:
+    assert plan(max_tokens=63, truncate_prompt_tokens=-1)[0].prompt_ids == [ord("c")]
+    with pytest.raises(InvalidRequestError, match=r"max_tokens: 64 leaves no .* at most 63"):
+        plan(max_tokens=64, truncate_prompt_tokens=-1)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, completion(guided_regex="a\0b"), "guided_regex", "NUL"),
     (COMPLETIONS, completion(prompt="a" * 512), "prompt", "context length of 512"),
     (COMPLETIONS, completion(max_tokens=0), "max_tokens", "1 or more, or 0 with echo"),
-    (COMPLETIONS, completion(max_tokens=10**9), "max_tokens", "at most 511"),
-    (COMPLETIONS, completion(max_tokens=512), "max_tokens", "at most 511"),
+    (COMPLETIONS, completion(max_tokens=2**63), "max_tokens", "less than 92233"),
     (COMPLETIONS, completion(max_tokens="5"), "max_tokens", "integer"),
     (COMPLETIONS, completion(max_tokens=1.5), "max_tokens", "integer"),
     (COMPLETIONS, completion(max_tokens=True), "max_tokens", "integer"),
@@ -126,7 +125,6 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     ),
     (CHAT, chat(guided_choice=["a", "\0"]), "guided_choice[1]", "NUL"),
     (CHAT, chat(chat_template_kwargs="x"), "chat_template_kwargs", "an object"),
-    (CHAT, chat(max_completion_tokens=600), "max_completion_tokens", "after a prompt of"),
     (CHAT, chat(tools=[{"type": "function"}]), "tools[0].function", "required"),
     (CHAT, chat(tools=[{"type": "custom"}]), "tools[0].type", "'function'"),
     (CHAT, chat(tools=[TOOL], tool_choice="auto"), "tool_choice", "required"),
@@ -293,14 +291,11 @@ async def test_neutral_values_are_accepted(server: Server, fields: dict[str, Any
     assert response.status_code == 200, response.text
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "min_tokens"])
-async def test_a_number_of_many_digits_is_cut_short_in_its_refusal(
-    server: Server, field: str
-) -> None:
-    response = await server.http.post(COMPLETIONS, json=completion(**{field: int("1" * 4001)}))
+async def test_a_number_of_many_digits_is_cut_short_in_its_refusal(server: Server) -> None:
+    response = await server.http.post(COMPLETIONS, json=completion(min_tokens=int("1" * 4001)))
     error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, field)
-    assert error["message"].startswith(f"{field}: {'1' * 60}… is not allowed; allowed: at most ")
+    assert (response.status_code, error["param"]) == (400, "min_tokens")
+    assert error["message"].startswith(f"min_tokens: {'1' * 60}… is not allowed; allowed: at most ")
     assert len(error["message"]) < 250
 
 

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.fields import (
+    INT64,
     LIST,
     OBJECT,
     STRING,
@@ -234,7 +235,7 @@ class ResponsesRequest(AnsweredRequest, SamplingFields, UnusedResponseFields, St
     input: Input
     instructions: str | None = None
     """A system message before the input."""
-    max_output_tokens: int | None = Field(default=None, ge=1)
+    max_output_tokens: int | None = Field(default=None, ge=1, lt=INT64)
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Annotated[ToolMode | Annotated[ChosenFunction, OBJECT], TOOL_CHOICE] | None = None
     parallel_tool_calls: bool | None = None
