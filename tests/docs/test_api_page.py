@@ -19,7 +19,7 @@ from sluice_runtime.server.sampling_plan import MAX_ANSWER_SCORES, MAX_SCORED_VA
 def test_the_reference_page_names_every_field_and_every_route() -> None:
     page = Path("docs/reference/api.md").read_text()
     fields = {
-        name
+        field.alias or name
         for kind in (
             CompletionRequest,
             ChatRequest,
@@ -27,7 +27,7 @@ def test_the_reference_page_names_every_field_and_every_route() -> None:
             GenerateRequest,
             AbortRequest,
         )
-        for name in kind.model_fields
+        for name, field in kind.model_fields.items()
     }
     assert {name for name in fields if f"`{name}`" not in page} <= {"request_id"}
     paths = {path.replace("{name}", "NAME") for path in routes_of(Mock()).openapi()["paths"]}

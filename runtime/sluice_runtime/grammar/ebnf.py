@@ -28,6 +28,8 @@ from llguidance.gbnf_to_lark import (
 from sluice_runtime.errors import GrammarError
 
 _ROOT: Final = "root"
+_LARK_RULE: Final = re.compile(r"^[ \t]*[?!]?\w+(\.\d+)?[ \t]*:(?!:=)", re.MULTILINE)
+"""The begin of a rule in Lark."""
 _ESCAPED: Final = re.compile(r"(\\\\)|\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
 
 
@@ -41,7 +43,8 @@ def lark_of(ebnf: str) -> str:
         rules = GrammarParser().parse(_ESCAPED.sub(_character, ebnf))
         return _Lark(rules).text()
     except GbnfToLarkError as error:
-        raise GrammarError(" ".join(str(error).split())) from None
+        hint = "; is it Lark? allowed: EBNF, as in llama.cpp" if _LARK_RULE.search(ebnf) else ""
+        raise GrammarError(" ".join(str(error).split()) + hint) from None
     except (RecursionError, IndexError, OverflowError):
         raise GrammarError("it is nested too deeply, or ends within a text") from None
 

@@ -33,13 +33,16 @@ from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.fields import (
     MAX_IGNORED_FIELDS,
+    OTHER_NAMES,
     AnsweredRequest,
     NotImplementedFields,
     RequestModel,
 )
 from sluice_runtime.server.protocol import MAX_PROMPTS
 
-_NOT_IMPLEMENTED: Final = NotImplementedFields.model_fields.keys()
+_NOT_IMPLEMENTED: Final = {
+    field.alias or name for name, field in NotImplementedFields.model_fields.items()
+}
 ModelT = TypeVar("ModelT", bound=RequestModel)
 RequestT = TypeVar("RequestT", bound=AnsweredRequest)
 
@@ -148,13 +151,35 @@ class Parsed(NamedTuple, Generic[RequestT]):
 def parse_request(kind: type[RequestT], body: bytes, *, strict: bool) -> Parsed[RequestT]:
     """Parses the body of a route that generates; `strict`: unknown fields are refused. Raises like
     `parse_body`."""
-    fields, unused = _json_object(body), list[str]()
+    fields, unused = _renamed(kind, _json_object(body)), list[str]()
     request = _validated(kind, fields, unused, strict=strict)
     if contradiction := request.contradiction():
         field, words = contradiction
         raise InvalidRequestError(f"{field}: {words}", field)
     ignored = dict.fromkeys([*_unknown_fields(fields, request), *unused])
     return Parsed(request, list(ignored)[:MAX_IGNORED_FIELDS])
+
+
+def _renamed(kind: type[RequestModel], fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields under the names that they have here.
+
+    Raises:
+        InvalidRequestError: one is given twice, with different values.
+    """
+    for other, name in OTHER_NAMES.items():
+        if other not in fields or name not in kind.model_fields:
+            continue
+        value, own = fields[other], fields.get(name)
+        if value is not None and own is not None and value != own:
+            raise InvalidRequestError(
+                f"{other}: {http_errors.shown_json(value)} beside {name} "
+                f"{http_errors.shown_json(own)} is not allowed; allowed: one of the two, or the "
+                "same in both",
+                other,
+            )
+        fields = {key: given for key, given in fields.items() if key != other}
+        fields |= {name: own if value is None else value}
+    return fields
 
 
 def parse_body(kind: type[ModelT], body: bytes) -> ModelT:

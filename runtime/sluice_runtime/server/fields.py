@@ -165,15 +165,25 @@ class AnsweredRequest(RequestModel):
         return None
 
 
-# Fields of OpenAI's and vLLM's APIs that are not used. Those that would not change an answer are
-# accepted with any value. The others are accepted only with a value that has no effect, and
-# otherwise refused by name. A field leaves these classes when it is implemented.
+OTHER_NAMES: Final = {
+    "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
+    "sampling_seed": "seed",
+}
+"""SGLang's names of fields, and ours."""
+
+# Fields of OpenAI's, vLLM's and SGLang's APIs that are not used. Those that would not change an
+# answer are accepted with any value. The others are accepted only with a value that has no effect,
+# and otherwise refused by name. A field leaves these classes when it is implemented.
 Empty = Annotated[list[Any], Field(max_length=0)]
 
 
 class UnusedFields(RequestModel):
     """Accepted with any value: they do not change the answer."""
 
+    early_stopping: Any = None
+    """Of beam search, as is `length_penalty`."""
+    length_penalty: Any = None
     metadata: Any = None
     prediction: Any = None
     prompt_cache_key: Any = None
@@ -197,17 +207,47 @@ class NotImplementedFields(RequestModel):
     best_of: Literal[1] | None = None
     chat_template: None = None
     continue_final_message: Literal[False] | None = None
+    choice: None = None
+    custom_logit_processor: None = None
     documents: Empty | None = None
     function_call: Literal["none", "auto"] | None = None
     functions: Empty | None = None
+    guided_whitespace_pattern: None = None
+    include_reasoning: Literal[True] | None = None
+    json_: None = Field(default=None, alias="json")
     logits_processors: Empty | None = None
     lora_path: None = None
     modalities: list[Literal["text"]] | None = None
     prompt_embeds: None = None
     return_tokens_as_token_ids: Literal[False] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stop_regex: Empty | None = None
+    stream_reasoning: Literal[True] | None = None
     suffix: Literal[""] | None = None
+    thinking_token_budget: None = None
+    truncation_side: Literal["left"] | None = None
     use_beam_search: Literal[False] | None = None
     web_search_options: None = None
+
+
+class ConstraintsElsewhere(RequestModel):
+    """Fields of other routes that constrain an answer; never ignored. `/v1/responses` has
+    `text.format`."""
+
+    choice: None = None
+    ebnf: None = None
+    grammar: None = None
+    guided_choice: None = None
+    guided_grammar: None = None
+    guided_json: None = None
+    guided_regex: None = None
+    json_: None = Field(default=None, alias="json")
+    json_schema: None = None
+    regex: None = None
+    response_format: None = None
+    stop_regex: None = None
+    structural_tag: None = None
+    structured_outputs: None = None
 
 
 class NotImplementedMessageFields(RequestModel):

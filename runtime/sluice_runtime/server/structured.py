@@ -1,8 +1,8 @@
 """Structured output: the fields of a request that constrain its answer, as one grammar for the
 engine. Pure.
 
-The fields are OpenAI's `response_format`, vLLM's `structured_outputs`, and vLLM's older `guided_*`.
-The engine compiles it, and this process checks it before.
+The fields are OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`, and
+those of SGLang and llama.cpp. The engine compiles it, and this process checks it before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError
+from sluice_contract.error_text import findings_of, path_of, text_of
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import (
@@ -20,7 +21,7 @@ from sluice_runtime.errors import (
     InvalidRequestError,
     UnsupportedFieldError,
 )
-from sluice_runtime.grammar.constraint import one_of, refuse_unusable
+from sluice_runtime.grammar.constraint import json_rule, one_of, refuse_unusable
 from sluice_runtime.grammar.json_schema import usable_schema
 from sluice_runtime.server.fields import (
     OBJECT,
@@ -30,6 +31,7 @@ from sluice_runtime.server.fields import (
     infinite_at,
     json_within,
 )
+from sluice_runtime.server.tools.call_grammars import Rules, alternatives, quoted, triggered
 from sluice_runtime.wire.messages import Grammar, GrammarKind
 
 MAX_CHARACTERS: Final = 65_536
@@ -50,6 +52,10 @@ SchemaOrText = Annotated[
     by_type("a JSON schema, as an object or as text"),
 ]
 GrammarText = Annotated[str, AfterValidator(_without_nul)]
+TagOrText = Annotated[
+    Annotated[JsonObject, OBJECT] | Annotated[str, STRING],
+    by_type("a structural tag, as an object or as text"),
+]
 Choices = Annotated[
     list[GrammarText], Field(min_length=1, max_length=MAX_CHOICE_TEXTS, fail_fast=True)
 ]
@@ -66,11 +72,41 @@ class JsonSchema(RequestModel):
     """False: objects may have properties that the schema does not list."""
 
 
+MAX_STRUCTURES: Final = 128
+
+
+class TagStructure(RequestModel):
+    """One entry of `structures`: JSON between two texts."""
+
+    begin: Annotated[str, Field(min_length=1)]
+    schema_: JsonObject = Field(alias="schema")
+    end: str
+
+
+class StructuralTag(RequestModel):
+    """SGLang's `structural_tag`: free text, in which a trigger begins one of the structures."""
+
+    type: Literal["structural_tag"] | None = None
+    structures: Annotated[list[TagStructure], Field(min_length=1, max_length=MAX_STRUCTURES)]
+    triggers: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1)
+    ]
+    """Several would leave open which of them a text has begun."""
+    format: None = None
+    """xgrammar's newer form of a tag."""
+
+
 class ResponseFormat(RequestModel):
     """`response_format`."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    schema_: JsonObject | None = Field(default=None, alias="schema")
+    """llama.cpp's place for the schema, with "json_object" or "json_schema"."""
+    structures: Any = None
+    """As in `StructuralTag`, with "structural_tag"."""
+    triggers: Any = None
+    format: Any = None
 
 
 class StructuredOutputs(RequestModel):
@@ -81,6 +117,7 @@ class StructuredOutputs(RequestModel):
     choice: Choices | None = None
     grammar: GrammarText | None = None
     json_object: bool | None = None
+    structural_tag: TagOrText | None = None
 
 
 class StructuredFields(RequestModel):
@@ -92,6 +129,25 @@ class StructuredFields(RequestModel):
     guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
+    regex: GrammarText | None = None
+    """SGLang's, as are the next three."""
+    ebnf: GrammarText | None = None
+    json_schema: SchemaOrText | None = None
+    structural_tag: TagOrText | None = None
+    grammar: GrammarText | None = None
+    """llama.cpp's."""
+
+
+_FORMS: Final = {
+    "structured_outputs.json": "json", "structured_outputs.regex": "regex",
+    "structured_outputs.choice": "choice", "structured_outputs.grammar": "ebnf",
+    "structured_outputs.structural_tag": "tag",
+    "guided_json": "json", "guided_regex": "regex", "guided_choice": "choice",
+    "guided_grammar": "ebnf",
+    "regex": "regex", "ebnf": "ebnf", "json_schema": "json", "structural_tag": "tag",
+    "grammar": "ebnf",
+}  # fmt: skip
+"""What the value of each field is."""
 
 
 class StructuredOutputSpec(NamedTuple):
@@ -199,30 +255,50 @@ def _schema_spec(field: str, schema: object, *, closed: bool = True) -> Structur
 def _specs(request: StructuredFields) -> Iterator[StructuredOutputSpec]:
     if request.response_format is not None:
         yield from _response_format(request.response_format)
-    fields = request.structured_outputs or StructuredOutputs()
-    if request.structured_outputs is not None:
-        _refuse_nothing_asked(request.structured_outputs)
-    for prefix, json_, regex, choice, ebnf in (
-        ("structured_outputs.", fields.json_, fields.regex, fields.choice, fields.grammar),
-        (
-            "guided_",
-            request.guided_json,
-            request.guided_regex,
-            request.guided_choice,
-            request.guided_grammar,
-        ),
-    ):
-        if json_ is not None:
-            yield _schema_spec(f"{prefix}json", _as_schema(f"{prefix}json", json_))
-        if regex is not None:
-            yield StructuredOutputSpec(f"{prefix}regex", "regex", regex)
-        if choice is not None:
-            characters = sum(len(text) for text in choice)
-            yield StructuredOutputSpec(f"{prefix}choice", "lark", one_of(choice), characters)
-        if ebnf is not None:
-            yield StructuredOutputSpec(f"{prefix}grammar", "ebnf", ebnf)
-    if fields.json_object:
+    outputs = request.structured_outputs
+    if outputs is not None:
+        _refuse_nothing_asked(outputs)
+    for field, form in _FORMS.items():
+        group, _, name = field.rpartition(".")
+        value = getattr(outputs if group else request, "json_" if name == "json" else name, None)
+        if value is not None:
+            yield _spec(field, form, value)
+    if outputs is not None and outputs.json_object:
         yield _schema_spec("structured_outputs.json_object", _ANY_OBJECT)
+
+
+def _spec(field: str, form: str, value: Any) -> StructuredOutputSpec:
+    if form == "json":
+        schema = _parsed(field, value, "a JSON schema")
+        return _schema_spec(field, schema)
+    if form == "tag":
+        return _tag_spec(field, _parsed(field, value, "a structural tag"))
+    if form == "choice":
+        return StructuredOutputSpec(field, "lark", one_of(value), sum(map(len, value)))
+    return StructuredOutputSpec(field, "regex" if form == "regex" else "ebnf", value)
+
+
+def _tag_spec(field: str, value: object) -> StructuredOutputSpec:
+    try:
+        tag = StructuralTag.model_validate(value)
+    except ValidationError as error:
+        finding = findings_of(error)[0]
+        param = ".".join([field, *([path_of(finding["loc"])] if finding["loc"] else [])])
+        raise InvalidRequestError(f"{param}: {text_of(StructuralTag, finding)}", param) from None
+    (trigger,), bodies = tag.triggers, []
+    for number, structure in enumerate(tag.structures):
+        place = f"{field}.structures[{number}]"
+        if not structure.begin.startswith(trigger):
+            raise InvalidRequestError(
+                f"{place}.begin: {shown_json(structure.begin)} is not allowed; allowed: what "
+                f"begins with the trigger {shown_json(trigger)}",
+                f"{place}.begin",
+            )
+        rule = json_rule(checked_schema(f"{place}.schema", structure.schema_))
+        begin = quoted(structure.begin.removeprefix(trigger))
+        bodies.append(f"{begin} {rule} {quoted(structure.end)}")
+    form = triggered(trigger, Rules(alternatives(bodies)), at_most_one=False)
+    return StructuredOutputSpec(field, "lark", form.text)
 
 
 def _refuse_nothing_asked(outputs: StructuredOutputs) -> None:
@@ -240,7 +316,20 @@ def _refuse_nothing_asked(outputs: StructuredOutputs) -> None:
 
 def _response_format(response_format: ResponseFormat) -> Iterator[StructuredOutputSpec]:
     field, kind = "response_format.json_schema", response_format.type
-    wrapper = response_format.json_schema
+    wrapper, schema = response_format.json_schema, response_format.schema_
+    if kind == "structural_tag":
+        value = response_format.model_dump(include={"structures", "triggers", "format"})
+        yield _tag_spec("response_format", value)
+        return
+    if schema is not None and (kind == "text" or wrapper is not None):
+        beside = 'type "text"' if kind == "text" else "json_schema"
+        raise InvalidRequestError(
+            f"response_format.schema: given beside {beside}; allowed: one of them",
+            "response_format.schema",
+        )
+    if schema is not None:
+        yield _schema_spec("response_format.schema", schema)
+        return
     if wrapper is None:
         if kind == "json_schema":
             raise InvalidRequestError(f'{field}: required with type "json_schema"', field)
@@ -258,15 +347,15 @@ def _response_format(response_format: ResponseFormat) -> Iterator[StructuredOutp
     yield _schema_spec(f"{field}.schema", schema, closed=wrapper.strict is not False)
 
 
-def _as_schema(field: str, given: JsonObject | str) -> object:
-    """The schema, which may be given as text."""
+def _parsed(field: str, given: JsonObject | str, what: str) -> object:
+    """The value, which may be given as text."""
     if not isinstance(given, str):
         return given
     try:
         return json_within(given)
     except ValueError as error:
         raise InvalidRequestError(
-            f"{field}: {shown_json(given)} is no JSON ({error}); allowed: a JSON schema, as an "
-            "object or as text",
+            f"{field}: {shown_json(given)} is no JSON ({error}); allowed: {what}, as an object or "
+            "as text",
             field,
         ) from None

@@ -16,6 +16,7 @@ from sluice_runtime.server.fields import (
     OBJECT,
     STRING,
     AnsweredRequest,
+    ConstraintsElsewhere,
     RequestModel,
     SamplingFields,
     TemplateOptions,
@@ -228,7 +229,9 @@ class StatefulFields(RequestModel):
     truncation: Literal["disabled"] | None = None
 
 
-class ResponsesRequest(AnsweredRequest, SamplingFields, UnusedResponseFields, StatefulFields):
+class ResponsesRequest(
+    AnsweredRequest, SamplingFields, UnusedResponseFields, StatefulFields, ConstraintsElsewhere
+):
     """`POST /v1/responses`."""
 
     model: str
