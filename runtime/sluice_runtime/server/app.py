@@ -321,5 +321,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "created": service.identity.started_unix,
         "owned_by": "sluice",
         "max_model_len": engine.context_length_tokens if engine else None,
+        "root": identity.model,
+        "permission": [],
         "parent": None if name in identity.names else identity.model,
     }

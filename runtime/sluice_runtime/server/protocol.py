@@ -152,7 +152,7 @@ class GenerationRequest(
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
-    model: str
+    model: str | None = None
     max_tokens: int | None = Field(default=None, ge=0, lt=INT64)
     """0: computes the prompt only, for its logprobs or `echo`."""
     logprobs: int | None = Field(default=None, ge=0, le=MAX_COMPLETION_LOGPROBS)
@@ -163,7 +163,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Prompt
 
     @property
-    def requested_model(self) -> str:
+    def requested_model(self) -> str | None:
         return self.model
 
     @property
@@ -217,6 +217,8 @@ class ChatMessage(NotImplementedMessageFields):
     """An assistant's refusal; not shown to the model."""
     reasoning_content: str | None = None
     """What an assistant thought before; the chat template decides whether the model sees it."""
+    reasoning: str | None = None
+    """The same; used where there is no `reasoning_content`."""
 
     @model_validator(mode="after")
     def _fits_its_role(self, info: ValidationInfo) -> ChatMessage:
@@ -239,8 +241,8 @@ class ChatMessage(NotImplementedMessageFields):
             message["name"] = self.name
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
-        if self.reasoning_content is not None:
-            message["reasoning_content"] = self.reasoning_content
+        if (reasoning := self.reasoning_content or self.reasoning) is not None:
+            message["reasoning_content"] = reasoning
         if self.tool_calls is not None:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
@@ -249,7 +251,7 @@ class ChatMessage(NotImplementedMessageFields):
 class ChatRequest(GenerationRequest, ToolFields):
     """`POST /v1/chat/completions`."""
 
-    model: str
+    model: str | None = None
     messages: Annotated[
         list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     ]
@@ -266,7 +268,7 @@ class ChatRequest(GenerationRequest, ToolFields):
     """False: the prompt ends with the last message, without the start of an answer."""
 
     @property
-    def requested_model(self) -> str:
+    def requested_model(self) -> str | None:
         return self.model
 
     @property

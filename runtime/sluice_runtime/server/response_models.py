@@ -113,7 +113,7 @@ class CompletionChoice(ResponseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
-    prompt_logprobs: PromptLogprobs = []
+    prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] = []
     token_ids: list[int] = []
 
@@ -163,6 +163,8 @@ class Message(ResponseModel):
     content: str | None
     reasoning_content: str = ""
     """What the model thought before; absent where it did not."""
+    reasoning: str = ""
+    """The same."""
     refusal: None
     tool_calls: list[CallAnswer] = []
 
@@ -186,6 +188,8 @@ class ChatCompletion(AnswerBase):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobs | None = None
+    """Those of the first choice."""
     prompt_token_ids: list[int] = []
 
 
@@ -197,6 +201,8 @@ class Delta(ResponseModel):
     content: str | None = ""
     """Null beside the role where the choice begins with a call."""
     reasoning_content: str = ""
+    reasoning: str = ""
+    """The same."""
     tool_calls: list[CallDelta] = []
 
 
@@ -246,8 +252,12 @@ class ModelAnswer(ResponseModel):
     created: int
     owned_by: Literal["sluice"]
     max_model_len: int | None
+    root: str
+    """The model, by its first name."""
     parent: str | None
     """Of an adapter: the model."""
+    permission: Annotated[list[None], Field(max_length=0)]
+    """Nothing; some clients read it."""
 
 
 class ModelList(ResponseModel):

@@ -112,7 +112,7 @@ class CompletionShape:
     one_prompt = False
 
     def whole_choice(self, answer: Piece) -> dict[str, Any]:
-        return self.chunk_choice(answer)
+        return {"prompt_logprobs": None, **self.chunk_choice(answer)}
 
     def opening_choice(self, piece: Piece) -> None:
         """None."""
@@ -132,7 +132,7 @@ class ChatShape:
     def whole_choice(self, answer: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.reasoning:
-            message["reasoning_content"] = answer.reasoning
+            message |= _reasoning(answer)
             message["content"] = answer.text or None
         if answer.calls:
             message["content"] = answer.text or None
@@ -148,7 +148,7 @@ class ChatShape:
     def chunk_choice(self, piece: Piece) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         if piece.reasoning:
-            delta["reasoning_content"] = piece.reasoning
+            delta |= _reasoning(piece)
         if piece.text or (_is_empty_text(piece) and not piece.reasoning):
             delta["content"] = piece.text
         if piece.calls:
@@ -172,6 +172,11 @@ class GenerateShape:
     def chunk_choice(self, piece: Piece) -> dict[str, Any]:
         own = {"text": piece.text, "token_ids": list(piece.token_ids), **_prompt_ids(piece)}
         return _choice(piece, chat_logprobs(piece.scores), **own)
+
+
+def _reasoning(piece: Piece) -> dict[str, str]:
+    """Under DeepSeek's and SGLang's name, and vLLM's."""
+    return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
 
 
 def _is_empty_text(piece: Piece) -> bool:
@@ -307,6 +312,8 @@ class ChunkWriter:
             answers.setdefault(piece.index, []).append(piece)
         choices = [self.shape.whole_choice(joined(answers[index])) for index in sorted(answers)]
         more = _prompt_ids(answers[0][0]) if self.shape.one_prompt else {}
+        if self.shape.one_prompt:  # where vLLM has them, of the first choice
+            more["prompt_logprobs"] = choices[0].get("prompt_logprobs")
         usage = self.usage.to_json()
         return self.envelope.around(self.shape.whole_object, choices, usage=usage, **more)
 

@@ -131,6 +131,20 @@ async def test_an_echo_is_not_searched_for_stop_strings(server: Server) -> None:
     assert answer.choices[0].text == "abca"
 
 
+async def test_a_chats_prompt_logprobs_stand_where_vllm_has_them_too(server: Server) -> None:
+    path = "/v1/chat/completions"
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    scored = (await server.http.post(path, json={**body, "prompt_logprobs": 1, "n": 2})).json()
+    assert len(scored["prompt_logprobs"]) == scored["usage"]["prompt_tokens"]
+    assert [choice["prompt_logprobs"] for choice in scored["choices"]] == [
+        scored["prompt_logprobs"]
+    ] * 2
+    plain = (await server.http.post(path, json=body)).json()
+    assert plain["prompt_logprobs"] is None
+    text = await server.openai.completions.create(model=MODEL, prompt="a")
+    assert text.choices[0].prompt_logprobs is None  # type: ignore[attr-defined]
+
+
 async def test_prompt_logprobs_are_keyed_by_token_id(server: Server) -> None:
     body = {"model": MODEL, "prompt": "ab", "prompt_logprobs": 1, "max_tokens": 1}
     response = await server.http.post("/v1/completions", json=body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import httpx2
 import openai
@@ -41,6 +42,29 @@ async def client(module_server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
 async def test_every_name_is_listed_and_found(client: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == [MODEL, ALIAS, ADAPTER]
     assert (await client.models.retrieve(ALIAS)).id == ALIAS
+
+
+async def test_root_is_the_model_that_is_served(client: openai.AsyncOpenAI) -> None:
+    models: list[Any] = [model async for model in client.models.list()]
+    assert [(model.root, model.parent) for model in models] == [
+        (MODEL, None),
+        (MODEL, None),
+        (MODEL, MODEL),
+    ]
+    assert [model.permission for model in models] == [[], [], []]
+
+
+async def test_the_model_may_be_left_out(server: Server) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "completions": {"prompt": "a"},
+        "chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        "responses": {"input": "a"},
+    }
+    for route, body in bodies.items():
+        for named in ({}, {"model": None}):
+            answer = await server.http.post(f"/v1/{route}", json={**body, **named})
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == MODEL
 
 
 @pytest.mark.parametrize("name", [MODEL, ALIAS])

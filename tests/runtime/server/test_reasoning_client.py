@@ -56,6 +56,7 @@ async def test_reasoning_comes_beside_the_answer(thinking: Server) -> None:
     answer = (await thinking.http.post("/v1/chat/completions", json=body)).json()
     found = answer["choices"][0]["message"]
     assert found["reasoning_content"] == "What is 1 + 1? Thrée, nö."
+    assert found["reasoning"] == found["reasoning_content"]
     assert found["content"] == "Two."
     # Of a byte each.
     tokens = len(THOUGHT.rstrip().encode())
@@ -64,7 +65,7 @@ async def test_reasoning_comes_beside_the_answer(thinking: Server) -> None:
 
 async def test_an_answer_without_reasoning_has_no_such_field(thinking: Server) -> None:
     found = await message(thinking, "Two.")
-    assert "reasoning_content" not in found
+    assert {"reasoning", "reasoning_content"}.isdisjoint(found)
     assert found["content"] == "Two."
 
 
@@ -87,6 +88,7 @@ async def test_a_stream_tells_reasoning_and_answer_apart(thinking: Server) -> No
     told = [delta.get("reasoning_content", "") for delta in deltas]
     assert "".join(told) == "What is 1 + 1? Thrée, nö."
     assert sum(map(bool, told)) > 5
+    assert [delta.get("reasoning", "") for delta in deltas] == told
     assert "".join(delta.get("content", "") for delta in deltas) == "Two."
 
 
@@ -109,8 +111,14 @@ async def test_an_answer_in_a_form_is_no_reasoning(thinking: Server) -> None:
     assert found["content"] == THOUGHT + "{}"
 
 
-async def test_the_reasoning_of_earlier_turns_reaches_the_template(thinking: Server) -> None:
-    turn = {"role": "assistant", "content": "b", "reasoning_content": "c"}
+@pytest.mark.parametrize(
+    "reasoning", [{"reasoning_content": "c"}, {"reasoning": "c", "reasoning_content": "c"},
+                  {"reasoning": "c"}]
+)  # fmt: skip
+async def test_the_reasoning_of_earlier_turns_reaches_the_template(
+    thinking: Server, reasoning: dict[str, str]
+) -> None:
+    turn = {"role": "assistant", "content": "b", **reasoning}
     messages = [*user("a"), turn, *user("d")]
     body = {"model": MODEL, "messages": messages}
     answer = (await thinking.http.post("/v1/chat/completions", json=body)).json()

@@ -40,7 +40,6 @@ ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
 
 CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, {"model": MODEL}, "prompt", "required"),
-    (COMPLETIONS, {"prompt": "a"}, "model", "required"),
     (COMPLETIONS, completion(prompt=""), "prompt", "0 tokens"),
     (COMPLETIONS, completion(prompt=5), "prompt", "a list of token ids"),
     (COMPLETIONS, completion(prompt=[]), "prompt", "at least 1"),

@@ -118,14 +118,14 @@ CHAT_CASES: list[tuple[str, Any, str]] = [
         "messages",
         [{"role": "user", "content": "a", "x": 1}],
         "messages[0].x: unknown field; allowed: annotations, audio, content, function_call, name, "
-        "reasoning_content, refusal, role, tool_call_id, tool_calls (strictRequests)",
+        "reasoning, reasoning_content, refusal, role, tool_call_id, tool_calls (strictRequests)",
     ),
     (
         "messages",
         [{"rol": "user", "content": "a"}],
         "messages[0].rol: unknown field; did you mean role? allowed: annotations, audio, content, "
-        "function_call, name, reasoning_content, refusal, role, tool_call_id, tool_calls "
-        "(strictRequests)",
+        "function_call, name, reasoning, reasoning_content, refusal, role, tool_call_id, "
+        "tool_calls (strictRequests)",
     ),
     (
         "response_format",

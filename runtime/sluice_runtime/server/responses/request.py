@@ -234,7 +234,7 @@ class ResponsesRequest(
 ):
     """`POST /v1/responses`."""
 
-    model: str
+    model: str | None = None
     input: Input
     instructions: str | None = None
     """A system message before the input."""
@@ -254,7 +254,7 @@ class ResponsesRequest(
     """Variables for the model's chat template."""
 
     @property
-    def requested_model(self) -> str:
+    def requested_model(self) -> str | None:
         return self.model
 
     @property
