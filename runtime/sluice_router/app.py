@@ -78,6 +78,9 @@ def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
     app.add_routes(
         [
             *(web.post(route, routes.completion) for route in COMPLETION_ROUTES),
+            web.post("/tokenize", routes.tokens),
+            web.post("/detokenize", routes.tokens),
+            web.get("/openapi.json", routes.models, allow_head=False),
             web.get("/v1/models", routes.models, allow_head=False),
             web.get("/v1/models/{name:.+}", routes.models, allow_head=False),
             web.get("/health", health),
@@ -102,10 +105,20 @@ class Routes:
             body.release()
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """The models, or one of them, as an engine names them."""
+        """The models, or one of them, as an engine names them; or an engine's document."""
         return await self._forward(request, None)
 
-    async def _forward(self, request: web.Request, body: Body | None) -> web.StreamResponse:
+    async def tokens(self, request: web.Request) -> web.StreamResponse:
+        """A text or its token ids, by the tokenizer of any engine."""
+        body = Body(self._parts.budgets.bodies, request.get(TENANT))
+        try:
+            return await self._forward(request, body, generates=False)
+        finally:
+            body.release()
+
+    async def _forward(
+        self, request: web.Request, body: Body | None, *, generates: bool = True
+    ) -> web.StreamResponse:
         tenant = request.get(TENANT)
         relay = Relay(request, self._parts.budgets.bodies, tenant)
         head = Body(self._parts.budgets.bodies, tenant)
@@ -117,11 +130,15 @@ class Routes:
                 if body is not None:
                     with self._upload(request):
                         fields = await _read_body(request, body)
-                    progress, model = self._progress(fields, body), fields.model
-                    routing_key = headers.get(ROUTING_KEY_HEADER)
-                    affinity = affinity_of(routing_key, body.content, tenant or "")
-                path = request.rel_url.raw_path
-                call = Call(request.method, path, headers, body, progress, affinity, tenant, model)
+                    model = fields.model
+                    if generates:
+                        progress = self._progress(fields, body)
+                        routing_key = headers.get(ROUTING_KEY_HEADER)
+                        affinity = affinity_of(routing_key, body.content, tenant or "")
+                method, path = request.method, request.rel_url.raw_path
+                call = Call(
+                    method, path, headers, body, progress, affinity, tenant, model, generates
+                )
                 on_reply = partial(self._begun, request)
                 with self._parts.lifecycle.served(tenant):
                     return await self._forwarder.run(call, relay, on_reply)

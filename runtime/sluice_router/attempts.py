@@ -72,6 +72,8 @@ class Call:
     """The tenant that sends it, if API keys are required."""
     model: str | None = None
     """The model or adapter that it names."""
+    generates: bool = True
+    """Whether its body has a prompt to be computed."""
 
 
 class Reply:

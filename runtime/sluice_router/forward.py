@@ -279,7 +279,7 @@ class Dispatcher:
         return history.queue_is_full and _has_begun(call) and self._clock() < deadline
 
     def _choose_now(self, call: Call, history: History, now: float) -> TargetChoice:
-        engines, generates = self._fleet.engines(), call.body is not None
+        engines, generates = self._fleet.engines(), call.body is not None and call.generates
         if call.progress is not None and (start := call.progress.start) is not None:
             identity = start.answer_identity
             engines = tuple(engine for engine in engines if engine.can_resume(identity))

@@ -90,7 +90,8 @@ async def running_engine(
     engine = FakeEngine(behave)
     app = web.Application(client_max_size=64 * 1024 * 1024)
     app.router.add_get("/load", engine.report)
-    app.router.add_route("*", "/v1/{rest:.*}", engine.answer)
+    for path in ("/v1/{rest:.*}", "/tokenize", "/detokenize", "/openapi.json"):
+        app.router.add_route("*", path, engine.answer)
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=drain_seconds
     )

@@ -166,6 +166,14 @@ async def test_models_come_from_a_decode_engine_without_a_header(tmp_path: Path)
         assert PREFILL_HEADER not in service.decodes[0].calls[0][1]
 
 
+async def test_a_text_is_tokenised_by_one_engine_that_computes_nothing(tmp_path: Path) -> None:
+    async with pools(tmp_path, [fakes.answers_json]) as service:
+        url = service.router.url + "/tokenize"
+        async with service.client.post(url, data=b'{"prompt": "x"}') as response:
+            assert await response.json() == {"engine": service.decodes[0].url}
+        assert PREFILL_HEADER not in service.decodes[0].calls[0][1]
+
+
 async def test_both_engines_count_the_request_until_the_prompt_is_done(tmp_path: Path) -> None:
     async def waits_twice(engine: fakes.FakeEngine, request: web.Request) -> web.StreamResponse:
         await engine.gate.wait()

@@ -232,6 +232,21 @@ async def test_models_come_from_an_engine(client: aiohttp.ClientSession) -> None
         assert engine.calls[0][0] == "/v1/models"
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/openapi.json"])
+async def test_tokens_and_the_document_come_from_an_engine(
+    client: aiohttp.ClientSession, path: str
+) -> None:
+    method, body = ("GET", None) if path == "/openapi.json" else ("POST", b'{"prompt": "x"}')
+    async with (
+        fakes.running_engine(fakes.answers_json) as engine,
+        fakes.running_router(engine.url) as router,
+        client.request(method, router.url + path, data=body) as response,
+    ):
+        assert await response.json() == {"engine": engine.url}
+        asked, _, sent = engine.calls[0]
+        assert (asked, sent) == (path, body or b"")
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/models/org/m%20x", "/v1/models/../../flush", "/v1/models/%2e%2e/%2e%2e/flush"]
 )

@@ -9,6 +9,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from sluice_contract.config.cors import METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS
 from sluice_contract.http_errors import shown_json
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp
 
 from sluice_runtime.errors import InvalidRequestError, UnavailableError
 from sluice_runtime.server import response_models
+from sluice_runtime.server.answer_text import Detokenizer
 from sluice_runtime.server.body import parse_body, read_body, refuse_heavy
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
@@ -38,10 +40,13 @@ from sluice_runtime.server.openapi import (
 )
 from sluice_runtime.server.prompts import Planner
 from sluice_runtime.server.protocol import (
+    MAX_PROMPT_TOKENS,
     AbortRequest,
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     GenerateRequest,
+    TokenizeRequest,
 )
 from sluice_runtime.server.response_writers import (
     ChatShape,
@@ -54,7 +59,9 @@ from sluice_runtime.server.responses.models import ResponseAnswer, ResponseEvent
 from sluice_runtime.server.responses.request import ResponsesRequest
 from sluice_runtime.server.responses.translation import plan_response
 from sluice_runtime.server.role_change import RoleChanger, RoleRequest
+from sluice_runtime.server.sampling_plan import refuse_unknown_tokens
 from sluice_runtime.server.service import Service
+from sluice_runtime.server.streaming import WholeAnswer
 
 COMPLETIONS: Final = Route(
     CompletionRequest, Planner.plan_completion, chunk_writer(CompletionShape()), "cmpl-"
@@ -100,7 +107,12 @@ def routes_of(service: Service, *, with_metrics: bool = True) -> FastAPI:
     """All routes, with their error format."""
     metrics = [_metrics(service)] if with_metrics else []
     return _app_of(
-        _generating(service), _models(service), _engine(service), _status(service), *metrics
+        _generating(service),
+        _tokens(service),
+        _models(service),
+        _engine(service),
+        _status(service),
+        *metrics,
     )
 
 
@@ -162,6 +174,64 @@ def _generating(service: Service) -> APIRouter:
         return await handler.handle(GENERATE, request)
 
     return router
+
+
+def _tokens(service: Service) -> APIRouter:
+    """Texts and token ids of the model's tokenizer; the engine computes nothing for them."""
+    router = APIRouter(responses=BODY_ERRORS | errors(404, 503))
+
+    @router.post(
+        "/tokenize",
+        response_model=response_models.TokenizeAnswer,
+        openapi_extra=body(TokenizeRequest),
+    )
+    async def tokenize(request: Request) -> Response:
+        """The token ids of a prompt, or of a conversation with its chat template."""
+        planner = service.planner()
+        content = await read_body(request, service.identity.max_body_bytes)
+        return WholeAnswer(await asyncio.to_thread(_tokenized, service, planner, content))
+
+    @router.post(
+        "/detokenize",
+        response_model=response_models.DetokenizeAnswer,
+        openapi_extra=body(DetokenizeRequest),
+    )
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        planner = service.planner()
+        content = await read_body(request, service.identity.max_body_bytes)
+        return WholeAnswer(await asyncio.to_thread(_detokenized, service, planner, content))
+
+    return router
+
+
+def _tokenized(service: Service, planner: Planner, content: bytes) -> bytes:
+    refuse_heavy(ChatRequest, content, planner.limits.request_tokens)
+    asked = parse_body(TokenizeRequest, content)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidRequestError("prompt: allowed: either prompt or messages", "prompt")
+    service.adapter_key(asked.model)
+    if asked.messages is None:
+        ids = planner.token_ids(parse_body(CompletionRequest, content))
+    else:
+        ids = planner.token_ids(parse_body(ChatRequest, content))
+    strings = None
+    if asked.return_token_strs:
+        strings = [planner.text.tokenizer.token_name(token) for token in ids]
+    longest = planner.limits.context_length_tokens
+    return msgspec.json.encode(
+        {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings}
+    )
+
+
+def _detokenized(service: Service, planner: Planner, content: bytes) -> bytes:
+    refuse_heavy(DetokenizeRequest, content, MAX_PROMPT_TOKENS)
+    asked = parse_body(DetokenizeRequest, content)
+    service.adapter_key(asked.model)
+    refuse_unknown_tokens("tokens", asked.tokens, planner.vocabulary_size)
+    detokenizer = Detokenizer(planner.text.tokenizer, planner.text.special_texts)
+    text = detokenizer.push(asked.tokens) + detokenizer.finish()
+    return msgspec.json.encode({"prompt": text})
 
 
 def _models(service: Service) -> APIRouter:

@@ -178,27 +178,40 @@ class Planner:
             UnsupportedFieldError: the model has no chat template.
             InvalidRequestError: as `plan_completion`.
         """
-        if self.text.template is None:
-            raise UnsupportedFieldError(
-                "messages: this model has no chat template; allowed: /v1/completions", "messages"
-            )
         self._refuse_many_choices(1, request.choices)
-        tools = None
-        if request.tools or request.tool_choice is not None:
-            tools = plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
-        messages = [message.for_template() for message in request.messages]
-        shown = tools.shown if tools else None
-        prompt = self.text.template.render(
-            messages,
-            shown,
-            _template_options(request),
-            unix_seconds=self.unix_seconds,
-            add_generation_prompt=request.add_generation_prompt is not False,
-        )
+        tools = self._tools(request)
+        prompt = self._rendered(request, tools)
         ids = self._encoded(request, prompt, "messages")
         plans = self._plans(request, [Prompt(ids)], "messages", tools)
         reasoning = self._reasoning(prompt, plans[0].grammar, tools)
         return [replace(plan, reasoning=reasoning) for plan in plans]
+
+    def token_ids(self, request: ChatRequest | CompletionRequest) -> list[int]:
+        """Of the whole prompt, which is a conversation or one text; raises as its plan does."""
+        if isinstance(request, CompletionRequest):
+            assert isinstance(request.prompt, str)
+            return self._encoded(request, request.prompt, "prompt")
+        prompt = self._rendered(request, self._tools(request))
+        return self._encoded(request, prompt, "messages")
+
+    def _tools(self, request: ChatRequest) -> ToolPlan | None:
+        if not request.tools and request.tool_choice is None:
+            return None
+        return plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
+
+    def _rendered(self, request: ChatRequest, tools: ToolPlan | None) -> str:
+        """The conversation as the model's template writes it."""
+        if self.text.template is None:
+            raise UnsupportedFieldError(
+                "messages: this model has no chat template; allowed: /v1/completions", "messages"
+            )
+        return self.text.template.render(
+            [message.for_template() for message in request.messages],
+            tools.shown if tools else None,
+            _template_options(request),
+            unix_seconds=self.unix_seconds,
+            add_generation_prompt=request.add_generation_prompt is not False,
+        )
 
     def _reasoning(
         self, prompt: str, grammar: Grammar | None, tools: ToolPlan | None

@@ -322,6 +322,25 @@ class GenerateRequest(GenerationRequest):
         return super().contradiction()
 
 
+class TokenizeRequest(RequestModel):
+    """`POST /tokenize`: a prompt, or a conversation with the fields of a chat that its template
+    reads."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    """Whether the answer also has each token as the vocabulary spells it."""
+
+
+class DetokenizeRequest(RequestModel):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
+
+
 class AbortRequest(RequestModel):
     """`POST /abort_request`."""
 

@@ -267,6 +267,23 @@ class ModelList(ResponseModel):
     data: list[ModelAnswer]
 
 
+class TokenizeAnswer(ResponseModel):
+    """`/tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+    """None unless requested."""
+
+
+class DetokenizeAnswer(ResponseModel):
+    """`/detokenize`."""
+
+    prompt: str
+    """With special tokens as text."""
+
+
 class StatusAnswer(ResponseModel):
     """A status and nothing else."""
 

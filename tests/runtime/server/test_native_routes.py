@@ -25,6 +25,52 @@ PER_REQUEST = (
 """How the names of metrics begin that count requests and their tokens."""
 
 
+async def test_texts_and_tokens_are_turned_into_each_other(server: Server) -> None:
+    asked = {"model": MODEL, "prompt": "h€", "return_token_strs": True}
+    tokens = (await server.http.post("/tokenize", json=asked)).json()
+    assert tokens == {
+        "count": 4,
+        "max_model_len": 512,
+        "tokens": [104, 226, 130, 172],
+        "token_strs": ["<0x68>", "<0xE2>", "<0x82>", "<0xAC>"],
+    }
+    body = {"tokens": [*tokens["tokens"], 257]}
+    assert (await server.http.post("/detokenize", json=body)).json() == {"prompt": "h€<pad>"}
+    assert server.engine.heard == []
+
+
+async def test_a_conversation_is_tokenised_as_a_chat_is(server: Server) -> None:
+    options: list[tuple[dict[str, Any], str]] = [
+        ({}, "user: a\nassistant: "),
+        ({"add_generation_prompt": False}, "user: a\n"),
+    ]
+    for option, text in options:
+        body = {"messages": [{"role": "user", "content": "a"}], **option}
+        tokens = (await server.http.post("/tokenize", json=body)).json()
+        assert bytes(tokens["tokens"]).decode() == text
+        assert tokens["token_strs"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/tokenize", {"prompt": "a", "messages": []}, 400, "prompt"),
+        ("/tokenize", {}, 400, "prompt"),
+        ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
+        ("/tokenize", {"messages": [{"role": "judge", "content": "a"}]}, 400, "messages[0].role"),
+        ("/tokenize", {"model": "other", "prompt": "a"}, 404, "model"),
+        ("/tokenize", {"prompt": "a" * 9000}, 400, "prompt"),
+        ("/detokenize", {"tokens": [259]}, 400, "tokens"),
+        ("/detokenize", {"tokens": "a"}, 400, "tokens"),
+    ],
+)
+async def test_what_has_no_tokens_is_refused(
+    server: Server, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    response = await server.http.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
 @pytest.mark.parametrize("prompt", [{"text": "h€"}, {"input_ids": list("h€".encode())}])
 async def test_generate_answers_with_text_and_token_ids(
     server: Server, prompt: dict[str, Any]
