@@ -1,8 +1,9 @@
 """What router and engine say of clients' requests, in one wording: errors, headers, log lines.
 
-An error has the form of OpenAI's error object. A message of the log is one line, escaped and cut
-short, whatever clients sent; a traceback follows it on indented lines, so that none of them passes
-for a message. Here are also the caps on a request's head. Knows no server.
+An error has the form of OpenAI's error object, or on Anthropic's routes of Anthropic's. A message
+of the log is one line, escaped and cut short, whatever clients sent; a traceback follows it on
+indented lines, so that none of them passes for a message. Here are also the caps on a
+request's head. Knows no server.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -35,8 +36,27 @@ HEAD_SECONDS: Final = 60.0
 BODY_SECONDS: Final = 60.0
 """Longest time that a body may take to arrive."""
 
+MESSAGES_PATH: Final = "/v1/messages"
+COUNT_TOKENS_PATH: Final = "/v1/messages/count_tokens"
+ANTHROPIC_PATHS: Final = frozenset({MESSAGES_PATH, COUNT_TOKENS_PATH})
+OVERLOADED: Final = 529
+"""What Anthropic's API answers where others answer 503."""
+_ANTHROPIC_TYPES: Final = {
+    400: INVALID_REQUEST,
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
+"""By status; of another one by its class."""
+
 _ROUTES: Final = (["chat", "completions"], ["completions"], ["responses"], ["models"])
 """OpenAI's, below the base URL."""
+_ANTHROPIC_ROUTES: Final = (["v1", "messages"], ["v1", "messages", "count_tokens"])
+"""The same of Anthropic's."""
 _OTHER_TASKS: Final = {
     "embeddings": "makes no embeddings",
     "rerank": "ranks no documents",
@@ -55,7 +75,7 @@ _OTHER_TASKS: Final = {
     "realtime": "holds no realtime sessions",
 }
 """OpenAI's and vLLM's routes below /v1 that are other tasks than this server's."""
-_BASE_URL: Final = "; allowed: /v1/{}, as with a client whose base URL ends in /v1"
+_BASE_URL: Final = "; allowed: /{}, as with a client whose base URL ends {}"
 
 _SHOWN_CHARACTERS: Final = 60
 _SHOWN_ITEMS: Final = 100
@@ -83,6 +103,21 @@ def error_object(
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
+def status_for(path: str, status: int) -> int:
+    """The status of an error on the route with this path."""
+    return OVERLOADED if status == 503 and path in ANTHROPIC_PATHS else status
+
+
+def error_for(path: str, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The error JSON for the route with this path; `error` is OpenAI's, or as this returns it.
+    Anthropic's has `param` and `code`, too."""
+    if path not in ANTHROPIC_PATHS:
+        return error
+    of_class = "api_error" if status >= 500 else INVALID_REQUEST
+    kind = _ANTHROPIC_TYPES.get(status_for(path, status), of_class)
+    return {"type": "error", "error": {**error["error"], "type": kind}}
+
+
 def closing_response(status: int, body: bytes, headers: str = "") -> bytes:
     """A whole HTTP answer after which the connection is closed, for where no library makes one.
 
@@ -104,9 +139,16 @@ def no_route(path: str) -> Mistake:
             "/v1/chat/completions, /v1/responses, /v1/completions"
         )
         return Mistake(404, "not_found", message)
-    meant = next((route for route in _ROUTES if parts[-len(route) :] == route), None)
-    hint = "" if meant is None else _BASE_URL.format("/".join(meant))
+    hint = ""
+    if (route := _meant(parts, _ROUTES)) is not None:
+        hint = _BASE_URL.format("/".join(["v1", *route]), "in /v1")
+    elif (route := _meant(parts, _ANTHROPIC_ROUTES)) is not None:
+        hint = _BASE_URL.format("/".join(route), "before /v1")
     return Mistake(404, "not_found", f"{shown(path)}: no such route{hint}")
+
+
+def _meant(parts: list[str], routes: Iterable[list[str]]) -> list[str] | None:
+    return next((route for route in routes if parts[-len(route) :] == route), None)
 
 
 def method_not_allowed(method: str, path: str) -> Mistake:

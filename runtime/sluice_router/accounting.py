@@ -14,7 +14,7 @@ from sluice_contract.http_errors import REQUEST_ID_HEADER
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, Attributes, trace_id
 
 from sluice_router import edge
-from sluice_router.auth import ApiKeys
+from sluice_router.auth import API_KEY_HEADER, ApiKeys
 from sluice_router.edge import CorsHeaders
 from sluice_router.engines import Clock
 from sluice_router.errors import BadRequestError, InternalError, RouterError
@@ -122,13 +122,15 @@ class Accounting:
             if self._cors is not None and (answer := self._cors.preflight(request)) is not None:
                 return answer
             if self._keys is not None and _route(request) not in PROBES:
-                request[TENANT] = self._keys.tenant(request.headers.get("Authorization"))
+                request[TENANT] = self._keys.tenant(
+                    request.headers.get("Authorization"), request.headers.get(API_KEY_HEADER)
+                )
             return await handler(request)
         except RouterError as error:
             request[FAILURE] = error.with_traceback(None)
-            return error_response(error)
+            return error_response(error, request.path)
         except web.HTTPException as error:
-            refusal = error_response(_from_http(request, error))
+            refusal = error_response(_from_http(request, error), request.path)
             if "Allow" in error.headers:
                 refusal.headers["Allow"] = error.headers["Allow"]
             return refusal
@@ -136,7 +138,7 @@ class Accounting:
             raise  # the client left, or does not read
         except Exception:
             logger.exception("request %s: unexpected error", request[ID])
-            return error_response(InternalError())
+            return error_response(InternalError(), request.path)
 
     async def finish_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Headers of every answer."""
@@ -165,7 +167,7 @@ def _outcome(request: web.Request, status: int) -> Outcome:
     failure = request.get(FAILURE)
     if status == CLIENT_GONE:
         return "client_gone"
-    if failure is None or failure.status == status:
+    if failure is None or http_errors.status_for(request.path, failure.status) == status:
         return "complete"
     return "client_gone" if failure.client_is_the_cause else "cut"
 

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 from sluice_contract import http_errors
-from sluice_contract.http_errors import ROUTING_KEY_HEADER
+from sluice_contract.http_errors import COUNT_TOKENS_PATH, ROUTING_KEY_HEADER
 
 from sluice_router import edge
 from sluice_router.accounting import (
@@ -81,6 +81,7 @@ def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
             web.post("/tokenize", routes.tokens),
             web.post("/detokenize", routes.tokens),
             web.get("/openapi.json", routes.models, allow_head=False),
+            web.post(COUNT_TOKENS_PATH, routes.completion),
             web.get("/v1/models", routes.models, allow_head=False),
             web.get("/v1/models/{name:.+}", routes.models, allow_head=False),
             web.get("/health", health),
@@ -97,7 +98,7 @@ class Routes:
         self._forwarder = ResumingForwarder(parts.dispatcher, parts.telemetry)
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
-        """An OpenAI completion: checked, then passed through."""
+        """A request with a body: checked, then passed through."""
         body = Body(self._parts.budgets.bodies, request.get(TENANT))
         try:
             return await self._forward(request, body)

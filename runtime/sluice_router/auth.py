@@ -27,6 +27,8 @@ LOOK_SECONDS: Final = 1.0
 """Pause between two looks at the folder."""
 MAX_KEY_BYTES: Final = 8192
 SCHEME: Final = "bearer"
+API_KEY_HEADER: Final = "X-Api-Key"
+"""Where Anthropic's clients have the key."""
 _Stamp = tuple[tuple[str, int, int, int], ...]
 SignTenant = Callable[[str, str, Bound | None], str]
 """Value of `TENANT_HEADER` for a tenant's request with an id, for a path and a body."""
@@ -62,13 +64,16 @@ class ApiKeys:
         self._looked = clock()
         _log(self._digests)
 
-    def tenant(self, authorization: str | None) -> str:
-        """The tenant whose key the header Authorization has. Takes equally long for any wrong key.
+    def tenant(self, authorization: str | None, api_key: str | None = None) -> str:
+        """The tenant whose key the header Authorization has, or without it X-Api-Key. Takes equally
+        long for any wrong key.
 
         Raises:
             UnauthorizedError: it has no key, or an unknown one.
         """
         self._look()
+        if authorization is None and api_key is not None:
+            authorization = f"{SCHEME} {api_key}"
         scheme, _, key = (authorization or "").strip().partition(" ")
         if scheme.lower() != SCHEME or not key.strip():
             raise UnauthorizedError(

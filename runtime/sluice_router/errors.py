@@ -1,5 +1,5 @@
-"""The router's exception tree, how each error reads in OpenAI's error JSON, and what an engine's
-error means: why an attempt failed, and whether another engine may be asked.
+"""The router's exception tree, how each error reads in OpenAI's error JSON or Anthropic's, and what
+an engine's error means: why an attempt failed, and whether another engine may be asked.
 
 Every request that is not answered by an engine ends in a `RouterError`. An `AttemptFailedError`
 never reaches a client: another engine is asked, or the `RouterError` in it is the answer.
@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from multidict import CIMultiDict
 from sluice_contract.http_errors import (
+    ANTHROPIC_PATHS,
     ENGINE_DIED,
     GRAMMAR_UNAVAILABLE,
     INTERNAL_CODE,
     INTERNAL_MESSAGE,
     INVALID_REQUEST,
     OUT_OF_MEMORY,
+    OVERLOADED,
     SERVER_ERROR,
     UNAVAILABLE,
     Mistake,
+    error_for,
     error_object,
     shown,
 )
@@ -51,6 +54,7 @@ RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
     HTTPStatus.TOO_MANY_REQUESTS: "queue_full",
     HTTPStatus.BAD_GATEWAY: "broken",
     HTTPStatus.SERVICE_UNAVAILABLE: "unavailable",
+    OVERLOADED: "unavailable",
 }
 PRIVATE_REASONS: Final[frozenset[RetryReason]] = frozenset({"mismatch", "signature"})
 """A status has such a reason only in the answer to a private call."""
@@ -101,6 +105,17 @@ class RouterError(Exception):
     def body(self) -> bytes:
         """OpenAI's error JSON."""
         return error_json(str(self), self.type, self.code, self.param)
+
+    def body_for(self, path: str) -> bytes:
+        """The error JSON for clients of the route with this path."""
+        if path not in ANTHROPIC_PATHS:
+            return self.body
+        try:
+            error = msgspec.json.decode(self.body, type=dict[str, Any])
+            return msgspec.json.encode(error_for(path, self.status, error))
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+            error = error_object(str(self), self.type, self.code, self.param)
+            return msgspec.json.encode(error_for(path, self.status, error))
 
 
 class BadRequestError(RouterError):

@@ -3,7 +3,7 @@
 Bytes pass as they are, except for the router's comments in replies to private calls. Before the
 first byte a failure is an ordinary error answer. After it, a stream of events goes on with the next
 reply, or ends with one error event and no `[DONE]`; anything else is cut off, so that it cannot
-pass for complete.
+pass for complete. Errors have the form that the route's clients expect.
 
 Of a stream more than 64 KiB may be held at once: of events that belong together, and of what the
 client does not read. That is counted, as an answer that is passed on when it is whole is.
@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Final
 
 from aiohttp import web
+from sluice_contract.http_errors import status_for
 
 from sluice_router import sse
 from sluice_router.attempts import Reply
@@ -49,9 +50,10 @@ class ErrorEventError(Exception):
         """Its JSON."""
 
 
-def error_response(error: RouterError) -> web.Response:
-    """An error as the whole answer."""
-    return web.Response(status=error.status, headers=error.headers, body=error.body)
+def error_response(error: RouterError, path: str) -> web.Response:
+    """An error as the whole answer of the route with this path."""
+    status = status_for(path, error.status)
+    return web.Response(status=status, headers=error.headers, body=error.body_for(path))
 
 
 class _Response(web.StreamResponse):
@@ -115,12 +117,13 @@ class Relay:
         """End the answer with an error, in the way that its state allows."""
         response = self._response
         if response is None or not response.prepared:
-            return error_response(error)
+            return error_response(error, self._request.path)
         if not self._streams or self._in_event:
             self._request.protocol.force_close()
             return response
         if not self._ended:
-            await self._send_end(response.write(sse.error_event(error.body)))
+            path = self._request.path
+            await self._send_end(response.write(sse.error_event(path, error.body_for(path))))
         await self._send_end(response.write_eof())
         return response
 
@@ -136,7 +139,7 @@ class Relay:
             await self._write(response, [events])
             self._ended = sse.ends_stream(events)
         if not self._ended:
-            raise EngineFailedError(f"{reply.engine} ended the stream without [DONE]")
+            raise EngineFailedError(f"{reply.engine} ended the stream without its last event")
         return response
 
     async def _pass_private(
@@ -239,7 +242,8 @@ async def whole_events(reply: Reply, held: Body) -> AsyncIterator[bytes | bytear
 async def events_of(
     reply: Reply, progress: Progress, held: Body
 ) -> AsyncIterator[Sequence[Buffer]]:
-    """Whole events, as they come, to `[DONE]`. Where only that is missing, it is supplied.
+    """Whole events, as they come, to the stream's end. Where only `[DONE]` is missing, it is
+    supplied.
 
     Raises:
         EngineFailedError: the engine broke off.
@@ -258,7 +262,7 @@ async def events_of(
             raise
     if not progress.done:
         if not progress.last_seen:
-            raise EngineFailedError(f"{reply.engine} ended the stream without [DONE]")
+            raise EngineFailedError(f"{reply.engine} ended the stream without its last event")
         progress.done = True
         yield [sse.DONE]
 

@@ -133,9 +133,9 @@ class Progress:
         self.forgotten = False
         """Whether the answer can no longer be resumed."""
         self.last_seen = False
-        """Whether everything but `[DONE]` came."""
+        """Whether everything came but `[DONE]`, on routes whose streams end with it."""
         self.done = False
-        """Whether that came too."""
+        """Whether the stream's end came."""
         self._seed = seed
         self._charge = charge
         self._start: AnswerStart | None = None
@@ -178,7 +178,7 @@ class Progress:
             if not self.begun:
                 self.forget()
             pieces.append(view[start:end])
-        self.done = self.done or events.endswith(sse.DONE)
+        self.done = self.done or events.endswith(sse.ENDS)
         return EventsRead(pieces)
 
     def _after_comments(self, events: bytes | bytearray, begin: int, end: int) -> int:

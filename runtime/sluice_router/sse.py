@@ -1,17 +1,25 @@
 """Server-sent events as bytes: where one ends, which belong together, and which one ends a stream.
 
-Of what events carry, only OpenAI's `[DONE]` and error events are looked at.
+Of what events carry, only what ends a stream is looked at: OpenAI's `[DONE]`, Anthropic's
+`message_stop`, and error events of both.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from sluice_contract.http_errors import ANTHROPIC_PATHS
 from sluice_contract.wire.private_calls import MORE_LINE
 
 END: Final = b"\n\n"
 DONE: Final = b"data: [DONE]\n\n"
+_MESSAGE_STOP: Final = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+ENDS: Final = (DONE, _MESSAGE_STOP)
+"""The last event of a stream that is whole, by the route."""
 ERROR_START: Final = b'data: {"error"'
+"""Also on Anthropic's routes in answers to private calls."""
+_NAMED_ERROR: Final = b"event: error\n"
+_ERROR_STARTS: Final = (ERROR_START, _NAMED_ERROR + b"data: ")
 _DATA: Final = b"data: "
 CONTENT_TYPE: Final = "text/event-stream"
 
@@ -53,11 +61,11 @@ class WholeEvents:
 
 
 def ends_stream(events: bytes | bytearray) -> bool:
-    """Whether the last of these whole events ends the stream: `[DONE]` or an error."""
-    if events.endswith(DONE):
+    """Whether the last of these whole events ends the stream."""
+    if events.endswith(ENDS):
         return True
     before = events.rfind(END, 0, max(0, len(events) - len(END)))
-    return events.startswith(ERROR_START, 0 if before < 0 else before + len(END))
+    return events.startswith(_ERROR_STARTS, 0 if before < 0 else before + len(END))
 
 
 def _without_open_group(events: bytes | bytearray, end: int) -> int:
@@ -73,14 +81,15 @@ def _without_open_group(events: bytes | bytearray, end: int) -> int:
 
 def error_in(chunk: bytes) -> bytes | None:
     """The error JSON, when a stream's first bytes are an error event: nothing was generated."""
-    if not chunk.startswith(ERROR_START):
+    if not chunk.startswith(_ERROR_STARTS):
         return None
-    return chunk.partition(END)[0].removeprefix(b"data: ")
+    return chunk.partition(END)[0].partition(_DATA)[2]
 
 
-def error_event(body: bytes) -> bytes:
-    """An error as the last event of a stream."""
-    return b"data: " + body + END
+def error_event(path: str, body: bytes) -> bytes:
+    """An error as the last event of a stream of the route with this path."""
+    name = _NAMED_ERROR if path in ANTHROPIC_PATHS else b""
+    return name + _DATA + body + END
 
 
 class DataLine:

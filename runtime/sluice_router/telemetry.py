@@ -22,6 +22,7 @@ from prometheus_client import (
 )
 from sluice_contract.cluster import metrics
 from sluice_contract.cluster.labels import Role
+from sluice_contract.http_errors import MESSAGES_PATH, status_for
 from sluice_contract.version import VERSION
 from sluice_contract.wire.load import EngineCondition, Ledger
 from sluice_contract.wire.spans import (
@@ -41,13 +42,15 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 Outcome = Literal["complete", "cut", "client_gone"]
 """How an answer ended: whole (also as an error), broken off after its head was sent, or by the
 client, who left or did not read."""
-COMPLETION_ROUTES: Final = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+COMPLETION_ROUTES: Final = (
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", MESSAGES_PATH,
+)  # fmt: skip
 FAILURES: Final[tuple[tuple[str, Outcome], ...]] = (
     ("200", "cut"), ("429", "complete"), ("500", "complete"), ("502", "complete"),
     ("503", "complete"), ("504", "complete"),
 )  # fmt: skip
 """Status and outcome of requests to `COMPLETION_ROUTES` on which alerts are built. These counters
-start at 0, so that their first count is an increase."""
+start at 0, so that their first count is an increase. Anthropic's clients get another status."""
 Fate = Literal["answered", "resumed", "refused", "left", "lost"]
 """What became of a request for a completion: the fields of `Ledger`."""
 _LOST: Final = frozenset({500, 502, 504})
@@ -99,7 +102,7 @@ class Telemetry:
         self._resumes_forgone = self._counter(table["sluice_router_resumes_forgone_total"])
         self._engines = self._gauge(table["sluice_router_engines"])
         for route, (status, outcome) in product(COMPLETION_ROUTES, FAILURES):
-            self._requests.labels(route, status, outcome)
+            self._requests.labels(route, str(status_for(route, int(status))), outcome)
         for fate in get_args(Fate):
             self._ledger.labels(fate)
         for answer in ("stream", "whole"):

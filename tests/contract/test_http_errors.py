@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from sluice_contract.http_errors import no_route, not_json, shown
+from sluice_contract.http_errors import (
+    error_for,
+    error_object,
+    no_route,
+    not_json,
+    shown,
+    status_for,
+)
 
 
 def test_where_a_mistake_is_is_said_of_short_bodies_and_not_looked_for_in_long_ones() -> None:
@@ -31,6 +38,30 @@ def test_a_wrong_base_url_is_told_the_right_one(path: str, meant: str) -> None:
     message = no_route(path).message
     assert message.startswith(f"{path}: no such route; allowed: {meant}, ")
     assert message.endswith("base URL ends in /v1")
+
+
+def test_so_is_one_of_anthropic_s() -> None:
+    message = no_route("/v1/v1/messages").message
+    assert message.endswith(
+        "allowed: /v1/messages, as with a client whose base URL ends before /v1"
+    )
+
+
+def test_an_error_has_the_form_and_the_type_of_its_route() -> None:
+    error = error_object("m", "server_error", "c", "p")
+    assert error_for("/v1/completions", 503, error) == error
+    types = {
+        400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+        404: "not_found_error", 409: "invalid_request_error", 413: "request_too_large",
+        429: "rate_limit_error", 500: "api_error", 502: "api_error", 503: "overloaded_error",
+        504: "timeout_error", 529: "overloaded_error",
+    }  # fmt: skip
+    for status, kind in types.items():
+        own = error_for("/v1/messages", status, error)
+        details = {"message": "m", "type": kind, "code": "c", "param": "p"}
+        assert own == {"type": "error", "error": details}
+        assert error_for("/v1/messages", status, own) == own
+    assert [status_for("/v1/messages", status) for status in (502, 503)] == [502, 529]
 
 
 @pytest.mark.parametrize("path", ["/", "/nope", "/v1/completions/nope"])

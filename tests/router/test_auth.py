@@ -158,10 +158,8 @@ async def test_every_route_but_the_probe_asks_for_a_key(secret: Mounted) -> None
                 assert response.status == 401, (method, path)
                 assert response.headers["WWW-Authenticate"] == "Bearer"
                 error = (await response.json())["error"]
-                assert (error["type"], error["code"]) == (
-                    "invalid_request_error",
-                    "invalid_api_key",
-                )
+                kind = "authentication_error" if "messages" in path else "invalid_request_error"
+                assert (error["type"], error["code"]) == (kind, "invalid_api_key")
                 asked.add(path)
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models"} <= asked
     assert not [path for path, _, _ in engine.calls if path.startswith("/v1")]

@@ -32,6 +32,7 @@ async def test_no_request_gets_a_5xx_or_an_answer_that_is_not_described(
         ):
             # From another thread: this one serves.
             seen = await asyncio.to_thread(fuzz, engine.url, MODEL, examples, router=router.url)
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+    routes = ("completions", "chat/completions", "responses", "messages", "messages/count_tokens")
+    for path in [f"/v1/{route}" for route in routes]:
         assert seen[path, 200] > 0, "no request was served"
         assert seen[path, 400] > 0, "no request was refused"

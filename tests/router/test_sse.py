@@ -35,8 +35,11 @@ def test_whole_chunks_are_passed_on_without_a_copy() -> None:
         ([b"data: 1\n\n"], False),
         ([b"data: 1\n\n", DONE], True),
         ([b"data: 1\n\ndata: [DO", b"NE]\n\n"], True),
-        ([b"data: 1\n\n" + error_event(b'{"error":{}}')], True),
+        ([b"data: 1\n\n" + error_event("", b'{"error":{}}')], True),
         ([b"data: 1\n\n", b"data: [DONE]"], False),
+        ([b"event: ping\ndata: 1\n\n", b'event: message_stop\ndata: {"type":"mess'], False),
+        ([b'event: message_stop\ndata: {"type":"mess', b'age_stop"}\n\n'], True),
+        ([b"data: 1\n\n" + error_event("/v1/messages", b"{}")], True),
     ],
 )
 def test_done_or_an_error_ends_a_stream(chunks: list[bytes], ended: bool) -> None:
@@ -47,7 +50,8 @@ def test_done_or_an_error_ends_a_stream(chunks: list[bytes], ended: bool) -> Non
 
 
 def test_an_error_event_is_known_by_its_start() -> None:
-    assert error_in(error_event(b'{"error":{}}') + DONE) == b'{"error":{}}'
+    assert error_in(error_event("", b'{"error":{}}') + DONE) == b'{"error":{}}'
+    assert error_in(error_event("/v1/messages", b"{}") + DONE) == b"{}"
     assert error_in(b'data: {"id":"x"}\n\n') is None
 
 
@@ -81,6 +85,6 @@ def test_a_line_of_data_is_taken_out_of_a_stream_however_it_is_cut(size: int) ->
 
 
 def test_an_error_is_no_line_of_data() -> None:
-    line, error = DataLine(), error_event(b'{"error":{"code":"x"}}')
+    line, error = DataLine(), error_event("", b'{"error":{"code":"x"}}')
     assert line.split(error) == (error, b"", b"")
     assert not line.ended

@@ -38,6 +38,8 @@ class Piece:
     """Generated tokens that this piece accounts for, including the stop token."""
     cached_tokens: int = 0
     finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+    stop: str | None = None
+    """The stop string that ended the choice."""
     token_ids: tuple[int, ...] = ()
     """Tokens whose text has begun to be sent. Never the stop token, nor what follows a stop
     string."""
@@ -75,6 +77,7 @@ def joined(pieces: Sequence[Piece]) -> Piece:
         reasoning="".join([piece.reasoning for piece in pieces]),
         tokens=sum(piece.tokens for piece in pieces),
         finish_reason=pieces[-1].finish_reason,
+        stop=pieces[-1].stop,
         token_ids=tuple(chain.from_iterable(piece.token_ids for piece in pieces)),
         scores=tuple(chain.from_iterable(scores)) if scores else None,
         returned_ids=tuple(chain.from_iterable(ids)) if ids else None,
@@ -152,6 +155,7 @@ class AnswerText:
             tokens=taken,
             cached_tokens=delta.cached_tokens,
             finish_reason=reason,
+            stop=self._stops.found,
             token_ids=tuple([token.token_id for token in released]),
             starts=tuple([token.start for token in released]) if self._plan.reasoning else (),
             scores=None if self._plan.logprobs < 0 else self._scored(released),
@@ -226,6 +230,8 @@ class StopStrings:
         """Whether the stop string is part of the answer."""
         self._held = ""
         self.stopped = False
+        self.found: str | None = None
+        """The stop string, once it was found."""
 
     def push(self, text: str, *, honoured: bool = True) -> str:
         """The text that surely belongs to the answer; "" once a stop string was found. With
@@ -256,6 +262,7 @@ class StopStrings:
         if not hits:
             return None
         end, start = min(hits)
+        self.found = text[start:end]
         return end if self._kept else start
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from sluice_contract.config.cors import METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS
-from sluice_contract.http_errors import shown_json
+from sluice_contract.http_errors import COUNT_TOKENS_PATH, MESSAGES_PATH, shown_json
 from sluice_contract.wire.load import LoadReport
 from sluice_contract.wire.private_calls import ROLE_PATH
 from starlette.middleware.cors import CORSMiddleware
@@ -28,8 +28,17 @@ from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.handler import RequestHandler, Route
 from sluice_runtime.server.health import TokenCheck
 from sluice_runtime.server.http import GateMiddleware
+from sluice_runtime.server.messages.events import MessageWriter
+from sluice_runtime.server.messages.models import (
+    MessageAnswer,
+    MessageEvent,
+    TokenCount,
+)
+from sluice_runtime.server.messages.request import CountTokensRequest, MessagesRequest
+from sluice_runtime.server.messages.translation import plan_message
 from sluice_runtime.server.metrics import CONTENT_TYPE
 from sluice_runtime.server.openapi import (
+    ANTHROPIC_ERRORS,
     BODY_ERRORS,
     HEAD_ERRORS,
     WORK_ERRORS,
@@ -37,6 +46,7 @@ from sluice_runtime.server.openapi import (
     document,
     errors,
     events,
+    named_events,
 )
 from sluice_runtime.server.prompts import Planner
 from sluice_runtime.server.protocol import (
@@ -68,6 +78,8 @@ COMPLETIONS: Final = Route(
 )
 CHAT: Final = Route(ChatRequest, Planner.plan_chat, chunk_writer(ChatShape()), "chatcmpl-")
 RESPONSES: Final = Route(ResponsesRequest, plan_response, ResponseWriter, "resp_")
+MESSAGES: Final = Route(MessagesRequest, plan_message, MessageWriter, "msg_")
+COUNT_TOKENS: Final = Route(CountTokensRequest, plan_message, MessageWriter, "msg_")
 GENERATE: Final = Route(
     GenerateRequest, Planner.plan_generate, chunk_writer(GenerateShape()), "gen-"
 )
@@ -109,6 +121,7 @@ def routes_of(service: Service, *, with_metrics: bool = True) -> FastAPI:
     return _app_of(
         _generating(service),
         _tokens(service),
+        _anthropic(service),
         _models(service),
         _engine(service),
         _status(service),
@@ -201,6 +214,30 @@ def _tokens(service: Service) -> APIRouter:
         planner = service.planner()
         content = await read_body(request, service.identity.max_body_bytes)
         return WholeAnswer(await asyncio.to_thread(_detokenized, service, planner, content))
+
+    return router
+
+
+def _anthropic(service: Service) -> APIRouter:
+    router = APIRouter(responses=ANTHROPIC_ERRORS)
+    handler = RequestHandler(service)
+
+    @router.post(
+        MESSAGES_PATH,
+        response_model=MessageAnswer,
+        responses=named_events(MessageEvent, "message_stop"),
+        openapi_extra=body(MessagesRequest),
+    )
+    async def answer_a_message(request: Request) -> Response:
+        """Anthropic's Messages."""
+        return await handler.handle(MESSAGES, request)
+
+    @router.post(
+        COUNT_TOKENS_PATH, response_model=TokenCount, openapi_extra=body(CountTokensRequest)
+    )
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens the prompt of a message has."""
+        return await handler.count_tokens(COUNT_TOKENS, request)
 
     return router
 

@@ -1,4 +1,4 @@
-"""Every error as OpenAI's error JSON, with its status and headers."""
+"""Every error as OpenAI's error JSON, or Anthropic's, with its status and headers."""
 
 from __future__ import annotations
 
@@ -92,21 +92,24 @@ _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
 _INTERNAL: Final = Kind(500, SERVER_ERROR, http_errors.INTERNAL_CODE)
 
 
-def error_body(error: Exception) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`; gives no details of an unexpected error."""
+def error_body(error: Exception, path: str = "") -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`, or as clients of the route with this path expect
+    it; gives no details of an unexpected error."""
     kind = _kind_of(error)
     message = str(error) if kind is not _INTERNAL else http_errors.INTERNAL_MESSAGE
-    return error_object(message, kind.type, kind.code, getattr(error, "param", None))
+    body = error_object(message, kind.type, kind.code, getattr(error, "param", None))
+    return dict(http_errors.error_for(path, kind.status, body))
 
 
-def error_response(error: Exception) -> Response:
-    """The whole response; 429 and 503 carry Retry-After."""
+def error_response(error: Exception, path: str = "") -> Response:
+    """The whole response of the route with this path; 429 and 503 carry Retry-After."""
     kind = _kind_of(error)
     wait = kind.retry_after_seconds
     headers = {} if wait is None else {"retry-after": str(wait)}
     if kind.closes:
         headers["connection"] = "close"
-    return JSONResponse(error_body(error), kind.status, headers)
+    status = http_errors.status_for(path, kind.status)
+    return JSONResponse(error_body(error, path), status, headers)
 
 
 def log_unforeseen(error: Exception) -> None:
@@ -132,13 +135,13 @@ async def _framework_error(request: Request, error: Exception) -> Response:
         mistake = http_errors.method_not_allowed(request.method, path)
     else:
         mistake = http_errors.otherwise_bad(error.status_code, error.detail)
-    response = error_response(MistakenError(mistake))
+    response = error_response(MistakenError(mistake), path)
     response.headers.update(error.headers or {})
     return response
 
 
 async def _request_error(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, request.scope["path"])
 
 
 def _kind_of(error: Exception) -> Kind:

@@ -46,7 +46,7 @@ from sluice_runtime.server.body import (
     traceparent_of,
 )
 from sluice_runtime.server.failures import error_body, log_unforeseen
-from sluice_runtime.server.fields import AnsweredRequest
+from sluice_runtime.server.fields import MAX_IGNORED_FIELDS, AnsweredRequest
 from sluice_runtime.server.generation import Caller, Generator, ResumableChoice
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.request_span import RequestSpan, request_span
@@ -66,7 +66,13 @@ from sluice_runtime.server.signed_headers import (
     read_signed_headers,
     refuse_body,
 )
-from sluice_runtime.server.streaming import Event, EventStream, WholeAnswer, until_client_leaves
+from sluice_runtime.server.streaming import (
+    Event,
+    EventStream,
+    WholeAnswer,
+    stream_end,
+    until_client_leaves,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -115,7 +121,7 @@ class PlannedRequest(NamedTuple):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the response."""
-        headers = {IGNORED_FIELDS_HEADER: ", ".join(self.ignored)} if self.ignored else {}
+        headers = _ignored_header(self.ignored)
         if self.request.request_id and is_acceptable_request_id(self.request.request_id):
             headers[CLIENT_REQUEST_ID_HEADER] = self.request.request_id
         return headers
@@ -166,6 +172,28 @@ class RequestHandler:
         response.headers.update(planned.headers)
         return response
 
+    async def count_tokens(self, route: Route[Any], request: Request) -> Response:
+        """How many tokens the prompt of a request has; the engine does nothing for it."""
+        signed = read_signed_headers(request, self._service.role_check)
+        planner = self._service.planner()
+        try:
+            body = await read_body(request, self._max_body_bytes(signed))
+        except ClientDisconnect:
+            return _client_gone()
+        refuse_body(signed.digests, body)
+        if signed.private:
+            body = split_call(body, self._service.identity.max_body_bytes)[1]
+        tokens, ignored = await asyncio.to_thread(self._count, route, planner, body)
+        self._service.log_ignored(ignored)
+        response = WholeAnswer(msgspec.json.encode({"input_tokens": tokens}))
+        response.headers.update(_ignored_header(ignored))
+        return response
+
+    def _count(self, route: Route[Any], planner: Planner, body: bytes) -> tuple[int, list[str]]:
+        parsed, ignored = self._parsed(route, planner, body, None)
+        self._service.adapter_key(parsed.requested_model)
+        return sum(len(plan.prompt_ids) for plan in route.plan(planner, parsed)), ignored
+
     def _max_body_bytes(self, signed: SignedHeaders) -> int:
         head_bytes = MAX_HEAD_BYTES if signed.private else 0
         return self._service.identity.max_body_bytes + head_bytes
@@ -213,8 +241,9 @@ class RequestHandler:
         strict = self._service.identity.strict_requests
         refuse_heavy(route.kind, body, planner.limits.request_tokens)
         request, ignored = parse_request(route.kind, body, strict=strict)
-        unread = planner.unread_options(request, strict=strict)
-        quoted = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored + unread]
+        ignored += _skipped(request, strict=strict)
+        ignored += planner.unread_options(request, strict=strict)
+        quoted = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored]
         return request if tenant is None else apply_tenant(request, tenant), quoted
 
     def _start(
@@ -252,7 +281,7 @@ class RequestHandler:
                 events = streamed_events(writer, planned.choices, pieces, planned.start)
             else:
                 events = whole_event(encode, planned.choices, pieces, planned.start)
-            return await _event_stream(request, events)
+            return await _event_stream(request, events, private=True)
         if streams:
             return await _event_stream(request, _events(writer, pieces))
         collected = await until_client_leaves(request.receive, _collected(pieces))
@@ -312,6 +341,18 @@ def _log_failure(caller: Caller, error: Exception) -> None:
     _log.warning("request %s failed: %s", " ".join(names), error)
 
 
+def _skipped(request: AnsweredRequest, *, strict: bool) -> list[str]:
+    skipped = request.skipped()
+    if strict and skipped:
+        field = skipped[0].partition("[")[0]
+        raise InvalidRequestError(f"{skipped[0]}: is not served here (strictRequests)", field)
+    return skipped[:MAX_IGNORED_FIELDS]
+
+
+def _ignored_header(ignored: Sequence[str]) -> dict[str, str]:
+    return {IGNORED_FIELDS_HEADER: ", ".join(ignored)} if ignored else {}
+
+
 def _client_gone() -> Response:
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
@@ -325,13 +366,16 @@ def _encoded_response(writer: Writer, collected: Sequence[Piece]) -> bytes:
     return msgspec.json.encode(writer.whole_response(collected))
 
 
-async def _event_stream(request: Request, events: AsyncGenerator[EventT, None]) -> Response:
+async def _event_stream(
+    request: Request, events: AsyncGenerator[EventT, None], *, private: bool = False
+) -> Response:
     """Waits for the first event, so that an early failure has its own status code."""
     first = await until_client_leaves(request.receive, anext(events))
     if first is None:
         await events.aclose()
         return _client_gone()
-    return EventStream(_with_first(first, events))
+    end = stream_end(request.scope["path"], private=private)
+    return EventStream(_with_first(first, events), end=end)
 
 
 async def _events(

@@ -18,6 +18,7 @@ import msgspec
 import uvicorn
 from sluice_contract import http_errors
 from sluice_contract.http_errors import (
+    ANTHROPIC_PATHS,
     HEAD_SECONDS,
     IDLE_CONNECTION_SECONDS,
     REQUEST_ID_HEADER,
@@ -39,7 +40,7 @@ _LEAVE_SECONDS: Final = 2
 
 
 _WORK_PATHS: Final = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate"}
+    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", *ANTHROPIC_PATHS}
 )
 
 
@@ -216,7 +217,7 @@ class GateMiddleware:
         try:
             await self._gate.enter()
         except UnavailableError as error:
-            response = error_response(error)
+            response = error_response(error, scope["path"])
             response.headers["connection"] = "close"
             await response(scope, receive, send)
             return
@@ -232,7 +233,7 @@ def _head_refusal(scope: Scope) -> Response | None:
     target_bytes = len(scope["raw_path"]) + (len(query) + 1 if query else 0)
     sizes = ((name.decode("latin-1"), len(name) + len(value)) for name, value in scope["headers"])
     mistake = head_too_large(target_bytes, sizes)
-    return error_response(MistakenError(mistake)) if mistake else None
+    return error_response(MistakenError(mistake), scope["path"]) if mistake else None
 
 
 def _request_id(headers: Headers) -> str:

@@ -11,7 +11,10 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from sluice_contract.http_errors import OVERLOADED
 
+from sluice_runtime.server.messages.models import AnthropicErrorAnswer, MessageEvent
+from sluice_runtime.server.messages.request import CountTokensRequest, MessagesRequest
 from sluice_runtime.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -33,6 +36,9 @@ _UNKNOWN_TO_FASTAPI: Final[tuple[type[BaseModel], ...]] = (
     ChatCompletionChunk,
     ResponsesRequest,
     ResponseEvent,
+    MessagesRequest,
+    CountTokensRequest,
+    MessageEvent,
 )
 _ERRORS: Final[dict[int, str]] = {
     400: "The request is at fault; `param` names the field.",
@@ -47,17 +53,21 @@ _ERRORS: Final[dict[int, str]] = {
     499: "The request was aborted.",
     500: "The engine could not go on with this request.",
     503: "Not ready, draining, or the engine has gone; `Retry-After` says when to come again.",
+    OVERLOADED: "The same on Anthropic's routes.",
 }
 
 
-def errors(*statuses: int) -> Responses:
+def errors(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> Responses:
     """Responses with these status codes."""
-    return {status: {"description": _ERRORS[status], "model": ErrorAnswer} for status in statuses}
+    return {status: {"description": _ERRORS[status], "model": model} for status in statuses}
 
 
 HEAD_ERRORS: Final = errors(408, 414, 431)
 BODY_ERRORS: Final = errors(400, 413, 415)
 WORK_ERRORS: Final = BODY_ERRORS | errors(403, 404, 429, 499, 500, 503)
+ANTHROPIC_ERRORS: Final = errors(
+    400, 403, 404, 408, 413, 414, 415, 429, 431, 499, 500, OVERLOADED, model=AnthropicErrorAnswer
+)
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:
@@ -69,14 +79,31 @@ def body(model: type[BaseModel]) -> dict[str, Any]:
 def events(model: type[BaseModel]) -> Responses:
     """The 200 response of a route that also streams: each event holds a JSON object, the last one
     `[DONE]`."""
-    value = {"anyOf": [_ref(model), _ref(ErrorAnswer)]}
-    json = {"type": "string", "contentMediaType": "application/json", "contentSchema": value}
-    data = {"anyOf": [{"const": "[DONE]"}, json]}
-    event = {"type": "object", "required": ["data"], "properties": {"data": data}}
     description = (
         f"Success. With `stream`, events `data: {model.__name__}` and at last `data: [DONE]`; or, "
         "after an error, `data: ErrorAnswer` and no `[DONE]`."
     )
+    data = {"anyOf": [{"const": "[DONE]"}, _data_of(model, ErrorAnswer)]}
+    return _streamed(description, {"data": data})
+
+
+def named_events(model: type[BaseModel], last: str) -> Responses:
+    """The same where each event has its object's type as its name; `last`: of the last one."""
+    description = (
+        f"Success. With `stream`, events `data: {model.__name__}`, at last `event: {last}`; or, "
+        "after an error, `event: error` with `data: AnthropicErrorAnswer`."
+    )
+    data = _data_of(model, AnthropicErrorAnswer)
+    return _streamed(description, {"event": {"type": "string"}, "data": data})
+
+
+def _data_of(*models: type[BaseModel]) -> dict[str, Any]:
+    value = {"anyOf": [_ref(model) for model in models]}
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": value}
+
+
+def _streamed(description: str, properties: dict[str, Any]) -> Responses:
+    event = {"type": "object", "required": [*properties], "properties": properties}
     return {200: {"description": description, "content": {"text/event-stream": {"schema": event}}}}
 
 
@@ -86,8 +113,9 @@ def document(app: FastAPI) -> dict[str, Any]:
         app.openapi_schema = get_openapi(
             title="Sluice engine",
             version="v1alpha1",
-            description="OpenAI's completions, chat and responses, and Sluice's own routes. "
-            "Fields that are not listed are ignored, and named in X-Sluice-Ignored-Fields.",
+            description="OpenAI's completions, chat and responses, Anthropic's messages, and "
+            "Sluice's own routes. Fields that are not listed are ignored, and named in "
+            "X-Sluice-Ignored-Fields.",
             routes=app.routes,
             separate_input_output_schemas=False,
         )

@@ -1,5 +1,5 @@
-"""Sends responses: server-sent events, which end with `[DONE]` or an error, never both; and whole
-responses.
+"""Sends responses: server-sent events, which end with the route's last event or an error, never
+both; and whole responses.
 
 Detects clients that disconnect or stop reading. Long bodies are sent in parts, so that backpressure
 works and no second copy is made.
@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
+from sluice_contract.http_errors import ANTHROPIC_PATHS
 from sluice_contract.wire.private_calls import MORE_LINE, EventComment, comment_line
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -24,7 +25,6 @@ from sluice_runtime.server.response_writers import Chunk, NamedEvents
 WRITE_SECONDS: Final = 60.0
 """A client that reads nothing for so long is disconnected."""
 _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-_DONE: Final = b"data: [DONE]\n\n"
 
 _PART_BYTES: Final = 256 * 1024
 
@@ -33,6 +33,23 @@ ResultT = TypeVar("ResultT")
 
 class ClientGoneError(Exception):
     """The client disconnected or stopped reading."""
+
+
+class StreamEnd(NamedTuple):
+    """How a stream ends."""
+
+    done: bytes = b"data: [DONE]\n\n"
+    """After all events."""
+    error_path: str = ""
+    """Of the route in whose form an error is told."""
+
+
+def stream_end(path: str, *, private: bool) -> StreamEnd:
+    """Of the route with this path. Anthropic's last event ends a stream itself; of a private call's
+    error the router makes one for the client."""
+    if path not in ANTHROPIC_PATHS:
+        return StreamEnd()
+    return StreamEnd(b"", "" if private else path)
 
 
 class CommentedEvent(NamedTuple):
@@ -49,10 +66,15 @@ class EventStream(StreamingResponse):
     """A response that sends each object of `events` as one event."""
 
     def __init__(
-        self, events: AsyncGenerator[Event, None], write_seconds: float = WRITE_SECONDS
+        self,
+        events: AsyncGenerator[Event, None],
+        write_seconds: float = WRITE_SECONDS,
+        end: StreamEnd | None = None,
     ) -> None:
+        """`end`: `[DONE]`, and errors in OpenAI's form, where it is left out."""
         super().__init__((), headers=_HEADERS, media_type="text/event-stream")
         self._events = events
+        self._end = end or StreamEnd()
         self._write_seconds = write_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,13 +86,17 @@ class EventStream(StreamingResponse):
             try:
                 async for event in events:
                     await self._body(send, _event(event))
-                await self._body(send, _DONE)
+                await self._body(send, self._end.done)
             except ClientGoneError:
                 raise
             except Exception as error:
                 log_unforeseen(error)
-                await self._body(send, _event(error_body(error)))
+                await self._body(send, self._error_event(error))
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _error_event(self, error: Exception) -> bytes:
+        body = error_body(error, self._end.error_path)
+        return _event(NamedEvents((body,)) if self._end.error_path else body)
 
     async def _body(self, send: Send, body: bytes) -> None:
         for part in _parts(body):

@@ -83,9 +83,11 @@ def _drawn(cases: st.SearchStrategy[Any], model: str, examples: int) -> list[Any
 def _make_workable(body: dict[str, Any], model: str, kept: set[int]) -> None:
     """A prompt for the model served, with a few of the other fields as they were made up."""
     prompts = [{"role": "user", "content": "hi"}]
-    needed = {"model": model, "prompt": "hi", "messages": prompts, "input": "hi"}
+    needed: dict[str, Any] = {"model": model, "prompt": "hi", "messages": prompts, "input": "hi"}
     if "input" not in body:
         needed["text"] = "hi"
+    if "messages" in body:
+        needed["max_tokens"] = 5
     others = sorted(body.keys() - needed.keys() - {"input_ids", "request_id"})
     for number, name in enumerate(others):
         if number not in kept:

@@ -41,15 +41,22 @@ _NAMES: Final = (
 
 def plan_response(planner: Planner, request: ResponsesRequest) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
+    return [plan_under_other_names(planner, chat_request(request), _NAMES)]
+
+
+def plan_under_other_names(
+    planner: Planner, chat: ChatRequest, names: Sequence[tuple[re.Pattern[str], str]]
+) -> ChoicePlan:
+    """The plan of a chat's one choice, for another route; `names`: a chat's, and that route's."""
     try:
-        (plan,) = planner.plan_chat(chat_request(request))
+        (plan,) = planner.plan_chat(chat)
     except InvalidRequestError as error:
-        param = None if error.param is None else _renamed(error.param)
-        raise type(error)(_renamed(str(error)), param) from None
+        param = None if error.param is None else _renamed(error.param, names)
+        raise type(error)(_renamed(str(error), names), param) from None
     if plan.grammar is None:
-        return [plan]
-    named = msgspec.structs.replace(plan.grammar, field=_renamed(plan.grammar.field))
-    return [replace(plan, grammar=named)]
+        return plan
+    named = msgspec.structs.replace(plan.grammar, field=_renamed(plan.grammar.field, names))
+    return replace(plan, grammar=named)
 
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:
@@ -140,7 +147,7 @@ def _text(content: str | Sequence[ContentPart | RefusalPart]) -> str:
     return "".join(part.text for part in content if isinstance(part, ContentPart))
 
 
-def _renamed(text: str) -> str:
-    for chat, response in _NAMES:
-        text = chat.sub(response, text)
+def _renamed(text: str, names: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    for chat, other in names:
+        text = chat.sub(other, text)
     return text

@@ -20,7 +20,7 @@ from sluice_runtime.server.fields import (
 
 MAX_TOOLS: Final = 128
 
-FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 def _object_text(given: object, info: ValidationInfo) -> object:

@@ -1,0 +1,296 @@
+"""The body of `POST /v1/messages`, as types. `translation` makes a chat request of it.
+
+Content is text: what else a block may hold (images, documents) is refused by its type.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from sluice_contract.http_errors import shown_json
+
+from sluice_runtime.server.fields import (
+    LIST,
+    STRING,
+    AnsweredRequest,
+    Empty,
+    RequestModel,
+    SamplingFields,
+    TemplateOptions,
+    by_type,
+)
+from sluice_runtime.server.protocol import MAX_MESSAGES, MAX_STOP_CHARACTERS
+from sluice_runtime.server.tools.request import MAX_TOOLS, FunctionName
+
+MAX_STOP_SEQUENCES: Final = 16
+
+
+def type_of(value: object) -> object:
+    """The `type` of an object, or of its model."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+class CachedBlock(RequestModel):
+    """What may end a prefix that is to be cached: prefixes are cached anyway."""
+
+    cache_control: Any = None
+
+
+def _text_type(kind: object) -> object:
+    if kind != "text":
+        raise ValueError(shown_json("text"))
+    return kind
+
+
+class TextBlock(CachedBlock):
+    """Text; a block of another type than this list's is refused as a text that is none."""
+
+    type: Annotated[Literal["text"], BeforeValidator(_text_type)]
+    text: str
+    citations: Any = None
+
+
+def _known_type(kind: object) -> object:
+    if kind != "text":
+        raise ValueError(", ".join(map(shown_json, ("text", *_BLOCKS))))
+    return kind
+
+
+class MessageText(TextBlock):
+    """Text of a message."""
+
+    type: Annotated[Literal["text"], BeforeValidator(_known_type)]
+
+
+class ThinkingBlock(CachedBlock):
+    """What the model thought earlier; its chat template decides whether the model sees it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Any = None
+
+
+class RedactedThinking(CachedBlock):
+    """What another server's model thought; not shown to this one."""
+
+    type: Literal["redacted_thinking"]
+    data: Any = None
+
+
+class ToolUse(CachedBlock):
+    """A call that the model made earlier in the conversation."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: FunctionName
+    input: dict[str, Any]
+    caller: Any = None
+
+
+Texts = Annotated[
+    Annotated[str, STRING] | Annotated[list[TextBlock], Field(fail_fast=True), LIST],
+    by_type("a string or a list of text blocks"),
+]
+
+
+class ToolResult(CachedBlock):
+    """What a tool that the model called has returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Texts | None = None
+    is_error: bool | None = None
+    """Not shown to the model: the content says what went wrong."""
+
+
+_BLOCKS: Final = {
+    "thinking": "of thinking",
+    "redacted_thinking": "of redacted thinking",
+    "tool_use": "of a call",
+    "tool_result": "of a result",
+}
+"""By `type`: tags that no refusal shows, since they are no identifiers."""
+
+
+def _block_tag(block: object) -> str:
+    kind = type_of(block)
+    return _BLOCKS.get(kind, "of text") if isinstance(kind, str) else "of text"
+
+
+Block = Annotated[
+    Annotated[MessageText, Tag("of text")]
+    | Annotated[ThinkingBlock, Tag("of thinking")]
+    | Annotated[RedactedThinking, Tag("of redacted thinking")]
+    | Annotated[ToolUse, Tag("of a call")]
+    | Annotated[ToolResult, Tag("of a result")],
+    Discriminator(_block_tag),
+]
+Content = Annotated[
+    Annotated[str, STRING] | Annotated[list[Block], Field(fail_fast=True), LIST],
+    by_type("a string or a list of content blocks"),
+]
+_OF_ROLE: Final = {
+    "user": frozenset({"text", "tool_result"}),
+    "assistant": frozenset({"text", "thinking", "redacted_thinking", "tool_use"}),
+    "system": frozenset({"text"}),
+}
+
+
+class MessageTurn(RequestModel):
+    """One turn of a conversation. Claude Code sends turns of role system among the others."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> MessageTurn:
+        if not isinstance(self.content, str):
+            allowed = _OF_ROLE[self.role]
+            if any(block.type not in allowed for block in self.content):
+                named = " and ".join(map(shown_json, sorted(allowed)))
+                raise ValueError(f"blocks of type {named} with role {self.role}")
+        return self
+
+
+class CustomTool(CachedBlock):
+    """A function that the model may call, and the client runs."""
+
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    """A JSON schema of an object."""
+    strict: bool | None = None
+    """Whether the input is constrained by the schema, even if the model chooses whether to call."""
+    allowed_callers: Any = None
+    defer_loading: Any = None
+    eager_input_streaming: Any = None
+    input_examples: Any = None
+
+
+class HostedTool(CachedBlock):
+    """A tool that Anthropic runs, or whose schema only its models know: skipped."""
+
+    type: str
+    name: str | None = None
+
+
+Tool = Annotated[
+    Annotated[CustomTool, Tag("of the client")] | Annotated[HostedTool, Tag("of the server")],
+    Discriminator(
+        lambda tool: "of the client" if type_of(tool) in (None, "custom") else "of the server"
+    ),
+]
+
+
+class ToolChoice(RequestModel):
+    """`tool_choice`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> ToolChoice:
+        if (self.name is not None) != (self.type == "tool"):
+            raise ValueError('name with type "tool", and with no other')
+        return self
+
+
+class Thinking(RequestModel):
+    """`thinking`: given to chat templates that can turn reasoning on and off."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    display: Any = None
+
+
+class OutputFormat(RequestModel):
+    """`output_config.format`."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    """`output_config`."""
+
+    effort: str | None = None
+    """Given to chat templates that read `reasoning_effort`."""
+    format: OutputFormat | None = None
+
+
+class UnusedMessagesFields(RequestModel):
+    """Accepted with any value: they do not change the answer."""
+
+    betas: Any = None
+    cache_control: Any = None
+    """Prefixes are cached anyway."""
+    context_management: Any = None
+    """The client's history is used as it came."""
+    diagnostics: Any = None
+    inference_geo: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    speed: Any = None
+
+
+class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields):
+    """What both of Anthropic's routes have."""
+
+    model: str
+    messages: Annotated[
+        list[MessageTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    ]
+    system: Texts | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    mcp_servers: Empty | None = None
+    """Nothing is asked of other servers."""
+    chat_template_kwargs: TemplateOptions | None = None
+    """Variables for the model's chat template."""
+
+    @property
+    def requested_model(self) -> str:
+        return self.model
+
+    @property
+    def hosted_tools(self) -> list[HostedTool]:
+        """Those that are skipped."""
+        return [tool for tool in self.tools or () if isinstance(tool, HostedTool)]
+
+    def skipped(self) -> list[str]:
+        return [f"tools[].{tool.type}" for tool in self.hosted_tools]
+
+    def contradiction(self) -> tuple[str, str] | None:
+        if self.messages[-1].role == "assistant":
+            return f"messages[{len(self.messages) - 1}].role", (
+                '"assistant" is not allowed at the end; allowed: "user" (an answer cannot be '
+                "begun for the model)"
+            )
+        chosen = self.tool_choice.name if self.tool_choice else None
+        if chosen is not None and chosen in [tool.name for tool in self.hosted_tools]:
+            return "tool_choice.name", (
+                f"{shown_json(chosen)} is a tool that this server does not run; allowed: a tool "
+                "with an input_schema"
+            )
+        return None
+
+
+class MessagesRequest(PromptFields):
+    """`POST /v1/messages`."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
+            Field(max_length=MAX_STOP_SEQUENCES, fail_fast=True),
+        ]
+        | None
+    ) = None
+
+
+class CountTokensRequest(PromptFields):
+    """`POST /v1/messages/count_tokens`."""

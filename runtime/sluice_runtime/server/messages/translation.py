@@ -1,0 +1,208 @@
+"""Turns a request for `POST /v1/messages` into a chat request with the same answer.
+
+Blocks of text are joined with an empty line between them, the assistant's own without one: it wrote
+them as one text. Whatever is added to a conversation is added at its end, so that the prompts of a
+conversation begin alike and their prefixes are cached.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sluice_runtime.errors import ContextLengthError
+from sluice_runtime.server.fields import SamplingFields
+from sluice_runtime.server.messages.request import (
+    CustomTool,
+    MessagesRequest,
+    MessageText,
+    MessageTurn,
+    PromptFields,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResult,
+    ToolUse,
+)
+from sluice_runtime.server.prompts import ChoicePlan, Planner
+from sluice_runtime.server.protocol import ChatRequest
+from sluice_runtime.server.responses.translation import plan_under_other_names
+
+_SAME: Final = (*SamplingFields.model_fields, "model", "priority", "cache_salt", "stream")
+"""Fields that a chat has, too."""
+_NAMES: Final = (
+    (re.compile(r"\bresponse_format(\.json_schema)?"), "output_config.format"),
+    (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
+    (re.compile(r"\bmax_completion_tokens\b"), "max_tokens"),
+    (re.compile(r'"required"'), '"any"'),
+)
+"""A chat's field names and values, and those that a client of this route knows."""
+_MODES: Final = {"auto": "auto", "any": "required", "none": "none"}
+_THINKING_OPTIONS: Final = ("enable_thinking", "thinking")
+"""Variables by which chat templates turn reasoning on and off."""
+_ATTRIBUTION: Final = "x-anthropic-billing-header"
+"""How Claude Code begins a block of the system prompt that is for Anthropic, and differs in every
+request."""
+_GAP: Final = "\n\n"
+
+
+def plan_message(planner: Planner, request: PromptFields) -> list[ChoicePlan]:
+    """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
+    read = frozenset[str]() if planner.text.template is None else planner.text.template.options
+    try:
+        return [plan_under_other_names(planner, chat_request(request, read), _NAMES)]
+    except ContextLengthError as error:  # Claude Code looks for these words
+        raise ContextLengthError(f"prompt is too long: {error}", error.param) from None
+
+
+def chat_request(request: PromptFields, read_options: frozenset[str]) -> ChatRequest:
+    """The chat with the same answer. `read_options`: variables that the chat template reads."""
+    chat: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
+    chat["messages"] = _Turns(request).turns
+    chat["chat_template_kwargs"] = _template_options(request, read_options)
+    chat |= _output(request)
+    chat |= _tools(request.tools or (), request.tool_choice)
+    stops: Sequence[str] = ()
+    if isinstance(request, MessagesRequest):
+        chat["max_completion_tokens"], stops = request.max_tokens, request.stop_sequences or ()
+    # Checked already, and more of them are allowed than in a chat.
+    return ChatRequest.model_validate(chat).model_copy(update={"stop": list(stops) or None})
+
+
+def _template_options(request: PromptFields, read_options: frozenset[str]) -> dict[str, Any] | None:
+    own = request.chat_template_kwargs or {}
+    if request.thinking is None:
+        return request.chat_template_kwargs
+    thinks = request.thinking.type != "disabled"
+    return {name: thinks for name in _THINKING_OPTIONS if name in read_options} | own
+
+
+def _output(request: PromptFields) -> dict[str, Any]:
+    config = request.output_config
+    if config is None:
+        return {}
+    output: dict[str, Any] = {"reasoning_effort": config.effort}
+    if config.format is not None:
+        schema = {"name": "output", "schema": config.format.schema_, "strict": True}
+        output["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return output
+
+
+def _tools(tools: Sequence[object], choice: ToolChoice | None) -> dict[str, Any]:
+    functions = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.input_schema,
+            "strict": tool.strict,
+        }
+        for tool in tools
+        if isinstance(tool, CustomTool)
+    ]
+    chat: dict[str, Any] = {}
+    if functions:
+        chat["tools"] = [{"type": "function", "function": function} for function in functions]
+    if choice is None:
+        return chat
+    if choice.disable_parallel_tool_use is not None:
+        chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    named = {"type": "function", "function": {"name": choice.name}}
+    chat["tool_choice"] = _MODES.get(choice.type, named)
+    return chat
+
+
+class _Turns:
+    """The turns of a chat, from the turns of a conversation with Anthropic's API.
+
+    Turns of role system among the others become part of the user's turn before them: few chat
+    templates know them. Between a call and its result nothing is put.
+    """
+
+    def __init__(self, request: PromptFields) -> None:
+        self.turns: list[dict[str, Any]] = []
+        self._waiting: list[str] = []
+        """Texts for the user's turn that is to come."""
+        system = [_joined(request.system)] if request.system is not None else []
+        messages = list(request.messages)
+        while messages and messages[0].role == "system":
+            system.append(_joined(messages.pop(0).content))
+        if text := _GAP.join(filter(None, system)):
+            self.turns.append({"role": "system", "content": text})
+        for message in messages:
+            self._add(message)
+        self._take_waiting()
+
+    def _add(self, message: MessageTurn) -> None:
+        if message.role == "assistant":
+            self._take_waiting()
+            self._add_assistant(message)
+        elif message.role == "system":
+            self._waiting.append(_joined(message.content))
+            if not self._calls_wait():
+                self._take_waiting()
+        else:
+            self._add_user(message)
+            self._take_waiting()
+
+    def _calls_wait(self) -> bool:
+        """Whether the results of calls come next."""
+        return bool(self.turns) and "tool_calls" in self.turns[-1]
+
+    def _take_waiting(self) -> None:
+        text = _GAP.join(filter(None, self._waiting))
+        self._waiting.clear()
+        if text and self.turns and self.turns[-1]["role"] == "tool":
+            self.turns[-1]["content"] = _GAP.join(filter(None, [self.turns[-1]["content"], text]))
+        elif text:
+            self._add_text(text)
+
+    def _add_text(self, text: str) -> None:
+        if self.turns and self.turns[-1]["role"] == "user":
+            self.turns[-1]["content"] += _GAP + text
+        else:
+            self.turns.append({"role": "user", "content": text})
+
+    def _add_user(self, message: MessageTurn) -> None:
+        if isinstance(message.content, str):
+            self._add_text(message.content)
+            return
+        texts: list[TextBlock] = []
+        for block in message.content:
+            if isinstance(block, ToolResult):
+                content = _joined(block.content or "")
+                self.turns.append(
+                    {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+                )
+            elif isinstance(block, MessageText):
+                texts.append(block)
+        if texts or not message.content:
+            self._add_text(_joined(texts))
+
+    def _add_assistant(self, message: MessageTurn) -> None:
+        blocks = message.content
+        if isinstance(blocks, str):
+            self.turns.append({"role": "assistant", "content": blocks})
+            return
+        texts = [block.text for block in blocks if isinstance(block, MessageText)]
+        thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+        calls = [_call(block) for block in blocks if isinstance(block, ToolUse)]
+        turn: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+        if thoughts:
+            turn["reasoning_content"] = "".join(thoughts)
+        if calls:
+            turn["tool_calls"] = calls
+        self.turns.append(turn)
+
+
+def _call(block: ToolUse) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _joined(content: str | Sequence[object]) -> str:
+    if isinstance(content, str):
+        return "" if content.startswith(_ATTRIBUTION) else content
+    texts = [block.text for block in content if isinstance(block, TextBlock)]
+    return _GAP.join(text for text in texts if text and not text.startswith(_ATTRIBUTION))
