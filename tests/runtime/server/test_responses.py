@@ -226,7 +226,7 @@ async def test_an_engine_that_fails_in_a_stream_ends_it_with_response_failed(
          "input[0].content[0].type", "input_text"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": 5}]},
          "input[0].arguments", "a valid string"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
+        ({"tools": [{"type": "hammer"}]}, "tools[0].type", '"custom", "namespace", "web_search"'),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", "function"),
         ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
         ({"tool_choice": 1}, "tool_choice", "none, auto, required or an object that names"),

@@ -148,6 +148,9 @@ async def goes_on_from_every_byte(
 
 
 CALLS = f"Let me see.\n{TWO_CALLS}"
+PATCH = {"type": "custom", "name": "patch"}
+_PATCHED = '<tool_call>\n{"name": "patch", "arguments": {"input": "+ \\"é\\"\\n"}}\n</tool_call>'
+TEXT_CALL = f"{_PATCHED}\n{TWO_CALLS}"
 
 
 @EVERY
@@ -164,12 +167,22 @@ CALLS = f"Let me see.\n{TWO_CALLS}"
             },
         ),
         (RESPONSES, {"input": CALLS, "tools": [WEATHER]}),
+        (RESPONSES, {"input": TEXT_CALL, "tools": [PATCH, WEATHER]}),
         (CHAT, {"messages": user(CALLS), "tools": [test_tools_client.WEATHER]}),
         (CHAT, {"messages": user("a€bc"), "logprobs": True}),
         (COMPLETIONS, {"prompt": ["a€b", "cd"], "n": 2}),
         (GENERATE, {"text": "a€bc"}),
     ],
-    ids=["text", "logprobs", "calls", "chat-calls", "chat", "completions", "generate"],
+    ids=[
+        "text",
+        "logprobs",
+        "calls",
+        "text-calls",
+        "chat-calls",
+        "chat",
+        "completions",
+        "generate",
+    ],
 )
 async def test_a_stream_cut_at_any_byte_is_one_whole_stream_for_the_official_sdk(
     calling: Server, path: str, body: dict[str, Any], every: int

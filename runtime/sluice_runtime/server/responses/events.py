@@ -19,6 +19,7 @@ from sluice_runtime.server.responses.items import (
     logprobs_of,
 )
 from sluice_runtime.server.responses.request import ResponsesRequest
+from sluice_runtime.server.responses.tools import Origin, functions
 from sluice_runtime.server.token_text import ScoredToken
 from sluice_runtime.server.tools.calls import CallPart
 
@@ -36,6 +37,10 @@ class ResponseWriter:
         self._request = request
         self._envelope = envelope
         self.usage = usage
+        self._origins = {
+            function["name"]: origin for function, origin in functions(request.tools or ())
+        }
+        """The tools that functions stand for, by the function's name."""
         self._items: list[OutputItem] = []
         self._scores: list[ScoredToken] = []
         """Of tokens whose text is held back."""
@@ -126,11 +131,13 @@ class ResponseWriter:
         item = self._current
         self._scores.clear()
         if part.call_id is not None:
-            item = CallItem(self._item_id("fc"), part)
+            origin = self._origins.get(part.name or "") or Origin(part.name or "", None, False)
+            prefix = "ctc" if origin.is_custom else "fc"
+            item = CallItem(self._item_id(prefix), part, origin)
             events += [*self._close("completed"), *self._open(item)]
         assert isinstance(item, CallItem), "a call's parts come one after the other"
-        if part.arguments:
-            item.texts.append(part.arguments)
+        item.texts.append(part.arguments)
+        if part.arguments and not item.origin.is_custom:  # of which the text is within JSON
             own = {**self._place(item), "delta": part.arguments}
             events.append(self._event("response.function_call_arguments.delta", **own))
         return events
@@ -158,8 +165,7 @@ class ResponseWriter:
             return []
         item.status = status
         if isinstance(item, CallItem):
-            own = {**self._place(item), "name": item.call.name, "arguments": item.arguments}
-            done = [self._event("response.function_call_arguments.done", **own)]
+            done = self._call_done(item)
         else:
             part, place = item.part(), self._part_of(item)
             text = {key: part[key] for key in ("text", "logprobs") if key in part}
@@ -168,6 +174,17 @@ class ResponseWriter:
                 self._event("response.content_part.done", **place, part=part),
             ]
         return [*done, self._item_event("done", item)]
+
+    def _call_done(self, item: CallItem) -> list[Event]:
+        place = self._place(item)
+        if not item.origin.is_custom:
+            own = {**place, "name": item.origin.name, **item.content}
+            return [self._event("response.function_call_arguments.done", **own)]
+        kind, delta = "response.custom_tool_call_input", item.content["input"]
+        return [
+            self._event(f"{kind}.delta", **place, delta=delta),
+            self._event(f"{kind}.done", **place, **item.content),
+        ]
 
     def _item_event(self, what: str, item: OutputItem) -> Event:
         place = {"output_index": len(self._items) - 1}

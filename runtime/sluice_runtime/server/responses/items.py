@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sluice_runtime.server.response_writers import chat_logprobs
+from sluice_runtime.server.responses.tools import Origin, input_of
 from sluice_runtime.server.token_text import ScoredToken
 from sluice_runtime.server.tools.calls import CallPart
 
@@ -59,6 +60,8 @@ class CallItem:
     item_id: str
     call: CallPart
     """Its first part."""
+    origin: Origin
+    """The tool that is called."""
     status: Status = "in_progress"
     texts: list[str] = field(default_factory=list)
 
@@ -66,14 +69,22 @@ class CallItem:
     def arguments(self) -> str:
         return "".join(self.texts)
 
+    @property
+    def content(self) -> dict[str, str]:
+        """The arguments, or of a custom tool the text."""
+        arguments = "" if self.status == "in_progress" else self.arguments
+        if self.origin.is_custom:
+            return {"input": input_of(arguments)}
+        return {"arguments": arguments}
+
     def to_json(self) -> dict[str, Any]:
         return {
             "id": self.item_id,
-            "type": "function_call",
+            "type": "custom_tool_call" if self.origin.is_custom else "function_call",
             "status": self.status,
             "call_id": self.call.call_id,
-            "name": self.call.name,
-            "arguments": "" if self.status == "in_progress" else self.arguments,
+            **self.origin.named,
+            **self.content,
         }
 
 

@@ -60,7 +60,21 @@ class OutputCall(ResponseModel):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: str = ""
+    """Absent where the function has none."""
     arguments: str
+
+
+class OutputCustomCall(ResponseModel):
+    """A call of a custom tool that the model makes."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    namespace: str = ""
+    input: str
 
 
 class ResponseUsage(ResponseModel):
@@ -100,7 +114,7 @@ class ResponseAnswer(ResponseModel):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputReasoning | OutputMessage | OutputCall]
+    output: list[OutputReasoning | OutputMessage | OutputCall | OutputCustomCall]
     parallel_tool_calls: bool
     previous_response_id: None
     reasoning: dict[str, Any] | None
@@ -130,6 +144,8 @@ class ResponseEvent(ResponseModel):
         "response.content_part.done",
         "response.function_call_arguments.delta",
         "response.function_call_arguments.done",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
         "response.output_item.done",
         "response.completed",
         "response.incomplete",
@@ -137,7 +153,7 @@ class ResponseEvent(ResponseModel):
     ]
     sequence_number: int
     response: ResponseAnswer | None = None
-    item: OutputReasoning | OutputMessage | OutputCall | None = None
+    item: OutputReasoning | OutputMessage | OutputCall | OutputCustomCall | None = None
     part: ReasoningText | OutputText | None = None
     item_id: str = ""
     output_index: int = 0
@@ -146,4 +162,5 @@ class ResponseEvent(ResponseModel):
     text: str = ""
     name: str = ""
     arguments: str = ""
+    input: str = ""
     logprobs: list[TokenLogprobAnswer] = Field(default=[])

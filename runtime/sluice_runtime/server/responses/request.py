@@ -23,11 +23,10 @@ from sluice_runtime.server.fields import (
     by_type,
 )
 from sluice_runtime.server.protocol import MAX_LOGPROBS, MAX_MESSAGES
+from sluice_runtime.server.responses.tools import Chosen, ChosenHosted, HostedTool, Tools
 from sluice_runtime.server.structured import JsonObject
 from sluice_runtime.server.tools.request import (
-    MAX_TOOLS,
     TOOL_CHOICE,
-    Function,
     JsonText,
     NamedFunction,
     ToolMode,
@@ -96,14 +95,26 @@ class MadeFunctionCall(NamedFunction):
     type: Literal["function_call"]
     call_id: str
     arguments: JsonText
+    namespace: str | None = None
+    id: str | None = None
+    status: str | None = None
+
+
+class MadeCustomCall(NamedFunction):
+    """A call of a custom tool that the model made earlier in the conversation."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    input: str
+    namespace: str | None = None
     id: str | None = None
     status: str | None = None
 
 
 class FunctionOutput(RequestModel):
-    """What a function that the model called has returned."""
+    """What a tool that the model called has returned."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Content
     id: str | None = None
@@ -135,6 +146,8 @@ def _type(value: object) -> object:
 _ITEMS: Final = {
     "function_call": "a call",
     "function_call_output": "an output",
+    "custom_tool_call": "a call with text",
+    "custom_tool_call_output": "an output",
     "reasoning": "reasoning",
 }
 """By `type`: tags that no refusal shows, since they are no identifiers or end a path."""
@@ -148,6 +161,7 @@ def _item_tag(item: object) -> str:
 Item = Annotated[
     Annotated[InputMessage, Tag("as a message")]
     | Annotated[MadeFunctionCall, Tag("as a call")]
+    | Annotated[MadeCustomCall, Tag("as a call with text")]
     | Annotated[FunctionOutput, Tag("as an output")]
     | Annotated[EarlierReasoning, Tag("as reasoning")],
     Discriminator(_item_tag),
@@ -161,21 +175,6 @@ Input = Annotated[
 
 MAX_TOOLS_CHARACTERS: Final = 1 << 20
 """Of all tools, as JSON. A stream repeats them in two events, which are passed on together."""
-
-
-class OfTypeFunction(RequestModel):
-    """What is of type function. A base named last is validated first: of another type of tool, the
-    type is refused, and not what it lacks of a function."""
-
-    type: Literal["function"]
-
-
-class FunctionTool(Function, OfTypeFunction):
-    """One entry of `tools`."""
-
-
-class ChosenFunction(NamedFunction, OfTypeFunction):
-    """`tool_choice`, when it names a function."""
 
 
 class TextFormat(RequestModel):
@@ -239,8 +238,8 @@ class ResponsesRequest(
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: int | None = Field(default=None, ge=1, lt=INT64)
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Annotated[ToolMode | Annotated[ChosenFunction, OBJECT], TOOL_CHOICE] | None = None
+    tools: Tools | None = None
+    tool_choice: Annotated[ToolMode | Annotated[Chosen, OBJECT], TOOL_CHOICE] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -262,7 +261,16 @@ class ResponsesRequest(
         """Whether the answer's tokens have logprobs."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
+    def skipped(self) -> list[str]:
+        hosted = [tool.type for tool in self.tools or () if isinstance(tool, HostedTool)]
+        return [f"tools[].{kind}" for kind in hosted]
+
     def contradiction(self) -> tuple[str, str] | None:
+        if isinstance(self.tool_choice, ChosenHosted):
+            return "tool_choice.type", (
+                f"{shown_json(self.tool_choice.type)} is not allowed; allowed: "
+                '"function" or "custom", since nobody runs other tools here'
+            )
         size = sum(len(tool.model_dump_json()) for tool in self.tools or ())
         if size > MAX_TOOLS_CHARACTERS:
             return "tools", (

@@ -14,15 +14,21 @@ from sluice_runtime.server.fields import SamplingFields
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.responses.request import (
-    ChosenFunction,
     ContentPart,
     EarlierReasoning,
     FunctionOutput,
     InputMessage,
+    MadeCustomCall,
     MadeFunctionCall,
     RefusalPart,
     ResponsesRequest,
     TextFormat,
+)
+from sluice_runtime.server.responses.tools import (
+    ChosenTool,
+    arguments_of,
+    function_name,
+    functions,
 )
 
 _SAME: Final = (
@@ -70,13 +76,11 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
     if request.wants_logprobs:
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     if request.tools:
-        chat["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"})}
-            for tool in request.tools
-        ]
-    chat["tool_choice"] = request.tool_choice
-    if isinstance(request.tool_choice, ChosenFunction):
-        named = {"name": request.tool_choice.name}
+        seen = [function for function, _ in functions(request.tools)]
+        chat["tools"] = [{"type": "function", "function": function} for function in seen] or None
+    chat["tool_choice"] = choice = request.tool_choice
+    if isinstance(choice, ChosenTool):
+        named = {"name": function_name(choice.name, choice.namespace)}
         chat["tool_choice"] = {"type": "function", "function": named}
     if request.text is not None and request.text.format is not None:
         chat["response_format"] = _format(request.text.format)
@@ -100,7 +104,7 @@ def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
         return
     turn: dict[str, Any] | None = None
     for item in request.input:
-        if isinstance(item, MadeFunctionCall):
+        if isinstance(item, MadeFunctionCall | MadeCustomCall):
             turn = turn or {"role": "assistant", "content": ""}
             turn.setdefault("tool_calls", []).append(_call(item))
             continue
@@ -127,8 +131,9 @@ def _speaks(item: object) -> bool:
     return isinstance(item, InputMessage) and item.role == "assistant"
 
 
-def _call(item: MadeFunctionCall) -> dict[str, Any]:
-    function = {"name": item.name, "arguments": item.arguments}
+def _call(item: MadeFunctionCall | MadeCustomCall) -> dict[str, Any]:
+    arguments = arguments_of(item.input) if isinstance(item, MadeCustomCall) else item.arguments
+    function = {"name": function_name(item.name, item.namespace), "arguments": arguments}
     return {"id": item.call_id, "type": "function", "function": function}
 
 
