@@ -135,9 +135,6 @@ def _against_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> Iterato
 def _against_host_cache(user: EngineSettings, values: Mapping[str, Value]) -> Iterator[ConfigError]:
     if (cache := user.host_cache) is None:
         return
-    if user.speculation is not None and user.speculation.method == "Draft":
-        allowed = "NGram beside hostCache, which keeps no pages of a draft model"
-        yield ConfigError("speculation.method", "Draft", allowed)
     if not values["prefix_cache"]:
         yield ConfigError("hostCache", cache.to_json_dict(), "only beside prefixCache")
     if (gpus := values["tensor_parallel_size"]) != 1:
