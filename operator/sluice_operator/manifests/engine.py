@@ -258,8 +258,10 @@ def _ports(spec: EnginePoolSpec) -> list[Manifest]:
 
 def _resources(spec: EnginePoolSpec) -> Manifest:
     resources: Manifest = spec.resources.to_json_dict() if spec.resources else {}
-    if spec.host_cache is not None:
-        resources = _with_memory(resources, bytes_of(spec.host_cache.memory))
+    if (cache := spec.host_cache) is not None:
+        resources = _with_more(resources, "memory", bytes_of(cache.memory))
+        if cache.disk is not None:
+            resources = _with_more(resources, "ephemeral-storage", bytes_of(cache.disk.size))
     devices: dict[str, int] = {}
     if spec.accelerator is not None and (gpus := gpu_count(spec.accelerator)):
         devices[resource_name(spec.accelerator)] = gpus
@@ -270,13 +272,13 @@ def _resources(spec: EnginePoolSpec) -> Manifest:
     return resources | {"limits": devices | resources.get("limits", {})}
 
 
-def _with_memory(resources: Manifest, added_bytes: int) -> Manifest:
+def _with_more(resources: Manifest, name: str, added_bytes: int) -> Manifest:
     """Beside what the user has given the rest of the container; at least, as a request."""
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
-    if "memory" in limits:
-        limits = limits | {"memory": bytes_of(limits["memory"]) + added_bytes}
-    if "memory" in requests or "memory" not in limits:
-        requests = requests | {"memory": bytes_of(requests.get("memory", 0)) + added_bytes}
+    if name in limits:
+        limits = limits | {name: bytes_of(limits[name]) + added_bytes}
+    if name in requests or name not in limits:
+        requests = requests | {name: bytes_of(requests.get(name, 0)) + added_bytes}
     given = {"requests": requests, "limits": limits}
     return resources | {name: amounts for name, amounts in given.items() if amounts}
 

@@ -109,18 +109,21 @@ def test_what_does_not_is_the_same_revision(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "rendered"),
     [
-        ({}, {"requests": {"memory": 2 << 30}}),
+        ({}, {"requests": {"memory": 2 << 30, "ephemeral-storage": 10 << 30}}),
         (
             {"requests": {"cpu": 1, "memory": "1.5Gi"}, "limits": {"memory": "4G"}},
             {
-                "requests": {"cpu": 1, "memory": 7 << 29},
+                "requests": {"cpu": 1, "memory": 7 << 29, "ephemeral-storage": 10 << 30},
                 "limits": {"memory": 4_000_000_000 + (2 << 30)},
             },
         ),
-        ({"limits": {"memory": "4Gi"}}, {"limits": {"memory": 6 << 30}}),
+        (
+            {"limits": {"memory": "4Gi", "ephemeral-storage": "1Gi"}},
+            {"limits": {"memory": 6 << 30, "ephemeral-storage": 11 << 30}},
+        ),
     ],
 )
-def test_memory_of_a_host_cache_comes_beside_the_container_s(
+def test_memory_and_disk_of_a_host_cache_come_beside_the_container_s(
     given: Manifest, rendered: Manifest
 ) -> None:
     cache = {"memory": "2Gi", "disk": {"size": "10Gi"}}
@@ -136,6 +139,7 @@ def test_memory_of_a_host_cache_comes_beside_the_container_s(
 def test_a_host_cache_without_a_disk_has_no_volume() -> None:
     pod = _deployment({"engine": {"hostCache": {"memory": "2Gi"}}})["spec"]["template"]["spec"]
     assert "host-cache" not in str(pod["volumes"])
+    assert "ephemeral-storage" not in str(pod["containers"][0]["resources"])
 
 
 @pytest.mark.parametrize(("strategy", "beside"), [("Surge", 1), ("InPlace", 0)])
