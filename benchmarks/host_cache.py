@@ -6,7 +6,8 @@ turn is timed where the device's cache still has the first one (hot), where it c
 host's memory or from the file on disk, in the page cache (memory, disk), and where all of it is
 computed (computed). The engines take turns, round by round; a ratio is the median of the rounds'.
 "push" is the first token of a prompt that evicts, with a host cache over without: what copying out
-costs. Prints one JSON line a figure.
+costs. "of_processor_time" is the ratio of the process's own time until the first token, which
+others hardly change. Prints one JSON line a figure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice_contract.config.engine import EngineConfig
 from sluice_runtime.engine.build import Engine, build_engine
@@ -46,6 +47,14 @@ CACHES: Mapping[str, Mapping[str, Any] | None] = {
 }
 
 
+class Answer(NamedTuple):
+    """Of one request. Both times are those to its first token."""
+
+    seconds: float
+    processor_seconds: float
+    tokens: list[int]
+
+
 class Served:
     """One engine, driven step by step."""
 
@@ -66,17 +75,17 @@ class Served:
             host._free_goal = 1 << 30  # all moves to disk at once, not only what leaves memory
         self._executor: Executor = self.engine.executor(overlap=False)
 
-    def ask(self, name: str, prompt: Sequence[int]) -> tuple[float, list[int]]:
-        """Seconds to the first token, and the answer."""
-        scheduler, answer, first = self.engine.scheduler, list[int](), 0.0
-        began = time.monotonic()
+    def ask(self, name: str, prompt: Sequence[int]) -> Answer:
+        scheduler, answer, first = self.engine.scheduler, list[int](), (0.0, 0.0)
+        began, processor_began = time.monotonic(), time.process_time()
         scheduler.add(Generate(name, list(prompt), ANSWER, Sampling(seed=1), ignore_eos=True))
         while (batch := scheduler.next_batch(time.monotonic())) is not None:
             result = self._executor.launch(batch)()
             for delta in scheduler.process(batch, result, time.monotonic()).deltas:
+                if not answer:
+                    first = time.monotonic() - began, time.process_time() - processor_began
                 answer += delta.token_ids
-                first = first or time.monotonic() - began
-        return first, answer
+        return Answer(*first, answer)
 
     @property
     def hits(self) -> Mapping[str, int]:
@@ -97,7 +106,7 @@ class Rounds:
 
     def __init__(self, engines: Mapping[str, Served]) -> None:
         self._engines = engines
-        self.turns: dict[str, list[float]] = {name: [] for name in engines}
+        self.turns: dict[str, list[Answer]] = {name: [] for name in engines}
         self.pushes: dict[str, list[float]] = {name: [] for name in engines}
 
     def run(self, number: int) -> None:
@@ -106,16 +115,17 @@ class Rounds:
         new, answers = tokens(draw, NEW_TOKENS), dict[str, list[int]]()
         for name, served in self._engines.items():
             if name != "computed":
-                pushed, answers[name] = served.ask(f"{number}-first", first)
-                self.pushes[name].append(pushed)
+                pushing = served.ask(f"{number}-first", first)
+                answers[name] = pushing.tokens
+                self.pushes[name].append(pushing.seconds)
             if name in ("memory", "disk"):
                 served.ask(f"{number}-other", other)
             turn = [*first, *answers["hot"], *new]
-            seconds, answers[f"{name} then"] = served.ask(f"{number}-second", turn)
-            self.turns[name].append(seconds)
+            self.turns[name].append(served.ask(f"{number}-second", turn))
         # What is computed anew may differ by rounding; what comes back does not.
         for tier in ("memory", "disk"):
-            assert answers[f"{tier} then"] == answers["hot then"], f"{tier}: another answer"
+            mine, hot = self.turns[tier][-1], self.turns["hot"][-1]
+            assert mine.tokens == hot.tokens, f"{tier}: another answer"
 
 
 def main(chosen: Sequence[str] | None = None) -> None:
@@ -140,13 +150,16 @@ def compare(engines: Mapping[str, Served], rounds: int) -> None:
     seen = Rounds(engines)
     for number in range(rounds):
         seen.run(number)
-    for name, seconds in seen.turns.items():
+    seconds = {name: [turn.seconds for turn in turns] for name, turns in seen.turns.items()}
+    processor = {name: [t.processor_seconds for t in turns] for name, turns in seen.turns.items()}
+    for name in engines:
         hits = dict(engines[name].hits)
-        report(f"host_cache.second_turn.{name}", 1000 * median(seconds), unit="ms", hits=hits)
+        report(f"host_cache.second_turn.{name}", 1000 * median(seconds[name]), unit="ms", hits=hits)
     for tier in ("memory", "disk"):
-        mine, hot = seen.turns[tier], seen.turns["hot"]
-        anew = seen.turns["computed"]
+        mine, hot, anew = seconds[tier], seconds["hot"], seconds["computed"]
         report(f"host_cache.{tier}.over_hot", ratio(mine, hot), unit="times")
+        of_processor_time = ratio(processor[tier], processor["hot"])
+        report(f"host_cache.{tier}.over_hot.of_processor_time", of_processor_time, unit="times")
         report(f"host_cache.{tier}.faster_than_computing", ratio(anew, mine), unit="times")
         # In the first round nothing was there to evict.
         push = ratio(seen.pushes[tier][1:], seen.pushes["hot"][1:])

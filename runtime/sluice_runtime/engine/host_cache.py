@@ -1,22 +1,24 @@
 """The host tier's memory and file, and the copies that a batch asks for.
 
 Pages that the prefix cache evicted are copied out before the step that may write to them; on a GPU
-on a stream of its own, for whose event the step waits there. What comes back, and what moves to
-disk, is copied by a thread beside the steps, in the order in which batches ask; each step tells
-which copies have ended. What is read from the file is checked by xxh3: a page that is not as it was
-written counts as not there. Knows slots and pages, not what is in them.
+on a stream of its own, for whose event the step waits there. What comes back is copied by a thread
+beside the steps, in the order in which batches ask; what moves to disk by another, so that nobody
+waits for it. Each step tells which copies have ended. What is read from the file is checked by
+xxh3: a page that is not as it was written counts as not there. Knows slots and pages, not what is
+in them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
+import mmap
 import os
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from io import FileIO
 from pathlib import Path
 from typing import Final
@@ -39,6 +41,11 @@ IDLE_SECONDS: Final = 0.005
 """How long a step without rows waits for a copy. New requests wait for such a step."""
 
 FILE: Final = "host-cache"
+TOUCHED_AHEAD_BYTES: Final = 256 << 20
+"""Memory of the host that is backed before it is needed: the first write to a page of memory takes
+several times as long as the next. More than a long prompt evicts."""
+_MADV_POPULATE_WRITE: Final = 23
+"""Linux 5.14. It changes no content."""
 
 logger = logging.getLogger("sluice.engine")
 
@@ -126,8 +133,13 @@ class HostCache:
         if not on_gpu:
             self._pool_bytes = pool.data.view(-1).view(torch.uint8).numpy().data
         self._disk = DiskPages(folder, pool.page_bytes) if pages.disk else None
-        self._thread = ThreadPoolExecutor(1, "host-cache")
-        self._jobs: deque[Future[HostCopied]] = deque()
+        self._loader = ThreadPoolExecutor(1, "host-cache-load")
+        self._spiller = ThreadPoolExecutor(1, "host-cache-spill")
+        self._jobs: list[Future[HostCopied]] = []
+        self._saved: torch.cuda.Event | None = None
+        """On a GPU, the last copies out."""
+        self._touched_bytes = self._memory.numel() if on_gpu else 0
+        self._touch(0)
 
     def over(self, runner: StepLauncher) -> HostCacheRunner:
         """A runner whose steps also copy."""
@@ -140,48 +152,67 @@ class HostCache:
         if copies.saved:
             self._save(batch.step, copies.saved)
         if copies.loaded:
-            self._submit(self._load, batch.step, copies.loaded)
+            self._submit(self._loader, self._load, batch.step, copies.loaded)
         if copies.spilled:
-            self._submit(self._spill, batch.step, copies.spilled)
+            self._submit(self._spiller, self._spill, batch.step, copies.spilled)
 
     def ended(self, wait_seconds: float) -> tuple[HostCopied, ...]:
         """Copies that have ended since the last call, after waiting at most so long for one."""
         if self._jobs and wait_seconds:
-            wait([self._jobs[0]], wait_seconds)
-        ended = []
-        while self._jobs and self._jobs[0].done():
-            ended.append(self._jobs.popleft().result())
-        return tuple(ended)
+            wait(self._jobs, wait_seconds, FIRST_COMPLETED)
+        ended = [job for job in self._jobs if job.done()]
+        self._jobs = [job for job in self._jobs if job not in ended]
+        return tuple(job.result() for job in ended)
 
     def close(self) -> None:
-        """Waits for the copy that runs."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Waits for the copies that run."""
+        for thread in (self._loader, self._spiller):
+            thread.shutdown(wait=True, cancel_futures=True)
         if self._disk is not None:
             self._disk.close()
 
     def _submit(
-        self, copy: Callable[[int, Sequence[Pair]], HostCopied], step: int, pairs: Sequence[Pair]
+        self,
+        thread: ThreadPoolExecutor,
+        copy: Callable[[int, Sequence[Pair]], HostCopied],
+        step: int,
+        pairs: Sequence[Pair],
     ) -> None:
-        self._jobs.append(self._thread.submit(copy, step, pairs))
+        """Copies once what was saved so far is in the host's memory."""
+
+        def run(saved: torch.cuda.Event | None) -> HostCopied:
+            if saved is not None:
+                saved.synchronize()
+            return copy(step, pairs)
+
+        self._jobs.append(thread.submit(run, self._saved))
 
     def _save(self, step: int, pairs: Sequence[Pair]) -> None:
         began = time.perf_counter()
         moves = self._moves((slot, page) for page, slot in pairs)
-        event = self._out.start(moves, to_pool=False)
-        if event is not None:
-            torch.cuda.current_stream().wait_event(event)
+        self._saved = self._out.start(moves, to_pool=False)
 
         def saved(step: int, pairs: Sequence[Pair]) -> HostCopied:
-            if event is not None:
-                event.synchronize()
             return HostCopied(step, "saved", len(pairs), time.perf_counter() - began)
 
-        if event is not None:
-            self._submit(saved, step, pairs)
+        if self._saved is not None:
+            torch.cuda.current_stream().wait_event(self._saved)
+            self._submit(self._loader, saved, step, pairs)
         else:
             done: Future[HostCopied] = Future()
             done.set_result(saved(step, pairs))
             self._jobs.append(done)
+            self._touch(max(at + size for at, _, size in moves))
+
+    def _touch(self, used_bytes: int) -> None:
+        """Has memory behind what is used backed, beside the steps. Slots are used in order."""
+        first = max(self._touched_bytes, used_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        end = min(self._memory.numel(), used_bytes + TOUCHED_AHEAD_BYTES)
+        if first < end:
+            self._touched_bytes = end
+            at = ctypes.c_void_p(self._memory.data_ptr() + first)
+            size, advice = ctypes.c_size_t(end - first), _MADV_POPULATE_WRITE
+            self._spiller.submit(ctypes.CDLL(None).madvise, at, size, advice)
 
     def _load(self, step: int, pairs: Sequence[Pair]) -> HostCopied:
         began = time.perf_counter()

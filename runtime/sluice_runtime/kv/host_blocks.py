@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,7 +101,10 @@ class PoolCopies:
                 assert 0 <= first < first + length <= self._pool.numel(), "outside of the pool"
                 host, device = self._host[at : at + length], self._pool[first : first + length]
                 to, source = (device, host) if to_pool else (host, device)
-                to.copy_(source, non_blocking=True)
+                if self._stream is not None:
+                    to.copy_(source, non_blocking=True)
+                else:  # torch's threads would wait for each other after every piece
+                    np.copyto(to.numpy(), source.numpy())
         return self._stream.record_event() if self._stream is not None else None
 
     def copy_heads(self, copies: Iterable[tuple[int, int]], parts: int, *, to_pool: bool) -> None:

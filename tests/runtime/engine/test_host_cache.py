@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from sluice_runtime.engine import host_cache
 from sluice_runtime.engine.host_cache import DiskPages, HostCache
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import KvShape, PagePool
@@ -47,6 +51,42 @@ def test_pages_come_back_from_memory_and_from_disk(tmp_path: Path) -> None:
         assert torch.equal(pages.data[page], before[source])
     assert not pages.data[3:].any()
     cache.close()
+
+
+def test_pages_that_come_back_wait_for_none_that_move_to_disk(tmp_path: Path) -> None:
+    pages = pool()
+    cache = HostCache(pages, HostPages(4, 8), str(tmp_path))
+    run(cache, copies(1, saved=((3, 0), (4, 1))))
+    disk_is_slow = threading.Event()
+    cache._spiller.submit(disk_is_slow.wait, 3.0)
+    cache.begin(copies(2, spilled=((0, 6),)))
+    cache.begin(copies(3, loaded=((1, 2),)))
+    ended = cache.ended(1.0)
+    assert [(copied.step, copied.kind) for copied in ended] == [(3, "loaded")]
+    disk_is_slow.set()
+    assert [copied.kind for copied in cache.ended(5.0)] == ["spilled"]
+    cache.close()
+
+
+def test_memory_is_backed_before_pages_are_saved_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cache, "TOUCHED_AHEAD_BYTES", 8 * mmap.PAGESIZE)
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", mmap.MADV_NOHUGEPAGE)
+    pages = pool()
+    cache = HostCache(pages, HostPages(64 * mmap.PAGESIZE // pages.page_bytes))
+    assert backed(cache) == 8
+    slot = 3 * mmap.PAGESIZE // pages.page_bytes - 1
+    run(cache, copies(1, saved=((0, slot),)))
+    assert backed(cache) == 3 + 8
+    cache.close()
+
+
+def backed(cache: HostCache) -> int:
+    """Pages of the system that the tier's memory has."""
+    cache._spiller.submit(lambda: None).result()
+    there = (ctypes.c_ubyte * (cache._memory.numel() // mmap.PAGESIZE))()
+    at, size = ctypes.c_void_p(cache._memory.data_ptr()), ctypes.c_size_t(cache._memory.numel())
+    assert ctypes.CDLL(None).mincore(at, size, there) == 0
+    return sum(there)
 
 
 def test_what_changed_on_disk_is_bad_and_what_did_not_is_not(tmp_path: Path) -> None:
