@@ -215,6 +215,13 @@ CACHE_MUTATIONS: Final = (
         ("test_host_tier",),
     ),
     Mutation(
+        "host tier: requests wait for copies however long these take",
+        "host_tier",
+        "return any(until <= self.now for",
+        "return any(False for",
+        ("test_host_tier",),
+    ),
+    Mutation(
         "host tier: a slot is free while a copy reads it",
         "host_index",
         "        if page.dropped and not page.readers:\n            self.free(page.slot)",

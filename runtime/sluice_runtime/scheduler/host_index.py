@@ -71,7 +71,7 @@ class HostIndex:
 
     def add(self, digest: bytes, before: bytes) -> HostPage | None:
         """A new page in a slot of memory; None: all slots are being read."""
-        if (slot := self._take_slot(disk=False)) is None:
+        if (slot := self.take_slot(disk=False)) is None:
             return None
         page = self._pages[digest] = HostPage(digest, before, slot)
         self._by_use[0][digest] = page
@@ -99,13 +99,19 @@ class HostIndex:
     def free(self, slot: int) -> None:
         self._free[self.on_disk(slot)].append(slot)
 
-    def oldest_in_memory(self) -> HostPage | None:
-        """The longest unused one that is not being read."""
-        return next((page for page in self._by_use[0].values() if not page.readers), None)
+    def oldest(self, *, disk: bool) -> HostPage | None:
+        """The longest unused one, in memory or on disk, that is not being read."""
+        return next((page for page in self._by_use[disk].values() if not page.readers), None)
 
-    def take_disk_slot(self) -> int | None:
-        """For a page that moves there."""
-        return self._take_slot(disk=True)
+    def take_slot(self, *, disk: bool) -> int | None:
+        """That of the oldest page, which is dropped, if none is free; None: all are being read."""
+        free, unused = self._free[disk], self._unused[disk]
+        if not free and unused < self._ends[disk]:
+            self._unused[disk] += 1
+            return unused
+        if not free and (oldest := self.oldest(disk=disk)) is not None:
+            self.drop(oldest)
+        return free.pop() if free else None
 
     def move(self, page: HostPage, slot: int) -> None:
         """Its content is on disk now; its slot in memory is free."""
@@ -127,15 +133,3 @@ class HostIndex:
             slots += range(unused, end)
         assert len(slots) == len(set(slots)) == self._ends[1], "a slot leaked or is shared"
         assert sum(self._followers.values()) == len(used) == sum(map(len, self._by_use))
-
-    def _take_slot(self, *, disk: bool) -> int | None:
-        free, unused = self._free[disk], self._unused[disk]
-        if not free and unused < self._ends[disk]:
-            self._unused[disk] += 1
-            return unused
-        if not free:
-            oldest = next((p for p in self._by_use[disk].values() if not p.readers), None)
-            if oldest is None:
-                return None
-            self.drop(oldest)
-        return free.pop()

@@ -4,8 +4,9 @@ A page is known by a digest of all tokens up to its end, so that a prefix is fou
 Evicted pages are copied out before others write to them, if they are worth it: somebody used them
 twice, they lead to pages that are here, or copying them is faster than computing them. A waiting
 request whose prefix goes on here waits while the pages are copied into free ones of the pool; then
-the prefix cache has them, and others run meanwhile. What memory has no room for goes to disk ahead
-of time. Knows slots, not bytes: the engine copies, and says which copies have ended.
+the prefix cache has them, and others run meanwhile. While copies take longer than computing would,
+nobody waits for any. What memory has no room for goes to disk ahead of time. Knows slots, not
+bytes: the engine copies, and says which copies have ended.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from sluice_runtime.scheduler.batch import HostCopied, HostCopies
@@ -27,10 +29,12 @@ DIGEST_BYTES: Final = 16
 """Of a cryptographic hash: nobody can make two prefixes that are taken for each other."""
 TURN_SECONDS: Final = 0.003
 """What a request waits for pages that come back, however few: one more step."""
+LEAST_WAIT_SECONDS: Final = 0.25
+"""What requests wait for copies at least, before they are computed after all."""
 FREE_SHARE: Final = 8
 """One slot of so many is kept free in memory, where there is a disk."""
 MAX_SPILLED: Final = 64
-"""Pages that move to disk at once. Those that come back wait for them."""
+"""Pages that move to disk at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,14 +45,8 @@ class Load:
     key: bytes
     """Their tokens."""
     pages: list[HostPage]
-    on_begin: Callable[[Load], None]
     page_ids: list[int] = field(default_factory=list)
     """Where they are copied to; in the end, those that did not become the tree's."""
-
-    def begin(self, page_ids: list[int]) -> None:
-        """With the next step the pages are copied into these, which are leased until then."""
-        self.page_ids = page_ids
-        self.on_begin(self)
 
 
 @dataclass(slots=True)
@@ -88,15 +86,18 @@ class HostTier:
         self._release = release
         self._spills = pages.disk > 0
         self._free_goal = max(1, pages.memory // FREE_SHARE)
+        self.now = 0.0
+        """Of the step that is planned."""
         self.index = HostIndex(pages)
         self.counts = HostCounts()
         self._saved: list[tuple[int, int]] = []
         self._begun: list[Load] = []
         self._loading: set[bytes] = set()
         """Digests of pages on their way into the pool."""
-        self._loads: dict[int, list[Load]] = {}
-        """By the step that began them; so are the next."""
+        self._loads: dict[int, tuple[list[Load], float]] = {}
+        """By the step that began them, the oldest first; and until when somebody waits for them."""
         self._spilling: dict[int, list[tuple[HostPage, int]]] = {}
+        """By the step that began them."""
 
     @property
     def loading(self) -> bool:
@@ -146,8 +147,11 @@ class HostTier:
 
     def _cheaper(self, pages: int, page_seconds: float) -> bool:
         """Whether copying so many pages is faster than computing them; yes while unknown."""
-        computing = self._token_seconds() * self._page_size
-        return not computing or pages * computing > pages * page_seconds + TURN_SECONDS
+        computing = self._computing_seconds(pages)
+        return not computing or computing > pages * page_seconds + TURN_SECONDS
+
+    def _computing_seconds(self, pages: int) -> float:
+        return pages * self._page_size * self._token_seconds()
 
     def _page_seconds(self, kind: str) -> float:
         pages = self.counts.copied_pages[kind]
@@ -162,7 +166,7 @@ class HostTier:
 
     def arriving(self, request: Request, match: Match) -> int:
         """Pages behind the request's cached prefix that are on their way."""
-        if not self._loading:
+        if not self._loading or self._late():
             return 0
         pages = 0
         for digest in self._request_digests(request)[match.pages :]:
@@ -170,6 +174,10 @@ class HostTier:
                 break
             pages += 1
         return pages
+
+    def _late(self) -> bool:
+        """Whether the copies that run take too long: all others are behind them."""
+        return any(until <= self.now for _, until in islice(self._loads.values(), 1))
 
     def lock(self, request: Request, match: Match) -> Load:
         """Keeps the cached prefix and what continues it here as they are; allocates nothing."""
@@ -179,15 +187,17 @@ class HostTier:
             self.index.touch(page)
         first = match.pages * self._page_size
         key = request.key_of(first, first + len(pages) * self._page_size)
-        return Load(self._cache.lock(match), key, pages, self._begin)
+        return Load(self._cache.lock(match), key, pages)
 
-    def _begin(self, load: Load) -> None:
-        self._lease(load.page_ids, load.lock, _fence_of(load))
+    def begin(self, load: Load, page_ids: list[int]) -> None:
+        """With the next step its pages are copied into these, which are leased until then."""
+        load.page_ids = page_ids
+        self._lease(page_ids, load.lock, _fence_of(load))
         self._loading.update(page.digest for page in load.pages)
         self._begun.append(load)
 
     def _found(self, request: Request, first: int) -> list[HostPage]:
-        if not len(self.index):
+        if not len(self.index) or self._late():
             return []
         pages = []
         for digest in self._request_digests(request)[first:]:
@@ -208,7 +218,8 @@ class HostTier:
         if not (saved or loads or spilled):
             return None
         if loads:
-            self._loads[step] = loads
+            computing = self._computing_seconds(sum(len(load.pages) for load in loads))
+            self._loads[step] = loads, self.now + max(LEAST_WAIT_SECONDS, computing)
         loaded = [
             (page.slot, to)
             for load in loads
@@ -222,9 +233,9 @@ class HostTier:
             return
         shortage = min(MAX_SPILLED, self._free_goal - self.index.free_memory)
         spilling: list[tuple[HostPage, int]] = []
-        while len(spilling) < shortage and (page := self.index.oldest_in_memory()):
+        while len(spilling) < shortage and (page := self.index.oldest(disk=False)):
             page.readers += 1
-            if (slot := self.index.take_disk_slot()) is None:
+            if (slot := self.index.take_slot(disk=True)) is None:
                 self.index.read(page)
                 break
             spilling.append((page, slot))
@@ -240,7 +251,7 @@ class HostTier:
             self.counts.bad_pages += len(copies.bad_slots)
             bad = frozenset(copies.bad_slots)
             if copies.kind == "loaded":
-                for load in self._loads.pop(copies.step):
+                for load in self._loads.pop(copies.step)[0]:
                     self._loaded(load, bad)
             elif copies.kind == "spilled":
                 for page, slot in self._spilling.pop(copies.step):
@@ -277,7 +288,7 @@ class HostTier:
         """Asserts that no slot is lost or used twice."""
         reading = {page for load in self._begun for page in load.pages}
         reading.update(
-            page for loads in self._loads.values() for load in loads for page in load.pages
+            page for loads, _ in self._loads.values() for load in loads for page in load.pages
         )
         spilling = [pair for pairs in self._spilling.values() for pair in pairs]
         reading.update(page for page, _ in spilling)

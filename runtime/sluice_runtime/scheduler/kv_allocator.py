@@ -233,8 +233,8 @@ class KvAllocator:
         is cut. A match may be from before another prefix was locked. If that has split its path,
         the request is matched again. All prefixes are locked before the first page is taken, which
         may evict. Of those `returning` the next pages come back from the host tier."""
-        missing = 0
-        loads = [self.host.lock(r, self._fresh(r, m)) for r, m in returning] if self.host else ()
+        missing, host = 0, self.host
+        loads = [host.lock(r, self._fresh(r, m)) for r, m in returning] if host else ()
         for request, planned in matched:
             match = self._fresh(request, planned)
             request.row = self._free_rows.pop()
@@ -247,7 +247,8 @@ class KvAllocator:
             own = pages_for(len(request.token_ids), self._page_size) - len(request.page_ids)
             request.page_ids += islice(pages, own)
         for load in loads:
-            load.begin(self._allocate(len(load.pages)))
+            assert host is not None
+            host.begin(load, self._allocate(len(load.pages)))
 
     def append_pages(self, requests: Sequence[Request]) -> list[int]:
         """One more page for each request."""

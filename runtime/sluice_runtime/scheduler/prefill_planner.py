@@ -90,6 +90,8 @@ class PrefillPlanner:
         prefixes = self._prefixes_in_flight(launched)
         adapters = self._adapters(now)
         adder, match, host = self._adder(), self._kv.match, self._kv.host
+        if host:
+            host.now = now
         plan = plan_prefill(adder, prefilling, order, match, prefixes, adapters, host)
         return self._paced(plan)
 

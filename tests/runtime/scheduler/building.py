@@ -73,6 +73,7 @@ class Bench:
         if self.scheduler._speculation and not settings.draft_model:
             self.scheduler._speculation._drafts_of_row = NearlyRight
         self.overlap = overlap
+        self.now = 0.0
         self.in_flight: deque[Batch] = deque()
         self.answers: dict[str, list[int]] = {}
         self.terminals: dict[str, list[TokenDelta]] = {}
@@ -99,7 +100,7 @@ class Bench:
 
     def launch(self) -> Batch | None:
         """The first half of a step."""
-        batch = self.scheduler.next_batch(0.0)
+        batch = self.scheduler.next_batch(self.now)
         if batch is not None:
             self.in_flight.append(batch)
         return batch
@@ -107,7 +108,7 @@ class Bench:
     def land(self) -> None:
         """The second half, of the oldest step in flight."""
         batch = self.in_flight.popleft()
-        outcome = self.scheduler.process(batch, self.runner.forward(batch), 0.0)
+        outcome = self.scheduler.process(batch, self.runner.forward(batch), self.now)
         deltas, chunks = outcome.deltas, outcome.finished_chunks
         self.accepted_tokens += outcome.accepted_tokens
         self.chunks += chunks

@@ -6,6 +6,7 @@ from typing import Any
 
 from sluice_runtime.scheduler.batch import Batch
 from sluice_runtime.scheduler.host_index import HostIndex
+from sluice_runtime.scheduler.host_tier import LEAST_WAIT_SECONDS
 from sluice_runtime.scheduler.settings import HostPages
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -70,6 +71,25 @@ def test_others_run_while_pages_are_on_their_way() -> None:
     assert "again" not in b.answers
     b.run()
     assert b.cached["again"] == 20
+
+
+def test_a_request_whose_pages_take_too_long_is_computed() -> None:
+    b = bench(pool_pages=24)
+    for name, prompt in enumerate([FIRST, *OTHERS]):
+        ask(b, str(name), prompt)
+    b.runner.host.steps = 20
+    b.add(request("again", FIRST, 3))
+    b.step()
+    b.now = LEAST_WAIT_SECONDS - 0.01
+    b.step()
+    assert not b.answers.get("again")
+    b.now += 0.02
+    b.add(request("other", [*OTHERS[0], 1], 3))  # its pages would be behind those
+    b.step_until(lambda _: {"again", "other"} <= b.terminals.keys())
+    assert tier(b).loading
+    assert b.answers["again"] == answer_to(FIRST, 3)
+    b.run()
+    assert not tier(b).loading
 
 
 def test_a_bad_page_counts_as_not_there_and_so_does_what_follows_it() -> None:
@@ -173,6 +193,25 @@ def test_more_pages_than_slots_leave_in_one_step() -> None:
     assert len({slot for _, slot in saved}) == len(saved) == 4
     for name, prompt in enumerate([FIRST, OTHERS[0][:16]]):
         ask(b, f"again-{name}", prompt)
+
+
+def test_pages_of_a_request_that_was_sent_back_are_copied_and_not_computed_again() -> None:
+    b = Bench(
+        settings_of(
+            pool_tokens=64, chunk_size=64, prefix_cache=True, host_pages=MEMORY, policy="priority"
+        )
+    )
+    b.add(request("slow", FIRST, 20, priority=0))
+    for _ in range(8):
+        b.step()
+    long = [*OTHERS[0], *OTHERS[1]]
+    b.add(request("urgent", long, 3, priority=50))
+    batches = b.run()
+    assert b.scheduler.status().retractions == 1
+    assert b.answers == {"slow": answer_to(FIRST, 20), "urgent": answer_to(long, 3)}
+    assert tier(b).counts.hit_tokens == {"memory": 24}
+    again = sum(batch.extend_tokens for batch in batches) - len(long)
+    assert again < 2 * PAGE, "what is behind its last whole page, and what was drawn last"
 
 
 def test_nobody_is_sent_back_for_a_request_whose_pages_are_on_their_way() -> None:
