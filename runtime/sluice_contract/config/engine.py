@@ -448,6 +448,10 @@ def parse_engine_config(text: str | bytes) -> EngineConfig:
     if config.role is Role.DECODE and (cache := config.host_cache) is not None:
         allowed = "none in role decode, which has no prompts to keep"
         raise ConfigError("hostCache", cache.to_json_dict(), allowed)
+    drafts = config.speculation
+    if config.role is not Role.MIXED and drafts and drafts.method == "Eagle":
+        allowed = f"NGram or Draft in role {config.role}: the KV cache of a head is not handed over"
+        raise ConfigError("speculation.method", drafts.method, allowed)
     return config
 
 

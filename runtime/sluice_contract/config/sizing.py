@@ -99,12 +99,18 @@ def resolve_settings(
         del resolved["max_running_requests"]  # follows from the KV pool, so from the model
     if slo is not None and slo.ttft_milliseconds is not None:
         resolved["scheduling_policy"] = _general(SLACK, "slo.ttftMilliseconds")
+    if _drafts_with_head(user):
+        resolved["cuda_graph_max_batch"] = _general(0, "speculation.method Eagle")
     for name in EngineSettings.model_fields.keys() - UNRESOLVED:
         if (value := getattr(user, name)) is not None:
             resolved[name] = Resolved(value=value, source=Source.USER, origin="spec")
     resolved.setdefault("min_prefill_tokens", _general(resolved["page_size"].value, "one page"))
     values = resolved_values(resolved)
-    against = (*_against_slo(slo, values), *_against_host_cache(user, values))
+    against = (
+        *_against_slo(slo, values),
+        *_against_host_cache(user, values),
+        *_against_head(user, values),
+    )
     if contradictions := (*_contradictions(values), *against):
         raise ContradictionsError(contradictions)
     return resolved
@@ -135,11 +141,29 @@ def _against_slo(slo: SloTargets | None, values: Mapping[str, Value]) -> Iterato
 def _against_host_cache(user: EngineSettings, values: Mapping[str, Value]) -> Iterator[ConfigError]:
     if (cache := user.host_cache) is None:
         return
+    if user.speculation is not None and (method := user.speculation.method) == "Eagle":
+        allowed = "NGram or Draft beside hostCache, which keeps no pages of a head"
+        yield ConfigError("speculation.method", method, allowed)
     if not values["prefix_cache"]:
         yield ConfigError("hostCache", cache.to_json_dict(), "only beside prefixCache")
     if (gpus := values["tensor_parallel_size"]) != 1:
         allowed = f"only for engines of one GPU so far (tensorParallelSize is {gpus})"
         yield ConfigError("hostCache", cache.to_json_dict(), allowed)
+
+
+def _drafts_with_head(user: EngineSettings) -> bool:
+    return user.speculation is not None and user.speculation.method == "Eagle"
+
+
+def _against_head(user: EngineSettings, values: Mapping[str, Value]) -> Iterator[ConfigError]:
+    if not _drafts_with_head(user):
+        return
+    if (gpus := values["tensor_parallel_size"]) != 1:
+        allowed = f"NGram or Draft for engines of several GPUs (tensorParallelSize is {gpus})"
+        yield ConfigError("speculation.method", "Eagle", allowed)
+    if (graphs := values["cuda_graph_max_batch"]) != 0:
+        allowed = "0 beside speculation.method Eagle, whose steps are no graphs so far"
+        yield ConfigError("cudaGraphMaxBatch", graphs, allowed)
 
 
 def resolved_values(resolved: Mapping[str, Resolved]) -> dict[str, Value]:

@@ -26,11 +26,11 @@ class SpeculationSettings(ContractModel):
     """Tokens that are proposed ahead, and verified together in one step."""
 
     method: SpeculationMethod = Field(
-        description="Where drafts come from. NGram: what followed the request's last tokens when "
-        "they were there before. Draft: a model.",
+        description="Where drafts come from: what followed the last tokens when they were there "
+        "before (NGram), a model (Draft), or an EAGLE-3 head.",
     )
     draft: DraftRef | None = Field(
-        default=None, description="A small model of the same vocabulary, for Draft."
+        default=None, description="Small model of the same vocabulary, or the head."
     )
     tokens: int = Field(
         default=DEFAULT_DRAFT_TOKENS,
@@ -41,6 +41,6 @@ class SpeculationSettings(ContractModel):
 
     @model_validator(mode="after")
     def _of_a_draft(self) -> Self:
-        if (self.draft is None) == (self.method == "Draft"):
-            raise ValueError("draft.uri with method Draft, and with no other")
+        if (self.draft is None) == (self.method != "NGram"):
+            raise ValueError("draft.uri with methods Draft and Eagle, and with no other")
         return self

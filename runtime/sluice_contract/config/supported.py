@@ -44,11 +44,6 @@ ROWS: Final = (
         "auto (a KV type of its own is not implemented yet)",
     ),
     Unsupported(
-        "speculation.method",
-        lambda s: s.speculation is not None and s.speculation.method == "Eagle",
-        "NGram or Draft (Eagle is not implemented yet)",
-    ),
-    Unsupported(
         "cudaGraphMaxBatch",
         lambda s: s.cuda_graph_max_batch not in (None, 0),
         "0 without an accelerator",

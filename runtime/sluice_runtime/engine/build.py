@@ -56,7 +56,13 @@ from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.adapters import SlotShape
 from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
 from sluice_runtime.model.decoder import Decoder
-from sluice_runtime.model.files import DRAFT_KEY, ModelFiles, resolve_draft
+from sluice_runtime.model.files import (
+    DRAFT_KEY,
+    ModelFiles,
+    drafts_with_head,
+    of_draft,
+    resolve_draft,
+)
 from sluice_runtime.model.load import Placement, load_model
 from sluice_runtime.model.load_progress import OnRead, unreported
 from sluice_runtime.model.spec import ModelSpec, spec_from
@@ -71,8 +77,12 @@ from sluice_runtime.wire.messages import PROTOCOL_VERSION, Adapters, EngineReady
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.draft import DraftModel
+    from sluice_runtime.engine.eagle import EagleDrafts
     from sluice_runtime.engine.host_cache import HostCache
+    from sluice_runtime.model.eagle import EagleHead, HeadSpec
 
+_DRAFT_WEIGHTS: Final = ("draft model weights", "more memory", "the size of the draft model")
+"""What memory is too short for, and what to change."""
 MAX_MASK_THREADS: Final = 8
 """For the rows of one step that have grammars."""
 
@@ -179,8 +189,10 @@ def build_engine(
     config = _fitted(config, spec, gpu_memory, group)
     context = context_length(config, spec.context_length_tokens)
     placement = Placement(device.place, group, _slots(config, context))
+    of_head = _head_spec(config, spec)
     draft = _draft_model(config, files, placement)
     model = _loaded(config, files, placement, gpu_memory, on_read)
+    head = _head(config, of_head, model, placement)
     compiler = compiler or compiler_of(files, model.spec.vocabulary_size)
     matchers = Matchers(model.spec.vocabulary_size, min(MAX_MASK_THREADS, processors()))
     loader = _adapter_loader(config, model, placement, device)
@@ -190,10 +202,14 @@ def build_engine(
 
     def runner_over(pool: PagePool) -> Runner:
         rows = _rows(loaded, pool, device, matchers, loader)
-        drafts = _drafts(draft, pool, rows, device)
-        return Runner(model, pool, rows, device, hooks.on_logits, drafts)
+        follows = _head_drafts(config, head, pool, rows, device)
+        drafts = follows or _drafts(draft, pool, rows, device)
+        runner = Runner(model, pool, rows, device, hooks.on_logits, drafts)
+        if follows is not None:
+            runner.follow_with(follows)
+        return runner
 
-    loaded = LoadedModel(config, model, context, draft)
+    loaded = LoadedModel(config, model, context, draft or head)
     tier = tier_pages(loaded)
     pages = _pool_pages(loaded, files, gpu_memory, pool_of, runner_over)
     settings = _settings(loaded, group.least(pages), tier, loader)
@@ -309,16 +325,48 @@ def _loaded(
 
 
 def _draft_model(config: EngineConfig, files: ModelFiles, placement: Placement) -> Decoder | None:
-    """On the same ranks as the model of `files`; None: no model drafts."""
+    """On the same ranks as the model of `files`; None: no model of its own drafts."""
     draft = resolve_draft(config)
-    if draft is None:
+    if draft is None or drafts_with_head(config):
         return None
     if allowed := _vocabularies_differ(files, draft):
         raise InvalidConfigError(str(ConfigError(DRAFT_KEY, draft.uri, allowed)))
     placement = replace(placement, slots=None)
-    with allocation("draft model weights", "more memory", "the size of the draft model"):
+    with allocation(*_DRAFT_WEIGHTS), of_draft():
         dtype, backend = config.dtype or "auto", config.attention_backend or "auto"
         return load_model(draft, dtype, config.seed, backend, placement)
+
+
+def _head_spec(config: EngineConfig, target: ModelSpec) -> HeadSpec | None:
+    """Of the head that drafts, before the model is read; None: no head drafts."""
+    draft = resolve_draft(config)
+    if draft is None or not drafts_with_head(config):
+        return None
+    from sluice_runtime.model.eagle import head_spec  # as below: where a head drafts alone
+
+    return head_spec(draft, target)
+
+
+def _head(
+    config: EngineConfig, spec: HeadSpec | None, model: Decoder, placement: Placement
+) -> EagleHead | None:
+    if spec is None:
+        return None
+    from sluice_runtime.model.eagle import load_head
+
+    with allocation(*_DRAFT_WEIGHTS):
+        return load_head(spec, model, placement.device, config.attention_backend or "auto")
+
+
+def _head_drafts(
+    config: EngineConfig, head: EagleHead | None, pool: PagePool, rows: RowState, device: Device
+) -> EagleDrafts | None:
+    if head is None or pool.draft is None or config.speculation is None:
+        return None
+    from sluice_runtime.engine.eagle import EagleDrafts
+
+    most = config.speculation.tokens
+    return EagleDrafts(head, pool.draft, rows.table, rows.sampling, device, most)
 
 
 def _vocabularies_differ(files: ModelFiles, draft: ModelFiles) -> str | None:

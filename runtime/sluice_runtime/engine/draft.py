@@ -10,7 +10,7 @@ Drafts stay on the device until the step's results are read. Knows no request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -56,21 +56,13 @@ class DraftModel:
         One token a row at a time: each is drawn as the model draws at its position, from the draft
         model's logits. The last draft is not computed: whether it is kept, is not known yet.
         """
-        counts = host.drafts
-        verified = slice(host.extends - len(counts), host.extends)
-        begins, rows = host.rows.begins[verified], host.rows.rows[verified]
-        for done in range(int(counts.max())):
-            drafting = counts > done
-            places = begins[drafting] + done
+
+        def tokens_after(done: int, rows: Numbers, places: Numbers) -> Tensor:
             if done or not batch.draft_rows:
-                tokens = self._next(rows[drafting], host.positions[places], inputs, places)
-            else:
-                tokens = self._first(batch)
-            (after,) = self._device.upload((places + 1,))
-            inputs.token_ids.index_copy_(0, after, tokens)
-        drafted = np.arange(counts.sum()) + (begins + 1 - counts.cumsum() + counts).repeat(counts)
-        (at,) = self._device.upload((drafted,))
-        return inputs.token_ids[at]
+                return self._next(rows, host.positions[places], inputs, places)
+            return self._first(batch)
+
+        return propose_in_turn(host, inputs, self._device, tokens_after)
 
     def _first(self, batch: Batch) -> Tensor:
         """The first draft of each verified row, once what the draft model lacks is computed: [r].
@@ -95,25 +87,9 @@ class DraftModel:
         self, rows: Numbers, positions: Numbers, inputs: StepInputs, places: Numbers
     ) -> Tensor:
         """The token after the one at each of `places` of the step: [r]."""
-        table = self._rows
-        numbers = RowNumbers(rows, np.arange(len(rows) + 1), positions + 1)
-        pages = table.pages[rows, positions // table.page_size]
-        columns = (positions, pages, positions % table.page_size, places)
-        position, page, offset, place, row, begins, contexts = self._device.upload(
-            (*columns, numbers.rows, numbers.begins, numbers.contexts)
-        )
-        layout = TokenLayout(
-            pages=page,
-            offsets=offset,
-            page_table=table.page_table,
-            rows=row,
-            begins=begins,
-            contexts=contexts,
-            extends=0,
-            numbers=numbers,
-        )
+        position, layout, place = single_tokens(self._rows, rows, positions, self._device, places)
         hidden = self._model.hidden(inputs.token_ids[place], position, self._pool, layout)
-        return self._drawn(self._model.logits(hidden), rows, numbers.contexts)
+        return self._drawn(self._model.logits(hidden), rows, positions + 1)
 
     def _drawn(self, logits: Tensor, rows: Numbers, positions: Numbers) -> Tensor:
         """[r, vocabulary] → [r] tokens. What has no distribution drafts any token."""
@@ -123,6 +99,53 @@ class DraftModel:
         else:
             tokens = self._sampling.sample(logits, rows.tolist(), positions)
         return (tokens if group.size == 1 else group.from_first(tokens)).clamp(min=0)
+
+
+TokensAfter = Callable[[int, Numbers, Numbers], Tensor]
+"""(drafts that each row has already, rows, places of their last tokens in the step) → [rows]."""
+
+
+def propose_in_turn(
+    host: HostInputs, inputs: StepInputs, device: Device, tokens_after: TokensAfter
+) -> Tensor:
+    """Writes the drafts of rows that are verified into the step's tokens, one token a row at a
+    time; returns them, row after row: [drafts]."""
+    counts = host.drafts
+    verified = slice(host.extends - len(counts), host.extends)
+    begins, rows = host.rows.begins[verified], host.rows.rows[verified]
+    for done in range(int(counts.max())):
+        drafting = counts > done
+        places = begins[drafting] + done
+        tokens = tokens_after(done, rows[drafting], places)
+        (after,) = device.upload((places + 1,))
+        inputs.token_ids.index_copy_(0, after, tokens)
+    drafted = np.arange(counts.sum()) + (begins + 1 - counts.cumsum() + counts).repeat(counts)
+    (at,) = device.upload((drafted,))
+    return inputs.token_ids[at]
+
+
+def single_tokens(
+    table: RowTable, rows: Numbers, positions: Numbers, device: Device, more: Numbers
+) -> tuple[Tensor, TokenLayout, Tensor]:
+    """A token of each of `rows`, which decodes: positions and layout, and `more` beside them on the
+    device."""
+    numbers = RowNumbers(rows, np.arange(len(rows) + 1), positions + 1)
+    pages = table.pages[rows, positions // table.page_size]
+    columns = (positions, pages, positions % table.page_size, more)
+    position, page, offset, others, row, begins, contexts = device.upload(
+        (*columns, numbers.rows, numbers.begins, numbers.contexts)
+    )
+    layout = TokenLayout(
+        pages=page,
+        offsets=offset,
+        page_table=table.page_table,
+        rows=row,
+        begins=begins,
+        contexts=contexts,
+        extends=0,
+        numbers=numbers,
+    )
+    return position, layout, others
 
 
 def _passes(rows: Sequence[ExtendRow]) -> Iterator[list[ExtendRow]]:

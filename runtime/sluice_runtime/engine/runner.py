@@ -37,6 +37,7 @@ from sluice_runtime.wire.messages import TokenLogprob
 
 if TYPE_CHECKING:
     from sluice_runtime.engine.draft import DraftModel
+    from sluice_runtime.engine.eagle import EagleDrafts
 
 STEP_SETTINGS: Final = "chunkSize, maxRunningRequests or kvPoolTokens"
 """Settings to lower when a step runs out of memory."""
@@ -106,10 +107,11 @@ class Runner:
         rows: RowState,
         device: Device,
         on_logits: OnLogits | None = None,
-        draft: DraftModel | None = None,
+        draft: DraftModel | EagleDrafts | None = None,
     ) -> None:
         self._model = model
         self._draft = draft
+        self._head: EagleDrafts | None = None
         self._pool = pool
         self._rows = rows.table
         self._sampling = rows.sampling
@@ -156,6 +158,10 @@ class Runner:
         they can."""
         self._graphs = graphs
 
+    def follow_with(self, head: EagleDrafts) -> None:
+        """From now on `head` computes every step after the model."""
+        self._head = head
+
     @property
     def graph_steps(self) -> int | None:
         """Steps that CUDA graphs computed; None: there are no graphs."""
@@ -190,11 +196,14 @@ class Runner:
         if (logprobs := self._sampling.logprobs) is None:
             tokens, _ = self._sample(batch, host, inputs, hidden)
             accept = self._accepting(host.sampling_rows)
-            return partial(_results, batch, self._device.fetch([_joined(tokens, drafts)]), accept)
+            fetched = self._device.fetch([_joined(tokens, drafts)])
+            self._follow(batch, host, inputs, tokens)
+            return partial(_results, batch, fetched, accept)
         prompts = logprobs.read(batch, hidden, self._model.logits)
         tokens, step_logprobs = self._sample(batch, host, inputs, hidden)
         scores = StepScores(prompts, step_logprobs, tokens)
         fetched = self._device.fetch([_joined(tokens, drafts), *scores.tables()])
+        self._follow(batch, host, inputs, tokens)
         accept = self._accepting(host.sampling_rows)
         return partial(_scored_results, batch, fetched, accept, scores, logprobs.finished(batch))
 
@@ -206,9 +215,16 @@ class Runner:
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         """[n, h], by a graph where one was captured for such a step."""
+        if self._head is not None:
+            return self._head.model_hidden(self._model, inputs, self._pool)
         step, pool = (inputs.token_ids, inputs.positions), self._pool
         hidden = self._graphs.hidden(*step, inputs.layout) if self._graphs else None
         return self._model.hidden(*step, pool, inputs.layout) if hidden is None else hidden
+
+    def _follow(self, batch: Batch, host: HostInputs, inputs: StepInputs, tokens: Tensor) -> None:
+        """What comes after the results of a step, so that nobody waits for it."""
+        if self._head is not None:
+            self._head.follow(batch, host, inputs, tokens)
 
     def _split(self, batch: Batch, inputs: StepInputs) -> Tensor:
         """[n, h]: the prompt's tokens after this step's group of layers, then the other rows'

@@ -98,6 +98,21 @@ class PlainStack:
         return layer.output(attention.attend(layer.index, qkv, layer.head_norm).flatten(1))
 
 
+class FusedLayer(PlainStack):
+    """The layer of an EAGLE-3 head, whose queries, keys and values are made of two inputs."""
+
+    def fuse(self, embedded: Tensor, x: Tensor, norm: Tensor, step: PagedStep) -> Tensor:
+        """[n, h], [n, h] → [n, h]: `x` with what the layer adds to it, in place. `norm`: of `x`,
+        beside the layer's own norm, which is that of `embedded`."""
+        (layer,), parts, eps = self._layers, self._operators, self._shape.norm_eps
+        attention = parts.attention(step.pool, step.layout, step.angles)
+        own = parts.rms_norm(embedded, layer.attention_norm, eps)
+        both = torch.cat((own, parts.rms_norm(x, norm, eps)), dim=-1)
+        delta = self._attend(layer, both, attention)
+        normed = parts.add_rms_norm(x, delta, layer.mlp_norm, eps)
+        return x.add_(layer.mlp(normed))
+
+
 _Matrix = Callable[..., Linear]
 """(bias, one or several weights [out, in] by field) → their product, joined in this order."""
 
@@ -168,6 +183,8 @@ class ShardedStack:
 
     def forward(self, x: Tensor, step: PagedStep) -> Tensor:
         """See `layers.stack.LayerStack`."""
+        if not self._weights:
+            return x
         layout, angles = step.layout, step.angles
         native.sharded_layers(
             x,

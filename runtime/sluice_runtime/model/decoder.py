@@ -5,6 +5,7 @@ Shapes: n tokens of a step, flat over all rows; h hidden size; d head dimension.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,24 @@ class Decoder:
     ) -> Tensor:
         """token_ids, positions: [n] → [n, h], before the last norm."""
         return self.through(self.layers, self.embedded(token_ids), positions, pool, layout)
+
+    def tapped(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        pool: PagePool,
+        layout: TokenLayout,
+        taps: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """See `hidden`; and [n, taps x h], what enters the layers that `taps` counts, ascending."""
+        x, states, first = self.embedded(token_ids), list[Tensor](), 0
+        step = PagedStep(pool, layout, angles_of(self.frequencies, positions))
+        for tap in taps:
+            x = self.layers.part(first, tap).forward(x, step)
+            states.append(x.clone())  # the next layers change it
+            first = tap
+        x = self.layers.part(first, self.spec.layers).forward(x, step)
+        return x, torch.cat(states, dim=-1)
 
     def through(
         self,

@@ -6,7 +6,8 @@ Serves both processes, so it imports no torch. Knows where files are, not what t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -125,6 +126,21 @@ def resolve_draft(settings: EngineSettings) -> ModelFiles | None:
     if speculation is None or speculation.draft is None:
         return None
     return resolve(speculation.draft.uri, DRAFT_KEY)
+
+
+def drafts_with_head(settings: EngineSettings) -> bool:
+    """Whether what drafts is a head of the model, and no model of its own."""
+    return settings.speculation is not None and settings.speculation.method == "Eagle"
+
+
+@contextmanager
+def of_draft() -> Iterator[None]:
+    """What is wrong with files that are read inside is told of the draft model's key."""
+    try:
+        yield
+    except ModelLoadError as error:
+        text = str(error).removeprefix("model.uri: ")
+        raise ModelLoadError(f"{DRAFT_KEY}: {text}") from None
 
 
 def read_json(path: Path, key: str = "model.uri") -> Mapping[str, Any]:

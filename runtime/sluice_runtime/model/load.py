@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +48,7 @@ SPLITS: Final[Mapping[str, Split]] = {
     "up_proj": Split.ROWS,
     "down_proj": Split.COLUMNS,
     "lm_head": Split.ROWS,
+    "fc": Split.NONE,
 }
 """Matrices by the last part of their names, divided as Megatron-LM does: a rank has whole heads, a
 share of the feed-forward part, of each expert too, and a share of the vocabulary. Norms and routers
@@ -97,13 +99,22 @@ def load_model(
 
     if files.folder is None:
         return built(RandomWeights(seed, placement.device))
-    with Checkpoint(files.folder) as checkpoint:
-        progress = LoadProgress(checkpoint.size_bytes, on_read)
-        if placement.device.type == "cpu":
-            read_ahead(checkpoint.paths, progress)
-            return built(MappedWeights(checkpoint))
-        with StreamedWeights(checkpoint, CudaCopies(placement.device), progress) as streamed:
-            return built(streamed)
+    with Checkpoint(files.folder) as checkpoint, weights_of(checkpoint, placement, on_read) as read:
+        return built(read)
+
+
+@contextmanager
+def weights_of(
+    checkpoint: Checkpoint, placement: Placement, on_read: OnRead = unreported
+) -> Iterator[WeightSource]:
+    """The tensors of a checkpoint, on the device of `placement`."""
+    progress = LoadProgress(checkpoint.size_bytes, on_read)
+    if placement.device.type == "cpu":
+        read_ahead(checkpoint.paths, progress)
+        yield MappedWeights(checkpoint)
+        return
+    with StreamedWeights(checkpoint, CudaCopies(placement.device), progress) as streamed:
+        yield streamed
 
 
 def check_division(spec: ModelSpec, ranks: int) -> None:
@@ -149,7 +160,7 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
     embedding = reader.matrix("model.embed_tokens", vocabulary, hidden)
     slots = reader.placement.slots
     bank = AdapterBank(slots, reader.dtype, device) if slots else None
-    layers = backend.layers(_layers(reader), _shape(spec, reader.placement.group, bank))
+    layers = backend.layers(_layers(reader), layer_shape(spec, reader.placement.group, bank))
     norm = reader.norm("model.norm", hidden)
     head = embedding if spec.tied_embeddings else reader.matrix("lm_head", vocabulary, hidden)
     weights.settle()
@@ -171,7 +182,8 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
     )
 
 
-def _shape(spec: ModelSpec, group: Group, bank: AdapterBank | None) -> LayerShape:
+def layer_shape(spec: ModelSpec, group: Group, bank: AdapterBank | None = None) -> LayerShape:
+    """Of a rank of `group`."""
     heads, kv_heads = spec.heads // group.size, spec.kv_heads // group.size
     return LayerShape(
         heads,
@@ -188,11 +200,13 @@ def _shape(spec: ModelSpec, group: Group, bank: AdapterBank | None) -> LayerShap
 def _layers(reader: Reader) -> Iterator[LayerWeights]:
     """One after the other: matrices that are joined exist twice for one layer at a time."""
     for index in range(reader.spec.layers):
-        yield _layer(reader, index)
+        yield read_layer(reader, f"model.layers.{index}", reader.spec.hidden_size, index)
 
 
-def _layer(reader: Reader, index: int) -> LayerWeights:
-    spec, prefix = reader.spec, f"model.layers.{index}"
+def read_layer(reader: Reader, prefix: str, width: int, index: int = 0) -> LayerWeights:
+    """The layer that is called `prefix`, whose queries, keys and values are made of `width`
+    inputs."""
+    spec = reader.spec
     hidden = spec.hidden_size
     q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
 
@@ -213,9 +227,9 @@ def _layer(reader: Reader, index: int) -> LayerWeights:
 
     layer = LayerWeights(
         attention_norm=norm("input_layernorm", hidden),
-        query=matrix("self_attn.q_proj", q_size, hidden),
-        key=matrix("self_attn.k_proj", kv_size, hidden),
-        value=matrix("self_attn.v_proj", kv_size, hidden),
+        query=matrix("self_attn.q_proj", q_size, width),
+        key=matrix("self_attn.k_proj", kv_size, width),
+        value=matrix("self_attn.v_proj", kv_size, width),
         qkv_biases=biases() if spec.variant.qkv_bias else None,
         head_norms=(head_norm("q_norm"), head_norm("k_norm")) if spec.variant.qk_norm else None,
         output=matrix("self_attn.o_proj", hidden, q_size),

@@ -102,32 +102,34 @@ def spec_from(config: Config) -> ModelSpec:
     variant = ARCHITECTURES[architecture]
     _refuse_unknown_features(config, variant)
     window = _window(config, variant)
-    heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
-    layers = _size(config, "num_hidden_layers")
+    heads, hidden = whole_number(config, "num_attention_heads"), whole_number(config, "hidden_size")
+    layers = whole_number(config, "num_hidden_layers")
     default_dim = variant.head_dim or hidden // heads
     spec = ModelSpec(
         architecture=architecture,
         variant=variant,
-        vocabulary_size=_size(config, "vocab_size"),
+        vocabulary_size=whole_number(config, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_size(config, "intermediate_size"),
+        intermediate_size=whole_number(config, "intermediate_size"),
         layers=layers,
         heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", heads),
-        head_dim=_size(config, "head_dim", default_dim),
+        kv_heads=whole_number(config, "num_key_value_heads", heads),
+        head_dim=whole_number(config, "head_dim", default_dim),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=_rope(config),
-        context_length_tokens=min(_size(config, "max_position_embeddings"), window or sys.maxsize),
+        context_length_tokens=min(
+            whole_number(config, "max_position_embeddings"), window or sys.maxsize
+        ),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=_dtype(config),
         experts=_experts(config, layers) if variant.experts else None,
     )
     if heads % spec.kv_heads:
-        raise _refused("num_key_value_heads", spec.kv_heads, f"a divisor of {heads} heads")
+        raise refused("num_key_value_heads", spec.kv_heads, f"a divisor of {heads} heads")
     return spec
 
 
-def _refused(key: str, value: object, allowed: str) -> ModelLoadError:
+def refused(key: str, value: object, allowed: str) -> ModelLoadError:
     return ModelLoadError(f"config.json: {key}: {value!r} is not allowed; allowed: {allowed}")
 
 
@@ -135,22 +137,22 @@ def _architecture(config: Config) -> str:
     named = config.get("architectures")
     known = named[0] if isinstance(named, list) and len(named) == 1 else None
     if known not in ARCHITECTURES:
-        raise _refused("architectures", named, "one of " + ", ".join(ARCHITECTURES))
+        raise refused("architectures", named, "one of " + ", ".join(ARCHITECTURES))
     return str(known)
 
 
-def _size(config: Config, key: str, default: int | None = None) -> int:
+def whole_number(config: Config, key: str, default: int | None = None) -> int:
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or value < 1:
-        raise _refused(key, value, "a whole number from 1")
+        raise refused(key, value, "a whole number from 1")
     return value
 
 
 def _dtype(config: Config) -> str:
     value = config.get("dtype") or config.get("torch_dtype") or "float32"
     if value not in DTYPES:
-        raise _refused("dtype", value, ", ".join(DTYPES))
+        raise refused("dtype", value, ", ".join(DTYPES))
     return str(value)
 
 
@@ -175,10 +177,10 @@ def _refuse_unknown_features(config: Config, variant: Variant) -> None:
     for key, allowed in FEATURES:
         value = None if variant.experts and key in _EXPERTS else config.get(key)
         if value is not None and value not in allowed:
-            raise _refused(key, value, " or ".join(["absent", *map(repr, allowed)]))
+            raise refused(key, value, " or ".join(["absent", *map(repr, allowed)]))
     for kind in config.get("layer_types") or ():
         if kind != "full_attention":
-            raise _refused("layer_types", kind, "'full_attention'")
+            raise refused("layer_types", kind, "'full_attention'")
 
 
 def _window(config: Config, variant: Variant) -> int | None:
@@ -187,27 +189,30 @@ def _window(config: Config, variant: Variant) -> int | None:
     if window is None:
         return None
     if variant.window_tokens is not None:
-        return _size(config, "sliding_window", window)
+        return whole_number(config, "sliding_window", window)
     if config.get("use_sliding_window") is not False:
-        raise _refused("sliding_window", window, "absent, null, or with use_sliding_window false")
+        raise refused("sliding_window", window, "absent, null, or with use_sliding_window false")
     return None
 
 
 def _experts(config: Config, layers: int) -> Experts:
     key = next((key for key in _EXPERTS if key in config), _EXPERTS[0])
-    count, active = _size(config, key), _size(config, "num_experts_per_tok")
+    count, active = whole_number(config, key), whole_number(config, "num_experts_per_tok")
     if active > count:
-        raise _refused("num_experts_per_tok", active, f"at most {count} ({key})")
-    step, dense = _size(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+        raise refused("num_experts_per_tok", active, f"at most {count} ({key})")
+    step, dense = (
+        whole_number(config, "decoder_sparse_step", 1),
+        config.get("mlp_only_layers") or [],
+    )
     if not isinstance(dense, list):
-        raise _refused("mlp_only_layers", dense, "a list of layers")
+        raise refused("mlp_only_layers", dense, "a list of layers")
     return Experts(
         layers=frozenset(
             layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0
         ),
         count=count,
         active=active,
-        width=_size(config, "moe_intermediate_size"),
+        width=whole_number(config, "moe_intermediate_size"),
         renormalised=bool(config.get("norm_topk_prob", False)),
     )
 
@@ -218,29 +223,29 @@ def _refuse_quantised(config: Config) -> None:
         if (value := config.get(key)) is not None:
             method = value.get("quant_method") if isinstance(value, dict) else None
             named, shown = (f"{key}.quant_method", method) if method else (key, value)
-            raise _refused(named, shown, f"no {key} (quantised weights are not implemented yet)")
+            raise refused(named, shown, f"no {key} (quantised weights are not implemented yet)")
 
 
 def _rope(config: Config) -> Rope:
     nested = config.get("rope_parameters") or {}
     scaling = nested or config.get("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
-        raise _refused("rope_parameters", scaling, "an object")
+        raise refused("rope_parameters", scaling, "an object")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     theta = float(scaling.get("rope_theta", config.get("rope_theta", 10_000.0)))
     if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise _refused("partial_rotary_factor", scaling["partial_rotary_factor"], "1.0")
+        raise refused("partial_rotary_factor", scaling["partial_rotary_factor"], "1.0")
     if kind == "default" and not any(isinstance(part, Mapping) for part in scaling.values()):
         return Rope(theta)
     if kind == "llama3":
         return Rope(theta, _llama3(scaling))
-    raise _refused("rope_type", kind, "'default' or 'llama3'")
+    raise refused("rope_type", kind, "'default' or 'llama3'")
 
 
 def _llama3(scaling: Mapping[str, Any]) -> Llama3Scaling:
     keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     for key in keys:
         if not isinstance(scaling.get(key), int | float):
-            raise _refused(key, scaling.get(key), "a number: rope type llama3 requires it")
+            raise refused(key, scaling.get(key), "a number: rope type llama3 requires it")
     factor, low, high, original = (scaling[key] for key in keys)
     return Llama3Scaling(float(factor), float(low), float(high), int(original))

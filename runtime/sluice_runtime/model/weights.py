@@ -7,7 +7,7 @@ and both shapes. Reading to a device is in `model.streamed_weights`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
@@ -30,6 +30,9 @@ STORED_DTYPES: Final[Mapping[str, torch.dtype]] = {
     "BF16": torch.bfloat16,
 }
 """By their names in safetensors files. Others are those of quantised weights."""
+
+INTEGERS: Final = ("I64", "I32")
+"""Types of whole numbers there."""
 
 
 class WeightSource(Protocol):
@@ -114,8 +117,15 @@ class Checkpoint:
         """Of all files."""
         return sum(path.stat().st_size for path in self.paths)
 
-    def find(self, name: str, shape: Shape) -> tuple[Path, Any]:
-        """The file of a tensor of that shape: its path, and as safetensors opened it.
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return name in self._where
+
+    def find(
+        self, name: str, shape: Shape, types: Collection[str] = STORED_DTYPES
+    ) -> tuple[Path, Any]:
+        """The file of a tensor of that shape and one of these types: its path, and as safetensors
+        opened it.
 
         Raises:
             ModelLoadError: the tensor is missing, or of another shape or type.
@@ -136,10 +146,11 @@ class Checkpoint:
                 f"model.uri: {path}: tensor {name} has shape {shape_found}; "
                 f"config.json needs {list(shape)}"
             )
-        if dtype_found not in STORED_DTYPES:
+        if dtype_found not in types:
+            why = " (quantised weights are not implemented yet)" if types is STORED_DTYPES else ""
             raise ModelLoadError(
                 f"model.uri: {path}: tensor {name} has type {dtype_found}; allowed: "
-                f"{', '.join(STORED_DTYPES)} (quantised weights are not implemented yet)"
+                f"{', '.join(types)}{why}"
             )
         return path, self._files[path]
 

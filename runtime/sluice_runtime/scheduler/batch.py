@@ -109,6 +109,8 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     samples: bool
     """Whether the next token is drawn after it; never for a chunk that more chunks follow."""
+    next_token: int = NO_TOKEN
+    """Of such a chunk, the token behind it, where a head computes what the model has computed."""
 
 
 class LayerGroup(msgspec.Struct, frozen=True, array_like=True):

@@ -289,11 +289,10 @@ NO_DRAFTS: Final[Drafts] = {}
 class BatchWriter:
     """Makes every batch."""
 
-    def __init__(self, table: RequestTable, kv: KvAllocator, draft_model: bool = False) -> None:
-        """`draft_model`: whether a model drafts."""
+    def __init__(self, settings: SchedulerSettings, table: RequestTable, kv: KvAllocator) -> None:
+        self._settings = settings
         self._table = table
         self._kv = kv
-        self._draft_model = draft_model
 
     def write(
         self,
@@ -312,7 +311,7 @@ class BatchWriter:
         opened, context_tokens = self._advance(decode) if decode else ([], 0)
         verify = [self._verify(request, drafted, opened) for request, drafted in drafts.items()]
         layers = prefill[0].layers if prefill else None
-        lagging = [_draft_lacks(request) for request in drafts] if self._draft_model else ()
+        lagging = [_draft_lacks(request) for request in drafts] if self._settings.draft_lags else ()
         plain = [request for request in decode if request not in drafts] if drafts else decode
         return Batch(
             step=step,
@@ -358,7 +357,10 @@ class BatchWriter:
     def _extend(self, item: PrefillItem) -> ExtendRow:
         ends = item.completes and not item.cut
         self._table.prefill(item.request, item.end if item.completes else item.start, cut=not ends)
-        tokens = tuple(item.request.token_ids[item.start : item.end])
+        ids = item.request.token_ids
+        tokens = tuple(ids[item.start : item.end])
+        if self._settings.draft_head and not ends:
+            return ExtendRow(row_of(item.request), item.start, tokens, False, ids[item.end])
         return ExtendRow(row_of(item.request), item.start, tokens, samples=ends)
 
 

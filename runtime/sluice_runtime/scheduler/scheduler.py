@@ -83,7 +83,7 @@ class Scheduler:
         drafts = settings.draft_tokens
         self._speculation = Speculation(settings, self._table, self._kv) if drafts else None
         self._preallocations = Preallocations(settings, self._table, self._kv)
-        self._writer = BatchWriter(self._table, self._kv, settings.draft_model)
+        self._writer = BatchWriter(settings, self._table, self._kv)
         self._aborting: list[Request] = []
         self._resumed: list[Request] = []
         """Resumed requests that the runner does not know yet."""

@@ -71,7 +71,14 @@ class SchedulerSettings:
     """Most drafts of a row that one step verifies; 0: no speculation."""
     draft_model: bool = False
     """Whether a model drafts."""
+    draft_head: bool = False
+    """Whether that is a head of the model, which computes every step after it."""
     ttft_seconds: float | None = None
     """Promised time to the first token; the policy slack only."""
     host_pages: HostPages | None = None
     """None: what is evicted is gone."""
+
+    @property
+    def draft_lags(self) -> bool:
+        """Whether what drafts has to catch up on a row before."""
+        return self.draft_model and not self.draft_head

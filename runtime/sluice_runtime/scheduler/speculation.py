@@ -154,7 +154,7 @@ class Speculation:
                 row.learn(right=right, weight=PROBE_LEARNING if probed else self._learning)
                 self._chance += LEARNING_OF_ALL * (right - self._chance)
             row.wait(len(request.token_ids), right=accepted > 0, probed=probed)
-            row.probe_again = probed and lacked > 1
+            row.probe_again = probed and lacked > 1 and self._settings.draft_lags
 
     def landed(self, batch: Batch, seconds: float) -> None:
         """A step took so long."""

@@ -256,3 +256,14 @@ def test_a_promised_time_to_the_first_token_orders_by_slack_unless_told_otherwis
     assert resolve_settings(whole, Accelerator(), promise), "it asks nothing of chunks"
     with pytest.raises(ConfigError, match="ttftMilliseconds, itlMilliseconds or both"):
         parse_engine_config('{"model": {"uri": "x"}, "slo": {"percentile": 90}}')
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_head_of_an_engine_that_hands_over_is_refused_by_its_key(role: str) -> None:
+    speculation = '{"method":"Eagle","draft":{"uri":"/head"}}'
+    text = f'{{"model":{{"uri":"dummy://x"}},"role":"{role}","speculation":{speculation}}}'
+    with pytest.raises(ConfigError, match=r'^speculation.method: "Eagle" is not allowed; ') as it:
+        parse_engine_config(text)
+    assert it.value.allowed == (
+        f"NGram or Draft in role {role}: the KV cache of a head is not handed over"
+    )

@@ -16,10 +16,6 @@ REFUSED: dict[str, tuple[Manifest, str]] = {
         "a promise: ttftMilliseconds, itlMilliseconds or both",
     ),
     "spec.engine.tensorParallelSize": ({"engine": {"tensorParallelSize": 2}}, "1 "),
-    "spec.engine.speculation.method": (
-        {"engine": {"speculation": {"method": "Eagle"}}},
-        "NGram or Draft (Eagle is not implemented yet)",
-    ),
     "spec.engine.cudaGraphMaxBatch": ({"engine": {"cudaGraphMaxBatch": 8}}, "0"),
 }
 
@@ -51,11 +47,65 @@ def test_draft_models_that_engines_cannot_have_are_refused(path: str, uri: str) 
     )
 
 
-def test_a_draft_model_is_for_method_draft() -> None:
-    for speculation in ({"method": "Draft"}, {"method": "NGram", "draft": {"uri": "file:///a"}}):
+def test_a_draft_model_is_for_methods_that_have_one() -> None:
+    ngram = {"method": "NGram", "draft": {"uri": "file:///a"}}
+    for speculation in ({"method": "Draft"}, {"method": "Eagle"}, ngram):
         plan = plan_service(service_observed(service({"engine": {"speculation": speculation}})))
         assert plan.refusal is not None
-        assert plan.refusal.message.endswith("draft.uri with method Draft, and with no other")
+        assert plan.refusal.message.endswith(
+            "draft.uri with methods Draft and Eagle, and with no other"
+        )
+
+
+EAGLE: Manifest = {"speculation": {"method": "Eagle", "draft": {"uri": "pvc://heads/qwen3"}}}
+
+
+def test_a_head_drafts_on_one_gpu_without_graphs() -> None:
+    gpu = {"accelerator": {"count": 1}}
+    plan = plan_service(service_observed(service({"engine": EAGLE, "pools": {"mixed": gpu}})))
+    assert plan.refusal is None
+    graphs = plan.pools[0].settings["cuda_graph_max_batch"]
+    assert (graphs.value, graphs.origin) == (0, "speculation.method Eagle")
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "says"),
+    [
+        (
+            {"pools": {"mixed": {"accelerator": {"count": 2}}}},
+            "spec.engine.speculation.method",
+            "NGram or Draft for engines of several GPUs (tensorParallelSize is 2)",
+        ),
+        (
+            {
+                "engine": EAGLE | {"cudaGraphMaxBatch": 8},
+                "pools": {"mixed": {"accelerator": {"count": 1}}},
+            },
+            "spec.engine.cudaGraphMaxBatch",
+            "0 beside speculation.method Eagle, whose steps are no graphs so far",
+        ),
+        (
+            {"engine": {}, "pools": {"mixed": {"engine": EAGLE, "accelerator": {"count": 2}}}},
+            "spec.pools.mixed.engine.speculation.method",
+            "NGram or Draft for engines of several GPUs (tensorParallelSize is 2)",
+        ),
+        (
+            {"engine": EAGLE | {"hostCache": {"memory": "1Gi"}}},
+            "spec.engine.speculation.method",
+            "NGram beside hostCache, which keeps no pages of a draft model",
+        ),
+        (
+            {"mode": "Disaggregated"},
+            "spec.engine.speculation.method",
+            "NGram or Draft in two pools, as the KV cache of a head is not handed over",
+        ),
+    ],
+)
+def test_what_a_head_cannot_draft_for_is_refused(spec: Manifest, field: str, says: str) -> None:
+    refusal = plan_service(service_observed(service({"engine": EAGLE, **spec}))).refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.field) == ("InvalidSpec", field)
+    assert refusal.message.endswith(f"is not allowed; allowed: {says}")
 
 
 def test_what_only_gpus_have_is_refused_where_a_pool_has_none() -> None:

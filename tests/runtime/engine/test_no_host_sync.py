@@ -7,18 +7,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from sluice_runtime.engine.draft import DraftModel
+from sluice_runtime.engine.eagle import EagleDrafts
 from sluice_runtime.engine.runner import RowSizes, Runner, allocated_rows
 from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import experts
 from sluice_runtime.layers.backend import TORCH
+from sluice_runtime.layers.dense import linear
+from sluice_runtime.layers.stacks import FusedLayer
+from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.eagle import EagleHead
 from sluice_runtime.model.files import resolve
-from sluice_runtime.model.load import Placement, Reader, build_decoder
+from sluice_runtime.model.load import Placement, Reader, build_decoder, layer_shape, read_layer
 from sluice_runtime.model.shard import Part
 from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.parallel.group import SOLO
 from sluice_runtime.scheduler.batch import (
     NO_TOKEN,
     Batch,
@@ -50,8 +57,30 @@ class WeightsWithoutContent:
         return []
 
 
+def head_of(decoder: Decoder) -> EagleHead:
+    """Of an EAGLE-3 head, from what enters and leaves the model's one layer."""
+    spec = decoder.spec
+    size, width = spec.vocabulary_size, spec.hidden_size
+    reader = Reader(spec, WeightsWithoutContent(), decoder.dtype, Placement(GPU))
+    layer = read_layer(reader, "midlayer", 2 * width)
+    return EagleHead(
+        spec=spec,
+        taps=(1, 1, 1),
+        vocabulary_size=size,
+        embedding=decoder.embedding,
+        fc=linear(reader.matrix("fc", width, 3 * width)),
+        hidden_norm=reader.norm("midlayer.hidden_norm", width),
+        layer=FusedLayer([layer], layer_shape(spec, SOLO), TORCH.operators),
+        norm=reader.norm("norm", width),
+        output=linear(reader.matrix("lm_head", 100, width)),
+        token_ids=torch.arange(100, device=GPU),
+        frequencies=decoder.frequencies,
+        backend=TORCH,
+    )
+
+
 @contextmanager
-def runner_of(model: str = "dummy://qwen3-tiny") -> Iterator[Runner]:
+def runner_of(model: str = "dummy://qwen3-tiny", *, head: bool = False) -> Iterator[Runner]:
     spec: ModelSpec = replace(spec_from(resolve(model).config), layers=1)
     dtype = torch.bfloat16
     size = spec.vocabulary_size
@@ -63,8 +92,12 @@ def runner_of(model: str = "dummy://qwen3-tiny") -> Iterator[Runner]:
         assert pool.draft is not None
         matchers = Matchers(size)
         rows = allocated_rows(decoder, pool, RowSizes(ROWS, 64), FakeGpu(), matchers)
-        drafts = DraftModel(decoder, pool.draft, rows.table, rows.sampling, FakeGpu())
+        own = pool.draft, rows.table, rows.sampling, FakeGpu()
+        follows = EagleDrafts(head_of(decoder), *own, most=4) if head else None
+        drafts = follows or DraftModel(decoder, *own)
         runner = Runner(decoder, pool, rows, FakeGpu(), draft=drafts)
+        if follows is not None:
+            runner.follow_with(follows)
         with no_host_sync():
             yield runner
 
@@ -157,9 +190,18 @@ def test_experts_are_computed_without_waiting(
     check_that_nothing_is_waited_for(ASKED["greedy"], "dummy://qwen3-moe-tiny")
 
 
-def check_that_nothing_is_waited_for(asked: Asked, model: str = "dummy://qwen3-tiny") -> None:
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["drawn", "scored"])
+def test_a_head_follows_and_drafts_without_waiting(name: str) -> None:
+    check_that_nothing_is_waited_for(ASKED[name], head=True)
+
+
+def check_that_nothing_is_waited_for(
+    asked: Asked, model: str = "dummy://qwen3-tiny", *, head: bool = False
+) -> None:
     scores: dict[str, Any] = {"logprobs": asked.logprobs, "prompt_logprobs": asked.prompt_logprobs}
-    with runner_of(model) as runner:
+    verified = msgspec.structs.replace(VERIFIED, draft_rows=()) if head else VERIFIED
+    with runner_of(model, head=head) as runner:
         batches = [
             added(0, 9, asked.sampling, **scores),
             added(1, 3, asked.sampling, **scores),
@@ -167,7 +209,7 @@ def check_that_nothing_is_waited_for(asked: Asked, model: str = "dummy://qwen3-t
             DECODE,
             MIXED,
             CHANGED,
-            *([] if asked.sampling.penalises else [VERIFIED]),
+            *([] if asked.sampling.penalises else [verified]),
             RESUMED,
             Batch(13, ForwardMode.IDLE, dropped_rows=(0, 3)),
         ]

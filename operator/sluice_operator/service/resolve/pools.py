@@ -261,6 +261,11 @@ def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         shown = shown_json(own.host_cache.to_json_dict())
         text = f"{field}: {shown} is not allowed; allowed: in pool prefill, which has the prompts"
         yield Refusal(INVALID, field, text)
+    drafts = spec.speculation(Role.DECODE)
+    if drafts is not None and drafts.method == "Eagle":
+        field = f"{_path(spec, Role.DECODE, 'speculation')}.speculation.method"
+        allowed = "NGram or Draft in two pools, as the KV cache of a head is not handed over"
+        yield Refusal(INVALID, field, f'{field}: "Eagle" is not allowed; allowed: {allowed}')
     if prefill != decode:
         field = f"{_path(spec, Role.DECODE, 'kvTransfer')}.kvTransfer"
         ours, theirs = (shown_json(transfer.to_json_dict()) for transfer in (decode, prefill))
@@ -296,7 +301,7 @@ def _path(spec: InferenceServiceSpec, role: Role, key: str) -> str:
     """Where a person has set, or would set, an engine's setting."""
     own = spec.pool(role).engine
     own_settings = own.to_json_dict() if own else {}
-    return f"spec.pools.{role}.engine" if key in own_settings else "spec.engine"
+    return f"spec.pools.{role}.engine" if key.split(".")[0] in own_settings else "spec.engine"
 
 
 def _live(children: Children, role: Role) -> Manifest | None:

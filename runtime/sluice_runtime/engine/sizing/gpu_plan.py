@@ -53,6 +53,8 @@ class ModelBytes:
     ranks: int = 1
     draft: ModelBytes | None = None
     """The draft model."""
+    other_values: int = 0
+    """Of the weights, beside those of a decoder: of a head that drafts."""
 
     @property
     def weights(self) -> int:
@@ -69,7 +71,7 @@ class ModelBytes:
         table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
         tables = table if spec.tied_embeddings else 2 * table
         values = spec.layers * (attention + norms + biases) + self._mlps + tables + spec.hidden_size
-        return values * self.itemsize
+        return (values + self.other_values) * self.itemsize
 
     @property
     def _mlps(self) -> int:

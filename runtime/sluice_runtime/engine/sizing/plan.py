@@ -232,6 +232,7 @@ def scheduler_settings(
         layers=layers,
         draft_tokens=config.speculation.tokens if config.speculation else 0,
         draft_model=bool(config.speculation and config.speculation.draft),
+        draft_head=bool(config.speculation and config.speculation.method == "Eagle"),
         ttft_seconds=_ttft_seconds(config.slo),
     )
 

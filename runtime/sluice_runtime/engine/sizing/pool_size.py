@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from sluice_contract.config.accelerators import Accelerator
@@ -50,10 +50,13 @@ from sluice_runtime.engine.warm_up import full_step
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.model.decoder import Decoder
-from sluice_runtime.model.files import resolve_draft
+from sluice_runtime.model.files import drafts_with_head, resolve_draft
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings
+
+if TYPE_CHECKING:
+    from sluice_runtime.model.eagle import EagleHead
 
 _log = logging.getLogger("sluice.engine")
 
@@ -104,7 +107,7 @@ class LoadedModel:
     config: EngineConfig
     model: Decoder
     context_tokens: int
-    draft: Decoder | None = None
+    draft: Decoder | EagleHead | None = None
 
     @property
     def kv_shape(self) -> KvShape:
@@ -123,7 +126,7 @@ class LoadedModel:
         return self.kv_shape.bytes_per_token + (draft.bytes_per_token if draft else 0)
 
 
-def _kv_shape(model: Decoder) -> KvShape:
+def _kv_shape(model: Decoder | EagleHead) -> KvShape:
     spec, ranks = model.spec, model.group.size
     return KvShape(spec.layers, spec.kv_heads // ranks, spec.head_dim, model.dtype)
 
@@ -134,6 +137,12 @@ def model_bytes(config: EngineConfig, spec: ModelSpec, ranks: int) -> ModelBytes
     own = ModelBytes(spec, _itemsize(config, spec), ranks)
     if draft is None:
         return own
+    if drafts_with_head(config):
+        from sluice_runtime.model.eagle import head_spec  # where a head drafts alone
+
+        head = head_spec(draft, spec)
+        drafts = ModelBytes(head.layer, own.itemsize, ranks, other_values=head.other_values)
+        return replace(own, draft=drafts)
     draft_spec = spec_from(draft.config)
     return replace(own, draft=ModelBytes(draft_spec, _itemsize(config, draft_spec), ranks))
 

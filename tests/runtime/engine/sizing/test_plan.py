@@ -109,7 +109,13 @@ def test_chunking_off_is_none_in_the_schedulers_settings() -> None:
         ({"tensorParallelSize": 2}, "tensorParallelSize"),
         ({"schedulingPolicy": "lpm", "prefixCache": False}, "schedulingPolicy"),
         ({"chunkSize": 8, "pageSize": 16}, "chunkSize"),
-        ({"speculation": {"method": "Eagle"}}, "speculation.method"),
+        (
+            {
+                "speculation": {"method": "Eagle", "draft": {"uri": "/head"}},
+                "host_cache": {"memory": 1},
+            },
+            'speculation.method: "Eagle"',
+        ),
         ({"hostCache": {"memory": 1}, "prefixCache": False}, "hostCache: .* beside prefixCache"),
     ],
 )

@@ -1,0 +1,116 @@
+"""Drafts of an EAGLE-3 head, which computes every step after the model.
+
+It needs the hidden states of every token of a row, and nobody keeps them. So it never lags behind:
+its keys and values lie in pages with the numbers of the model's, and share their fate, in the
+prefix cache, too. Of each row it keeps its own hidden states of the last tokens, of which the one
+before the row's last token proposes the first draft. The others cost a pass of the head each.
+
+A cached page was computed with the token that followed it then. So at the end of a shared prefix
+the head may read of one other token. That costs drafts, not answers. Knows no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sluice_runtime.engine.device import Device
+from sluice_runtime.engine.draft import propose_in_turn, single_tokens
+from sluice_runtime.engine.rows import HostInputs, RowTable, StepInputs
+from sluice_runtime.engine.sampling.draw import SamplingTable
+from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.attention import Numbers
+from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.eagle import EagleHead
+from sluice_runtime.scheduler.batch import Batch, ExtendRow
+
+
+class EagleDrafts:
+    """Drafts for one runner's rows."""
+
+    def __init__(
+        self,
+        head: EagleHead,
+        pool: PagePool,
+        rows: RowTable,
+        sampling: SamplingTable,
+        device: Device,
+        most: int,
+    ) -> None:
+        """`pool`: its own, as many pages as the model's; `most`: drafts of a row."""
+        self._head = head
+        self._pool = pool
+        self._rows = rows
+        self._sampling = sampling
+        self._device = device
+        self._width = most + 1
+        """Tokens of a row that a step computes behind which one is drawn, at most."""
+        size = (len(rows.lengths) * self._width, head.spec.hidden_size)
+        self._kept = torch.zeros(size, dtype=head.dtype, device=device.place)
+        """[rows x width, h] The head's hidden states; see `_slots`."""
+        self._states: Tensor | None = None
+        """[n, 3 x the model's h] Of the step that the model has computed."""
+
+    def model_hidden(self, model: Decoder, inputs: StepInputs, pool: PagePool) -> Tensor:
+        """[n, h]: the model's step, of which `follow` has the hidden states."""
+        step = inputs.token_ids, inputs.positions, pool, inputs.layout
+        hidden, self._states = model.tapped(*step, self._head.taps)
+        return hidden
+
+    def follow(self, batch: Batch, host: HostInputs, inputs: StepInputs, tokens: Tensor) -> None:
+        """The head's step, after the model's. tokens: [m] those that were drawn; each is the token
+        after its own, of a verified row as far as its drafts were right. What the head computes of
+        others is written anew with the next tokens."""
+        states, self._states = self._states, None
+        assert states is not None
+        slots = self._slots(host.sampled_rows, host.sampled_contexts - 1)
+        next_ids, at = self._device.upload((_next_ids(batch.extend_rows, host), slots))
+        next_ids.index_copy_(0, inputs.sampled_tokens, tokens.clamp(min=0))
+        step = next_ids, inputs.positions, self._pool, inputs.layout
+        hidden = self._head.hidden(self._head.fc(states), *step)
+        self._kept.index_copy_(0, at, hidden[inputs.sampled_tokens])
+
+    def propose(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> Tensor:
+        """See `DraftModel.propose`."""
+
+        def tokens_after(done: int, rows: Numbers, places: Numbers) -> Tensor:
+            positions = host.positions[places]
+            if done:
+                hidden = self._next(rows, positions, inputs, places)
+            else:
+                (at,) = self._device.upload((self._slots(rows, positions - 1),))
+                hidden = self._kept[at]
+            logits = self._head.logits(hidden)
+            return self._sampling.sample(logits, rows.tolist(), positions + 1).clamp(min=0)
+
+        return propose_in_turn(host, inputs, self._device, tokens_after)
+
+    def _next(
+        self, rows: Numbers, positions: Numbers, inputs: StepInputs, places: Numbers
+    ) -> Tensor:
+        """[r, h]: of the positions before those of drafts at `places`, from the head's own hidden
+        state before that."""
+        slots = [self._slots(rows, positions - 2), self._slots(rows, positions - 1)]
+        position, layout, others = single_tokens(
+            self._rows, rows, positions - 1, self._device, np.concatenate((places, *slots))
+        )
+        place, before, after = others.view(3, -1)
+        step = inputs.token_ids[place], position, self._pool, layout
+        hidden = self._head.hidden(self._kept[before], *step)
+        self._kept.index_copy_(0, after, hidden)
+        return hidden
+
+    def _slots(self, rows: Numbers, positions: Numbers) -> Numbers:
+        """Where the hidden states of these tokens are kept: a row's last ones have one each."""
+        return rows * self._width + positions % self._width
+
+
+def _next_ids(prompts: Sequence[ExtendRow], host: HostInputs) -> Numbers:
+    """[n] the token after each, but for those that are drawn."""
+    after = np.roll(host.token_ids, -1)
+    ends = host.rows.begins[1 : len(prompts) + 1] - 1
+    after[ends] = [row.next_token for row in prompts]
+    return np.maximum(after, 0)

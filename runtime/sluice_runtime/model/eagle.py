@@ -1,0 +1,247 @@
+"""EAGLE-3 heads in the hub's format: what a head computes, and how it is read.
+
+A head is one layer that proposes tokens from what the model has computed. At a position it takes
+the hidden states that enter three layers of the model there, one beside the other, and makes one of
+their size of it (`fc`). Its queries, keys and values come of that and of the embedding of the token
+after the position, both normed; what the layer adds to the former is its own hidden state. After
+norm and output layer that proposes the token after the next. Where the model has not been yet, the
+head's own hidden state of the position before takes the place of the model's.
+
+Its output layer knows the most frequent tokens only; `d2t` is how much larger each number is in the
+model's vocabulary. Maths: Li et al., EAGLE-3 (2025), and the authors' cnets.py.
+
+Knows one device and no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from sluice_contract.config.engine import AttentionBackend
+from torch import Tensor
+
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.layers.attention import TokenLayout
+from sluice_runtime.layers.backend import Backend, choose_backend
+from sluice_runtime.layers.dense import Linear, linear
+from sluice_runtime.layers.rope import angles_of, inverse_frequencies
+from sluice_runtime.layers.stack import PagedStep
+from sluice_runtime.layers.stacks import FusedLayer
+from sluice_runtime.model.decoder import Decoder
+from sluice_runtime.model.files import ModelFiles, of_draft
+from sluice_runtime.model.load import Placement, Reader, layer_shape, read_layer, weights_of
+from sluice_runtime.model.spec import Config, ModelSpec, refused, spec_from, whole_number
+from sluice_runtime.model.weights import INTEGERS, Checkpoint
+from sluice_runtime.parallel.group import SOLO, Group
+
+ARCHITECTURE: Final = "LlamaForCausalLMEagle3"
+TAPS: Final = 3
+"""Hidden states of the model that a head is given at each position."""
+_IDS: Final = "eagle_aux_hidden_state_layer_ids"
+_EMBEDDING: Final = "embed_tokens"
+_MAPS: Final = ("d2t", "t2d")
+"""Tensors that lead from one vocabulary to the other; one says what the other does."""
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """Everything about a head but its weights."""
+
+    folder: Path
+    layer: ModelSpec
+    """Of the head as a decoder of one layer, whose vocabulary is the one it proposes from."""
+    target: ModelSpec
+    taps: tuple[int, ...]
+    """What enters the model's layers of these numbers is given to it; ascending."""
+    has_embedding: bool
+    """Whether it has an embedding of its own; else it has the model's."""
+
+    @property
+    def other_values(self) -> int:
+        """Of its weights beside those of a decoder."""
+        layer, target = self.layer, self.target
+        outputs = (layer.heads + 2 * layer.kv_heads) * layer.head_dim
+        values = (outputs + TAPS * target.hidden_size + 1) * layer.hidden_size
+        embedding = target.vocabulary_size * layer.hidden_size
+        return values + (embedding if self.has_embedding else 0)
+
+
+@of_draft()
+def head_spec(files: ModelFiles, target: ModelSpec) -> HeadSpec:
+    """The head behind `files`, for the model `target`.
+
+    Raises:
+        ModelLoadError: names the key, its value and what is allowed, or the file.
+    """
+    config = files.config
+    if (named := config.get("architectures")) != [ARCHITECTURE] or files.folder is None:
+        raise refused("architectures", named, f"[{ARCHITECTURE!r}], an EAGLE-3 head")
+    proposed = whole_number(config, "draft_vocab_size", target.vocabulary_size)
+    layer = spec_from({**config, "architectures": ["LlamaForCausalLM"]})
+    own, its = target.vocabulary_size, target.hidden_size
+    hidden = whole_number(config, "target_hidden_size", layer.hidden_size)
+    _refuse_others(
+        {
+            "num_hidden_layers": (layer.layers, 1, ""),
+            "vocab_size": (layer.vocabulary_size, own, " (the model's)"),
+            "target_hidden_size": (hidden, its, " (the model's hidden_size)"),
+            "tie_word_embeddings": (layer.tied_embeddings, False, ""),
+            "norm_before_residual": (config.get("norm_before_residual") or False, False, ""),
+        }
+    )
+    if proposed > own:
+        raise refused("draft_vocab_size", proposed, f"at most {own} (the model's vocab_size)")
+    with Checkpoint(files.folder) as checkpoint:
+        has_embedding = checkpoint.has(f"{_EMBEDDING}.weight")
+    return HeadSpec(
+        folder=files.folder,
+        layer=replace(layer, vocabulary_size=proposed, tied_embeddings=True),
+        target=target,
+        taps=_taps(config, target.layers),
+        has_embedding=has_embedding or layer.hidden_size != target.hidden_size,
+    )
+
+
+def _refuse_others(keys: Mapping[str, tuple[object, object, str]]) -> None:
+    for key, (value, allowed, what) in keys.items():
+        if value != allowed:
+            raise refused(key, value, f"{allowed}{what}")
+
+
+def _taps(config: Config, layers: int) -> tuple[int, ...]:
+    """A head's config.json counts the layers that states leave, here are those that they enter."""
+    eagle: Mapping[str, Any] = config.get("eagle_config") or {}
+    if eagle.get("use_aux_hidden_state") is False:
+        raise refused("eagle_config.use_aux_hidden_state", False, "true, as EAGLE-3 has it")
+    if config.get(_IDS) is not None:
+        raise refused(_IDS, config[_IDS], f"absent; eagle_config.{_IDS} instead")
+    ids = eagle.get(_IDS)
+    if ids is None:
+        ids = [1, layers // 2 - 1, layers - 4]
+    known = isinstance(ids, list) and all(type(i) is int and 0 <= i < layers for i in ids)
+    if not known or len({*ids}) != TAPS or len(ids) != TAPS:
+        allowed = f"{TAPS} different layers of the model's, 0 to {layers - 1}"
+        raise refused(f"eagle_config.{_IDS}", ids, allowed)
+    return tuple(sorted(i + 1 for i in ids))
+
+
+@dataclass(frozen=True)
+class EagleHead:
+    """A loaded head. n tokens; h: its hidden size."""
+
+    spec: ModelSpec
+    """See `HeadSpec.layer`."""
+    taps: tuple[int, ...]
+    """See `HeadSpec.taps`."""
+    vocabulary_size: int
+    """Of the model."""
+    embedding: Tensor
+    """[vocabulary of the model, h]"""
+    fc: Linear
+    """[n, 3 x the model's h] → [n, h]"""
+    hidden_norm: Tensor
+    layer: FusedLayer
+    norm: Tensor
+    output: Linear
+    token_ids: Tensor | None
+    """[vocabulary of the head]: each token's number in the model's; None: the same."""
+    frequencies: Tensor
+    backend: Backend
+    group: Group = SOLO
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    def hidden(
+        self,
+        before: Tensor,
+        next_ids: Tensor,
+        positions: Tensor,
+        pool: PagePool,
+        layout: TokenLayout,
+    ) -> Tensor:
+        """[n, h]: of each position, from `before`, [n, h], which may be changed: what `fc` makes of
+        the model's states there, or this of the position before. next_ids: [n] the token after
+        each."""
+        step = PagedStep(pool, layout, angles_of(self.frequencies, positions))
+        embedded = F.embedding(next_ids, self.embedding)
+        return self.layer.fuse(embedded, before, self.hidden_norm, step)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[m, h] → [m, vocabulary of the model], float32; of tokens that it does not know -inf."""
+        normed = self.backend.operators.rms_norm(hidden, self.norm, self.spec.norm_eps)
+        own = self.backend.to_float(self.output(normed))
+        if self.token_ids is None:
+            return own
+        logits = own.new_full((len(own), self.vocabulary_size), -inf)
+        return logits.index_copy_(1, self.token_ids, own)
+
+
+@of_draft()
+def load_head(
+    spec: HeadSpec, model: Decoder, device: torch.device, backend: AttentionBackend = "auto"
+) -> EagleHead:
+    """The head of `model`, in its type.
+
+    Raises:
+        ModelLoadError: one line with file, tensor and shapes.
+        InvalidConfigError: see `choose_backend`.
+    """
+    layer, alone = spec.layer, Placement(device)
+    backend_of_head = choose_backend(model.dtype, layer.head_dim, device, backend).backend
+    with Checkpoint(spec.folder) as checkpoint, weights_of(checkpoint, alone) as weights:
+        reader = Reader(layer, weights, model.dtype, alone)
+        ids = _token_ids(checkpoint, spec)
+        head = EagleHead(
+            spec=layer,
+            taps=spec.taps,
+            vocabulary_size=spec.target.vocabulary_size,
+            embedding=_embedding(reader, spec, model),
+            fc=linear(reader.matrix("fc", layer.hidden_size, TAPS * spec.target.hidden_size)),
+            hidden_norm=reader.norm("midlayer.hidden_norm", layer.hidden_size),
+            layer=_layer(reader, backend_of_head),
+            norm=reader.norm("norm", layer.hidden_size),
+            output=linear(reader.matrix("lm_head", layer.vocabulary_size, layer.hidden_size)),
+            token_ids=None if ids is None else ids.to(device),
+            frequencies=inverse_frequencies(layer.rope, layer.head_dim).to(device),
+            backend=backend_of_head,
+        )
+        weights.settle()
+    if left := [name for name in weights.unread() if name.split(" in ")[0] not in _MAPS]:
+        raise ModelLoadError(f"model.uri: tensor {left[0]} is not part of {ARCHITECTURE}")
+    return head
+
+
+def _layer(reader: Reader, backend: Backend) -> FusedLayer:
+    weights = read_layer(reader, "midlayer", 2 * reader.spec.hidden_size)
+    return FusedLayer([weights], layer_shape(reader.spec, SOLO), backend.operators)
+
+
+def _embedding(reader: Reader, spec: HeadSpec, model: Decoder) -> Tensor:
+    if not spec.has_embedding:
+        return model.embedding
+    return reader.matrix(_EMBEDDING, spec.target.vocabulary_size, spec.layer.hidden_size)
+
+
+def _token_ids(checkpoint: Checkpoint, spec: HeadSpec) -> Tensor | None:
+    """See `EagleHead.token_ids`."""
+    own, size = spec.layer.vocabulary_size, spec.target.vocabulary_size
+    if own == size and not checkpoint.has("d2t"):
+        return None
+    path, file = checkpoint.find("d2t", (own,), INTEGERS)
+    offsets: Tensor = file.get_tensor("d2t")
+    ids = offsets.long() + torch.arange(own)
+    if own and (int(ids.min()) < 0 or int(ids.max()) >= size):
+        raise ModelLoadError(
+            f"model.uri: {path}: tensor d2t leads to tokens {int(ids.min())} to {int(ids.max())}; "
+            f"allowed: 0 to {size - 1}"
+        )
+    return ids
