@@ -158,6 +158,14 @@ def right_head(target: Tensors) -> tuple[dict[str, Any], Tensors]:
     return HEAD | RIGHT | {"draft_vocab_size": VOCABULARY}, tensors
 
 
+def right_pair(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A model, and how its head drafts, which is right."""
+    config, tensors = right_target()
+    target = write(folder / "target", config, tensors)
+    head = write(folder / "head", *right_head(tensors))
+    return target, {"method": "Eagle", "tokens": 4, "draft": {"uri": str(head)}}
+
+
 def _still(prefix: str, width: int) -> Tensors:
     """A layer that adds nothing."""
     shapes = _layer(prefix, width) | {

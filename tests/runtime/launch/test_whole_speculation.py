@@ -10,6 +10,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from tests.runtime import eagle_folder
+from tests.runtime.eagle_folder import HEAD
 from tests.runtime.launch.processes import get, program, running, write_config
 
 pytestmark = pytest.mark.process
@@ -63,3 +65,15 @@ def test_clients_get_the_answers_of_an_engine_that_does_not_speculate(tmp_path: 
         assert drafting == without
         accepted = re.findall(r"^sluice_accepted_tokens_total (\S+)$", metrics, re.MULTILINE)
         assert float(accepted[0]) > 50
+
+
+def test_clients_get_the_same_answers_where_a_head_drafts(tmp_path: Path) -> None:
+    """One that was never trained, so that most drafts are wrong."""
+    layers = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+    head = eagle_folder.write(tmp_path / "head", HEAD | layers, eagle_folder.random_head())
+    without, _ = answers(tmp_path)
+    speculation = {"method": "Eagle", "draft": {"uri": f"file://{head}"}}
+    drafting, metrics = answers(tmp_path, speculation=speculation)
+    assert drafting == without
+    drafted = re.findall(r"^sluice_drafted_tokens_total (\S+)$", metrics, re.MULTILINE)
+    assert float(drafted[0]) > 0

@@ -144,6 +144,17 @@ def test_a_head_that_is_no_folder_is_named(target: Path, tmp_path: Path) -> None
             engine_of(target, head)
 
 
+@pytest.mark.parametrize(
+    ("counted", "entered"), [(None, (2, 4, 5)), ([4, 0, 2], (1, 3, 5)), ([7, 1, 3], (2, 4, 8))]
+)
+def test_a_head_counts_the_layers_that_states_leave(
+    tmp_path: Path, counted: list[int] | None, entered: tuple[int, ...]
+) -> None:
+    more = {"eagle_config": {IDS: counted}} if counted else {}
+    head = write(tmp_path / "head", HEAD | more, random_head())
+    assert head_spec(resolve(str(head)), spec_from(TARGETS["qwen3"])).taps == entered
+
+
 def test_a_model_of_few_layers_needs_layers_that_are_told(tmp_path: Path) -> None:
     short = TARGETS["qwen3"] | {"num_hidden_layers": 4}
     target = write(tmp_path / "target", short, {})

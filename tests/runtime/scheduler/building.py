@@ -69,6 +69,7 @@ class Bench:
         pages = settings.limits.kv_pool_tokens // settings.page_size
         self.settings = settings
         self.runner = FakeRunner(pages, settings.page_size)
+        self.runner.has_head = settings.draft_head
         self.scheduler = Scheduler(settings, PageAllocator(pages, order, self._freed))
         if self.scheduler._speculation and not settings.draft_model:
             self.scheduler._speculation._drafts_of_row = NearlyRight

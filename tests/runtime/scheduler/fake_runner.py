@@ -61,6 +61,8 @@ class FakeRow:
     draft_length: int = 0
     """Of these, tokens that the draft model has computed."""
     last_token: int | None = None
+    next_token: int = NO_TOKEN
+    """Of a prompt, the one behind its last chunk, as a head was told."""
     scored: tuple[int, ...] = ()
     """The prompt, when it is to be scored."""
 
@@ -128,6 +130,8 @@ class FakeRunner:
         self.batches: list[Batch] = []
         self._drafts: list[int] = []
         self.draft_model: RowDrafts = NearlyRight()
+        self.has_head = False
+        """Whether what drafts computes every step, so that nobody tells it what it lacks."""
 
     def forward(self, batch: Batch) -> SampledTokens:
         self.batches.append(batch)
@@ -144,6 +148,7 @@ class FakeRunner:
         for extend in batch.extend_rows:
             assert extend.start == self.rows[extend.row].length
             assert extend.token_ids
+            self._tell_head(batch, extend)
             if self._completes(batch.layers, extend):
                 self._write(extend.row, extend.token_ids)
         for row in batch.decode_rows:
@@ -202,14 +207,22 @@ class FakeRunner:
         if drafts[0] != NO_TOKEN:
             return verify.token_ids
         row = self.rows[verify.row]
-        assert row.draft_length == row.length, "the draft model has not caught up"
+        assert self.has_head or row.draft_length == row.length, "the draft model has not caught up"
         row.draft_length += len(drafts)
         proposed = self.draft_model.draft([*self._tokens(verify.row), last], len(drafts))
         self._drafts += proposed
         return (last, *proposed)
 
+    def _tell_head(self, batch: Batch, extend: ExtendRow) -> None:
+        """Each token of a prompt is followed by another, or by one that is drawn."""
+        row = self.rows[extend.row]
+        told, row.next_token = row.next_token, extend.next_token
+        assert (extend.next_token != NO_TOKEN) == (self.has_head and not extend.samples)
+        assert told == NO_TOKEN or batch.layers or told == extend.token_ids[0]
+
     def _catch_up(self, lacked: ExtendRow) -> None:
         """The draft model computes what it lacks of a row that is verified."""
+        assert not self.has_head
         row = self.rows[lacked.row]
         assert lacked.start == row.draft_length
         known = self._tokens(lacked.row)[lacked.start :]

@@ -44,6 +44,7 @@ SIZES = st.fixed_dictionaries(
         "copy_steps": st.integers(0, 3),
         "bad_every": st.sampled_from([0, 0, 2, 5]),
         "draft_model": st.booleans(),
+        "draft_head": st.booleans(),
     }
 )
 
@@ -76,6 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             layers=5,
             host_pages=sizes["host_pages"],
             draft_model=sizes["draft_model"],
+            draft_head=sizes["draft_model"] and sizes["draft_head"],
         )
         self.bench = Bench(built, order, overlap=sizes["overlap"])
         self.bench.runner.host.steps = sizes["copy_steps"]

@@ -185,6 +185,21 @@ def test_a_model_computes_nothing_where_nothing_is_verified() -> None:
     assert max(len(row.token_ids) for row in lacked) > 60, "the tokens of a long wait, at once"
 
 
+def test_a_head_lacks_nothing_and_knows_what_follows_each_chunk() -> None:
+    """The runner compares: see its `_tell_head`."""
+    bench = bench_of(draft_model=True, draft_head=True, chunk_size=8, mixed=False)
+    bench.runner.draft_model = Wrong()
+    bench.add(request("a", 30, 200))
+    batches = bench.run()
+    assert bench.answers["a"] == answer_to(range(30), 200)
+    assert not any(batch.draft_rows for batch in batches)
+    told = [row.next_token for batch in batches for row in batch.extend_rows]
+    assert told == [8, 16, 24, NO_TOKEN]
+    probes = [bool(batch.verify_rows) for batch in batches[-150:]]
+    assert any(probes)
+    assert [True, True] not in [probes[i : i + 2] for i in range(150)], "there is no second probe"
+
+
 def test_a_model_begins_again_with_a_row_that_was_sent_back() -> None:
     """The runner compares: see its `_catch_up`."""
     bench = bench_of(
