@@ -92,7 +92,7 @@ def test_a_head_drafts_on_one_gpu_without_graphs() -> None:
         (
             {"engine": EAGLE | {"hostCache": {"memory": "1Gi"}}},
             "spec.engine.speculation.method",
-            "NGram beside hostCache, which keeps no pages of a draft model",
+            "NGram or Draft beside hostCache, which keeps no pages of a head",
         ),
         (
             {"mode": "Disaggregated"},
