@@ -227,6 +227,10 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_CONTINUED: Final = "<<where the answer goes on>>"
+"""Behind the content of a message that is continued, while it is rendered."""
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """A compiled template with the special tokens it may name."""
@@ -252,14 +256,19 @@ class ChatTemplate:
         *,
         unix_seconds: float,
         add_generation_prompt: bool = True,
+        continues_final: bool = False,
     ) -> str:
         """The prompt, ending where the assistant's answer begins. `tools` are OpenAI's objects,
         `options` the request's values of some of the template's; others it does not read.
-        `unix_seconds`: the time that a template may write.
+        `unix_seconds`: the time that a template may write. `continues_final`: the prompt ends
+        within the last message, behind its content.
 
         Raises:
             InvalidRequestError: the template refuses these messages, or an option is the server's.
         """
+        if continues_final:
+            last = {**messages[-1], "content": f"{messages[-1]['content']}{_CONTINUED}"}
+            messages, add_generation_prompt = [*messages[:-1], last], False
         request_options = options or {}
         if own := request_options.keys() & {*_GIVEN}:
             allowed = ", ".join(sorted(self.options)) or "leaving it out"
@@ -270,7 +279,7 @@ class ChatTemplate:
             )
         now = datetime.fromtimestamp(unix_seconds).astimezone()
         try:
-            return self.template.render(
+            prompt = self.template.render(
                 messages=messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -283,6 +292,16 @@ class ChatTemplate:
             raise InvalidRequestError(
                 f"{field}: the model's chat template refuses them: {error}", "messages"
             ) from None
+        if not continues_final:
+            return prompt
+        before, marked, _ = prompt.rpartition(_CONTINUED)
+        if not marked:
+            raise InvalidRequestError(
+                "continue_final_message: the model's chat template does not show the last message "
+                "as it is; allowed: leaving it out",
+                "continue_final_message",
+            )
+        return before
 
 
 def load_chat_template(files: ModelFiles) -> ChatTemplate | None:

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from sluice_runtime.errors import InvalidRequestError, UnavailableError
 from sluice_runtime.server import response_models
 from sluice_runtime.server.answer_text import Detokenizer
-from sluice_runtime.server.body import parse_body, read_body, refuse_heavy
+from sluice_runtime.server.body import parse_body, parse_request, read_body, refuse_heavy
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.handler import RequestHandler, Route
@@ -249,9 +249,9 @@ def _tokenized(service: Service, planner: Planner, content: bytes) -> bytes:
         raise InvalidRequestError("prompt: allowed: either prompt or messages", "prompt")
     service.adapter_key(asked.model)
     if asked.messages is None:
-        ids = planner.token_ids(parse_body(CompletionRequest, content))
+        ids = planner.token_ids(parse_request(CompletionRequest, content, strict=False).request)
     else:
-        ids = planner.token_ids(parse_body(ChatRequest, content))
+        ids = planner.token_ids(parse_request(ChatRequest, content, strict=False).request)
     strings = None
     if asked.return_token_strs:
         strings = [planner.text.tokenizer.token_name(token) for token in ids]

@@ -210,7 +210,6 @@ class NotImplementedFields(RequestModel):
     bad_words: Empty | None = None
     best_of: Literal[1] | None = None
     chat_template: None = None
-    continue_final_message: Literal[False] | None = None
     choice: None = None
     custom_logit_processor: None = None
     documents: Empty | None = None

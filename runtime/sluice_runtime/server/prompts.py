@@ -183,7 +183,7 @@ class Planner:
         prompt = self._rendered(request, tools)
         ids = self._encoded(request, prompt, "messages")
         plans = self._plans(request, [Prompt(ids)], "messages", tools)
-        reasoning = self._reasoning(prompt, plans[0].grammar, tools)
+        reasoning = self._reasoning(prompt, plans[0].grammar, tools, request.continued_text)
         return [replace(plan, reasoning=reasoning) for plan in plans]
 
     def token_ids(self, request: ChatRequest | CompletionRequest) -> list[int]:
@@ -211,17 +211,18 @@ class Planner:
             _template_options(request),
             unix_seconds=self.unix_seconds,
             add_generation_prompt=request.add_generation_prompt is not False,
+            continues_final=bool(request.continue_final_message),
         )
 
     def _reasoning(
-        self, prompt: str, grammar: Grammar | None, tools: ToolPlan | None
+        self, prompt: str, grammar: Grammar | None, tools: ToolPlan | None, continued: str | None
     ) -> AnswerReasoning | None:
         """None if a grammar constrains the answer from its first token."""
         form, calls = self.text.reasoning_form, tools.reading if tools else None
         free = calls is not None and not (calls.calls_only or calls.calls_or_format)
         if form is None or not (grammar is None or free):
             return None
-        return form.for_prompt(prompt, self.text.tokenizer.special_id)
+        return form.for_prompt(prompt, self.text.tokenizer.special_id, continued)
 
     def unread_options(self, request: AnsweredRequest, *, strict: bool) -> list[str]:
         """Names in `chat_template_kwargs` that the model's chat template does not read.

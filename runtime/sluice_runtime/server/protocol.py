@@ -266,6 +266,15 @@ class ChatRequest(GenerationRequest, ToolFields):
     """Given to chat templates that read it."""
     add_generation_prompt: bool | None = None
     """False: the prompt ends with the last message, without the start of an answer."""
+    continue_final_message: bool | None = None
+    """Whether the answer goes on with the last message, which is the assistant's."""
+
+    @property
+    def continued_text(self) -> str | None:
+        """What the answer goes on with; None: it begins anew."""
+        if not self.continue_final_message:
+            return None
+        return str(self.messages[-1].for_template()["content"])
 
     @property
     def requested_model(self) -> str | None:
@@ -284,6 +293,8 @@ class ChatRequest(GenerationRequest, ToolFields):
     def contradiction(self) -> tuple[str, str] | None:
         if self.top_logprobs is not None and not self.logprobs:
             return "top_logprobs", "given without logprobs; allowed: only with logprobs true"
+        if self.continue_final_message and (says := self._refuses_to_continue()):
+            return "continue_final_message", says
         own, usual = self.max_completion_tokens, self.max_tokens
         if own is not None and usual is not None and own != usual:
             return "max_completion_tokens", (
@@ -291,6 +302,14 @@ class ChatRequest(GenerationRequest, ToolFields):
                 "one of the two, or the same in both"
             )
         return super().contradiction()
+
+    def _refuses_to_continue(self) -> str | None:
+        if self.add_generation_prompt:
+            return "given with add_generation_prompt true; allowed: with false, or without it"
+        last = self.messages[-1]
+        if last.role != "assistant" or last.content is None or last.tool_calls:
+            return "allowed: where the last message is the assistant's, with content and no calls"
+        return None
 
 
 class GenerateRequest(GenerationRequest):

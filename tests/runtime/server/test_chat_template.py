@@ -154,6 +154,19 @@ def test_options_that_the_template_does_not_read_are_left_out(tmp_path: Path, na
     )
 
 
+def test_a_message_that_is_continued_ends_the_prompt(tmp_path: Path) -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+    template = load_chat_template(model(tmp_path, jinja=source))
+    assert template is not None
+    messages = [{"role": "user", "content": "a "}, {"role": "assistant", "content": " a "}]
+    prompt = template.render(messages, unix_seconds=NOW, continues_final=True)
+    assert prompt == "<user>a</><assistant>a "
+    hidden = load_chat_template(model(tmp_path, jinja="{{ messages[0].content }}"))
+    assert hidden is not None
+    with pytest.raises(InvalidRequestError, match="does not show the last message"):
+        hidden.render(messages, unix_seconds=NOW, continues_final=True)
+
+
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "strftime_now"])
 def test_options_that_the_server_sets_are_refused(tmp_path: Path, name: str) -> None:
     template = load_chat_template(model(tmp_path, jinja=THINKING))

@@ -160,6 +160,36 @@ async def test_a_chats_prompt_may_end_with_the_last_message(server: Server) -> N
     assert bytes(chat["prompt_token_ids"]) == b"user: hi\n"
 
 
+BEGUN = [*USER, {"role": "assistant", "content": "So be "}]
+
+
+async def test_an_answer_may_go_on_with_the_last_message(server: Server) -> None:
+    chat, _ = await ask(
+        server, CHAT, messages=BEGUN, continue_final_message=True, return_token_ids=True
+    )
+    assert bytes(chat["prompt_token_ids"]) == b"user: hi\nassistant: So be "
+    body = {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False}
+    tokens = (await server.http.post("/tokenize", json=body)).json()["tokens"]
+    assert tokens == chat["prompt_token_ids"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": BEGUN, "add_generation_prompt": True},
+        {"messages": USER},
+        {"messages": [*USER, {"role": "assistant", "content": None, "reasoning": "hm"}]},
+    ],
+)
+async def test_a_message_that_cannot_be_continued_is_refused(
+    server: Server, fields: dict[str, Any]
+) -> None:
+    for path in (CHAT, "/tokenize"):
+        response = await server.http.post(path, json={**fields, "continue_final_message": True})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "continue_final_message")
+
+
 async def test_a_prompt_is_any_text(server: Server) -> None:
     """Benchmarks make prompts of random tokens, among them control characters."""
     text = "".join(map(chr, range(32)))

@@ -125,6 +125,24 @@ async def test_the_reasoning_of_earlier_turns_reaches_the_template(
     assert answer["choices"][0]["message"]["content"] == "abcd"
 
 
+@pytest.mark.parametrize(
+    ("begun", "reasoning"),
+    [("<think>a", True), ("<think>a</think>b", False), ("b", False), ("", False)],
+)
+async def test_an_answer_that_goes_on_is_reasoning_where_that_is_open(
+    thinking: Server, begun: str, reasoning: bool
+) -> None:
+    messages = [*user("x</think>y"), {"role": "assistant", "content": begun}]
+    asked = {"model": MODEL, "messages": messages, "continue_final_message": True}
+    answer = (await thinking.http.post("/v1/chat/completions", json=asked)).json()
+    found = answer["choices"][0]["message"]
+    prompt = f"x</think>y{begun}"  # with which the engine answers
+    if reasoning:
+        assert (found["reasoning"], found["content"]) == ("x", f"y{begun}")
+    else:
+        assert found["content"] == prompt
+
+
 async def test_reasoning_is_an_item_of_a_response(thinking: Server) -> None:
     asked: dict[str, Any] = {"model": MODEL, "input": THOUGHT + "Two."}
     whole = await thinking.openai.responses.create(**asked)

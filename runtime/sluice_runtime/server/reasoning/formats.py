@@ -28,17 +28,19 @@ class ReasoningForm:
     """Whether an answer is reasoning from its beginning, even where no marker begins it."""
 
     def for_prompt(
-        self, prompt: str, special_id: Callable[[str], int | None]
+        self, prompt: str, special_id: Callable[[str], int | None], continued: str | None = None
     ) -> AnswerReasoning | None:
         """How the answer to `prompt` has its reasoning; None if the prompt has ended it, as
-        templates do with `enable_thinking: false`. `special_id`: a special token's id by name."""
+        templates do with `enable_thinking: false`. `special_id`: a special token's id by name.
+        `continued`: the part of the answer that the prompt ends with, if it is not empty."""
         written = prompt.rstrip()
-        if written.endswith(self.end):
+        is_open = continued is not None and continued.rfind(self.begin) > continued.rfind(self.end)
+        if written.endswith(self.end) or (continued and not is_open):
             return None
         tokens = {special_id(marker): marker for marker in (self.begin, self.end)}
         return AnswerReasoning(
             self,
-            begun=self.always or written.endswith(self.begin),
+            begun=self.always or is_open or written.endswith(self.begin),
             shown_tokens={token: text for token, text in tokens.items() if token is not None},
         )
 
