@@ -254,8 +254,8 @@ class EngineSettings(ContractModel):
     )
     strict_requests: bool | None = Field(
         default=None,
-        description="Whether a request with an unknown field is refused; else the answer's header "
-        "X-Sluice-Ignored-Fields names it.",
+        description="Whether a request is refused of which a part would be ignored "
+        "(X-Sluice-Ignored-Fields names it) or lowered.",
     )
     speculation: SpeculationSettings | None = Field(
         default=None,
