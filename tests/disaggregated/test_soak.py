@@ -29,7 +29,7 @@ SETTINGS = {
     "router": {"upstream": WAITS},
 }
 DRAFTS = {"speculation": {"method": "NGram"}}
-HOST_CACHE = {"hostCache": {"memory": "2Mi", "disk": {"size": "32Mi"}}, "kvPoolTokens": 2048}
+HOST_CACHE = {"hostCache": {"memory": "8Mi", "disk": {"size": "32Mi"}}, "kvPoolTokens": 2048}
 BOTH = {
     "decode": {"kvPoolTokens": 1152} | DRAFTS,
     "prefill": HOST_CACHE,
