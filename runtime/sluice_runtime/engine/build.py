@@ -363,10 +363,11 @@ def _head_drafts(
 ) -> EagleDrafts | None:
     if head is None or pool.draft is None or config.speculation is None:
         return None
+    from sluice_runtime.engine.draft import DraftDraws
     from sluice_runtime.engine.eagle import EagleDrafts
 
-    most = config.speculation.tokens
-    return EagleDrafts(head, pool.draft, rows.table, rows.sampling, device, most)
+    draws = DraftDraws(rows.sampling, rows.matchers, device)
+    return EagleDrafts(head, pool.draft, rows.table, draws, device, config.speculation.tokens)
 
 
 def _vocabularies_differ(files: ModelFiles, draft: ModelFiles) -> str | None:
@@ -387,9 +388,10 @@ def _drafts(
 ) -> DraftModel | None:
     if draft is None or pool.draft is None:
         return None
-    from sluice_runtime.engine.draft import DraftModel  # where a model drafts alone
+    from sluice_runtime.engine.draft import DraftDraws, DraftModel  # where a model drafts alone
 
-    return DraftModel(draft, pool.draft, rows.table, rows.sampling, device)
+    draws = DraftDraws(rows.sampling, rows.matchers, device)
+    return DraftModel(draft, pool.draft, rows.table, draws, device)
 
 
 def _slots(config: EngineConfig, context_tokens: int) -> SlotShape | None:

@@ -1,11 +1,12 @@
 """The draft model: a small model of the same vocabulary, which proposes the tokens of rows that are
 verified.
 
-It lags behind: a row's tokens are computed when the row is verified, into pages of its own with the
-same numbers, so only the model's are accounted for. The batch says what it lacks. So steps that
-verify nothing cost nothing here. What it reads wrongly costs drafts, not answers.
+It lags behind: a row's tokens are computed when the row is verified, or in steps before that, into
+pages of its own with the same numbers, so only the model's are accounted for. The batch says what
+it lacks. So while no row drafts it costs nothing. What it reads wrongly costs drafts, not answers.
 
-Drafts stay on the device until the step's results are read. Knows no request.
+Drafts stay on the device until the step's results are read, unless a grammar needs them. It draws
+under the model's masks and penalties. Knows no request.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from torch import Tensor
 from sluice_runtime.engine.device import Device
 from sluice_runtime.engine.rows import HostInputs, RowTable, StepInputs, host_inputs, step_inputs
 from sluice_runtime.engine.sampling.draw import SamplingTable
+from sluice_runtime.engine.sampling.masks import keep_to_grammars
+from sluice_runtime.engine.sampling.penalties import DraftsBefore
+from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import Numbers, RowNumbers, TokenLayout
 from sluice_runtime.model.decoder import Decoder
@@ -31,6 +35,31 @@ _FEW: Final = 8
 """Tokens of one row."""
 
 
+class DraftDraws:
+    """Draws drafts as the model will draw at their positions: under its masks and penalties."""
+
+    def __init__(self, sampling: SamplingTable, matchers: Matchers, device: Device) -> None:
+        self._sampling = sampling
+        self._matchers = matchers
+        self._device = device
+
+    def behind(self, step: Tensor, places: Numbers, drafts: int) -> DraftsBefore | None:
+        """What is drawn behind each of `places` of the step, and so many drafts."""
+        if not drafts:
+            return None
+        counts = np.full(len(places), drafts)
+        return DraftsBefore(step, places, counts, lambda: self._device.fetch([step])()[0].tolist())
+
+    def draw(
+        self, logits: Tensor, rows: Numbers, positions: Numbers, drafts: DraftsBefore | None = None
+    ) -> Tensor:
+        """[r, vocabulary] → [r] tokens. What has no distribution drafts any token."""
+        numbers, matchers = rows.tolist(), self._matchers
+        if matchers.used and matchers.follows(numbers):
+            keep_to_grammars(logits, matchers, numbers, positions, drafts, self._device)
+        return self._sampling.propose(logits, numbers, positions, drafts).clamp(min=0)
+
+
 class DraftModel:
     """Drafts for one runner's rows."""
 
@@ -39,14 +68,14 @@ class DraftModel:
         model: Decoder,
         pool: PagePool,
         rows: RowTable,
-        sampling: SamplingTable,
+        draws: DraftDraws,
         device: Device,
     ) -> None:
         """`pool`: its own, as many pages as the model's."""
         self._model = model
         self._pool = pool
         self._rows = rows
-        self._sampling = sampling
+        self._draws = draws
         self._device = device
 
     def propose(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> Tensor:
@@ -56,10 +85,13 @@ class DraftModel:
         One token a row at a time: each is drawn as the model draws at its position, from the draft
         model's logits. The last draft is not computed: whether it is kept, is not known yet.
         """
+        if not batch.verify_rows:
+            self._catch_up(batch.draft_rows)
+            return inputs.token_ids[:0]
 
         def tokens_after(done: int, rows: Numbers, places: Numbers) -> Tensor:
             if done or not batch.draft_rows:
-                return self._next(rows, host.positions[places], inputs, places)
+                return self._next(rows, host.positions[places], inputs, places, done)
             return self._first(batch)
 
         return propose_in_turn(host, inputs, self._device, tokens_after)
@@ -67,14 +99,19 @@ class DraftModel:
     def _first(self, batch: Batch) -> Tensor:
         """The first draft of each verified row, once what the draft model lacks is computed: [r].
         A few tokens are computed with the row's last one, which saves a pass."""
+        verified = {row.row for row in batch.verify_rows}
         few = {row.row: row for row in batch.draft_rows if len(row.token_ids) <= _FEW}
-        for rows in _passes([row for row in batch.draft_rows if row.row not in few]):
-            self._extend(rows)
+        few = {number: row for number, row in few.items() if number in verified}
+        self._catch_up([row for row in batch.draft_rows if row.row not in few])
         last = [ExtendRow(row.row, row.start, row.token_ids[:1], True) for row in batch.verify_rows]
         rows = [_joined(few[row.row], row) if row.row in few else row for row in last]
         host, inputs, hidden = self._extend(rows)
         logits = self._model.logits(hidden[inputs.sampled_tokens])
         return self._drawn(logits, host.sampled_rows, host.sampled_contexts)
+
+    def _catch_up(self, lacking: Sequence[ExtendRow]) -> None:
+        for rows in _passes(lacking):
+            self._extend(rows)
 
     def _extend(self, rows: Sequence[ExtendRow]) -> tuple[HostInputs, StepInputs, Tensor]:
         """One pass over tokens that are known."""
@@ -84,21 +121,29 @@ class DraftModel:
         return host, inputs, self._model.hidden(*step, self._pool, inputs.layout)
 
     def _next(
-        self, rows: Numbers, positions: Numbers, inputs: StepInputs, places: Numbers
+        self, rows: Numbers, positions: Numbers, inputs: StepInputs, places: Numbers, drafts: int
     ) -> Tensor:
-        """The token after the one at each of `places` of the step: [r]."""
+        """The token after that at each of `places` of the step, and so many drafts: [r]."""
         position, layout, place = single_tokens(self._rows, rows, positions, self._device, places)
         hidden = self._model.hidden(inputs.token_ids[place], position, self._pool, layout)
-        return self._drawn(self._model.logits(hidden), rows, positions + 1)
+        logits = self._model.logits(hidden)
+        before = self._draws.behind(inputs.token_ids, places, drafts)
+        return self._drawn(logits, rows, positions + 1, before)
 
-    def _drawn(self, logits: Tensor, rows: Numbers, positions: Numbers) -> Tensor:
-        """[r, vocabulary] → [r] tokens. What has no distribution drafts any token."""
+    def _drawn(
+        self,
+        logits: Tensor,
+        rows: Numbers,
+        positions: Numbers,
+        drafts: DraftsBefore | None = None,
+    ) -> Tensor:
+        """[r, vocabulary] → [r] tokens."""
         group = self._model.group
         if group.rank > 0:
             tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         else:
-            tokens = self._sampling.sample(logits, rows.tolist(), positions)
-        return (tokens if group.size == 1 else group.from_first(tokens)).clamp(min=0)
+            tokens = self._draws.draw(logits, rows, positions, drafts)
+        return tokens if group.size == 1 else group.from_first(tokens)
 
 
 TokensAfter = Callable[[int, Numbers, Numbers], Tensor]

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from sluice_runtime.engine.device import Device
-from sluice_runtime.engine.draft import propose_in_turn, single_tokens
+from sluice_runtime.engine.draft import DraftDraws, propose_in_turn, single_tokens
 from sluice_runtime.engine.rows import HostInputs, RowTable, StepInputs
-from sluice_runtime.engine.sampling.draw import SamplingTable
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import Numbers
 from sluice_runtime.model.decoder import Decoder
@@ -36,7 +35,7 @@ class EagleDrafts:
         head: EagleHead,
         pool: PagePool,
         rows: RowTable,
-        sampling: SamplingTable,
+        draws: DraftDraws,
         device: Device,
         most: int,
     ) -> None:
@@ -44,7 +43,7 @@ class EagleDrafts:
         self._head = head
         self._pool = pool
         self._rows = rows
-        self._sampling = sampling
+        self._draws = draws
         self._device = device
         self._width = most + 1
         """Tokens of a row that a step computes behind which one is drawn, at most."""
@@ -83,8 +82,8 @@ class EagleDrafts:
             else:
                 (at,) = self._device.upload((self._slots(rows, positions - 1),))
                 hidden = self._kept[at]
-            logits = self._head.logits(hidden)
-            return self._sampling.sample(logits, rows.tolist(), positions + 1).clamp(min=0)
+            before = self._draws.behind(inputs.token_ids, places, done)
+            return self._draws.draw(self._head.logits(hidden), rows, positions + 1, before)
 
         return propose_in_turn(host, inputs, self._device, tokens_after)
 

@@ -156,6 +156,16 @@ class HostInputs:
         """[m] tokens before each sampled one: its position."""
         return self.positions[self.sampled_tokens] + 1
 
+    @property
+    def sampled_drafts(self) -> Numbers:
+        """[m] how many drafts are before each sampled token."""
+        counts = self.drafts + 1
+        verified = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
+        drafts = np.zeros_like(self.sampled_tokens)
+        end = len(drafts) - self.decodes
+        drafts[end - len(verified) : end] = verified
+        return drafts
+
 
 @dataclass(frozen=True)
 class StepInputs:

@@ -27,7 +27,8 @@ from sluice_runtime.engine.graphs import DecodeGraphs
 from sluice_runtime.engine.rows import HostInputs, RowTable, StepInputs, host_inputs, step_inputs
 from sluice_runtime.engine.sampling.draw import SamplingTable, TableSize
 from sluice_runtime.engine.sampling.logprobs import StepLogprobs, StepScores
-from sluice_runtime.engine.sampling.masks import forbid
+from sluice_runtime.engine.sampling.masks import keep_to_grammars
+from sluice_runtime.engine.sampling.penalties import DraftsBefore
 from sluice_runtime.errors import StepOutOfMemoryError
 from sluice_runtime.grammar.masks import Matchers
 from sluice_runtime.kv.pool import PagePool
@@ -191,27 +192,34 @@ class Runner:
         inputs = step_inputs(host, self._rows, self._device)
         if self._adapters is not None:
             self._adapters.use(host)
-        drafts = self._drafts(batch, host, inputs)
+        asks = batch.verify_rows or batch.draft_rows
+        drafts = [self._draft.propose(batch, host, inputs)] if self._draft and asks else []
+        before = self._before(batch, host, inputs)
         hidden = self._hidden(inputs) if batch.layers is None else self._split(batch, inputs)
         if (logprobs := self._sampling.logprobs) is None:
-            tokens, _ = self._sample(batch, host, inputs, hidden)
+            tokens, _ = self._sample(batch, host, inputs, hidden, before)
             accept = self._accepting(host.sampling_rows)
             fetched = self._device.fetch([_joined(tokens, drafts)])
             self._follow(batch, host, inputs, tokens)
             return partial(_results, batch, fetched, accept)
         prompts = logprobs.read(batch, hidden, self._model.logits)
-        tokens, step_logprobs = self._sample(batch, host, inputs, hidden)
+        tokens, step_logprobs = self._sample(batch, host, inputs, hidden, before)
         scores = StepScores(prompts, step_logprobs, tokens)
         fetched = self._device.fetch([_joined(tokens, drafts), *scores.tables()])
         self._follow(batch, host, inputs, tokens)
         accept = self._accepting(host.sampling_rows)
         return partial(_scored_results, batch, fetched, accept, scores, logprobs.finished(batch))
 
-    def _drafts(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> list[Tensor]:
-        """What the draft model proposes for rows that are verified, if there is one: [drafts]."""
-        if self._draft is None or not batch.verify_rows:
-            return []
-        return [self._draft.propose(batch, host, inputs)]
+    def _before(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> DraftsBefore | None:
+        """The drafts before the step's sampled tokens; None: nothing is verified. What a model has
+        proposed is on its way to the host from now on, if masks need to know it."""
+        if not batch.verify_rows:
+            return None
+        read: Callable[[], list[int]] = host.token_ids.tolist
+        if self._draft and self._matchers.used and self._matchers.follows(host.sampling_rows):
+            fetched = self._device.fetch([inputs.token_ids])
+            read = lambda: fetched()[0].tolist()  # noqa: E731
+        return DraftsBefore(inputs.token_ids, host.sampled_tokens, host.sampled_drafts, read)
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
         """[n, h], by a graph where one was captured for such a step."""
@@ -243,7 +251,12 @@ class Runner:
         return torch.cat((hidden, self._hidden(others)))
 
     def _sample(
-        self, batch: Batch, host: HostInputs, inputs: StepInputs, hidden: Tensor
+        self,
+        batch: Batch,
+        host: HostInputs,
+        inputs: StepInputs,
+        hidden: Tensor,
+        before: DraftsBefore | None,
     ) -> tuple[Tensor, StepLogprobs | None]:
         """[n, h] → [m] tokens, and logprobs of the rows that ask; logits are computed for the m
         rows that sample and no others."""
@@ -254,7 +267,7 @@ class Runner:
             self._on_logits(batch, logits)
         logprobs = self._sampling.logprobs
         step_logprobs = logprobs.capture(logits, host.sampling_rows) if logprobs else None
-        tokens = self._drawn(host, logits)
+        tokens = self._drawn(host, logits, before)
         if self._model.group.size > 1:
             tokens = self._model.group.from_first(tokens)
         # A row that got NO_TOKEN may already be in a step launched ahead. Its result there is
@@ -263,17 +276,16 @@ class Runner:
         self._rows.last_tokens.index_copy_(0, inputs.sampled_rows, tokens.clamp(min=0))
         return tokens, step_logprobs
 
-    def _drawn(self, host: HostInputs, logits: Tensor) -> Tensor:
+    def _drawn(self, host: HostInputs, logits: Tensor, drafts: DraftsBefore | None) -> Tensor:
         """[m, vocabulary] → [m] tokens; on ranks after the first, room for the first one's."""
         if self._model.group.rank > 0:
             return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         if self._matchers.used and self._matchers.follows(host.sampling_rows):
             if self._last is not None:
                 self._last.land()
-            contexts = host.sampled_contexts.tolist()
-            if masks := self._matchers.masks(host.sampling_rows, contexts):
-                forbid(logits, masks, self._device)
-        return self._sampling.sample(logits, host.sampling_rows, host.sampled_contexts)
+            rows = host.sampling_rows, host.sampled_contexts
+            keep_to_grammars(logits, self._matchers, *rows, drafts, self._device)
+        return self._sampling.sample(logits, host.sampling_rows, host.sampled_contexts, drafts)
 
     def _accepting(self, rows: Sequence[int]) -> Accept:
         """What gives the tokens of these rows to their matchers."""

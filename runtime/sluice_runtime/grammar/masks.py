@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -34,6 +35,9 @@ MAX_MEAN_SECONDS: Final = 0.015
 """Of a processor, for each token of an answer: ordinary schemas take 0.1 to 0.5 ms."""
 FREE_SECONDS: Final = 0.05
 """An answer may take so much more in all."""
+AHEAD_SECONDS: Final = 0.003
+"""The same of an answer that may have drafts: each takes a mask more."""
+AHEAD_FREE_TOKENS: Final = 10
 MIN_RENEWED_TOKENS: Final = 50
 MIN_RENEWED_SHARE: Final = 1 / 8
 """A matcher is made anew only where so many tokens, and such a share of the answer, have come since
@@ -110,7 +114,10 @@ class Matcher:
     states that the library counts. A mask creates 5 or 6 of them for each byte of a string with a
     bounded length, and a token that is taken in one a byte: where they are too many, a new matcher
     takes in the answer again. `end`: the token that ends answers in the grammar, behind the
-    vocabulary."""
+    vocabulary.
+
+    It may look ahead of the answer, at drafts. What goes wrong there is not the answer's fault: it
+    is never given up for it."""
 
     def __init__(self, compiled: CompiledGrammar, end: int, message: Generate) -> None:
         assert message.grammar is not None
@@ -129,12 +136,20 @@ class Matcher:
         """How many tokens the answer had when the state was made."""
         self._taken = 0
         """How many of the tokens the state has taken in."""
+        self._ahead: list[int] = []
+        """Drafts that it has taken in behind them."""
+        self._saw_drafts = False
+        """Since it was made."""
+        self._looks_ahead = True
         self._ended = False
+        self._masks: dict[int, NDArray[np.int32]] = {}
+        """By tokens before it, behind what was taken in."""
         self._seconds = self._turns = 0.0
         self.given_up: GivenUp | None = None
 
     def accept(self, token: int) -> None:
-        """The token that was drawn with the last mask; the next mask takes it in."""
+        """The token that was drawn with the last mask; the next mask takes it in. After drafts all
+        that were drawn: those that are not kept are forgotten with the next mask."""
         self._tokens.append(token)
 
     def fill(self, context_tokens: int, words: NDArray[np.int32]) -> None:
@@ -145,8 +160,9 @@ class Matcher:
         answered = context_tokens - self._prompt_tokens
         assert answered <= len(self._tokens), "a token was drawn behind the matcher's back"
         del self._tokens[answered:]
+        why = self._settle(answered)
         replays = answered - self._taken > 1
-        why = self._fill(answered, words)
+        why = why or self._fill(answered, words)
         if not replays:
             self._turns += 1
             self._seconds += time.thread_time() - began
@@ -156,16 +172,45 @@ class Matcher:
             self.given_up = GivenUp(self._request_id, self.grammar, why)
             words[:] = -1
 
+    def fill_behind(self, drafts: Sequence[int], words: NDArray[np.int32]) -> None:
+        """Writes the mask behind the answer and drafts that may follow it; `fill` came before. It
+        allows no token where the grammar forbids a draft, and where nobody knows: then nothing is
+        drawn there in this step."""
+        words[:] = 0
+        slow = self._seconds > AHEAD_SECONDS * (self._turns + AHEAD_FREE_TOKENS)
+        if self.given_up or slow or not self._looks_ahead:
+            return
+        self._saw_drafts = True
+        pairs = zip(self._ahead, drafts, strict=False)
+        same = next((i for i, (own, draft) in enumerate(pairs) if own != draft), len(drafts))
+        same = min(same, len(self._ahead))
+        if same < len(drafts):
+            self._go_back(len(self._ahead) - same)
+            del self._ahead[same:]
+        for token in drafts[same:]:
+            if self._ended:
+                words[:] = -1
+                return
+            if not self._may_take(token):
+                return
+            self._ahead.append(token)
+        if self._mask(self._taken + len(drafts), words):
+            words[:] = 0
+
     def _fill(self, answered: int, words: NDArray[np.int32]) -> GiveUp | None:
-        if self._taken > answered:  # tokens that were drawn are not kept: of a step without memory
-            self._state.reset()
-            self._taken, self._ended = 0, False
         why = self._follow(answered, words)
-        has_many_states = why is not None and _MANY_STATES_SAID in self._state.get_error()
+        if why is None or _MANY_STATES_SAID not in self._state.get_error():
+            return why
+        if not self._is_old(answered):
+            if not self._saw_drafts:
+                return why
+            self._looks_ahead = False  # drafts may have made the most of them
+        return self._renew(answered) or self._follow(answered, words)
+
+    def _is_old(self, answered: int) -> bool:
+        """Whether the state may have too many states for what the answer has made."""
         least = max(MIN_RENEWED_TOKENS, MIN_RENEWED_SHARE * answered)
-        if has_many_states and answered - self._made_at >= least:
-            why = self._renew(answered) or self._follow(answered, words)
-        return why
+        return answered - self._made_at >= least
 
     def _renew(self, answered: int) -> GiveUp | None:
         """A new matcher, which has taken in nothing."""
@@ -175,8 +220,43 @@ class Matcher:
         except GrammarUnavailableError:
             return FAILED
         self._made_at, self._taken = answered, 0
+        self._ahead, self._masks, self._ended, self._saw_drafts = [], {}, False, False
         self._seconds += seconds
         return None
+
+    def _settle(self, answered: int) -> GiveUp | None:
+        """Drafts that were drawn are part of the answer. What was taken in and is not, goes."""
+        if self._saw_drafts and self._state.is_error():
+            self._looks_ahead = self._is_old(answered)
+            return self._renew(answered)
+        while self._ahead and self._tokens[self._taken : self._taken + 1] == self._ahead[:1]:
+            del self._ahead[0]
+            self._taken += 1
+        if self._taken != answered:
+            self._forget_drafts()
+        if self._taken > answered:  # drawn in a step without memory
+            self._go_back(self._taken - answered)
+            self._taken = answered
+        self._masks = {count: mask for count, mask in self._masks.items() if count >= answered}
+        return None
+
+    def _forget_drafts(self) -> None:
+        self._go_back(len(self._ahead))
+        self._ahead = []
+
+    def _go_back(self, tokens: int) -> None:
+        """The state forgets so many tokens."""
+        if not tokens:
+            return
+        self._masks = {
+            count: mask
+            for count, mask in self._masks.items()
+            if count <= self._taken + len(self._ahead) - tokens
+        }
+        taken = tokens - self._ended
+        self._ended = False
+        if taken:
+            self._state.rollback(taken)
 
     def _follow(self, answered: int, words: NDArray[np.int32]) -> GiveUp | None:
         words[:] = -1
@@ -184,7 +264,18 @@ class Matcher:
             if self._ended or token == NO_TOKEN:
                 return None
             if why := self._take(token):
-                return why
+                return REFUSED if self._resumed and why is STUCK else why
+            self._taken += 1
+        if answered not in self._masks:
+            self._forget_drafts()
+        return self._mask(answered, words)
+
+    def _mask(self, answered: int, words: NDArray[np.int32]) -> GiveUp | None:
+        """Behind what was taken in, which are so many tokens."""
+        if (mask := self._masks.get(answered)) is not None:
+            words[:] = mask
+            return None
+        words[:] = -1
         if self._ended:
             return None
         may_end = self._state.is_accepting()
@@ -198,16 +289,20 @@ class Matcher:
             _forbid(words, self.grammar.end_token_ids)
         if answered < self.grammar.min_tokens:
             _forbid(words, self._stops)
+        self._masks[answered] = words.copy()
         return None
 
     def _take(self, token: int) -> GiveUp | None:
         if token in self.grammar.end_token_ids and self._state.is_accepting():
             self._ended = True
         elif not self._state.consume_token(token):
-            why = self._failure()
-            return REFUSED if self._resumed and why is STUCK else why
-        self._taken += 1
+            return self._failure()
         return None
+
+    def _may_take(self, token: int) -> bool:
+        """Takes a draft in, unless the grammar forbids it: that would leave the state broken."""
+        ends = token in self.grammar.end_token_ids and self._state.is_accepting()
+        return (ends or self._state.validate_tokens([token]) == 1) and self._take(token) is None
 
     def _failure(self) -> GiveUp:
         """Why the library can go no further."""
@@ -233,6 +328,11 @@ def _timed(compile_: Callable[[], LLMatcher]) -> tuple[LLMatcher, float]:
     """With the seconds of a processor that it took."""
     began = time.thread_time()
     return compile_(), time.thread_time() - began
+
+
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 def _forbid(words: NDArray[np.int32], tokens: Iterable[int]) -> None:
@@ -286,9 +386,15 @@ class Matchers:
         """Whether one of the rows has a grammar: its mask needs all tokens before it."""
         return any(row in self._rows for row in rows)
 
-    def masks(self, rows: Sequence[int], context_tokens: Sequence[int]) -> Masks | None:
+    def masks(
+        self,
+        rows: Sequence[int],
+        context_tokens: Sequence[int],
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> Masks | None:
         """Of those of `rows` that follow a grammar, behind so many tokens of each; None: no row
-        does."""
+        does. `drafts`: by place, which of these tokens are drafts: the last ones. A row may come
+        several times in a row, with more and more of them."""
         if not self._rows:
             return None
         rows_matched = [(place, self._rows.get(row)) for place, row in enumerate(rows)]
@@ -296,16 +402,17 @@ class Matchers:
         if not matched:
             return None
         words = np.empty((len(matched), self._words), np.int32)
-        calls = [
-            (matcher, context_tokens[place], words[number])
-            for number, (place, matcher) in enumerate(matched)
-        ]
+        calls: dict[Matcher, list[Callable[[], None]]] = {}
+        for number, (place, matcher) in enumerate(matched):
+            if drafts and drafts[place]:
+                call = partial(matcher.fill_behind, drafts[place], words[number])
+            else:
+                call = partial(matcher.fill, context_tokens[place], words[number])
+            calls.setdefault(matcher, []).append(call)
         run = self._threads.map if self._threads and len(calls) > 1 else map
-        for _ in run(lambda call: call[0].fill(call[1], call[2]), calls):
+        for _ in run(_call_all, calls.values()):
             pass
-        self._given_up += [
-            (self._step, matcher.given_up) for _, matcher in matched if matcher.given_up
-        ]
+        self._given_up += [(self._step, matcher.given_up) for matcher in calls if matcher.given_up]
         return Masks([place for place, _ in matched], words)
 
     def accepting(self, rows: Sequence[int]) -> Callable[[Sequence[int]], None]:

@@ -168,8 +168,8 @@ class Batch(msgspec.Struct, frozen=True):
     """Those in which the one extend row is computed; None: all rows are computed in all."""
     verify_rows: tuple[VerifyRow, ...] = ()
     draft_rows: tuple[ExtendRow, ...] = ()
-    """What the draft model has not computed of verified rows, up to their last token: it alone
-    computes these (DRAFT_EXTEND)."""
+    """What the draft model has not computed of verified rows, up to their last token, and a part of
+    that of rows that decode: it alone computes these (DRAFT_EXTEND)."""
     decode_rows: tuple[int, ...] = ()
     """Rows advanced by one token: input is their last sampled token, start is their length."""
     decode_context_tokens: int = 0

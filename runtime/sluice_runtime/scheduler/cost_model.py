@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from dataclasses import dataclass
 from operator import add, itemgetter, mul
 from statistics import NormalDist
 from typing import Final, NamedTuple
@@ -57,6 +58,16 @@ STEPS: Final = 400
 """Steps that are remembered, at least."""
 HICCUP: Final = 2.0
 """From this ratio on the machine stood still: no smaller step would have helped."""
+LEAST_STEPS: Final = 3.8
+"""Before a `StepTime` predicts."""
+LEAST_SPREAD: Final = 1e-6
+"""Variance over squared mean, of steps of different sizes."""
+LINE_FORGETTING: Final = 0.98
+"""A step counts for a third after some fifty more."""
+LAG_LEARNING: Final = 0.15
+"""Weight of each time that a draft model caught up."""
+FIRMNESS: Final = 1e-3
+"""Of the spread: what steps tell apart less than that stays nearly as it was."""
 PRIOR_STEPS: Final = 8
 PRIOR_SPREAD: Final = 0.05
 """Assumed before there is any data: so many steps, with this spread around their prediction."""
@@ -289,3 +300,92 @@ class Residuals:
         squares = PRIOR_STEPS * (PRIOR_SPREAD**2 + (1 - mean) ** 2)
         squares += sum([(ratio - mean) ** 2 for ratio in self._sorted])
         return mean + NormalDist().inv_cdf(share) * math.sqrt(squares / steps)
+
+
+class StepTime:
+    """Seconds of steps without prompts, of their tokens and of the passes of a draft model: least
+    squares that forget. What the last steps do not tell apart is as it was before."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 9
+        """Of steps: how many, tokens, passes, seconds; products of two of these but the first."""
+        self.token_seconds = self._pass_seconds = 0.0
+        self.known = False
+        """Whether steps of different sizes were seen."""
+        self._passes_known = False
+
+    def observe(self, tokens: int, passes: int, seconds: float) -> None:
+        """A step of so many tokens took so long."""
+        pairs = tokens * tokens, tokens * passes, passes * passes, tokens * seconds
+        new = (1.0, tokens, passes, seconds, *pairs, passes * seconds)
+        self._sums = [old * LINE_FORGETTING + add for old, add in zip(self._sums, new, strict=True)]
+        if self._sums[0] >= LEAST_STEPS:
+            self._solve()
+
+    def at_most(self, tokens: int, passes: int) -> float:
+        """Predicted; while steps of one size were seen, as if a step took nothing but its tokens,
+        and a pass as long as a step. Infinite before the first."""
+        count, total, _, seconds, *_ = self._sums
+        if not count:
+            return math.inf
+        unknown_passes = 0.0 if self._passes_known else passes * seconds / count
+        if self.known:
+            return self.seconds(tokens, passes) + unknown_passes
+        return seconds * max(1 / count, tokens / total) + unknown_passes
+
+    def seconds(self, tokens: int, passes: int) -> float:
+        """Predicted; more of anything never takes less. 0 before the first step."""
+        count, total, total_passes, seconds, *_ = self._sums
+        if not count:
+            return 0.0
+        more = self.token_seconds * (count * tokens - total)
+        more += self._pass_seconds * (count * passes - total_passes)
+        return max(1e-9, (seconds + more) / count)
+
+    def _solve(self) -> None:
+        """The smallest change of both prices that fits the steps; neither is negative."""
+        count, tokens, passes, seconds, *products = self._sums
+        means = tokens * tokens, tokens * passes, passes * passes, tokens * seconds
+        of = zip(products, (*means, passes * seconds), strict=True)
+        a, b, c, d, e = (product - mean / count for product, mean in of)
+        if a + c <= LEAST_SPREAD * (tokens * tokens + passes * passes) / count:
+            return
+        self.known, self._passes_known = True, self._passes_known or passes > 0
+        firm = FIRMNESS * (a + c)
+        d -= a * self.token_seconds + b * self._pass_seconds
+        e -= b * self.token_seconds + c * self._pass_seconds
+        a, c = a + firm, c + firm
+        determinant = a * c - b * b
+        token = self.token_seconds + (c * d - b * e) / determinant
+        a_pass = self._pass_seconds + (a * e - b * d) / determinant
+        if token < 0:  # the other one alone
+            token, a_pass = 0.0, self._pass_seconds + (e + b * self.token_seconds) / c
+        elif a_pass < 0:
+            token, a_pass = self.token_seconds + (d + b * self._pass_seconds) / a, 0.0
+        self.token_seconds, self._pass_seconds = max(0.0, token), max(0.0, a_pass)
+
+
+@dataclass(slots=True)
+class Lag:
+    """What a draft model's catching up takes, and what may be spent on drafts that do not pay."""
+
+    credit_seconds: float = 0.0
+    """Less than 0 until what was lost is paid."""
+    _tokens: float = 0.0
+    _seconds: float = 0.0
+
+    @property
+    def token_seconds(self) -> float:
+        """0 while unknown."""
+        return self._seconds / self._tokens if self._tokens else 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Catching up on so many tokens took so long. Few tokens, which take a pass for little,
+        count less than many."""
+        self._tokens = self._tokens * (1 - LAG_LEARNING) + tokens
+        self._seconds = self._seconds * (1 - LAG_LEARNING) + max(0.0, seconds)
+
+    def settle(self, seconds: float) -> None:
+        """A step with drafts has saved so much, or lost it if negative. What it saves pays for what
+        was lost before, and for nothing else."""
+        self.credit_seconds = min(0.0, self.credit_seconds + seconds)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluice_runtime.scheduler.admission import (
     AdmitResult,
@@ -281,9 +281,16 @@ ROW: Final = attrgetter("row")
 """Of a running request, which has one."""
 
 
-Drafts = Mapping[Request, tuple[int, ...]]
-"""By request, what its row verifies; requests that verify nothing are missing."""
-NO_DRAFTS: Final[Drafts] = {}
+class Drafts(NamedTuple):
+    """Of one step."""
+
+    verified: Mapping[Request, tuple[int, ...]]
+    """By request, what its row verifies; requests that verify nothing are missing."""
+    catching_up: Mapping[Request, int]
+    """By request that verifies nothing yet, of how many tokens the draft model catches up."""
+
+
+NO_DRAFTS: Final = Drafts({}, {})
 
 
 class BatchWriter:
@@ -309,13 +316,17 @@ class BatchWriter:
         for request in starting:
             request.row_announced = True
         opened, context_tokens = self._advance(decode) if decode else ([], 0)
-        verify = [self._verify(request, drafted, opened) for request, drafted in drafts.items()]
+        verified = drafts.verified
+        verify = [self._verify(request, drafted, opened) for request, drafted in verified.items()]
         layers = prefill[0].layers if prefill else None
-        lagging = [_draft_lacks(request) for request in drafts] if self._settings.draft_lags else ()
-        plain = [request for request in decode if request not in drafts] if drafts else decode
+        lagging = (
+            [_draft_lacks(request) for request in verified] if self._settings.draft_lags else []
+        )
+        lagging += [_catch_up(request, tokens) for request, tokens in drafts.catching_up.items()]
+        plain = [request for request in decode if request not in verified] if verified else decode
         return Batch(
             step=step,
-            mode=forward_mode(bool(prefill), bool(decode), bool(drafts), splits=bool(layers)),
+            mode=forward_mode(bool(prefill), bool(decode), bool(verified), splits=bool(layers)),
             replaced_pages=self._kv.take_replaced_pages(),
             trimmed_rows=self._kv.take_trimmed_rows(),
             dropped_rows=self._kv.take_dropped_rows(),
@@ -362,6 +373,13 @@ class BatchWriter:
         if self._settings.draft_head and not ends:
             return ExtendRow(row_of(item.request), item.start, tokens, False, ids[item.end])
         return ExtendRow(row_of(item.request), item.start, tokens, samples=ends)
+
+
+def _catch_up(request: Request, tokens: int) -> ExtendRow:
+    """The first tokens that the draft model lacks of a request."""
+    first = request.draft_computed_tokens
+    last = request.draft_computed_tokens = first + tokens
+    return ExtendRow(row_of(request), first, tuple(request.token_ids[first:last]), samples=False)
 
 
 def _draft_lacks(request: Request) -> ExtendRow:

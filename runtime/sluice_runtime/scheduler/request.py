@@ -64,9 +64,6 @@ class Request:
     """As in `Generate`."""
     adapter_folder: str = ""
     """Where the adapter's files are."""
-    drafts: bool = True
-    """Whether what its tokens are drawn from depends on logits and positions alone, so that several
-    of them can be verified at once."""
     namespace: tuple[str, ...] = ("",)
     """Requests share cached prefixes within one namespace only."""
     logprobs: int = -1
@@ -193,17 +190,11 @@ def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -
         waiting_since_seconds=message.arrival_seconds,
         adapter=message.adapter,
         adapter_folder=adapter_folder,
-        drafts=can_draft(message),
         namespace=(message.cache_salt, message.adapter),
         key=key_of(message.token_ids),
         logprobs=message.logprobs,
         prompt_logprobs=-1 if message.generated_ids else message.prompt_logprobs,
     )
-
-
-def can_draft(message: Generate) -> bool:
-    """Not with a grammar or penalties, which follow the tokens drawn before."""
-    return message.grammar is None and not message.sampling.penalises
 
 
 def end_of_resumed(request: Request) -> FinishReason | None:

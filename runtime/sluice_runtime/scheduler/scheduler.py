@@ -296,9 +296,9 @@ class Scheduler:
         if self._speculation and decode and not self._pending:
             drafts = self._speculation.plan(decode, plan.items)
         batch = self._writer.write(self._step, starting, plan.items, decode, drafts)
-        if drafts:
-            decode = [request for request in decode if request not in drafts]
-        self._pending[self._step] = PendingStep(plan.items, decode, tuple(drafts))
+        if verified := drafts.verified:
+            decode = [request for request in decode if request not in verified]
+        self._pending[self._step] = PendingStep(plan.items, decode, tuple(verified))
         self._kv.launched(self._step)
         self._pacing.launched(batch, plan.budget, now)
         self._counts.admission_reason = plan.reason
@@ -337,11 +337,8 @@ class Scheduler:
 
     def _step_failed(self, pending: PendingStep, error: str) -> None:
         """All requests of the step end; nothing that it computed serves others."""
-        for request in (
-            *(item.request for item in pending.prefill),
-            *pending.decode,
-            *pending.verify,
-        ):
+        prefilling = [item.request for item in pending.prefill]
+        for request in (*prefilling, *pending.decode, *pending.verify):
             if not request.ended:
                 self._fail(request, error, "out_of_memory", trusted=False)
 
@@ -378,10 +375,12 @@ class Scheduler:
     def _verified(
         self, request: Request, drafts: tuple[int, ...], rows: Iterator[SampledRow]
     ) -> int:
-        """Takes tokens while they are those that were drafted, and the first that is not. What was
-        drawn after a wrong draft is dropped. Returns how many drafts the answer keeps."""
+        """Takes tokens while they are those that were drafted, and the first that is not. Where
+        nothing was drawn behind a draft, the next step does. Returns how many drafts are kept."""
         drawn, before = list(islice(rows, len(drafts) + 1)), len(request.token_ids)
         for sampled, draft in zip_longest(drawn, drafts):
+            if sampled[0] == NO_TOKEN and len(request.token_ids) > before:
+                break
             self._accept(request, sampled)
             if sampled[0] != draft:
                 break

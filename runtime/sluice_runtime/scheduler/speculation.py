@@ -6,9 +6,13 @@ were right, also of those that were not verified, and how long steps of so many 
 row that copies nothing drafts nothing, and a batch that is full enough to be bound by computation
 drafts less or nothing.
 
-A draft model lags behind, and catches up on a row before it drafts for it; that is part of the
-price. Whether it is right shows only where it drafts. So rows whose drafts do not pay verify one
-now and then, as often as that costs a small share of the time.
+A draft model computes one more draft of all rows in one pass. So the step is weighed as a whole,
+once for each number of passes: drafts that would not pay a pass alone may together.
+
+It lags behind, and catches up on a row before it drafts for it; that is part of the price, and of
+the step's tokens. A row that lacks more than these catches up in several steps. Whether the model
+is right shows only where it drafts. So rows whose drafts do not pay verify one now and then, as
+often as that costs a small share of the time.
 
 Drafts take what nobody else has. Knows no device and no clock; answers do not depend on it.
 """
@@ -17,14 +21,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from sluice_runtime.scheduler.admission import PrefillItem
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
+from sluice_runtime.scheduler.cost_model import Lag, StepTime
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
 from sluice_runtime.scheduler.ngram import NGramDrafts
+from sluice_runtime.scheduler.prefill_planner import Drafts
 from sluice_runtime.scheduler.request import Request
 from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
@@ -49,16 +54,12 @@ FIRST_WAIT: Final = 8
 """Tokens of a row without drafts before such a draft; twice as many after each wrong one."""
 LONGEST_WAIT: Final = 512
 LIKELY: Final = 0.5
-"""The chance of a model's draft that is verified while nobody knows how long steps take, or while
-drafts have cost more than they gave."""
+"""The chance of a model's draft that is verified while nobody knows how long steps take; and of all
+of a step on average, while drafts have cost more than they gave."""
 PROBE_STEPS: Final = 16
 """A probe's catching up takes no more steps than that, or than were saved for it."""
 PAID_BACK_WITHIN: Final = 128
 """Tokens in which what catching up costs has to be gained."""
-LEAST_STEPS: Final = 3.8
-"""Before the time of a step is predicted."""
-FORGETTING: Final = 0.98
-"""A step counts for a third after some fifty more."""
 
 
 class RowDrafts(Protocol):
@@ -80,10 +81,49 @@ class ModelDrafts:
 class DraftRoom(NamedTuple):
     """What a step has left for drafts."""
 
+    rows: int
+    """Each draft has its own logits."""
     tokens: int
-    """Also rows: each draft has its own logits."""
+    """To compute, by the model or by the draft model that catches up."""
     pages: int
     """After decode rows have theirs."""
+
+
+class Candidate(NamedTuple):
+    """A draft that a step may have."""
+
+    chance: float
+    """That it is kept."""
+    request: Request
+    number: int
+    """Which draft of its row it is: 1 is the first."""
+
+
+@dataclass(slots=True)
+class StepDrafts:
+    """What a step is going to verify."""
+
+    tokens: int
+    """That the model computes, with those of its rows."""
+    expected: float
+    """Tokens that answers get."""
+    passes: int = 0
+    """Of the draft model."""
+    counts: dict[Request, int] = field(default_factory=dict)
+    """Drafts of each row that has some."""
+    catching_up: dict[Request, int] = field(default_factory=dict)
+    """See `Drafts`."""
+    drafted: int = 0
+    pages: int = 0
+    """That drafts open."""
+    lacked: int = 0
+    """Tokens that the draft model catches up on."""
+
+    def add(self, request: Request, chance: float, pages: int) -> None:
+        """One draft more."""
+        self.counts[request] = self.counts.get(request, 0) + 1
+        self.tokens, self.drafted = self.tokens + 1, self.drafted + 1
+        self.expected, self.pages = self.expected + chance, self.pages + pages
 
 
 class Speculation:
@@ -122,23 +162,24 @@ class Speculation:
         table = self._table
         if self._settings.target and (table.prefilling or len(table.waiting)):
             return False
-        return bool(self.plan(self._table.running.ready(), ()))
+        return any(self.plan(self._table.running.ready(), ()))
 
-    def plan(
-        self, running: Sequence[Request], prefill: Sequence[PrefillItem]
-    ) -> dict[Request, tuple[int, ...]]:
+    def plan(self, running: Sequence[Request], prefill: Sequence[PrefillItem]) -> Drafts:
         """The drafts of a step in which `running` decode, beside these prompts, which have their
         rows and pages."""
         room = self._room(len(running), prefill)
         self._follow(running)
-        self._probes = [] if prefill else self._next_probes(room)
-        counts = self._counts(len(running), self._chances(room.tokens), room)
-        counts |= dict.fromkeys(self._probes, 1)
+        step = StepDrafts(len(running), len(running))
+        self._probes = []
+        if not prefill:
+            self._add_probes(step, room)
+        step = self._best(step, room)
         drafts = {
             request: self._rows[request].source.draft(request.token_ids, count)
-            for request, count in counts.items()
+            for request, count in step.counts.items()
         }
-        return {request: drafted for request, drafted in drafts.items() if drafted}
+        verified = {request: drafted for request, drafted in drafts.items() if drafted}
+        return Drafts(verified, step.catching_up)
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
         """A step has verified these drafts of a row."""
@@ -161,39 +202,39 @@ class Speculation:
         accepted, self._accepted_in_step = self._accepted_in_step, 0
         if batch.extend_rows or not batch.answering_rows:
             return
-        tokens = self._size(batch.answering_rows, batch.draft_tokens)
+        rows = batch.answering_rows
+        drafts = max([len(row.token_ids) - 1 for row in batch.verify_rows], default=0)
+        passes = drafts if self._settings.draft_model else 0
+        size = rows + batch.draft_tokens, passes
         # A row whose drafts were all right lacks one, at nearly no cost.
         lacked = sum(len(row.token_ids) - 1 for row in batch.draft_rows)
         if not lacked:
-            self._time.observe(tokens, seconds)
+            self._time.observe(*size, seconds)
         else:
-            self._lag.observe(lacked, seconds - self._time.seconds(tokens))
+            self._lag.observe(lacked, seconds - self._time.seconds(*size))
         self._lag.credit_seconds += PROBE_SHARE * seconds
         if batch.verify_rows:
-            without = self._time.seconds(self._size(batch.answering_rows, 0))
-            self._lag.settle(without * (1 + accepted / batch.answering_rows) - seconds)
+            self._lag.settle(self._time.seconds(rows, 0) * (1 + accepted / rows) - seconds)
 
     def _room(self, decoding: int, prefill: Sequence[PrefillItem]) -> DraftRoom:
         """Rows that are free, tokens that the chunk has left, pages that are free. Where a time is
         promised, prompts have all of it."""
         settings = self._settings
         if settings.target and prefill:
-            return DraftRoom(0, 0)
+            return DraftRoom(0, 0, 0)
         tokens = (settings.chunk_size or settings.max_prefill_tokens) - decoding
         tokens -= sum(item.end - item.start for item in prefill)
         needed_pages = len(self._table.running.rows_needing_page())
         pages = self._kv.available_pages - needed_pages
-        return DraftRoom(min(self._kv.free_rows, tokens), pages)
+        return DraftRoom(self._kv.free_rows, tokens, pages)
 
     def _follow(self, running: Sequence[Request]) -> None:
         """Looks up the drafts of rows, and compares those of the last time with what was drawn.
         Forgets rows that are gone."""
         known, self._rows = self._rows, {}
         for request in running:
-            if request.drafts:
-                row = known.get(request) or self._new_row(request)
-                row.follow(request.token_ids)
-                self._rows[request] = row
+            row = self._rows[request] = known.get(request) or self._new_row(request)
+            row.follow(request.token_ids)
 
     def _new_row(self, request: Request) -> _Row:
         row = _Row(self._drafts_of_row(), waits_from_tokens=len(request.token_ids))
@@ -203,99 +244,144 @@ class Speculation:
 
     def _lag_seconds(self, request: Request) -> float:
         """What it takes the draft model to catch up on a row."""
-        if not self._settings.draft_model:
+        if not self._settings.draft_lags:
             return 0.0
         return self._lag.token_seconds * _lag_tokens(request)
 
-    def _size(self, decoding: int, drafts: int) -> int:
-        """What a step's time is predicted from. A draft model takes time for drafts that it does
-        not take for rows."""
-        return drafts + (1 if self._settings.draft_model else decoding)
-
-    def _next_probes(self, room: DraftRoom) -> list[Request]:
+    def _add_probes(self, step: StepDrafts, room: DraftRoom) -> None:
         """All rows that have waited long enough, once what was lost before is paid: a pass of the
         draft model takes little more for several. Not those that lack too much."""
-        if not self._settings.draft_model or (more := min(room)) <= 0:
-            return []
+        if not self._settings.draft_model:
+            return
         rows = [(r, row) for r, row in self._rows.items() if r.remaining_tokens > 1]
-        again = [request for request, row in rows if row.probe_again][:more]
-        if again and self._keeps_target(len(again) + 1, 0.0):
-            return again
-        if self._lag.credit_seconds < 0:
-            return []
-        most = max(self._lag.credit_seconds, PROBE_STEPS * self._time.seconds(1))
-        probes: list[Request] = []
+        again = [request for request, row in rows if row.probe_again]
         waited = [request for request, row in rows if row.has_waited]
+        most = max(self._lag.credit_seconds, PROBE_STEPS * self._time.seconds(1, 0))
+        if again:
+            waited = again
+        elif self._lag.credit_seconds < 0:
+            return
         lag = 0.0
-        for request in sorted(waited, key=_lag_tokens)[:more]:
+        for request in sorted(waited, key=_lag_tokens):
             lag += self._lag_seconds(request)
-            if lag > most or not self._keeps_target(len(probes) + 2, lag):
+            step.passes = 1
+            if (lag > most and not again) or not self._adds(step, request, 0.0, room):
                 break
-            probes.append(request)
-        return probes
+            self._probes.append(request)
+        step.passes = min(1, len(self._probes))
 
-    def _chances(self, tokens: int) -> list[tuple[float, int, Request]]:
-        """Of the first draft of each row that has one, as a heap: less the chance, and a number so
-        that requests are not compared."""
-        if tokens <= 0:
-            return []
-        chances = [
-            (-row.chance, number, request)
+    def _best(self, probes: StepDrafts, room: DraftRoom) -> StepDrafts:
+        """Beside the probes: the drafts with which the step makes most tokens a second. A draft
+        model's passes are tried one after the other, as long as one more is better."""
+        candidates = self._candidates(min(room.rows, room.tokens) - probes.drafted)
+        if not candidates:
+            return probes
+        most = self._settings.draft_tokens
+        if not (self._settings.draft_model and self._time.known):
+            passes = most if self._settings.draft_model else 0
+            return self._filled(probes, candidates, room, passes, most)
+        best, best_rate = probes, self._rate(probes)
+        for passes in range(1, most + 1):
+            step = self._filled(probes, candidates, room, passes, passes)
+            if (rate := self._rate(step)) <= best_rate:
+                break
+            best, best_rate = step, rate
+        gained = best.expected - probes.expected
+        unlikely = gained < LIKELY * (best.drafted - probes.drafted)
+        return probes if unlikely and self._lag.credit_seconds < 0 else best
+
+    def _rate(self, step: StepDrafts) -> float:
+        """Expected tokens a second. What catching up takes is gained later."""
+        seconds = self._time.seconds(step.tokens, step.passes)
+        lag = sum(map(self._lag_seconds, (*step.counts, *step.catching_up)))
+        return step.expected / (seconds + lag / PAID_BACK_WITHIN)
+
+    def _candidates(self, most: int) -> list[Candidate]:
+        """Drafts of rows that have some, the most likely first; a row's second one counts only if
+        the first is right, and so on."""
+        heap = [
+            (-row.chance, number, request, 1)
             for number, (request, row) in enumerate(self._rows.items())
             if row.expected is not None
             and request not in self._probes
             and row.chance >= LEAST_CHANCE
             and request.remaining_tokens > 1
         ]
-        heapq.heapify(chances)
-        return chances
-
-    def _counts(
-        self, decoding: int, heap: list[tuple[float, int, Request]], room: DraftRoom
-    ) -> dict[Request, int]:
-        """How many drafts each row has. A row's second draft counts only if the first was right,
-        and so on."""
-        counts: dict[Request, int] = {}
-        expected, lag = float(decoding), 0.0
-        drafted = len(self._probes)
-        pages = room.pages - drafted
-        while heap and drafted < room.tokens:
-            less_chance, number, request = heapq.heappop(heap)
-            count = counts.get(request, 0) + 1
-            more_lag = self._lag_seconds(request) if count == 1 else 0.0
-            tokens = self._size(decoding, drafted)
-            if not self._pays(-less_chance, expected, tokens, more_lag):
-                if more_lag:
-                    continue
+        heapq.heapify(heap)
+        unknown = self._settings.draft_model and not self._time.known
+        candidates: list[Candidate] = []
+        # More than there is room for: some may open a page or lack too much.
+        while heap and len(candidates) < 2 * most:
+            less_chance, number, request, count = heapq.heappop(heap)
+            if unknown and -less_chance < LIKELY:
                 break
-            opens = _opens_page(request, count, self._settings.page_size)
-            if opens > pages or not self._keeps_target(tokens + 1, lag + more_lag):
-                continue
-            counts[request] = count
-            lag += more_lag
-            expected, drafted, pages = expected - less_chance, drafted + 1, pages - opens
+            candidates.append(Candidate(-less_chance, request, count))
             if count < min(self._settings.draft_tokens, request.remaining_tokens - 1):
                 chance = -less_chance * self._rows[request].chance
-                heapq.heappush(heap, (-chance, number, request))
-        return counts
+                heapq.heappush(heap, (-chance, number, request, count + 1))
+        return candidates
 
-    def _keeps_target(self, tokens: int, lag_seconds: float) -> bool:
+    def _filled(
+        self,
+        probes: StepDrafts,
+        candidates: Sequence[Candidate],
+        room: DraftRoom,
+        passes: int,
+        most: int,
+    ) -> StepDrafts:
+        """The probes, and candidates that pay beside so many passes; at most `most` of a row."""
+        step = replace(probes, counts={**probes.counts}, catching_up={**probes.catching_up})
+        step.passes = max(passes, probes.passes)
+        token_seconds = self._time.token_seconds
+        for chance, request, count in candidates:
+            if count > most or count != step.counts.get(request, 0) + 1:
+                continue
+            lag = self._lag_seconds(request) / PAID_BACK_WITHIN if count == 1 else 0.0
+            seconds = self._time.seconds(step.tokens, step.passes)
+            pays = chance * seconds > step.expected * (token_seconds + lag)
+            if self._time.known and not pays:
+                if lag:
+                    continue
+                break
+            self._adds(step, request, chance, room)
+        return step
+
+    def _adds(self, step: StepDrafts, request: Request, chance: float, room: DraftRoom) -> bool:
+        """Gives a row one draft more, if there is room and the promise is kept. If it lacks more
+        tokens than a step has, it catches up on these first."""
+        count = step.counts.get(request, 0) + 1
+        lags = self._settings.draft_lags and count == 1
+        lacked = _lag_tokens(request) if lags else 0
+        left = room.tokens - step.drafted - step.lacked
+        opens = _opens_page(request, count, self._settings.page_size)
+        if step.drafted >= room.rows or left < 1 or step.pages + opens > room.pages:
+            return False
+        computed = min(lacked, left)
+        lag_seconds = (step.lacked + computed) * self._lag.token_seconds
+        if not self._keeps_target(step.tokens + 1, step.passes, lag_seconds):
+            return False
+        if lacked > left:
+            self._catch_up(step, request, chance, left)
+            return False
+        step.lacked += lacked
+        step.add(request, chance, opens)
+        return True
+
+    def _catch_up(self, step: StepDrafts, request: Request, chance: float, left: int) -> None:
+        """In whole pages; its drafts come later."""
+        first, size = request.draft_computed_tokens, self._settings.page_size
+        tokens = (first + left) // size * size - first
+        if tokens > 0 and request not in step.catching_up:
+            step.catching_up[request] = tokens
+            step.lacked += tokens
+            step.expected += chance
+
+    def _keeps_target(self, tokens: int, passes: int, lag_seconds: float) -> bool:
         """Whether a step of so many tokens keeps the promise, if there is one."""
         target = self._settings.target
         if not target:
             return True
-        return (self._time.at_most(tokens) + lag_seconds) * MARGIN <= target.seconds
-
-    def _pays(self, chance: float, expected: float, tokens: int, lag_seconds: float) -> bool:
-        """Whether one draft more makes more tokens a second."""
-        unlikely = self._settings.draft_model and chance < LIKELY
-        if unlikely and self._lag.credit_seconds < 0:
-            return False
-        if not self._time.known:
-            return not unlikely
-        seconds = self._time.seconds(tokens)
-        more = self._time.seconds(tokens + 1) + lag_seconds / PAID_BACK_WITHIN
-        return (expected + chance) * seconds > expected * more
+        return (self._time.at_most(tokens, passes) + lag_seconds) * MARGIN <= target.seconds
 
 
 def _lag_tokens(request: Request) -> int:
@@ -354,67 +440,3 @@ class _Row:
     def has_waited(self) -> bool:
         """Whether it is long ago that it had drafts."""
         return self.tokens - self.waits_from_tokens >= self.wait_tokens
-
-
-@dataclass(slots=True)
-class Lag:
-    """What a draft model's catching up takes, and what may be spent on drafts that do not pay."""
-
-    credit_seconds: float = 0.0
-    """Less than 0 until what was lost is paid."""
-    _tokens: float = 0.0
-    _seconds: float = 0.0
-
-    @property
-    def token_seconds(self) -> float:
-        """0 while unknown."""
-        return self._seconds / self._tokens if self._tokens else 0.0
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Catching up on so many tokens took so long. Few tokens, which take a pass for little,
-        count less than many."""
-        self._tokens = self._tokens * (1 - LEARNING) + tokens
-        self._seconds = self._seconds * (1 - LEARNING) + max(0.0, seconds)
-
-    def settle(self, seconds: float) -> None:
-        """A step with drafts has saved so much, or lost it if negative. What it saves pays for what
-        was lost before, and for nothing else."""
-        self.credit_seconds = min(0.0, self.credit_seconds + seconds)
-
-
-class StepTime:
-    """Seconds of steps without prompts, as a line over their tokens: least squares that forget.
-    While steps have one size, the slope is that of before."""
-
-    def __init__(self) -> None:
-        self._sums = [0.0] * 5
-        """Of steps: how many, tokens, seconds, tokens squared, tokens x seconds."""
-        self._slope: float | None = None
-
-    @property
-    def known(self) -> bool:
-        """Whether steps of different sizes were seen."""
-        return self._slope is not None
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
-        new = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
-        self._sums = [old * FORGETTING + add for old, add in zip(self._sums, new, strict=True)]
-        count, total, sum_seconds, squares, products = self._sums
-        variance = count * squares - total * total
-        if count >= LEAST_STEPS and variance > 1e-6 * total * total:
-            self._slope = max(0.0, (count * products - total * sum_seconds) / variance)
-
-    def at_most(self, tokens: int) -> float:
-        """Predicted; while steps of one size were seen, as if a step took nothing but its tokens.
-        Infinite before the first."""
-        if self.known:
-            return self.seconds(tokens)
-        count, total, seconds, _, _ = self._sums
-        return seconds * max(1 / count, tokens / total) if count else inf
-
-    def seconds(self, tokens: int) -> float:
-        """Predicted; more tokens never take less. 0 before the first step."""
-        count, total, seconds, _, _ = self._sums
-        slope = self._slope or 0.0
-        return max(1e-9, (seconds + slope * (count * tokens - total)) / count) if count else 0.0

@@ -132,3 +132,14 @@ def test_a_model_of_experts_takes_adapters_of_its_attention(
     done = run(adapted, in_turns(requests))
     for name, own in requests.items():
         assert assert_agrees(adapted.oracles[name], own, done) > 5
+
+
+@pytest.mark.parametrize("method", ["NGram", "Draft"])
+def test_rows_with_adapters_keep_only_drafts_that_are_theirs(adapted: Adapted, method: str) -> None:
+    """The draft model has no adapter: it is right for the model's own rows, as far as it goes."""
+    draft = {"draft": {"uri": str(adapted.model)}} if method == "Draft" else {}
+    requests = requests_of(adapted, 12)
+    done = run(adapted, in_turns(requests), speculation={"method": method, "tokens": 4, **draft})
+    for name, own in requests.items():
+        assert assert_agrees(adapted.oracles[name], own, done) > 10
+    assert done.drafted_tokens > done.accepted_tokens > 3

@@ -68,7 +68,7 @@ def always(speculation: Speculation, running: Sequence[Request], _: object) -> D
     """Drafts 1 to 4 tokens for most rows of most steps, however bad they are."""
     draw = random.Random(sum(len(request.token_ids) for request in running))
     counts = {r: min(draw.randint(0, 4), r.remaining_tokens - 1) for r in running}
-    return {r: (NO_TOKEN,) * count for r, count in counts.items() if count > 0}
+    return Drafts({r: (NO_TOKEN,) * n for r, n in counts.items() if n > 0}, {})
 
 
 class Reference:

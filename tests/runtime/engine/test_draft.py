@@ -49,6 +49,26 @@ def test_it_computes_the_prompt_that_another_engine_has_computed(prompt_tokens: 
     assert status.drafted_tokens - status.accepted_tokens <= 4
 
 
+def test_an_engine_that_takes_another_role_drafts_behind_what_it_had_computed() -> None:
+    """First a prompt alone, as a prefill engine; then the same one comes to it as to a decode
+    engine, and is cached in part."""
+    prompt = [(7 * place) % 250 for place in range(200)]
+    asked = generate("a", prompt, 40)
+    expected, pages = prefilled_and_answered(engine_of(None, chunk_size=1024), asked)
+    engine = engine_of(MODEL, chunk_size=1024, prefix_cache=True)
+    engine.scheduler.add(generate("prefill", prompt, 1))
+    finished(engine, [])
+    engine.scheduler.add_remote(asked)
+    (room,) = engine.scheduler.next_preallocations(0.0)
+    assert room.cached_tokens > 100
+    engine.pool.data[list(room.page_ids)] = pages
+    engine.scheduler.resume("a", (expected[0], None, None), room.cached_tokens, 0.0)
+    assert finished(engine, expected[:1])[0] == expected
+    status = engine.scheduler.status()
+    assert status.drafted_tokens > 20
+    assert status.drafted_tokens - status.accepted_tokens <= 4
+
+
 def test_another_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidConfigError) as refused:
         engine_of(str(FOLDER))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from sluice_runtime.engine.draft import DraftModel
+from sluice_runtime.engine.draft import DraftDraws, DraftModel
 from sluice_runtime.engine.eagle import EagleDrafts
 from sluice_runtime.engine.runner import RowSizes, Runner, allocated_rows
 from sluice_runtime.grammar.masks import Matchers
@@ -92,7 +92,8 @@ def runner_of(model: str = "dummy://qwen3-tiny", *, head: bool = False) -> Itera
         assert pool.draft is not None
         matchers = Matchers(size)
         rows = allocated_rows(decoder, pool, RowSizes(ROWS, 64), FakeGpu(), matchers)
-        own = pool.draft, rows.table, rows.sampling, FakeGpu()
+        draws = DraftDraws(rows.sampling, matchers, FakeGpu())
+        own = pool.draft, rows.table, draws, FakeGpu()
         follows = EagleDrafts(head_of(decoder), *own, most=4) if head else None
         drafts = follows or DraftModel(decoder, *own)
         runner = Runner(decoder, pool, rows, FakeGpu(), draft=drafts)

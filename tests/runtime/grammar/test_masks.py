@@ -15,9 +15,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from llguidance import LLParserLimits
 from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.sampling.draw import sample
 from sluice_runtime.engine.sampling.masks import forbid
+from sluice_runtime.grammar import constraint as constraint_module
 from sluice_runtime.grammar import masks as masks_module
 from sluice_runtime.grammar.constraint import CompiledGrammar
 from sluice_runtime.grammar.json_schema import usable_schema
@@ -210,6 +212,93 @@ def test_the_end_is_rolled_back_too() -> None:
     assert masked(matchers, 0, 1) == {ord("b"), EOS}
 
 
+def behind(matchers: Matchers, answer: list[int], drafts: list[int]) -> list[set[int]]:
+    """What may be drawn behind an answer, and behind each of the drafts that follow it."""
+    places = range(len(drafts) + 1)
+    contexts = [len(PROMPT) + len(answer) + place for place in places]
+    masks = matchers.masks([0] * len(places), contexts, [drafts[:place] for place in places])
+    assert masks is not None
+    assert masks.places == list(places)
+    bits = np.unpackbits(masks.words.view(np.uint8), axis=1, bitorder="little")[:, :SIZE]
+    return [set(np.flatnonzero(row).tolist()) for row in bits]
+
+
+@examples(60)
+@given(st.integers(0, 3), st.randoms(use_true_random=False))
+def test_masks_behind_drafts_are_those_of_an_answer_that_has_them(
+    pattern: int, draw: random.Random
+) -> None:
+    """Right and wrong ones; where one is forbidden nothing may follow it."""
+    matchers = Matchers(SIZE)
+    matchers.open(request("r"), compiled(pattern))
+    matchers.follow(batch([(0, "r")]))
+    answer: list[int] = []
+    for _ in range(6):
+        drafts: list[int] = []
+        expected = [allowed_after(pattern, answer)]
+        while len(drafts) < 3 and EOS not in drafts:
+            known = sorted(expected[-1])
+            wrong = draw.randrange(SIZE)
+            drafts.append(draw.choice([*known, wrong]) if known else wrong)
+            if drafts[-1] not in expected[-1]:
+                expected.append(set())
+                break
+            after = [*answer, *drafts]
+            ends = drafts[-1] == EOS
+            expected.append(set(range(SIZE)) if ends else allowed_after(pattern, after))
+        for _ in range(draw.choice([1, 2])):
+            assert behind(matchers, answer, drafts) == expected
+        kept = draw.randint(0, sum(map(bool, expected[1:])))
+        token = draw.choice(sorted(expected[kept]))
+        matchers.accepting([0] * (len(drafts) + 1))([*drafts[:kept], token, *drafts[kept:]])
+        answer += [*drafts[:kept], token]
+        if EOS in answer:
+            break
+    assert not matchers.take_given_up(10**9)
+
+
+def test_a_grammar_that_fails_at_a_draft_is_not_given_up_for_it() -> None:
+    """The answer may take another way."""
+    matchers = Matchers(SIZE)
+    text = 'root ::= "a" ("bb" | "c" s)\n' + BEYOND_LIMITS
+    matchers.open(request("r"), compiled_of("ebnf", text, TOKENIZER))
+    matchers.follow(batch([(0, "r")]))
+    a, b, c = tokens_of("abc")
+    assert behind(matchers, [], [a, c, b])[2:] == [set(), set()]
+    matchers.accepting([0] * 4)([a, b, NO_TOKEN, NO_TOKEN])
+    assert behind(matchers, [a, b], []) == [{b}]
+    matchers.accepting([0])([b])
+    assert behind(matchers, [a, b, b], [EOS]) == [{EOS}, set()], "it looks ahead no more"
+    assert not matchers.take_given_up(10**9)
+
+
+@pytest.mark.parametrize(("states", "least", "known_least"), [(800, 88, 50), (2000, 50, 100)])
+def test_drafts_do_not_use_up_what_an_answer_may_take(
+    monkeypatch: pytest.MonkeyPatch, states: int, least: int, known_least: int
+) -> None:
+    """Without drafts a matcher is made anew after 88 or 221 tokens, with them a few earlier: in the
+    first case that is less than the least, and it looks ahead no more."""
+    monkeypatch.setattr(masks_module, "MIN_RENEWED_TOKENS", least)
+    limits = LLParserLimits(step_max_items=30_000, max_lexer_states=states, verbose_errors=False)
+    monkeypatch.setattr(constraint_module, "LIMITS", limits)
+    matchers, draw = Matchers(SIZE), random.Random(1)
+    text = json.dumps(usable_schema({"type": "string", "maxLength": 600}))
+    matchers.open(request("r"), compiled_of("json_schema", text, TOKENIZER))
+    matchers.follow(batch([(0, "r")]))
+    answer, known = [ord('"')], 0
+    behind(matchers, [], [])
+    matchers.accepting([0])(answer)
+    while len(answer) < states // 6:
+        drafts = [draw.choice(tokens_of("aaä9\\")) for _ in range(4)]
+        allowed = behind(matchers, answer, drafts)
+        assert not matchers.take_given_up(10**9)
+        assert ord("a") in allowed[0]
+        known += bool(allowed[1])
+        matchers.accepting([0] * 5)([ord("a"), *[NO_TOKEN] * 4])
+        answer.append(ord("a"))
+    assert known_least < known < (least if states < 1000 else states)
+
+
 def drawn(pattern: str, least: int, **fields: Any) -> bytes:
     """An answer whose end is drawn whenever it may be, and else the smallest token."""
     grammar = Grammar("regex", "", [EOS], "field", **fields)
@@ -275,6 +364,16 @@ def test_a_row_whose_grammar_is_slow_is_given_up_alone(clock: Stopwatch) -> None
     assert "15 ms of a processor a token" in slow.why.error
     assert step(matchers, 3, 2) == [allowed, SIZE, allowed]
     assert matchers.take_given_up(step=10**9) == []
+
+
+def test_a_slow_grammar_does_not_look_ahead(clock: Stopwatch) -> None:
+    matchers, answer = matchers_of(one=1), tokens_of("a")
+    step(matchers, 1, 0)
+    assert behind(matchers, answer, answer)[1]
+    matchers.accepting([0])(answer)
+    clock.costs = [0.045]
+    step(matchers, 1, 2)
+    assert not behind(matchers, tokens_of("aaa"), answer)[1]
 
 
 def test_a_row_given_up_in_a_later_step_is_not_reported_early(clock: Stopwatch) -> None:

@@ -157,8 +157,9 @@ class FakeRunner:
             self._write(row, [token])
         if batch.mode is ForwardMode.IDLE:
             assert not scheduled
+        verifying = {verify.row for verify in batch.verify_rows}
         for lacked in batch.draft_rows:
-            self._catch_up(lacked)
+            self._catch_up(lacked, verifies=lacked.row in verifying)
         drawn = [self._sample(extend.row) for extend in batch.extend_rows if extend.samples]
         for verify in batch.verify_rows:
             drawn += self._verify(verify)
@@ -220,14 +221,18 @@ class FakeRunner:
         assert (extend.next_token != NO_TOKEN) == (self.has_head and not extend.samples)
         assert told == NO_TOKEN or batch.layers or told == extend.token_ids[0]
 
-    def _catch_up(self, lacked: ExtendRow) -> None:
-        """The draft model computes what it lacks of a row that is verified."""
+    def _catch_up(self, lacked: ExtendRow, *, verifies: bool) -> None:
+        """The draft model computes what it lacks of a row that is verified, or a part of that."""
         assert not self.has_head
         row = self.rows[lacked.row]
         assert lacked.start == row.draft_length
         known = self._tokens(lacked.row)[lacked.start :]
+        if not verifies:
+            end = lacked.start + len(lacked.token_ids)
+            assert end % self._page_size == 0, "a page is begun and not filled"
+            known = known[: len(lacked.token_ids)]
         assert lacked.token_ids == tuple(known), "not all that the draft model lacks"
-        row.draft_length = row.length
+        row.draft_length += len(known)
 
     def _scores(self, number: int) -> list[TokenLogprob] | None:
         row = self.rows[number]

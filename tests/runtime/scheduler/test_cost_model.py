@@ -16,7 +16,14 @@ from sluice_runtime.scheduler.batch import (
     context_products,
     shape_of,
 )
-from sluice_runtime.scheduler.cost_model import HICCUP, STEPS, CostModel, Residuals, steps_for
+from sluice_runtime.scheduler.cost_model import (
+    HICCUP,
+    STEPS,
+    CostModel,
+    Residuals,
+    StepTime,
+    steps_for,
+)
 
 from tests.examples import examples
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -348,3 +355,38 @@ def test_the_bound_is_of_the_last_steps_only(ratios: list[float], share: float) 
     assert whole.bound(share) == last.bound(share)
     if kept and int((1 - share) * (len(kept) + 1)) == 0:
         assert whole.bound(share) >= max(kept)
+
+
+def test_step_times_are_a_plane_over_tokens_and_passes() -> None:
+    time = StepTime()
+    for _ in range(4):
+        time.observe(4, 0, 0.02)
+    assert not time.known
+    assert time.at_most(8, 0) == pytest.approx(0.04)
+    assert time.at_most(8, 2) == pytest.approx(0.08)
+    for tokens in (1, 2, 8, 3) * 3:
+        time.observe(tokens, 0, 0.01 + 0.0025 * tokens)
+    assert time.known
+    assert time.seconds(6, 0) == pytest.approx(0.025, rel=1e-3)
+    assert time.at_most(6, 1) > 0.03, "a pass may take as long as a step"
+    for tokens, passes in ((1, 0), (5, 1), (9, 4), (20, 2), (6, 0), (2, 1)) * 3:
+        time.observe(tokens, passes, 0.01 + 0.0025 * tokens + 0.004 * passes)
+    assert time.seconds(10, 3) == pytest.approx(0.047, rel=1e-2)
+    assert time.seconds(16, 0) == pytest.approx(0.05, rel=1e-2)
+
+
+def test_what_steps_do_not_tell_apart_is_as_it_was() -> None:
+    time = StepTime()
+    for tokens, passes in ((1, 0), (5, 1), (9, 4), (20, 2), (6, 0), (2, 1)) * 3:
+        time.observe(tokens, passes, 0.01 + 0.0025 * tokens + 0.004 * passes)
+    for passes in (0, 1, 2, 3, 4) * 40:
+        time.observe(1 + passes, passes, 0.0125 + 0.0065 * passes)
+    assert time.seconds(20, 2) == pytest.approx(0.068, rel=3e-2)
+
+
+def test_no_price_of_a_step_is_negative() -> None:
+    time = StepTime()
+    for tokens, passes in ((1, 0), (5, 1), (9, 4), (20, 2), (6, 0), (2, 1)) * 3:
+        time.observe(tokens, passes, 0.05 - 0.001 * tokens + 0.008 * passes)
+    assert time.token_seconds == 0
+    assert time.seconds(5, 3) > time.seconds(5, 1)

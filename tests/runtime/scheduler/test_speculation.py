@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_runtime.scheduler.batch import NO_TOKEN, Batch, ForwardMode, SampledTokens
+from sluice_runtime.scheduler.cost_model import StepTime
 from sluice_runtime.scheduler.kv_allocator import PageAllocator
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import StepTarget
-from sluice_runtime.scheduler.speculation import StepTime
 from sluice_runtime.wire.messages import Grammar, Sampling
 
 from tests.runtime.scheduler.building import Bench, request, settings_of
@@ -113,11 +113,35 @@ def test_a_row_that_cannot_draw_ends_at_that_token() -> None:
     batch = bench.step_until(lambda batch: bench.launch())
     batch = bench.in_flight.popleft()
     (verify,) = batch.verify_rows
-    drawn = (*verify.token_ids[1:2], *[NO_TOKEN] * (len(verify.token_ids) - 1))
-    (first, end) = bench.scheduler.process(batch, SampledTokens(batch.step, drawn), 0.0).deltas
-    assert first.token_ids == verify.token_ids[1:2]
+    drawn = (NO_TOKEN,) * len(verify.token_ids)
+    (end,) = bench.scheduler.process(batch, SampledTokens(batch.step, drawn), 0.0).deltas
     assert (end.token_ids, end.finish_reason) == ((), "error")
     bench.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("places", [1, 2, 3])
+def test_where_nothing_is_drawn_behind_a_draft_the_next_step_goes_on(places: int) -> None:
+    """As where a grammar did not look so far ahead."""
+    bench = bench_of(page_size=1)
+    forward = bench.runner.forward
+
+    def drawn_in_part(batch: Batch) -> SampledTokens:
+        result = forward(batch)
+        tokens: list[int] = []
+        drawn: list[bool] = []
+        for verify in batch.verify_rows:
+            first = len(drawn)
+            drawn += [i < places for i in range(len(verify.token_ids))]
+            tokens += result.token_ids[first : len(drawn)]
+        kept = [token if known else NO_TOKEN for token, known in zip(tokens, drawn, strict=True)]
+        return msgspec.structs.replace(result, token_ids=(*kept, *result.token_ids[len(kept) :]))
+
+    bench.runner.forward = drawn_in_part  # type: ignore[method-assign]
+    bench.add(request("a", 5, 60))
+    batches = bench.run()
+    assert bench.answers["a"] == answer_to(range(5), 60)
+    assert drafted(batches) > bench.accepted_tokens
+    assert (bench.accepted_tokens > 0) == (places > 1)
 
 
 @pytest.mark.parametrize(
@@ -128,10 +152,10 @@ def test_a_row_that_cannot_draw_ends_at_that_token() -> None:
         {"grammar": Grammar("regex", "a*", [1], "regex")},
     ],
 )
-def test_what_follows_the_tokens_before_is_not_drafted(fields: dict[str, Any]) -> None:
+def test_what_follows_the_tokens_before_is_drafted_too(fields: dict[str, Any]) -> None:
     bench = bench_of()
     bench.add(msgspec.structs.replace(request("a", 5, 30), **fields))
-    assert not drafted(bench.run())
+    assert drafted(bench.run())
     assert bench.answers["a"] == answer_to(range(5), 30)
 
 
@@ -175,7 +199,7 @@ def test_a_row_whose_model_is_wrong_is_tried_again_now_and_then() -> None:
 
 
 def test_a_model_computes_nothing_where_nothing_is_verified() -> None:
-    bench = bench_of(draft_model=True, chunk_size=8)
+    bench = bench_of(draft_model=True, chunk_size=512)
     bench.runner.draft_model = Wrong()
     bench.add(request("a", 30, 240))
     batches = bench.run()
@@ -198,6 +222,19 @@ def test_a_head_lacks_nothing_and_knows_what_follows_each_chunk() -> None:
     probes = [bool(batch.verify_rows) for batch in batches[-150:]]
     assert any(probes)
     assert [True, True] not in [probes[i : i + 2] for i in range(150)], "there is no second probe"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_model_catches_up_within_the_tokens_of_a_step(overlap: bool) -> None:
+    bench = bench_of(overlap, draft_model=True, chunk_size=12)
+    bench.add(request("a", 50, 60), request("b", 30, 60))
+    batches = bench.run()
+    assert bench.answers == {"a": answer_to(range(50), 60), "b": answer_to(range(30), 60)}
+    for batch in batches:
+        lacked = sum(len(row.token_ids) for row in batch.draft_rows)
+        assert lacked + batch.extend_tokens + batch.answering_rows + batch.draft_tokens <= 12
+    assert drafted(batches) > 20
+    assert any(batch.draft_rows for batch in batches if not batch.verify_rows)
 
 
 def test_a_model_begins_again_with_a_row_that_was_sent_back() -> None:
@@ -234,11 +271,26 @@ def test_a_model_that_is_right_again_is_found() -> None:
     assert clocked.seconds_of(1, right=1.0) < 0.65 * wrong
 
 
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize(("right", "ratio"), [(0.75, 0.98), (0.9, 0.88)])
+def test_a_model_that_is_often_right_drafts_for_many_rows(
+    rows: int, right: float, ratio: float
+) -> None:
+    """At best one draft a row, in 0.86, or three, in 0.73 of the time; some rows end later."""
+    drafting, without = Clocked(4, lag_seconds=0.00005), Clocked(0)
+    drafting.seconds_of(rows, right)
+    seconds, expected = (
+        sum(clocked.seconds_of(rows, right) for _ in range(2)) for clocked in (drafting, without)
+    )
+    assert seconds < ratio * expected
+
+
 class Clocked:
     """Drafts that are right by chance, and steps of 10 ms. Each draft takes half a step more, and
     each token that the draft model lacks 3 %, but for one a row."""
 
-    def __init__(self, drafts: int) -> None:
+    def __init__(self, drafts: int, lag_seconds: float = 0.0003) -> None:
+        self.lag_seconds = lag_seconds
         drafting = {"draft_model": drafts > 0, "draft_tokens": drafts}
         sizes = {"chunk_size": 512, "max_running_requests": 99}
         settings = settings_of(20_000, **drafting, **sizes)
@@ -254,7 +306,7 @@ class Clocked:
         while batch := self.scheduler.next_batch(self.now):
             drafts = max((len(row.token_ids) - 1 for row in batch.verify_rows), default=0)
             lacked = sum(len(row.token_ids) - 1 for row in batch.draft_rows)
-            self.now += 0.01 + 0.005 * drafts + 0.0003 * lacked
+            self.now += 0.01 + 0.005 * drafts + self.lag_seconds * lacked
             drafted = [int(self.draw.random() < right) for _ in range(batch.draft_tokens)]
             drawn = (1,) * len(batch.sampling_rows)
             result = SampledTokens(batch.step, drawn, drafts=tuple(drafted))
@@ -272,7 +324,7 @@ def test_drafts_keep_a_promise(target_seconds: float, drafts: int) -> None:
     bench.add(request("a", 5, 60))
     bench.step()
     for _ in range(3):
-        speculation._time.observe(1, 0.01)
+        speculation._time.observe(1, 0, 0.01)
     batch = bench.step()
     assert batch is not None
     assert batch.draft_tokens == drafts
@@ -282,7 +334,7 @@ def test_prompts_have_all_of_a_promise() -> None:
     bench = bench_of(target=StepTarget(1.0, 0.99), chunk_size=64)
     speculation = bench.scheduler._speculation
     assert speculation
-    speculation._time.observe(1, 0.01)
+    speculation._time.observe(1, 0, 0.01)
     bench.add(request("a", 5, 60))
     bench.step()
     bench.add(request("b", 5, 5))
@@ -294,15 +346,4 @@ def test_prompts_have_all_of_a_promise() -> None:
 
 
 def test_nothing_is_drafted_under_a_promise_before_the_first_step() -> None:
-    assert StepTime().at_most(2) == inf
-
-
-def test_step_times_are_a_line_over_tokens() -> None:
-    time = StepTime()
-    for tokens in (4, 4, 4, 4):
-        time.observe(tokens, 0.02)
-    assert not time.known
-    for tokens in (1, 2, 8, 3):
-        time.observe(tokens, 0.01 + 0.0025 * tokens)
-    assert time.known
-    assert time.seconds(6) == pytest.approx(0.025)
+    assert StepTime().at_most(2, 0) == inf

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,12 @@ from torch import Tensor
 from sluice_runtime.engine.device import Device, HostDevice, Marks, Real, Whole, upload_mixed
 from sluice_runtime.engine.sampling.logprobs import Logprobs
 from sluice_runtime.engine.sampling.memory import rows_at_once
-from sluice_runtime.engine.sampling.penalties import LogitBias, Penalties
+from sluice_runtime.engine.sampling.penalties import (
+    DraftsBefore,
+    LogitBias,
+    PenalisedRows,
+    Penalties,
+)
 from sluice_runtime.layers.backend import TORCH, Backend
 from sluice_runtime.layers.draw import GREEDY_BELOW, Draws, nucleus, scaled
 from sluice_runtime.scheduler.batch import Batch, RowAdded
@@ -45,6 +50,17 @@ class TableSize:
     vocabulary: int
     context_tokens: int
     """No row has more tokens."""
+
+
+class _Block(NamedTuple):
+    """Of a step's rows, those that are sampled together."""
+
+    tokens: Tensor
+    penalised: PenalisedRows | None
+
+
+def _joined(tokens: list[Tensor]) -> Tensor:
+    return tokens[0] if len(tokens) == 1 else torch.cat(tokens)
 
 
 class SamplingTable:
@@ -76,16 +92,44 @@ class SamplingTable:
         if self._penalties.rows:
             self._penalties.send()
 
-    def sample(self, logits: Tensor, rows: Sequence[int], positions: Whole) -> Tensor:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        positions: Whole,
+        drafts: DraftsBefore | None = None,
+    ) -> Tensor:
         """logits: [m, v] float32 on the device, changed in place; rows, and positions of the tokens
-        to be sampled: [m] on the host → [m] tokens on the device."""
+        to be sampled: [m] on the host → [m] tokens on the device. `drafts`: before these tokens."""
+        blocks = self._blocks(logits, rows, positions, drafts)
+        tokens = _joined([block.tokens for block in blocks])
+        if any(block.penalised for block in blocks):
+            kept = drafts.kept(tokens, self._device) if drafts else tokens
+            of_blocks = torch.split(kept, [len(block.tokens) for block in blocks])
+            for block, drawn in zip(blocks, of_blocks, strict=True):
+                if block.penalised is not None:
+                    self._penalties.count(block.penalised, drawn)
+        return tokens
+
+    def propose(
+        self, logits: Tensor, rows: Sequence[int], positions: Whole, drafts: DraftsBefore | None
+    ) -> Tensor:
+        """See `sample`; of tokens that may not be kept, so it does not remember them."""
+        return _joined([block.tokens for block in self._blocks(logits, rows, positions, drafts)])
+
+    def _blocks(
+        self, logits: Tensor, rows: Sequence[int], positions: Whole, drafts: DraftsBefore | None
+    ) -> list[_Block]:
         numbers = np.array(rows, np.int64)
         at_once = self._at_once
         if len(rows) <= at_once or not self._needs_blocks(numbers):
-            return self._sample(logits, numbers, positions)
-        parts = [slice(first, first + at_once) for first in range(0, len(rows), at_once)]
-        tokens = [self._sample(logits[part], numbers[part], positions[part]) for part in parts]
-        return torch.cat(tokens)
+            return [self._sample(logits, numbers, positions, drafts)]
+        return [
+            self._sample(
+                logits[part], numbers[part], positions[part], drafts.part(part) if drafts else None
+            )
+            for part in (slice(first, first + at_once) for first in range(0, len(rows), at_once))
+        ]
 
     def _needs_blocks(self, rows: Whole) -> bool:
         """Whether sampling these rows takes some for each token of the vocabulary or context."""
@@ -93,17 +137,19 @@ class SamplingTable:
             return True
         return not self._penalties.rows.isdisjoint(rows.tolist())
 
-    def _sample(self, logits: Tensor, rows: Whole, positions: Whole) -> Tensor:
+    def _sample(
+        self, logits: Tensor, rows: Whole, positions: Whole, drafts: DraftsBefore | None
+    ) -> _Block:
         if self._bias.rows:
             self._bias.apply(logits, rows, positions)
-        penalised = self._penalties.penalised_rows(rows) if self._penalties.rows else None
+        penalised = None
+        if self._penalties.rows:
+            penalised = self._penalties.penalised_rows(rows, positions, drafts)
         if penalised is not None:
             self._penalties.apply(logits, penalised)
         parameters = self._parameters.step_parameters(rows, positions)
         tokens = sample_step_rows(logits, parameters, self._device, self._backend)
-        if penalised is not None:
-            self._penalties.count(penalised, rows, tokens)
-        return tokens
+        return _Block(tokens, penalised)
 
     def _drop(self, row: int) -> None:
         if row in self._bias.rows:

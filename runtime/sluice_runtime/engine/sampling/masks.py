@@ -1,17 +1,34 @@
 """Masks of grammars over a step's logits.
 
 The host has them as bits, 32 tokens a word; so they travel, and are unpacked where the logits are.
-Knows no grammar.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_runtime.engine.device import Device, upload_mixed
-from sluice_runtime.grammar.masks import Masks
+from sluice_runtime.engine.device import Device, Whole, upload_mixed
+from sluice_runtime.engine.sampling.penalties import DraftsBefore
+from sluice_runtime.grammar.masks import Masks, Matchers
+
+
+def keep_to_grammars(
+    logits: Tensor,
+    matchers: Matchers,
+    rows: Sequence[int],
+    positions: Whole,
+    drafts: DraftsBefore | None,
+    device: Device,
+) -> None:
+    """logits: [m, v] of `rows`, changed in place; positions: [m] of the tokens to be drawn.
+    `drafts`: before these tokens; waits for those that a model proposes."""
+    before = drafts.on_host() if drafts else None
+    if masks := matchers.masks(rows, positions.tolist(), before):
+        forbid(logits, masks, device)
 
 
 def forbid(logits: Tensor, masks: Masks, device: Device) -> None:

@@ -12,12 +12,14 @@ divided by it, another one multiplied; it comes before the other two. Only logit
 in a row are touched. Each row has a list of them and a count of each token of the vocabulary on the
 device, where drawn tokens are added; the host knows how long the lists are. All is allocated at the
 start, so that no step runs out of memory for it.
+
+Drafts before a token count for it as if they had been drawn, and are part of no list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -26,9 +28,43 @@ from torch import Tensor
 
 from sluice_runtime.engine.device import Device, Real, Whole, upload_mixed
 from sluice_runtime.kv.pool import zeros
+from sluice_runtime.scheduler.batch import NO_TOKEN
 from sluice_runtime.wire.messages import Sampling
 
 _ALWAYS: Final = 2**62
+
+
+@dataclass(frozen=True)
+class DraftsBefore:
+    """Drafts that m tokens follow, if they are kept. A row's tokens come in a row, each with one
+    draft more than the one before it."""
+
+    token_ids: Tensor
+    """[n] of the step, on the device. A row's drafts lie side by side."""
+    last: Whole
+    """[m] where among them the last one is."""
+    counts: Whole
+    """[m] how many there are."""
+    read: Callable[[], Sequence[int]]
+    """The step's tokens on the host; waits for them where a model has proposed the drafts."""
+
+    def part(self, part: slice) -> DraftsBefore:
+        """Of some of the m tokens."""
+        return replace(self, last=self.last[part], counts=self.counts[part])
+
+    def on_host(self) -> list[Sequence[int]]:
+        """[m] what they are."""
+        tokens = self.read()
+        ends = zip((self.last + 1).tolist(), self.counts.tolist(), strict=True)
+        return [tokens[end - count : end] for end, count in ends]
+
+    def kept(self, tokens: Tensor, device: Device) -> Tensor:
+        """[m] drawn → [m], with NO_TOKEN for those after a draft that was not drawn."""
+        last, counts = device.upload((self.last, self.counts))
+        differs = (counts > 0) & (self.token_ids[last] != tokens.roll(1))
+        differing = differs.cumsum(0)
+        first = torch.arange(len(tokens), device=tokens.device) - counts
+        return tokens.masked_fill(differing > differing[first], NO_TOKEN)
 
 
 @dataclass(frozen=True)
@@ -141,6 +177,8 @@ class PenalisedRows:
     """The longest of them."""
     parameters: tuple[Tensor, Tensor, Tensor]
     """Presence, frequency, repetition: [k, 1] each."""
+    drafts: Tensor | None
+    """[k, d] before the token, NO_TOKEN where there are fewer than d; None: there are none."""
 
 
 class Penalties:
@@ -157,8 +195,8 @@ class Penalties:
         """[rows]: the same, for numpy."""
         self._parameters: Real = np.zeros((3, rows))
         """[3, rows]: presence, frequency, repetition."""
-        self._lengths: Whole = np.zeros(rows, np.int64)
-        """[rows]: of the lists."""
+        self._repeated: Whole = np.zeros(rows, np.int64)
+        """[rows]: how many tokens more the row has than its list. From then on both grow alike."""
         self._counts = zeros((rows, vocabulary_size), torch.int32, device.place)
         """[rows, v]: how often each token is in the answer."""
         self._tokens = zeros((rows, context_tokens + 1), torch.int32, device.place)
@@ -181,7 +219,7 @@ class Penalties:
         tokens = np.flatnonzero(seen)
         drawn, counts = np.unique(np.array(answer, np.int64), return_counts=True)
         self._new.append(_NewRow(row, tokens, drawn, counts))
-        self._lengths[row] = len(tokens)
+        self._repeated[row] = len(prompt) + len(answer) - len(tokens)
         self._penalised[row] = True
         self.rows.add(row)
 
@@ -209,23 +247,47 @@ class Penalties:
         self._tokens.view(-1).index_copy_(0, listed, tokens.int())
         self._counts.view(-1).index_copy_(0, counted, counts.int())
 
-    def penalised_rows(self, rows: Whole) -> PenalisedRows | None:
-        """Those of a step's rows that are penalised."""
+    def penalised_rows(
+        self, rows: Whole, positions: Whole, drafts: DraftsBefore | None = None
+    ) -> PenalisedRows | None:
+        """Those of a step's rows that are penalised. positions: [m] of the tokens to be drawn."""
         places = np.flatnonzero(self._penalised[rows])
         if not len(places):
             return None
         rows = rows[places]
-        columns = [places, rows, self._lengths[rows], *self._parameters[:, rows]]
-        at, row, lengths, *parameters = upload_mixed(self._device, columns)
+        known = positions[places] - (drafts.counts[places] if drafts else 0)
+        lengths = (known - self._repeated[rows]).clip(1, self._tokens.shape[1])
+        columns = [places, rows, lengths, *self._parameters[:, rows]]
+        at, row, length, *parameters = upload_mixed(self._device, columns)
         presence, frequency, repetition = (column.float()[:, None] for column in parameters)
-        longest = int(self._lengths[rows].max())
-        return PenalisedRows(at, row, lengths, longest, (presence, frequency, repetition))
+        return PenalisedRows(
+            at,
+            row,
+            length,
+            int(lengths.max()),
+            (presence, frequency, repetition),
+            self._drafts(drafts, places) if drafts else None,
+        )
+
+    def _drafts(self, drafts: DraftsBefore, places: Whole) -> Tensor | None:
+        """See `PenalisedRows.drafts`."""
+        counts = drafts.counts[places]
+        if not (most := int(counts.max())):
+            return None
+        last, count = self._device.upload((drafts.last[places], counts))
+        back = torch.arange(most, device=last.device)
+        tokens = drafts.token_ids[(last[:, None] - back).clamp(min=0)]
+        return tokens.masked_fill(back >= count[:, None], NO_TOKEN)
 
     def apply(self, logits: Tensor, penalised: PenalisedRows) -> None:
         """logits: [m, v] of the step's rows, changed in place."""
         presence, frequency, repetition = penalised.parameters
-        tokens = self._listed(penalised)
+        tokens, drafts = self._listed(penalised), penalised.drafts
+        if drafts is not None:
+            tokens = torch.cat((tokens, torch.where(drafts >= 0, drafts, tokens[:, :1])), 1)
         counts = self._counts.view(-1)[penalised.rows[:, None] * self._vocabulary + tokens]
+        for draft in drafts.T if drafts is not None else ():
+            counts += tokens == draft[:, None]
         places = tokens.add_(penalised.places[:, None] * self._vocabulary)
         flat = logits.view(-1)
         before = flat[places]
@@ -233,18 +295,19 @@ class Penalties:
         after.sub_(frequency * counts).sub_(presence * (counts > 0))
         flat[places] = after
 
-    def count(self, penalised: PenalisedRows, rows: Whole, tokens: Tensor) -> None:
-        """Adds the tokens [m] drawn for the step's rows; where none was drawn the row's first one
-        is listed again, which changes nothing. rows: [m], on the host."""
+    def count(self, penalised: PenalisedRows, tokens: Tensor) -> None:
+        """Adds the tokens [m] drawn for the step's rows; where none was drawn, or it is not kept,
+        the row's first one is listed again, which changes nothing."""
         last, row = self._tokens.shape[1] - 1, penalised.rows
         drawn = tokens.index_select(0, penalised.places)
         was_drawn = drawn >= 0
         token = torch.where(was_drawn, drawn, self._tokens[:, 0].index_select(0, row).long())
-        ends = row * (last + 1) + penalised.lengths.clamp(max=last)
+        ends = penalised.lengths
+        if penalised.drafts is not None:
+            ends = ends + (penalised.drafts >= 0).sum(1)
+        ends = row * (last + 1) + ends.clamp(max=last)
         self._tokens.view(-1).index_copy_(0, ends, token.int())
         self._counts.view(-1).index_add_(0, row * self._vocabulary + token, was_drawn.int())
-        growing = rows[self._penalised[rows]]
-        self._lengths[growing] = (self._lengths[growing] + 1).clip(max=last + 1)
 
     def _listed(self, penalised: PenalisedRows) -> Tensor:
         """[k, most] tokens. Behind its end a list repeats its first one, whose logit then gets its

@@ -39,7 +39,7 @@ def step(table: SamplingTable, logits: torch.Tensor) -> torch.Tensor:
     """The sampling of the runner, without a grammar."""
     assert table.logprobs is not None
     logprobs = table.logprobs.capture(logits, MANY)
-    tokens = table.sample(logits, MANY, np.ones(ROWS, np.int64))
+    tokens = table.sample(logits, MANY, np.full(ROWS, CONTEXT))
     assert logprobs is not None
     logprobs.scores_of(tokens)
     return tokens
@@ -113,7 +113,7 @@ def test_rows_that_need_no_memory_are_one_block(
         table_of(sampling, replace(TORCH, draw=counted)),
         torch.randn(ROWS, VOCABULARY),
     )
-    small = max_bytes(lambda: table.sample(logits, MANY, np.ones(ROWS, np.int64)))
+    small = max_bytes(lambda: table.sample(logits, MANY, np.full(ROWS, CONTEXT)))
     assert (len(rows), sum(rows)) == (blocks, ROWS)
     assert blocks > 1 or small < VOCABULARY
 
@@ -133,5 +133,5 @@ def test_a_kernel_for_whole_rows_needs_blocks_for_penalties_alone(
         return torch.zeros(len(logits), dtype=torch.int64)
 
     table = table_of(sampling, replace(TORCH, sample_rows=kernel))
-    table.sample(torch.zeros(ROWS, VOCABULARY), MANY, np.ones(ROWS, np.int64))
+    table.sample(torch.zeros(ROWS, VOCABULARY), MANY, np.full(ROWS, CONTEXT))
     assert (len(rows), sum(rows)) == (blocks, ROWS)

@@ -40,7 +40,7 @@ def penalise(logits: torch.Tensor, sampling: Sampling) -> None:
     penalties = Penalties(2, VOCABULARY, 20, HostDevice())
     penalties.add(1, sampling, PROMPT, ANSWER)
     penalties.send()
-    penalised = penalties.penalised_rows(np.array([1]))
+    penalised = penalties.penalised_rows(np.array([1]), np.array([len(PROMPT + ANSWER)]))
     assert penalised is not None
     penalties.apply(logits, penalised)
 
