@@ -255,6 +255,8 @@ def _features(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
         where = drafts.draft.uri if drafts.draft else "the request's own tokens"
         most = f"at most {drafts.tokens} of a request in a step"
         yield f"  Drafts ({drafts.method}): {most}, from {where}"
+        if drafts.draft:
+            yield "  Its weights and pages take memory that is counted as the KV pool's below."
     if cache := spec.host_cache(role):
         disk = f", and {cache.disk.size} of its disk" if cache.disk else ""
         yield f"  Host cache: each engine takes {cache.memory} more of its node's memory{disk}"

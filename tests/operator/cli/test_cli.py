@@ -442,6 +442,20 @@ def test_a_plan_shows_what_is_off_unless_it_is_asked_for(
     assert pools["decode"]["speculation"] == engine["speculation"]
 
 
+def test_a_plan_says_that_a_head_takes_memory_of_the_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafting = {"method": "Eagle", "draft": {"uri": "pvc://heads/a"}}
+    assert (
+        main(["plan", "-f", _file(tmp_path, document({"engine": {"speculation": drafting}}))]) == 0
+    )
+    drafts, memory = capsys.readouterr().out.split("  Drafts (Eagle): ")[1].splitlines()[:2]
+    assert drafts == "at most 4 of a request in a step, from pvc://heads/a"
+    assert memory.strip() == (
+        "Its weights and pages take memory that is counted as the KV pool's below."
+    )
+
+
 def test_a_plan_says_how_adapters_of_a_hub_come(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
