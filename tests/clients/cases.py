@@ -34,7 +34,8 @@ def snippet(heading: str, url: str) -> str:
     (found,) = re.findall(section, PAGE.read_text(), re.MULTILINE | re.DOTALL)
     blocks = re.findall(r"^```python\n(.*?)^```$", found, re.MULTILINE | re.DOTALL)
     assert blocks, f"{PAGE} has no Python below {heading}"
-    return "".join(blocks).replace(PAGE_URL, url)
+    base = PAGE_URL.removesuffix("/v1")  # which is all that Anthropic's client is given
+    return "".join(blocks).replace(base, url.removesuffix("/v1"))
 
 
 def run_snippet(heading: str, url: str) -> None:

@@ -149,6 +149,15 @@ def test_the_page_s_lines_for_openai_s_client_run(
     assert capsys.readouterr().out == "hello\nhello"
 
 
+def test_the_page_s_lines_for_anthropic_s_client_run(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_snippet("Claude Code and Anthropic's SDK", url)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "hello"
+    assert second.startswith("MessageTokensCount(input_tokens=")
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_runs_unchanged(failures: Mapping[str, Future[str]], name: str) -> None:
     assert failures[name].result() == ""
