@@ -19,7 +19,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from benchmarks.peers.environments import cache_directory
+from e2e.cluster.toolchain.cache import cache_directory
 from tests.clients.environments import VARIABLES
 from tests.runtime.launch.processes import program, running, write_config
 
@@ -52,7 +52,7 @@ def installed(package: str, binary: str) -> Path:
         if npm is None:
             pytest.skip("npm is not here")
         folder.mkdir(parents=True, exist_ok=True)
-        command = [npm, "install", "--no-audit", "--no-fund", "--prefix", folder, package]
+        command = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), package]
         subprocess.run(command, check=True, timeout=SECONDS)
     return path
 
