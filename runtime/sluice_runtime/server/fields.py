@@ -160,10 +160,6 @@ class AnsweredRequest(RequestModel):
         """Choices for each prompt."""
         return 1
 
-    def skipped(self) -> list[str]:
-        """What is not served, and without which the request is answered."""
-        return []
-
     def contradiction(self) -> tuple[str, str] | None:
         """A field that contradicts others, and what is allowed."""
         return None

@@ -342,7 +342,7 @@ def _log_failure(caller: Caller, error: Exception) -> None:
 
 
 def _skipped(request: AnsweredRequest, *, strict: bool) -> list[str]:
-    skipped = request.skipped()
+    skipped: list[str] = getattr(request, "skipped", [])  # of routes that have such tools
     if strict and skipped:
         field = skipped[0].partition("[")[0]
         raise InvalidRequestError(f"{skipped[0]}: is not served here (strictRequests)", field)

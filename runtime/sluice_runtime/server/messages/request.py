@@ -261,7 +261,9 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields):
         """Those that are skipped."""
         return [tool for tool in self.tools or () if isinstance(tool, HostedTool)]
 
+    @property
     def skipped(self) -> list[str]:
+        """Tools that are not served, and without which the request is answered."""
         return [f"tools[].{tool.type}" for tool in self.hosted_tools]
 
     def contradiction(self) -> tuple[str, str] | None:

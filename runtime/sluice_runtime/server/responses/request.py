@@ -261,7 +261,9 @@ class ResponsesRequest(
         """Whether the answer's tokens have logprobs."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
+    @property
     def skipped(self) -> list[str]:
+        """Tools that are not served, and without which the request is answered."""
         hosted = [tool.type for tool in self.tools or () if isinstance(tool, HostedTool)]
         return [f"tools[].{kind}" for kind in hosted]
 
