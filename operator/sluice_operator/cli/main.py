@@ -2,9 +2,9 @@
 
 Reads files and prints; every decision is the operator's own code. `sluice simulate` and `sluice
 autoscale replay` start the simulator, a separate program, because the operator does not import the
-runtime. `sluice translate` is `translate.command`; `sluice explain` is `explain.command`. Two
-commands need a cluster: `sluice autoscale history` (`history`) and `sluice rollout`
-(`rollout.command`).
+runtime. `sluice translate` is `translate.command`; `sluice explain` is `explain.command`. Three
+commands need a cluster: `sluice autoscale history` (`history`), `sluice rollout`
+(`rollout.command`) and `sluice top` (`top.command`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ AUTOSCALE: Final = "autoscale"
 REPLAY: Final = "replay"
 HISTORY: Final = "history"
 ROLLOUT: Final = "rollout"
+TOP: Final = "top"
 SIMULATOR: Final = "sluice_simulator"
 SCALING_SIMULATOR: Final = "sluice_simulator.autoscale"
 STATUSES: Final = (
@@ -63,6 +64,7 @@ examples:
   sluice translate --from vllm -- --model Qwen/Qwen3-8B --max-num-seqs 256
                                               another engine's flags as a service
   sluice rollout status chat -n shop          a change in a cluster; undo takes it back
+  sluice top -n shop                          services, pools and engines, live
 """
 
 Result = Preview | DocumentErrors
@@ -86,6 +88,10 @@ def main(arguments: list[str] | None = None) -> int:
         from sluice_operator.cli.rollout import command as rollout  # as above
 
         return rollout.run(command_line[1:])
+    if command_line[:1] == [TOP]:
+        from sluice_operator.cli.top import command as top  # as above, and rich
+
+        return top.run(command_line[1:])
     if command_line[:1] == [TRANSLATE]:
         return translate.run(command_line[1:])
     if command_line[:1] == [EXPLAIN]:
@@ -232,6 +238,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(EXPLAIN, help=text, add_help=False)
     text = "status, history, undo and restart of roll-outs in a cluster; see its --help"
     commands.add_parser(ROLLOUT, help=text, add_help=False)
+    text = "services, pools and engines of a cluster, live; see its --help"
+    commands.add_parser(TOP, help=text, add_help=False)
     return parser
 
 

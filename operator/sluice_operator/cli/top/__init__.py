@@ -1,0 +1,1 @@
+"""`sluice top`: services, pools and engines as a live table."""

@@ -1,0 +1,147 @@
+"""`sluice top [NAME]`: services, pools and engines of a cluster as a live table.
+
+Reads with the rights of the kubeconfig's user. Changes nothing. Without a terminal it prints once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.console import Console
+from rich.live import Live
+
+from sluice_operator.cli.rollout.session import MissingServiceError
+from sluice_operator.cli.top.picture import Look, fitted, picture
+from sluice_operator.cli.top.snapshot import Reader, Snapshot
+from sluice_operator.kube.connection import Connection
+from sluice_operator.kube.errors import OperatorError, UnavailableError
+
+FAILED: Final = 1
+UNUSABLE: Final = 2
+TIMEOUT_SECONDS: Final = 5.0
+EVERY_SECONDS: Final = 2.0
+PRINTED_COLUMNS: Final = 120
+"""Without a terminal and without COLUMNS."""
+STATUSES: Final = (
+    "Exit status: 0; 1 where there is no such service; 2 where there is no cluster, or services "
+    "may not be read; 130 after Ctrl-C. What else the user may not read stays empty, and a line "
+    "names the missing right."
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The command; see `STATUSES`."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.name and options.all_namespaces:
+        parser.error("a NAME is of one namespace: give -n NAMESPACE instead of -A")
+    try:
+        return asyncio.run(_run(options, _console()))
+    except MissingServiceError as error:
+        print(f"sluice top: {error}", file=sys.stderr)
+        return FAILED
+    except OperatorError as error:
+        print(f"sluice top: {error}", file=sys.stderr)
+        return UNUSABLE
+
+
+def _console() -> Console:
+    """Of standard output. What its encoding lacks becomes a question mark."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=PRINTED_COLUMNS if is_wide else None, highlight=False)
+
+
+async def _run(options: argparse.Namespace, console: Console) -> int:
+    async with aclosing(Connection(TIMEOUT_SECONDS)) as connection:
+        place = None
+        if not options.all_namespaces:
+            place = options.namespace or await connection.namespace()
+        where = f"namespace {place}" if place else "all namespaces"
+        reader = Reader(connection, lambda: datetime.now(UTC), place, options.name)
+        first = await reader.snapshot()
+        if options.once or not console.is_terminal or console.is_dumb_terminal:
+            console.print(picture(first, where, Look(console.width)))
+            return 0
+        return await _follow(reader, first, where, console, options.every)
+
+
+async def _follow(
+    reader: Reader, snapshot: Snapshot, where: str, console: Console, every_seconds: float
+) -> int:
+    """Draws until a signal ends it; the terminal then is as it was before."""
+    ended_by = _cancelled_by_signals()
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(fitted(snapshot, where, console), refresh=True)
+                await asyncio.sleep(every_seconds)
+                snapshot = await _next(reader, snapshot)
+    except asyncio.CancelledError:
+        if not ended_by:
+            raise
+        return 128 + ended_by[0]
+
+
+async def _next(reader: Reader, last: Snapshot) -> Snapshot:
+    """The cluster now; while the API server is away, what it said last, with a note."""
+    try:
+        return await reader.snapshot()
+    except UnavailableError as error:
+        note = f"as of {last.now:%H:%M:%S}, the API server does not answer: {error}"
+        return Snapshot(last.now, last.services, last.pools, last.pods, last.loads, (note,))
+
+
+def _cancelled_by_signals() -> list[int]:
+    """SIGINT and SIGTERM from now on cancel the current task, and are in the list."""
+    received: list[int] = []
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+
+    def end(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, end, int(number))
+    return received
+
+
+def _seconds(word: str) -> float:
+    value = float(word)
+    if not 0.5 <= value <= 3600:
+        raise ValueError
+    return value
+
+
+_seconds.__name__ = "number of seconds from 0.5 to 3600"
+
+
+def _parser() -> argparse.ArgumentParser:
+    text = (
+        "Services, pools and engines of a cluster: queues, running requests, KV pages, ITL, what "
+        "drains and why, roll-outs, the last scaling, and what became of requests."
+    )
+    parser = argparse.ArgumentParser(prog="sluice top", description=text, epilog=STATUSES)
+    parser.add_argument("name", nargs="?", help="of an InferenceService (default: all)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-n", "--namespace", help="default: that of the kubeconfig's context")
+    where.add_argument("-A", "--all-namespaces", action="store_true", help="every namespace")
+    text = "between two looks at the cluster (%(default)g)"
+    parser.add_argument(
+        "--every", type=_seconds, default=EVERY_SECONDS, metavar="SECONDS", help=text
+    )
+    text = "print once and end, as without a terminal"
+    parser.add_argument("--once", action="store_true", help=text)
+    return parser

@@ -1,0 +1,275 @@
+"""A snapshot of the cluster as tables and bars for a terminal.
+
+Pure. Every text says what a colour says. Below `WIDE` columns names lose the pool's part, and bars
+of KV pages are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.segment import Segment, SegmentLines
+from rich.table import Table
+from rich.text import Text
+from sluice_contract.wire.load import LoadReport
+
+from sluice_operator.api.conditions import READY, STALLED
+from sluice_operator.cli.rollout.progress import progress_of
+from sluice_operator.cli.top.engines import PoolRow, pool_rows, routers
+from sluice_operator.cli.top.snapshot import Snapshot, key_of
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.kinds import Manifest
+
+WIDE: Final = 120
+MOST_COLUMNS: Final = 132
+"""Of a table; further apart, its columns would be hard to follow."""
+ROLLOUT_CELLS: Final = 32
+KV_CELLS: Final = 10
+STYLES: Final = {"well": "green", "busy": "yellow", "bad": "bold red"}
+QUIET: Final = "bright_black"
+FATES: Final = ("answered", "resumed", "refused", "left", "lost")
+
+
+class Look(NamedTuple):
+    """How much is drawn."""
+
+    width: int
+    """Columns of the terminal."""
+    has_engines: bool = True
+    """Whether each engine has a row of its own."""
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether there is room for whole names and for bars of KV pages."""
+        return self.width >= WIDE
+
+    def name(self, engine: str, pool: str) -> str:
+        """A pod's name; where it is narrow, its revision and its last part."""
+        if self.is_wide:
+            return engine
+        first, _, rest = engine.removeprefix(f"{pool}-").partition("-")
+        return f"{first}…{rest.rpartition('-')[2]}" if rest else first
+
+
+def picture(snapshot: Snapshot, where: str, look: Look) -> Group:
+    """All of a snapshot; `where`: what was asked for, such as `namespace shop`."""
+    parts: list[RenderableType] = [_head(snapshot, where)]
+    rows = [(service, pool_rows(service, snapshot)) for service in snapshot.services]
+    columns = _name_columns((pool for _, pools in rows for pool in pools), look)
+    for service, pools in rows:
+        parts += [Text(), _title(service), _facts(service, pools, snapshot, look)]
+        if pools:
+            parts.append(_engines(pools, look, columns))
+    if not rows:
+        parts.append(Text(f"No InferenceServices in {where}."))
+    if snapshot.notes:
+        parts.append(Text())
+    parts += [_text(f"! {note}", "yellow") for note in snapshot.notes]
+    return Group(*parts)
+
+
+def fitted(snapshot: Snapshot, where: str, console: Console) -> RenderableType:
+    """What a terminal has room for: without the engines, then without what is below its end. The
+    last line says what is left out."""
+    rows = console.height
+    full = picture(snapshot, where, Look(console.width))
+    if len(_lines(full, console)) <= rows:
+        return full
+    brief = picture(snapshot, where, Look(console.width, has_engines=False))
+    lines = _lines(brief, console)
+    hint = "engines left out: sluice top NAME, a higher terminal, or --once"
+    if len(lines) >= rows:
+        more = len(lines) - rows + 1
+        hint = f"{more} more lines and engines left out: sluice top NAME, or --once"
+    shown = SegmentLines(lines[: rows - 1], new_lines=True)
+    return Group(shown, Text(f"… {hint}", QUIET, no_wrap=True, overflow="ellipsis", end=""))
+
+
+def _lines(part: RenderableType, console: Console) -> list[list[Segment]]:
+    return console.render_lines(part, pad=False)
+
+
+def _head(snapshot: Snapshot, where: str) -> Text:
+    count = len(snapshot.services)
+    services = f"{count} service" + ("" if count == 1 else "s")
+    return Text(f"{where} · {services} · {snapshot.now:%H:%M:%S} UTC", QUIET)
+
+
+def _title(service: Manifest) -> Text:
+    """Name, how it is, its mode, what its engines run on, and its address."""
+    status, metadata = service.get("status") or {}, service["metadata"]
+    ready, stalled = find(status, READY) or {}, find(status, STALLED) or {}
+    is_ready, is_stalled = ready.get("status") == "True", stalled.get("status") == "True"
+    title = Text.assemble((f"{metadata['namespace']}/{metadata['name']}", "bold"), "  ")
+    reason = ready.get("reason", "not looked at yet")
+    if is_ready:
+        title.append(str(reason), STYLES["well"])
+    else:
+        title.append(f"not ready: {reason}", STYLES["bad" if is_stalled else "busy"])
+    if is_stalled:
+        title.append("  needs a person", STYLES["bad"])
+    kinds = [pool.get("accelerator") for pool in (status.get("pools") or {}).values()]
+    accelerators = ", ".join(dict.fromkeys(filter(None, kinds)))
+    title.append(f"  {status['mode']}" if "mode" in status else "", QUIET)
+    title.append(f" on {accelerators}" if accelerators else "", QUIET)
+    title.append(f"  {status['url']}" if "url" in status else "", QUIET)
+    return title
+
+
+def _facts(service: Manifest, pools: Iterable[PoolRow], snapshot: Snapshot, look: Look) -> Table:
+    """What is said of a service beside its engines."""
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    table.add_column(style=QUIET, no_wrap=True)
+    table.add_column()
+    status, progress = service.get("status") or {}, progress_of(service)
+    if progress.state != "Done":
+        style = STYLES["bad" if progress.state == "Stopped" else "busy"]
+        table.add_row("  roll-out", _text(progress.line, style))
+    for row in pools:
+        if bar := _rollout(row, look, is_done=progress.state == "Done"):
+            table.add_row("", bar)
+    if scaling := status.get("scaling"):
+        table.add_row("  scaling", _scaling(scaling, snapshot.now))
+    if ledger := status.get("ledger"):
+        table.add_row("  requests", _ledger(ledger))
+    table.add_row("  routers", _routers(service, snapshot))
+    return table
+
+
+def _rollout(row: PoolRow, look: Look, *, is_done: bool) -> Text | None:
+    """How many engines of the new revision are ready; None where nothing is replaced."""
+    revisions = ((row.pool or {}).get("status") or {}).get("revisions") or ()
+    former = sum(revision["replicas"] for revision in revisions if not revision["current"])
+    desired, ready = row.summary.get("desired", 0), row.summary.get("ready", 0)
+    if not desired or (ready >= desired and not former) or (is_done and not former):
+        return None
+    cells = ROLLOUT_CELLS if look.is_wide else ROLLOUT_CELLS // 2
+    text = Text.assemble(f"{row.role:<9}", (_bar(ready / desired, cells), "cyan"))
+    text.append(f" {ready} of {desired} ready")
+    loading = sum(revision.get("loading") or 0 for revision in revisions if revision["current"])
+    text.append(f", {loading} loading" if loading else "")
+    text.append(f"; {former} former" if former else "")
+    return text
+
+
+def _scaling(scaling: Manifest, now: datetime) -> Text:
+    age = _age((now - datetime.fromisoformat(scaling["time"])).total_seconds())
+    text = _text(f"{age} ago: {scaling['reason']}: {scaling['message']}")
+    if (share := scaling.get("inTimePercent")) is not None:
+        text.append(f" ({share:g} % of answers kept slo)", QUIET)
+    return text
+
+
+def _ledger(ledger: Manifest) -> Text:
+    """What became of requests since the routers started."""
+    text = Text()
+    for fate in FATES:
+        count = ledger.get(fate, 0)
+        style = STYLES["bad"] if fate == "lost" and count else ""
+        text.append(", " if text else "")
+        text.append(f"{count:,} {fate}", style)
+    return text
+
+
+def _routers(service: Manifest, snapshot: Snapshot) -> Text:
+    ready, count = routers(service, snapshot)
+    asked = snapshot.loads.get(key_of(service))
+    text = Text(f"{ready} of {count} ready" if snapshot.pods else "unknown")
+    if asked is not None:
+        waiting = asked.load.waiting_requests
+        style = STYLES["busy"] if waiting else ""
+        text.append(f", {waiting:,} requests wait for an engine" if waiting else "", style)
+        text.append(f" at {asked.router}" if waiting and count > 1 else "", QUIET)
+    return text
+
+
+def _name_columns(pools: Iterable[PoolRow], look: Look) -> int:
+    """The same for all services, so that their columns stand below each other."""
+    names = [look.name(engine.name, row.name) for row in pools for engine in row.engines]
+    return max(map(len, names), default=0) + 4 if look.has_engines else 0
+
+
+def _engines(pools: Iterable[PoolRow], look: Look, columns: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=QUIET)
+    table.width = min(look.width, MOST_COLUMNS)
+    table.add_column("  pool, engines", no_wrap=True, min_width=columns)
+    table.add_column("state", ratio=1)
+    widths = {"queue": 6, "running": 9, "KV held": 16 if look.is_wide else 7, "ITL": 7}
+    for column, width in widths.items():
+        table.add_column(column, justify="right", no_wrap=True, min_width=width)
+    for row in pools:
+        reports = [engine.report for engine in row.engines if engine.report is not None]
+        table.add_row(f"  {row.role}", _pool_state(row), *_cells(reports, look), style="bold")
+        for engine in row.engines if look.has_engines else ():
+            name = Text(f"    {look.name(engine.name, row.name)}", overflow="ellipsis")
+            alone = [engine.report] if engine.report is not None else []
+            state = _text(engine.state, STYLES[engine.level])
+            table.add_row(name, state, *_cells(alone, look))
+    return table
+
+
+def _pool_state(row: PoolRow) -> Text:
+    """Ready and desired engines, and how many drain."""
+    summary = row.summary
+    if not summary:
+        return Text("no longer asked for", STYLES["busy"])
+    ready, desired = summary.get("ready", 0), summary.get("desired", 0)
+    text = Text(f"{ready} of {desired} ready", STYLES["well" if ready >= desired else "busy"])
+    if draining := summary.get("draining", 0):
+        text.append(f", {draining} draining", STYLES["busy"])
+    return text
+
+
+def _cells(reports: list[LoadReport], look: Look) -> list[Text]:
+    """Queue, running, KV pages and ITL of one engine or of several together."""
+    queued = sum(report.queued_requests for report in reports)
+    running = sum(report.running_requests for report in reports)
+    limit = sum(report.max_running_requests for report in reports)
+    pages = sum(report.kv_pages_total for report in reports)
+    free = sum(report.kv_pages_free for report in reports)
+    cached = sum(report.kv_pages_evictable for report in reports)
+    if not reports:
+        return [Text("-", QUIET)] * 4
+    held = (pages - free - cached) / max(1, pages)
+    percent = f"{100 * held:.0f} %" if pages else "-"
+    kv = Text(percent)
+    if look.is_wide:
+        bar = _bar(held, KV_CELLS, cached / max(1, pages))
+        kv = Text.assemble((bar, "cyan"), f"{percent:>6}")
+    return [Text(f"{queued:,}"), Text(f"{running:,}/{limit:,}"), kv, Text(_itl(reports))]
+
+
+def _itl(reports: Iterable[LoadReport]) -> str:
+    """Mean over engines that decode, each weighted by what it runs."""
+    timed = [
+        (report.itl_seconds, max(1, report.running_requests))
+        for report in reports
+        if report.itl_seconds is not None
+    ]
+    if not timed:
+        return "-"
+    mean = sum(seconds * weight for seconds, weight in timed) / sum(weight for _, weight in timed)
+    return f"{mean * 1000:.0f} ms" if mean >= 0.01 else f"{mean * 1000:.1f} ms"
+
+
+def _bar(share: float, cells: int, then: float = 0.0) -> str:
+    """`share` as a heavy line, `then` as a light one; neither is drawn full before it is."""
+    heavy = int(share * cells)
+    light = int((share + then) * cells) - heavy
+    return "━" * heavy + "─" * light + "·" * (cells - heavy - light)
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds / length)} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
+def _text(words: str, style: str = "") -> Text:
+    """Words of the cluster, without what would move a terminal's cursor."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in words)
+    return Text(" ".join(shown.split()), style)

@@ -1,0 +1,137 @@
+"""`sluice top` as a program: in a terminal until Ctrl-C, without one once."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from sluice_contract.cluster import labels
+from sluice_operator.cli.main import main
+
+from tests.operator.cli.top.recorded import service
+from tests.operator.harness.proxy import kubeconfig_of
+
+SERVICES = f"/apis/{labels.API_VERSION}/namespaces/shop/inferenceservices"
+SWITCH = b"\x1b[?1049"
+"""To another screen with `h`, and back with `l`."""
+
+
+class Answers(BaseHTTPRequestHandler):
+    """One service, and nothing else."""
+
+    def do_GET(self) -> None:
+        items = [service("chat")] if self.path.startswith(SERVICES) else []
+        body = json.dumps({"metadata": {}, "items": items}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An API server that has one service."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    config = kubeconfig_of(tmp_path / "config", server.server_address[1])
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@contextmanager
+def in_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The command in a terminal of its own, whose other end is the number."""
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-c", "import sys; from sluice_operator.cli.entry import main;"
+            " sys.exit(main())", "top", *words]  # fmt: skip
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, part: bytes) -> bytes:
+    text = b""
+    while part not in text:
+        text += os.read(terminal, 65536)
+    return text
+
+
+def rest(terminal: int) -> bytes:
+    """What is written until the program ends: then a terminal has an error, and no end."""
+    text = b""
+    with suppress(OSError):
+        while more := os.read(terminal, 65536):
+            text += more
+    return text
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_a_terminal_it_draws_until_a_signal_and_leaves_it_as_it_was(number: int) -> None:
+    with in_terminal("-n", "shop", "--every", "0.5") as (process, terminal):
+        begun = read_until(terminal, b"shop/chat")
+        read_until(terminal, b"shop/chat")
+        process.send_signal(number)
+        ended = rest(terminal)
+        assert process.wait() == 128 + number
+    assert SWITCH + b"h" in begun
+    assert SWITCH + b"l" in ended
+    assert b"Traceback" not in ended
+
+
+@pytest.mark.usefixtures("cluster")
+def test_without_a_terminal_it_prints_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "-n", "shop"]) == 0
+    shown = capsys.readouterr().out
+    assert "shop/chat" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["chat", "-A"], "a NAME is of one namespace: give -n NAMESPACE instead of -A"),
+        (["-n", "shop", "-A"], "argument -A/--all-namespaces: not allowed with argument"),
+        (["--every", "0"], "invalid number of seconds from 0.5 to 3600 value: '0'"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(
+    words: list[str], refusal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["top", *words])
+    assert ended.value.code == 2
+    assert refusal in capsys.readouterr().err
+
+
+def test_no_cluster_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert main(["top"]) == 2
+    assert capsys.readouterr().err.startswith("sluice top: no API server")
