@@ -13,7 +13,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final
 
-from sluice_operator.cli.rollout.progress import Progress, as_text, progress_of
+from sluice_operator.cli.rollout.progress import as_text, bars, progress_of
 from sluice_operator.cli.rollout.session import MissingServiceError, Session, session
 from sluice_operator.cli.rollout.undo import (
     NothingToUndoError,
@@ -68,16 +68,18 @@ async def _status(opened: Session, options: argparse.Namespace) -> int:
 
 
 async def _followed(opened: Session) -> Manifest:
-    """The service once its roll-out is done or has stopped; prints each change until then."""
-    printed: Progress | None = None
+    """The service once its roll-out is done or has stopped; prints each change until then, in a
+    terminal with bars."""
+    printed: list[str] = []
     async with aclosing(opened.states()) as states:
         async for service in states:
             progress = progress_of(service)
             if progress.state != "Waiting":
                 return service
-            if progress != printed:
-                print(progress.line, flush=True)
-                printed = progress
+            lines = [progress.line, *(bars(service) if sys.stdout.isatty() else ())]
+            if lines != printed:
+                print("\n".join(lines), flush=True)
+                printed = lines
     raise AssertionError("states have no end")
 
 

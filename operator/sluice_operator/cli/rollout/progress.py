@@ -6,13 +6,15 @@ Pure. Reads statuses of an InferenceService and its EnginePools.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from sluice_operator.api.conditions import PROGRESSING, STALLED, UPDATED
 from sluice_operator.cli.preview import table
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
+
+BAR_CELLS: Final = 32
 
 
 class Progress(NamedTuple):
@@ -59,6 +61,23 @@ def as_text(service: Manifest, pools: Iterable[Manifest]) -> str:
     if progress.state != "Done" and plan:
         lines.append(f"Plan: {plan['reason']}: {plan['message']}")
     return "\n".join(lines)
+
+
+def bars(service: Manifest) -> Iterator[str]:
+    """A bar for each pool that lacks engines of the current revision."""
+    pools = (service.get("status") or {}).get("pools") or {}
+    for role, pool in sorted(pools.items()):
+        ready, desired = pool.get("ready", 0), pool.get("desired", 0)
+        if ready < desired:
+            shown = bar(ready / desired, BAR_CELLS)
+            yield f"  {role:<9}{shown} {ready} of {desired} ready"
+
+
+def bar(share: float, cells: int, then: float = 0.0) -> str:
+    """`share` as a heavy line, `then` as a light one; neither is drawn full before it is."""
+    heavy = int(share * cells)
+    light = int((share + then) * cells) - heavy
+    return "━" * heavy + "─" * light + "·" * (cells - heavy - light)
 
 
 def _rows(pools: Iterable[Manifest]) -> Iterator[tuple[str, ...]]:

@@ -17,7 +17,7 @@ from rich.text import Text
 from sluice_contract.wire.load import LoadReport
 
 from sluice_operator.api.conditions import READY, STALLED
-from sluice_operator.cli.rollout.progress import progress_of
+from sluice_operator.cli.rollout.progress import bar, progress_of
 from sluice_operator.cli.top.engines import PoolRow, pool_rows, routers
 from sluice_operator.cli.top.snapshot import Snapshot, key_of
 from sluice_operator.conditions.conditions import find
@@ -56,7 +56,8 @@ class Look(NamedTuple):
 
 def picture(snapshot: Snapshot, where: str, look: Look) -> Group:
     """All of a snapshot; `where`: what was asked for, such as `namespace shop`."""
-    parts: list[RenderableType] = [_head(snapshot, where)]
+    notes = (_text(f"! {note}", STYLES["busy"]) for note in snapshot.notes)
+    parts: list[RenderableType] = [_head(snapshot, where), *notes]
     rows = [(service, pool_rows(service, snapshot)) for service in snapshot.services]
     columns = _name_columns((pool for _, pools in rows for pool in pools), look)
     for service, pools in rows:
@@ -65,9 +66,6 @@ def picture(snapshot: Snapshot, where: str, look: Look) -> Group:
             parts.append(_engines(pools, look, columns))
     if not rows:
         parts.append(Text(f"No InferenceServices in {where}."))
-    if snapshot.notes:
-        parts.append(Text())
-    parts += [_text(f"! {note}", "yellow") for note in snapshot.notes]
     return Group(*parts)
 
 
@@ -83,7 +81,8 @@ def fitted(snapshot: Snapshot, where: str, console: Console) -> RenderableType:
     hint = "engines left out: sluice top NAME, a higher terminal, or --once"
     if len(lines) >= rows:
         more = len(lines) - rows + 1
-        hint = f"{more} more lines and engines left out: sluice top NAME, or --once"
+        count = f"{more} more line" + ("" if more == 1 else "s")
+        hint = f"{count} and engines left out: sluice top NAME, or --once"
     shown = SegmentLines(lines[: rows - 1], new_lines=True)
     return Group(shown, Text(f"… {hint}", QUIET, no_wrap=True, overflow="ellipsis", end=""))
 
@@ -129,8 +128,8 @@ def _facts(service: Manifest, pools: Iterable[PoolRow], snapshot: Snapshot, look
         style = STYLES["bad" if progress.state == "Stopped" else "busy"]
         table.add_row("  roll-out", _text(progress.line, style))
     for row in pools:
-        if bar := _rollout(row, look, is_done=progress.state == "Done"):
-            table.add_row("", bar)
+        if ready := _rollout(row, look, is_done=progress.state == "Done"):
+            table.add_row("", ready)
     if scaling := status.get("scaling"):
         table.add_row("  scaling", _scaling(scaling, snapshot.now))
     if ledger := status.get("ledger"):
@@ -147,7 +146,7 @@ def _rollout(row: PoolRow, look: Look, *, is_done: bool) -> Text | None:
     if not desired or (ready >= desired and not former) or (is_done and not former):
         return None
     cells = ROLLOUT_CELLS if look.is_wide else ROLLOUT_CELLS // 2
-    text = Text.assemble(f"{row.role:<9}", (_bar(ready / desired, cells), "cyan"))
+    text = Text.assemble(f"{row.role:<9}", (bar(ready / desired, cells), "cyan"))
     text.append(f" {ready} of {desired} ready")
     loading = sum(revision.get("loading") or 0 for revision in revisions if revision["current"])
     text.append(f", {loading} loading" if loading else "")
@@ -237,8 +236,8 @@ def _cells(reports: list[LoadReport], look: Look) -> list[Text]:
     percent = f"{100 * held:.0f} %" if pages else "-"
     kv = Text(percent)
     if look.is_wide:
-        bar = _bar(held, KV_CELLS, cached / max(1, pages))
-        kv = Text.assemble((bar, "cyan"), f"{percent:>6}")
+        shares = bar(held, KV_CELLS, cached / max(1, pages))
+        kv = Text.assemble((shares, "cyan"), f"{percent:>6}")
     return [Text(f"{queued:,}"), Text(f"{running:,}/{limit:,}"), kv, Text(_itl(reports))]
 
 
@@ -253,13 +252,6 @@ def _itl(reports: Iterable[LoadReport]) -> str:
         return "-"
     mean = sum(seconds * weight for seconds, weight in timed) / sum(weight for _, weight in timed)
     return f"{mean * 1000:.0f} ms" if mean >= 0.01 else f"{mean * 1000:.1f} ms"
-
-
-def _bar(share: float, cells: int, then: float = 0.0) -> str:
-    """`share` as a heavy line, `then` as a light one; neither is drawn full before it is."""
-    heavy = int(share * cells)
-    light = int((share + then) * cells) - heavy
-    return "━" * heavy + "─" * light + "·" * (cells - heavy - light)
 
 
 def _age(seconds: float) -> str:

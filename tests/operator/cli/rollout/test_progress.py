@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sluice_operator.cli.rollout.progress import as_text, progress_of
+from sluice_operator.cli.rollout.progress import as_text, bars, progress_of
 from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.examples import service
@@ -56,3 +56,14 @@ def test_engines_are_shown_by_revision() -> None:
         "  mixed  aaa       former  2        2",
         "Plan: RollingOut: so it goes.",
     ]
+
+
+def test_a_pool_that_lacks_engines_has_a_bar() -> None:
+    item = told(Updated="False/RollingOut")
+    assert list(bars(item)) == []
+    item["status"]["pools"] = {
+        "prefill": {"desired": 4, "ready": 1},
+        "decode": {"desired": 2, "ready": 2},
+        "mixed": {"desired": 0, "ready": 0},
+    }
+    assert list(bars(item)) == [f"  prefill  {'━' * 8}{'·' * 24} 1 of 4 ready"]

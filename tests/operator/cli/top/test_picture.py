@@ -47,7 +47,7 @@ def test_all_is_drawn_within_the_columns(columns: int) -> None:
 
 
 def test_the_page_shows_what_is_drawn() -> None:
-    lines = drawn(picture(snapshot(), WHERE, Look(80)), console(80))
+    lines = drawn(picture(replace(snapshot(), notes=()), WHERE, Look(80)), console(80))
     first = "\n".join(lines).partition("\n\nshop/tiny")[0]
     assert f"```text\n{first}\n```" in PAGE.read_text()
 
@@ -93,7 +93,7 @@ def test_no_service_is_said() -> None:
     [
         (60, None),
         (34, "… engines left out: sluice top NAME, a higher terminal, or --once"),
-        (12, "… 15 more lines and engines left out: sluice top NAME, or --once"),
+        (12, "… 14 more lines and engines left out: sluice top NAME, or --once"),
     ],
 )
 def test_what_a_terminal_has_no_room_for_is_named(rows: int, hint: str | None) -> None:
@@ -101,4 +101,5 @@ def test_what_a_terminal_has_no_room_for_is_named(rows: int, hint: str | None) -
     lines = drawn(fitted(snapshot(), WHERE, on), on)
     assert len(lines) <= rows
     assert any("x7k2p" in line for line in lines) is (hint is None)
+    assert any("no right to list enginepools" in line for line in lines)
     assert hint is None or lines[-1] == hint
