@@ -38,7 +38,7 @@ if platform.machine() == "x86_64":
         "avx2": ["-mavx2", "-mfma"],
         "avx512": AVX512,
         "avx512_bf16": [*AVX512, "-mavx512bf16"],
-        "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
+        "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
     }
 # Contraction of products and sums is what the compiler does by default; nothing else is reordered.
 FLAGS = ["-O3", "-std=c++20", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-g0"]

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -51,6 +52,16 @@ def figures(dtype: torch.dtype) -> Iterator[Figure]:
         arguments = attention(tokens, context, rows, dtype)
         yield pair("paged_attention", *arguments, label=f"paged_attention.{name}")
     yield pair("rotate_and_store", *rotation(dtype))
+    values = torch.randint(-127, 128, (2 * INNER, HIDDEN), dtype=torch.int8)
+    scales = torch.rand(2 * INNER)
+    matrix = native.pack_int8(values, scales)
+    for rows in (1, ROWS):
+        own = x[:rows]
+        yield Figure(
+            f"int8_product.{rows}_rows",
+            partial(native.int8_product, own, matrix),
+            partial(reference.int8_product, own, values, scales),
+        )
 
 
 def pair(name: str, *arguments: object, label: str = "") -> Figure:

@@ -21,6 +21,26 @@ DTYPES: Final = (torch.float32, torch.bfloat16)
 """Number types that the kernels compute."""
 
 
+_PANEL: Final = 64
+_DEPTH: Final = 64
+"""Outputs whose weights of 8 bits lie together, and the units in which inputs are padded."""
+
+
+@dataclass(frozen=True)
+class Int8Matrix:
+    """A matrix [out, in] of 8 bits in the kernels' order; see `pack_int8`."""
+
+    packed: Tensor
+    """[panels of 64 outputs, in / 4, 64, 4], padded with zeros."""
+    scales: Tensor
+    """[out], padded to whole panels, float32."""
+    width: int
+    """out."""
+
+
+Matrix = Tensor | Int8Matrix
+
+
 @dataclass(frozen=True)
 class Missing:
     """Why there are no native kernels."""
@@ -71,6 +91,24 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
     return cast(Tensor, torch.ops.sluice.silu_and_multiply.default(gate_up))
 
 
+def pack_int8(values: Tensor, scales: Tensor) -> Int8Matrix:
+    """values [out, in], int8; scales [out], by which the outputs are multiplied."""
+    out, width = values.shape
+    panels, depth = -(-out // _PANEL), -(-width // _DEPTH) * _DEPTH
+    padded = values.new_zeros(panels * _PANEL, depth)
+    padded[:out, :width] = values
+    order = padded.view(panels, _PANEL, depth // 4, 4).transpose(1, 2).contiguous()
+    padded_scales = torch.ones(panels * _PANEL)
+    padded_scales[:out] = scales
+    return Int8Matrix(order, padded_scales, out)
+
+
+def int8_product(x: Tensor, matrix: Int8Matrix) -> Tensor:
+    """See `reference.int8_product`; with tiles x is computed as numbers of 16 bits."""
+    operator = torch.ops.sluice.int8_product.default
+    return cast(Tensor, operator(x, matrix.packed, matrix.scales, matrix.width))
+
+
 def rotate_and_store(
     qkv: Tensor,
     head_norm: Tensor | None,
@@ -106,7 +144,7 @@ def sharded_layers(
     x: Tensor,
     norms: list[Tensor],
     head_norms: list[Tensor],
-    weights: list[Tensor],
+    weights: list[Matrix],
     shards: int,
     eps: float,
     cos: Tensor,
@@ -125,14 +163,19 @@ def sharded_layers(
 
     norms: [hidden] each, before attention and before the feed-forward part of every layer;
     head_norms: [heads + key heads of a shard, d] of every layer, or none at all; weights: qkv,
-    output, gate and up, down of every shard of every layer, [out, in], packed by oneDNN or not;
+    output, gate and up, down of every shard of every layer, [out, in], packed by oneDNN or not, or
+    all of 8 bits;
     first_layer: of the pool, where the first one has its keys and values. Each of `shards` threads
     computes one; `shards` divides the key heads. The rest is as in `rotate_and_store` and
     `paged_attention`.
     """
+    packed = [matrix for matrix in weights if isinstance(matrix, Int8Matrix)]
+    matrices = [m.packed if isinstance(m, Int8Matrix) else m for m in weights]
+    widths = [m.width if isinstance(m, Int8Matrix) else m.shape[0] for m in weights]
+    scales = [matrix.scales for matrix in packed]
     torch.ops.sluice.sharded_layers.default(
-        x, norms, head_norms, weights, shards, eps, cos, sin, pool, first_layer, pages, offsets,
-        page_table, rows, begins, contexts, scale,
+        x, norms, head_norms, matrices, scales, widths, shards, eps, cos, sin, pool, first_layer,
+        pages, offsets, page_table, rows, begins, contexts, scale,
     )  # fmt: skip
 
 

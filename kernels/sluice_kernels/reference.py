@@ -28,6 +28,11 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
     return (gate / (1 + (-gate).exp()) * up).to(gate_up.dtype)
 
 
+def int8_product(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
+    """x (values x scales)^T: [n, in], [out, in] of int8, [out] → [n, out]."""
+    return (x.float() @ values.float().T * scales).to(x.dtype)
+
+
 def rotate_and_store(
     qkv: Tensor,
     head_norm: Tensor | None,

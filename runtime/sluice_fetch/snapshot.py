@@ -45,6 +45,7 @@ MODEL: Final = Selection(
     frozenset(
         {
             "generation_config.json",
+            "hf_quant_config.json",
             "model.safetensors.index.json",
             "tokenizer_config.json",
             "special_tokens_map.json",

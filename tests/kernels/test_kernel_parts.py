@@ -60,6 +60,42 @@ def test_silu_and_multiply(isas: Iterator[str], rows: int, width: int, dtype: to
         assert_close(native.silu_and_multiply(gate_up), wanted, isa)
 
 
+@DTYPES
+@pytest.mark.parametrize(
+    ("rows", "out", "width"),
+    [(0, 64, 64), (1, 64, 64), (3, 70, 33), (17, 200, 96), (300, 130, 600)],
+)
+def test_int8_product(
+    isas: Iterator[str], rows: int, out: int, width: int, dtype: torch.dtype
+) -> None:
+    x = torch.randn(rows, width).to(dtype)
+    values = torch.randint(-127, 128, (out, width), dtype=torch.int8)
+    scales = torch.rand(out) / 127 / width**0.5
+    matrix, wanted = native.pack_int8(values, scales), reference.int8_product(x, values, scales)
+    for isa in isas:
+        assert_close(native.int8_product(x, matrix), wanted, isa)
+
+
+def test_rows_of_an_int8_product_do_not_depend_on_each_other(isas: Iterator[str]) -> None:
+    x = torch.randn(20, 128).bfloat16()
+    x[1], x[2, 5], x[3] = 0, float("nan"), x[3] * 1e30
+    values = torch.randint(-127, 128, (64, 128), dtype=torch.int8)
+    matrix = native.pack_int8(values, torch.ones(64))
+    for isa in isas:
+        product = native.int8_product(x, matrix)
+        assert product[1].eq(0).all(), isa
+        assert product.isnan().any(1).nonzero().flatten().tolist() == [2], isa
+        for row in range(20):
+            alone = native.int8_product(x[row : row + 1], matrix)
+            assert torch.equal(alone[0].nan_to_num(), product[row].nan_to_num()), (isa, row)
+
+
+def test_a_matrix_of_other_inputs_is_refused() -> None:
+    matrix = native.pack_int8(torch.ones(8, 128, dtype=torch.int8), torch.ones(8))
+    with pytest.raises(RuntimeError, match="does not fit weights"):
+        native.int8_product(torch.ones(1, 64), matrix)
+
+
 def test_what_is_no_number_stays_none(isas: Iterator[str]) -> None:
     x = torch.ones(2, 32, dtype=torch.bfloat16)
     x[1, 3] = float("nan")

@@ -13,6 +13,7 @@
 #include "attention_tasks.h"
 #include "checks.h"
 #include "choice.h"
+#include "int8_product.h"
 
 namespace {
 
@@ -66,6 +67,21 @@ Tensor to_float(const Tensor& x) {
   const ToFloat call{x.const_data_ptr(), out.mutable_data_ptr<float>()};
   at::parallel_for(0, x.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
     variant().to_float(call, begin, end);
+  });
+  return out;
+}
+
+// Panels that are worth a thread of their own, for so many rows.
+int64_t panel_grain(const Int8Product& call) {
+  return std::max<int64_t>(1, (1 << 16) / std::max<int64_t>(1, call.padded_depth * INT8_PANEL));
+}
+
+Tensor int8_product(const Tensor& x, const Tensor& weights, const Tensor& scales, int64_t width) {
+  Tensor out = at::empty({x.size(0), width}, x.options());
+  const Int8Product call = int8_call(x, weights, scales, out);
+  const Dtype dtype = dtype_of(x);
+  at::parallel_for(0, weights.size(0), panel_grain(call), [&](int64_t begin, int64_t end) {
+    multiply_int8(call, dtype, begin, end);
   });
   return out;
 }
@@ -170,6 +186,7 @@ TORCH_LIBRARY(sluice, library) {
   library.def(
       "paged_attention(Tensor queries, Tensor pool, int layer, Tensor page_table, Tensor rows, "
       "Tensor begins, Tensor contexts, float scale) -> Tensor");
+  library.def("int8_product(Tensor x, Tensor weights, Tensor scales, int width) -> Tensor");
   library.def("to_float(Tensor x) -> Tensor");
   library.def(
       "draw(Tensor logits, Tensor temperatures, Tensor uniforms, float greedy_below) -> Tensor");
@@ -181,6 +198,7 @@ TORCH_LIBRARY_IMPL(sluice, CPU, library) {
   library.impl("silu_and_multiply", silu_and_multiply);
   library.impl("rotate_and_store", rotate_and_store);
   library.impl("paged_attention", paged_attention);
+  library.impl("int8_product", int8_product);
   library.impl("to_float", to_float);
   library.impl("draw", draw);
 }

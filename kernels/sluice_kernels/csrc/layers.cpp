@@ -17,14 +17,30 @@
 #include "barrier.h"
 #include "checks.h"
 #include "choice.h"
+#include "int8_product.h"
 
 namespace {
 
 using at::Tensor;
 using namespace sluice;
 
+// A matrix [out, in]: plain, packed for oneDNN, or of 8 bits with scales and the number of outputs.
+struct Matrix {
+  Tensor weight, scales;
+  int64_t width;
+};
+
+Tensor int8_product(const Tensor& x, const Matrix& matrix) {
+  Tensor out = at::empty({x.size(0), matrix.width}, x.options());
+  const Int8Product call = int8_call(x, matrix.weight, matrix.scales, out);
+  multiply_int8(call, dtype_of(x), 0, matrix.weight.size(0));
+  return out;
+}
+
 // x weight^T, on this thread alone. oneDNN's where the weight was packed for it.
-Tensor product(const Tensor& x, const Tensor& weight) {
+Tensor product(const Tensor& x, const Matrix& matrix) {
+  const Tensor& weight = matrix.weight;
+  if (matrix.scales.defined()) return int8_product(x, matrix);
   using Scalars = c10::List<std::optional<at::Scalar>>;
   using Linear = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&,
                         std::string_view, Scalars,
@@ -38,7 +54,7 @@ Tensor product(const Tensor& x, const Tensor& weight) {
 
 // What one thread has of a layer.
 struct Shard {
-  Tensor qkv, output, gate_up, down;
+  Matrix qkv, output, gate_up, down;
 };
 
 struct Layer {
@@ -172,10 +188,12 @@ constexpr int64_t NORMS = 2, MATRICES = 4;
 
 // x [n, hidden] becomes what leaves the last layer. norms: attention's and the feed-forward part's
 // of each layer; head_norms: [heads + kv_heads of a shard, dim] of each layer, or none; weights:
-// qkv, output, gate_up and down of each shard of each layer. Keys and values of the first one are
-// those of layer `first_layer` of the pool.
+// qkv, output, gate_up and down of each shard of each layer; scales: of each of these, where they are
+// of 8 bits, else none; widths: their outputs. Keys and values of the first one are those of layer
+// `first_layer` of the pool.
 void sharded_layers(const Tensor& x, const std::vector<Tensor>& norms,
                     const std::vector<Tensor>& head_norms, const std::vector<Tensor>& weights,
+                    const std::vector<Tensor>& scales, const std::vector<int64_t>& widths,
                     int64_t shards, double eps, const Tensor& cos, const Tensor& sin,
                     const Tensor& pool, int64_t first_layer, const Tensor& pages,
                     const Tensor& offsets, const Tensor& page_table, const Tensor& rows,
@@ -188,8 +206,11 @@ void sharded_layers(const Tensor& x, const std::vector<Tensor>& norms,
               " is not allowed; allowed: divisors of ", first.kv_heads);
   TORCH_CHECK(layers > 0 && static_cast<int64_t>(weights.size()) == layers * shards * MATRICES,
               "weights: ", weights.size(), " is not allowed; allowed: ", layers * shards * MATRICES);
+  TORCH_CHECK(widths.size() == weights.size() &&
+                  (scales.empty() || scales.size() == weights.size()),
+              "scales: ", scales.size(), " is not allowed; allowed: 0 or ", weights.size());
   const int64_t kv_heads = first.kv_heads / shards;
-  const int64_t heads = weights[0].size(0) / first.dim - 2 * kv_heads;
+  const int64_t heads = widths[0] / first.dim - 2 * kv_heads;
   check(cos, at::kFloat, {n, first.dim / 2}, "cos");
   check(sin, at::kFloat, {n, first.dim / 2}, "sin");
   check(pages, at::kLong, {n}, "pages");
@@ -236,8 +257,11 @@ void sharded_layers(const Tensor& x, const std::vector<Tensor>& norms,
                 layer_of(pool, first_layer + i),
                 {}};
     for (int64_t j = i * shards; j < (i + 1) * shards; ++j) {
-      const Tensor* of = &weights[j * MATRICES];
-      layer.shards.push_back({of[0], of[1], of[2], of[3]});
+      const auto of = [&](int64_t k) {
+        const int64_t at = j * MATRICES + k;
+        return Matrix{weights[at], scales.empty() ? Tensor() : scales[at], widths[at]};
+      };
+      layer.shards.push_back({of(0), of(1), of(2), of(3)});
     }
     step.layers.push_back(std::move(layer));
   }
@@ -260,7 +284,7 @@ void sharded_layers(const Tensor& x, const std::vector<Tensor>& norms,
 TORCH_LIBRARY_FRAGMENT(sluice, library) {
   library.def(
       "sharded_layers(Tensor(a!) x, Tensor[] norms, Tensor[] head_norms, Tensor[] weights, "
-      "int shards, float eps, Tensor cos, Tensor sin, Tensor(b!) pool, int first_layer, "
+      "Tensor[] scales, int[] widths, int shards, float eps, Tensor cos, Tensor sin, Tensor(b!) pool, int first_layer, "
       "Tensor pages, Tensor offsets, Tensor page_table, Tensor rows, Tensor begins, "
       "Tensor contexts, float scale) -> ()");
 }

@@ -14,15 +14,15 @@ constexpr int64_t SLICE = 32;  // numbers of a key that one tile instruction tak
 // Tile instructions read memory of which the compiler is not told.
 inline void written() { asm volatile("" ::: "memory"); }
 
-// Tile registers as these functions use them, on this thread, until the value dies: 0 to 3 scores,
-// 4 and 5 keys, 6 queries. What another library had set up is put back.
+// All tile registers as 16 rows of 64 bytes, on this thread, until the value dies: in attention 0 to
+// 3 are scores, 4 and 5 keys, 6 queries. What another library had set up is put back.
 class Tiles {
  public:
   Tiles() {
     _tile_storeconfig(&before_);
     Shapes mine{};
     mine.palette = 1;
-    for (int i = 0; i < 7; ++i) mine.rows[i] = TILE, mine.row_bytes[i] = 64;
+    for (int i = 0; i < 8; ++i) mine.rows[i] = TILE, mine.row_bytes[i] = 64;
     written();
     _tile_loadconfig(&mine);
   }

@@ -14,6 +14,7 @@
 
 #include "attention.h"
 #include "draw.h"
+#include "int8.h"
 #include "pointwise.h"
 #include "variant.h"
 
@@ -32,7 +33,7 @@ bool tiles_are_granted() {
   constexpr long REQUEST = 0x1023, TILE_DATA = 18;
   unsigned a, b, c, d;
   __cpuid_count(7, 0, a, b, c, d);
-  const bool there = (d >> 22 & 1) && (d >> 24 & 1);
+  const bool there = (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);
   return there && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 #endif
@@ -78,6 +79,8 @@ extern const Variant EXPAND(variant_, SLUICE_VARIANT) = {
     attend_scratch,
     attend,
     draw,
+    int8_scratch,
+    int8_product,
 };
 
 }  // namespace sluice

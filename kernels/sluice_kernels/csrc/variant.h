@@ -91,6 +91,18 @@ struct Draw {
   double greedy_below;
 };
 
+// Outputs whose weights lie together, and the units in which inputs are padded with zeros.
+constexpr int64_t INT8_PANEL = 64, INT8_DEPTH = 64;
+
+// out = (x weights^T) x scales, for weights of 8 bits.
+struct Int8Product {
+  const void* x;          // [rows, depth]
+  const int8_t* weights;  // [panels, padded_depth / 4, INT8_PANEL, 4]
+  const float* scales;    // [panels x INT8_PANEL]
+  void* out;              // [rows, width]
+  int64_t rows, depth, padded_depth, width;
+};
+
 struct Variant {
   const char* name;
   bool (*runs_here)();
@@ -102,6 +114,9 @@ struct Variant {
   int64_t (*attend_scratch)(const Attention&, const AttentionTask&);
   void (*attend)(const Attention&, Dtype, const AttentionTask&, float* scratch);
   void (*draw)(const Draw&, int64_t begin, int64_t end);
+  // Panels [begin, end), with so many numbers of scratch.
+  int64_t (*int8_scratch)(const Int8Product&);
+  void (*int8_product)(const Int8Product&, Dtype, int64_t begin, int64_t end, float* scratch);
 };
 
 extern const Variant variant_generic;

@@ -283,6 +283,9 @@ def _model(model: ModelSpec, resolved: ModelStatus | None, service: str) -> Iter
     if resolved is not None:
         size = f"{resolved.bytes / 1e9:.1f} GB, {resolved.architecture}"
         yield f"  {resolved.revision} was resolved to commit {resolved.commit}: {size}."
+        if resolved.quantization is not None:
+            yield f"  Weights are quantised ({resolved.quantization}) in these files; engines hold"
+            yield "  them in their dtype, in the memory of a model that is not quantised."
     else:
         yield "  Its revision is resolved to a commit when it is applied; assumed here:"
         yield f"  {model.revision}. What fits is known then:"

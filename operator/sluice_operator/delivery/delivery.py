@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import ValidationError
 from sluice_contract.cluster.termination import MODEL_FETCHED, MODEL_RESOLVED
 from sluice_contract.config.model_facts import ResolvedModel
-from sluice_contract.config.supported import ARCHITECTURES
+from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
 from sluice_contract.wire.fetch_progress import FetchProgress
 
 from sluice_operator.api.conditions import Check
@@ -240,9 +240,10 @@ def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:
 
 
 def _unsupported(pin: ModelStatus) -> Refusal | None:
-    if pin.quantization is not None:
+    if pin.quantization not in (None, *QUANTISATIONS):
         head = f"quantization {pin.quantization} of commit {pin.commit} is not allowed"
-        return _refusal(QUANTISED, pin.uri, f"{head}; allowed: weights that are not quantised")
+        allowed = f"allowed: {', '.join(QUANTISATIONS)}, or weights that are not quantised"
+        return _refusal(QUANTISED, pin.uri, f"{head}; {allowed}")
     if pin.architecture in ARCHITECTURES:
         return None
     named = pin.architecture or "none that is named"

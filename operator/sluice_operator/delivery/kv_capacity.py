@@ -76,6 +76,11 @@ def _computed(
         return KvCapacity(token_bytes=token_bytes, missing=unknown)
     share = memory_bytes * float(settings["memory_fraction"])
     weights = model.bytes * BYTES[dtype] / BYTES[stored]
+    if model.quantization is not None:  # an engine holds them dequantised
+        if model.parameters is None:
+            text = f"how many weights the {model.quantization} files mean is not known"
+            return KvCapacity(token_bytes=token_bytes, missing=text)
+        weights = model.parameters * BYTES[dtype]
     if weights >= share:
         short = f"weights of {weights / 1e9:.1f} GB do not fit: {place} leaves"
         text = f"{short} {share / 1e9:.1f} GB to weights and KV cache"

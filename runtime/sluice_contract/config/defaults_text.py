@@ -30,6 +30,7 @@ FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
     "strict_requests": "false",
     "threads": "the container's processors",
     "tool_call_format": "by the chat template",
+    "weight_dtype": "auto",
     "reasoning_format": "by the chat template",
 }
 

@@ -43,6 +43,7 @@ from sluice_contract.config.speculation import SpeculationSettings
 from sluice_contract.config.tracing import Tracing
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+WeightDType = Literal["auto", "int8"]
 SchedulingPolicy = Literal[
     "fcfs", "lpm", "dfs-weight", "lof", "sjf", "srtf", "hrrn", "round-robin", "random", "priority",
     "routing-key", "adaptive", "slack",
@@ -121,6 +122,9 @@ class EngineSettings(ContractModel):
 
     dtype: DType | None = Field(
         default=None, description="Type of weights and activations; auto: the checkpoint's."
+    )
+    weight_dtype: WeightDType | None = Field(
+        default=None, description="Type of matrices; int8: on CPUs."
     )
     kv_cache_dtype: DType | None = Field(
         default=None, description="Type of the KV cache; auto: the same as dtype."
@@ -208,8 +212,8 @@ class EngineSettings(ContractModel):
     )
     overlap: bool | None = Field(
         default=None,
-        description="Whether the next step is planned while one runs, and on GPUs launched before "
-        "that has ended. On CPUs both want the same cores.",
+        description="Whether the next step is planned while one runs, and on GPUs launched. "
+        "On CPUs both want the same cores.",
     )
     scheduling_policy: SchedulingPolicy | None = Field(
         default=None, description="Order in which waiting requests are admitted."
@@ -219,7 +223,7 @@ class EngineSettings(ContractModel):
         gt=0,
         le=10,
         description="Factor on the share of max_tokens that admission reserves. Larger: fewer "
-        "requests run at once, and fewer are sent back to the queue.",
+        "requests run at once, fewer are sent back.",
     )
     priority_threshold: int | None = Field(
         default=None,
@@ -231,8 +235,8 @@ class EngineSettings(ContractModel):
         default=None,
         ge=1,
         le=64,
-        description="Most adapters whose requests run at once; others wait. Each takes memory of "
-        "the device. Not read without adapters.",
+        description="Most adapters whose requests run at once; others wait. Each takes device "
+        "memory. Not read without adapters.",
     )
     max_lora_rank: int | None = Field(
         default=None,

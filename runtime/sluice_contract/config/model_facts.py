@@ -35,6 +35,7 @@ class ModelFacts(ContractModel):
     quantization: str | None = Field(
         default=None, max_length=MAX_WORD, description="How weights are quantised, e.g. gptq."
     )
+    parameters: int | None = Field(default=None, ge=1, description="Numbers of all matrices.")
 
 
 class ResolvedModel(ModelFacts):
@@ -51,15 +52,32 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     hidden = _count(config.get("hidden_size"))
     share = _count(hidden // heads) if hidden and heads else None
     named = config.get("architectures")
+    kv_heads = _count(config.get("num_key_value_heads")) or heads
+    head_dim = _count(config.get("head_dim")) or share
     return ModelFacts(
         architecture=_word(named[0]) if isinstance(named, list) and named else None,
         layers=_count(config.get("num_hidden_layers")),
-        kv_heads=_count(config.get("num_key_value_heads")) or heads,
-        head_dim=_count(config.get("head_dim")) or share,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         dtype=_word(config.get("dtype") or config.get("torch_dtype")),
         context_tokens=_count(config.get("max_position_embeddings")),
         quantization=_quantization(config),
+        parameters=_parameters(config, (heads or 0) + (kv_heads or 0), head_dim or 0),
     )
+
+
+def _parameters(config: Mapping[str, Any], heads: int, head_dim: int) -> int | None:
+    """Of embeddings, attention and feed-forward parts, where all layers have experts or none.
+    `heads`: of queries and of keys."""
+    hidden, vocabulary = _count(config.get("hidden_size")), _count(config.get("vocab_size"))
+    layers, width = _count(config.get("num_hidden_layers")), _count(config.get("intermediate_size"))
+    experts = _count(config.get("num_experts")) or _count(config.get("num_local_experts"))
+    inner = experts * (_count(config.get("moe_intermediate_size")) or 0) if experts else width
+    if not (hidden and vocabulary and layers and inner and heads and head_dim):
+        return None
+    tables = 1 if config.get("tie_word_embeddings") else 2
+    layer = 2 * heads * head_dim + 3 * inner
+    return _count(hidden * (tables * vocabulary + layers * layer))
 
 
 def _quantization(config: Mapping[str, Any]) -> str | None:

@@ -39,6 +39,12 @@ ROWS: Final = (
         on_cpus_only=True,
     ),
     Unsupported(
+        "weightDtype",
+        lambda s: s.weight_dtype not in (None, "auto"),
+        "auto with an accelerator (int8 is for CPUs)",
+        on_gpus_only=True,
+    ),
+    Unsupported(
         "kvCacheDtype",
         lambda s: s.kv_cache_dtype not in (None, "auto"),
         "auto (a KV type of its own is not implemented yet)",
@@ -79,6 +85,10 @@ ARCHITECTURES: Final = (
 )
 """By the names in config.json: the operator refuses others before they are downloaded. The engine's
 own table is the runtime's `model/spec.py`."""
+
+QUANTISATIONS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt")
+"""By the names in config.json's `quant_method`, likewise. The engine's own table is the runtime's
+`model/quantised.py`, which refuses more by its keys."""
 
 ROLES: Final = (Role.MIXED, Role.PREFILL, Role.DECODE)
 """What an engine can do in this version."""

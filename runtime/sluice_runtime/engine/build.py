@@ -188,7 +188,8 @@ def build_engine(
     spec = spec_from(files.config)
     config = _fitted(config, spec, gpu_memory, group)
     context = context_length(config, spec.context_length_tokens)
-    placement = Placement(device.place, group, _slots(config, context))
+    weights = config.weight_dtype or "auto"
+    placement = Placement(device.place, group, _slots(config, context), weights)
     of_head = _head_spec(config, spec)
     draft = _draft_model(config, files, placement)
     model = _loaded(config, files, placement, gpu_memory, on_read)
@@ -224,7 +225,7 @@ def build_engine(
         grammars=GrammarQueue(compiler, matchers, live_grammars(gpu_memory)),
         grammar_compiler=compiler,
         model=model,
-        weights=weights_digest(files, config.seed, _name(model.dtype)),
+        weights=weights_digest(files, config.seed, _name(model.dtype), weights),
         adapters=loader,
         host_cache=cache,
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,

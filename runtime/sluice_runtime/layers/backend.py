@@ -12,10 +12,12 @@ from functools import partial
 from typing import Final
 
 import torch
-from sluice_contract.config.engine import AttentionBackend
+from sluice_contract.base import ConfigError
+from sluice_contract.config.engine import AttentionBackend, WeightDType
 from sluice_kernels import native
 from torch import Tensor
 
+from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import CPU, PagePool
 from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.attention_choice import (
@@ -28,7 +30,15 @@ from sluice_runtime.layers.attention_choice import (
 )
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.attention_torch import TorchAttention
-from sluice_runtime.layers.dense import HeadNorm, add_rms_norm, rms_norm, silu_and_multiply
+from sluice_runtime.layers.dense import (
+    HeadNorm,
+    add_rms_norm,
+    int8_linear,
+    pack,
+    pack_int8,
+    rms_norm,
+    silu_and_multiply,
+)
 from sluice_runtime.layers.draw import Draws, draw, draw_native
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
 from sluice_runtime.layers.flashinfer_library import flashinfer_library, flashinfer_state, target_at
@@ -94,14 +104,19 @@ class NativeAttention:
         )
 
 
-def _native_layers(layers: Iterable[LayerWeights], shape: LayerShape) -> LayerStack:
+def _native_layers(
+    operators: Operators,
+    packed: Callable[[Tensor], native.Matrix],
+    layers: Iterable[LayerWeights],
+    shape: LayerShape,
+) -> LayerStack:
     """A shard for each thread if the heads can be divided evenly, no other rank has some, and the
     kernel knows all parts of a layer."""
     threads = torch.get_num_threads()
     more = shape.qkv_bias or shape.experts or shape.adapters is not None
     if shape.kv_heads % threads or shape.group.size > 1 or more:
-        return PlainStack(layers, shape, _NATIVE)
-    return ShardedStack(layers, shape, threads)
+        return PlainStack(layers, shape, operators)
+    return ShardedStack(layers, shape, threads, packed)
 
 
 _TORCH: Final = Operators(rms_norm, add_rms_norm, silu_and_multiply, TorchAttention)
@@ -119,11 +134,30 @@ TORCH: Final = Backend(
 NATIVE: Final = Backend(
     name="native",
     operators=_NATIVE,
-    layers=_native_layers,
+    layers=partial(_native_layers, _NATIVE, pack),
     reads_whole_pages=False,
     to_float=native.to_float,
     draw=draw_native,
 )
+_INT8: Final = replace(_NATIVE, linear=int8_linear)
+NATIVE_INT8: Final = replace(
+    NATIVE, operators=_INT8, layers=partial(_native_layers, _INT8, pack_int8)
+)
+"""With matrices of 8 bits: steps that decode read half of the bytes."""
+
+
+def with_weights(backend: Backend, setting: WeightDType) -> Backend:
+    """The same with matrices of the type that `weightDtype` names.
+
+    Raises:
+        InvalidConfigError: that backend has none of the type.
+    """
+    if setting == "auto":
+        return backend
+    if backend is not NATIVE:
+        allowed = f"auto, where {backend.name} computes (int8 needs the compiled kernels)"
+        raise InvalidConfigError(str(ConfigError("weightDtype", setting, allowed)))
+    return NATIVE_INT8
 
 
 def _row_sampler(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:

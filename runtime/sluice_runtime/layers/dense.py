@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from sluice_kernels import native
 from torch import Tensor
 
 
@@ -57,6 +58,30 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
         return product
 
     return apply
+
+
+Multiply = Callable[[Tensor, Tensor | None], Linear]
+"""`linear`, or what computes about the same: of a weight [out, in], and a bias or none."""
+
+
+def int8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """`linear` on a CPU, with a weight of 8 bits: see `pack_int8`."""
+    matrix = pack_int8(weight)
+
+    def apply(x: Tensor) -> Tensor:
+        product = native.int8_product(x.contiguous(), matrix)
+        return product if bias is None else product.add_(bias)
+
+    return apply
+
+
+def pack_int8(weight: Tensor) -> native.Int8Matrix:
+    """`weight` [out, in] as the nearest of 255 numbers, the same distance apart for each output."""
+    wide = weight.float()
+    largest = wide.abs().amax(1) if weight.shape[1] else wide.new_zeros(len(wide))
+    scales = largest / 127
+    values = (wide / scales.where(scales > 0, 1)[:, None]).round_().to(torch.int8)
+    return native.pack_int8(values, scales)
 
 
 def pack(weight: Tensor) -> Tensor:

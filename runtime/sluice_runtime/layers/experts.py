@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from sluice_runtime.layers.dense import Linear, linear
+from sluice_runtime.layers.dense import Linear, Multiply, linear
 from sluice_runtime.layers.stack import ExpertsWeights
 
 Activation = Callable[[Tensor], Tensor]
@@ -28,13 +28,15 @@ GroupedLinear = Callable[[Tensor, Tensor], Tensor]
 _HOPPER: Final = (9, 0)
 
 
-def experts(weights: ExpertsWeights, activation: Activation) -> Linear:
-    """[n, h] → [n, h]; of a rank that has a part of each expert, its part of the sum."""
+def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply = linear) -> Linear:
+    """[n, h] → [n, h]; of a rank that has a part of each expert, its part of the sum. `multiply`:
+    of an expert's matrices, where each has its own product."""
     parts = weights.experts
     gate_up = [torch.cat((part.gate, part.up)) for part in parts]
     down = [part.down for part in parts]
     if weights.router.device.type == "cpu":
-        return SortedExperts(weights, looped(gate_up), looped(down), activation)
+        parts_of = looped(gate_up, multiply), looped(down, multiply)
+        return SortedExperts(weights, *parts_of, activation)
     if can_group(weights.router):
         return SortedExperts(weights, in_one_call(gate_up), in_one_call(down), activation)
     return EveryExpert(weights, gate_up, down, activation)
@@ -67,13 +69,13 @@ def chosen(x: Tensor, weights: ExpertsWeights) -> Choice:
     return Choice(best, shares.to(x.dtype))
 
 
-def looped(weights: Sequence[Tensor]) -> GroupedLinear:
+def looped(weights: Sequence[Tensor], multiply: Multiply = linear) -> GroupedLinear:
     """A product for each expert that has tokens; the host reads how many."""
-    products = [linear(weight) for weight in weights]
+    products = [multiply(weight, None) for weight in weights]
 
     def apply(x: Tensor, counts: Tensor) -> Tensor:
         groups = zip(products, torch.split(x, counts.tolist()), strict=True)
-        return torch.cat([multiply(own) for multiply, own in groups if len(own)])
+        return torch.cat([product(own) for product, own in groups if len(own)])
 
     return apply
 

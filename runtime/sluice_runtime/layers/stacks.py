@@ -20,8 +20,8 @@ from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import Attention, TokenLayout
-from sluice_runtime.layers.dense import HeadNorm, Linear, linear, pack
-from sluice_runtime.layers.experts import Activation, experts
+from sluice_runtime.layers.dense import HeadNorm, Linear, Multiply, linear, pack
+from sluice_runtime.layers.experts import experts
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.stack import (
     ExpertsWeights,
@@ -35,7 +35,7 @@ from sluice_runtime.parallel.group import Group
 
 @dataclass(frozen=True)
 class Operators:
-    """What is not a matrix product. `add_rms_norm` changes its `x`, and may change its `delta`."""
+    """What layers are made of. `add_rms_norm` changes its `x`, and may change its `delta`."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """x [n, h], weight [h], eps → [n, h]."""
@@ -44,6 +44,7 @@ class Operators:
     silu_and_multiply: Callable[[Tensor], Tensor]
     """[n, 2 x width], gate first → [n, width]."""
     attention: Callable[[PagePool, TokenLayout, Angles], Attention]
+    linear: Multiply = linear
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,7 @@ class PlainStack:
         self, layers: Iterable[LayerWeights], shape: LayerShape, operators: Operators
     ) -> None:
         self._layers = [
-            _layer(index, weights, shape, operators.silu_and_multiply)
-            for index, weights in enumerate(layers)
+            _layer(index, weights, shape, operators) for index, weights in enumerate(layers)
         ]
         self._shape = shape
         self._operators = operators
@@ -117,10 +117,10 @@ _Matrix = Callable[..., Linear]
 """(bias, one or several weights [out, in] by field) → their product, joined in this order."""
 
 
-def _layer(index: int, weights: LayerWeights, shape: LayerShape, activation: Activation) -> _Layer:
+def _layer(index: int, weights: LayerWeights, shape: LayerShape, operators: Operators) -> _Layer:
     def matrix(bias: Tensor | None = None, **joined: Tensor) -> Linear:
         parts, bank = tuple(joined.values()), shape.adapters
-        multiply = linear(torch.cat(parts) if len(parts) > 1 else parts[0], bias)
+        multiply = operators.linear(torch.cat(parts) if len(parts) > 1 else parts[0], bias)
         return multiply if bank is None else bank.adapted(multiply, index, joined)
 
     qkv_bias = None if weights.qkv_biases is None else torch.cat(weights.qkv_biases)
@@ -131,13 +131,14 @@ def _layer(index: int, weights: LayerWeights, shape: LayerShape, activation: Act
         head_norm=head_norm(weights, shape),
         output=_summed(matrix(output=weights.output), shape.group),
         mlp_norm=weights.mlp_norm,
-        mlp=_summed(_mlp(weights.mlp, activation, matrix), shape.group),
+        mlp=_summed(_mlp(weights.mlp, operators, matrix), shape.group),
     )
 
 
-def _mlp(weights: MlpWeights | ExpertsWeights, activation: Activation, matrix: _Matrix) -> Linear:
+def _mlp(weights: MlpWeights | ExpertsWeights, operators: Operators, matrix: _Matrix) -> Linear:
+    activation = operators.silu_and_multiply
     if isinstance(weights, ExpertsWeights):
-        return experts(weights, activation)
+        return experts(weights, activation, operators.linear)
     gate_up, down = matrix(gate=weights.gate, up=weights.up), matrix(down=weights.down)
     return lambda x: down(activation(gate_up(x)))
 
@@ -166,20 +167,26 @@ _MATRICES: Final = 4
 class ShardedStack:
     """See `layers.stack.LayerStack`."""
 
-    def __init__(self, layers: Iterable[LayerWeights], shape: LayerShape, shards: int) -> None:
-        """`shards` divides the key heads."""
+    def __init__(
+        self,
+        layers: Iterable[LayerWeights],
+        shape: LayerShape,
+        shards: int,
+        packed: Callable[[Tensor], native.Matrix] = pack,
+    ) -> None:
+        """`shards` divides the key heads; `packed`: a matrix as the kernel reads it."""
         self._shape = shape
         self._shards = shards
         self._first_layer = 0
         """Of the pool, where the first of these layers has its keys and values."""
         self._norms: list[Tensor] = []
         self._head_norms: list[Tensor] = []
-        self._weights: list[Tensor] = []
+        self._weights: list[native.Matrix] = []
         for weights in layers:
             self._norms += (weights.attention_norm, weights.mlp_norm)
             if (norm := head_norm(weights, shape, shards)) is not None:
                 self._head_norms.append(norm.weight)
-            self._weights += (pack(matrix) for matrix in _shards(weights, shards))
+            self._weights += (packed(matrix) for matrix in _shards(weights, shards))
 
     def forward(self, x: Tensor, step: PagedStep) -> Tensor:
         """See `layers.stack.LayerStack`."""

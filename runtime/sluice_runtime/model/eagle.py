@@ -38,7 +38,7 @@ from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import ModelFiles, of_draft
 from sluice_runtime.model.load import Placement, Reader, layer_shape, read_layer, weights_of
 from sluice_runtime.model.spec import Config, ModelSpec, refused, spec_from, whole_number
-from sluice_runtime.model.weights import INTEGERS, Checkpoint
+from sluice_runtime.model.weights import Checkpoint
 from sluice_runtime.parallel.group import SOLO, Group
 
 ARCHITECTURE: Final = "LlamaForCausalLMEagle3"
@@ -99,7 +99,7 @@ def head_spec(files: ModelFiles, target: ModelSpec) -> HeadSpec:
     if proposed > own:
         raise refused("draft_vocab_size", proposed, f"at most {own} (the model's vocab_size)")
     with Checkpoint(files.folder) as checkpoint:
-        has_embedding = checkpoint.has(f"{_EMBEDDING}.weight")
+        has_embedding = checkpoint.stored(f"{_EMBEDDING}.weight") is not None
     return HeadSpec(
         folder=files.folder,
         layer=replace(layer, vocabulary_size=proposed, tied_embeddings=True),
@@ -234,9 +234,11 @@ def _embedding(reader: Reader, spec: HeadSpec, model: Decoder) -> Tensor:
 def _token_ids(checkpoint: Checkpoint, spec: HeadSpec) -> Tensor | None:
     """See `EagleHead.token_ids`."""
     own, size = spec.layer.vocabulary_size, spec.target.vocabulary_size
-    if own == size and not checkpoint.has("d2t"):
+    stored = checkpoint.stored("d2t")
+    if own == size and stored is None:
         return None
-    path, file = checkpoint.find("d2t", (own,), INTEGERS)
+    integers = torch.int32 if stored is not None and stored.dtype == "I32" else torch.int64
+    path, file = checkpoint.find("d2t", (own,), integers)
     offsets: Tensor = file.get_tensor("d2t")
     ids = offsets.long() + torch.arange(own)
     if own and (int(ids.min()) < 0 or int(ids.max()) >= size):

@@ -163,10 +163,19 @@ def _from_folder(uri: str, folder: Path, key: str) -> ModelFiles:
         is_folder, why = False, f"cannot be read ({error.strerror})"
     if not is_folder:
         raise ModelLoadError(f"{key}: {uri!r} {why}; allowed: a Hugging Face folder")
-    config = read_json(folder / "config.json", key)
+    config = {**_modelopt(folder, key), **read_json(folder / "config.json", key)}
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path, key) if generation_path.exists() else {}
     return ModelFiles(uri, folder, config, generation)
+
+
+def _modelopt(folder: Path, key: str) -> Mapping[str, Any]:
+    """What ModelOpt writes beside config.json, in the form of those formats that stand in it."""
+    path = folder / "hf_quant_config.json"
+    written = read_json(path, key).get("quantization") if path.exists() else None
+    if not isinstance(written, dict) or written.get("quant_algo") is None:
+        return {}
+    return {"quantization_config": {"quant_method": "modelopt", **written}}
 
 
 def _dummy_uris() -> str:

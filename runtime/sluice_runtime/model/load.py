@@ -11,19 +11,19 @@ from typing import Final
 
 import torch
 from sluice_contract.base import ConfigError
-from sluice_contract.config.engine import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend, WeightDType
 from torch import Tensor
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.adapters import AdapterBank, SlotShape
-from sluice_runtime.layers.backend import Backend, choose_backend
-from sluice_runtime.layers.dense import linear
+from sluice_runtime.layers.backend import Backend, choose_backend, with_weights
 from sluice_runtime.layers.rope import inverse_frequencies
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
+from sluice_runtime.model.quantised import QuantisedWeights
 from sluice_runtime.model.read_ahead import read_ahead
 from sluice_runtime.model.shard import Shape, Shard, Split
 from sluice_runtime.model.spec import ModelSpec, spec_from
@@ -57,12 +57,14 @@ every rank has whole."""
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model's weights go, and which part of each."""
+    """Where a model's weights go, which part of each, and what becomes of them there."""
 
     device: torch.device = CPU
     group: Group = SOLO
     slots: SlotShape | None = None
     """For adapters; None: there will be none."""
+    weights: WeightDType = "auto"
+    """What matrices become."""
 
     @property
     def shard(self) -> Shard:
@@ -86,21 +88,27 @@ def load_model(
 
     Raises:
         ModelLoadError: one line with file, tensor, shapes or the key of config.json.
-        InvalidConfigError: see `check_division` and `choose_backend`.
+        InvalidConfigError: see `check_division`, `choose_backend` and `with_weights`.
     """
     spec = spec_from(files.config)
     check_division(spec, placement.group.size)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
     choice = choose_backend(model_dtype, spec.head_dim, placement.device, backend)
-    logger.info("kernels: %s", choice.message)
+    kernels = with_weights(choice.backend, placement.weights)
+    held_as = "" if placement.weights == "auto" else f"; matrices: {placement.weights}"
+    logger.info("kernels: %s%s", choice.message, held_as)
 
     def built(weights: WeightSource) -> Decoder:
-        return build_decoder(Reader(spec, weights, model_dtype, placement), choice.backend)
+        return build_decoder(Reader(spec, weights, model_dtype, placement), kernels)
 
     if files.folder is None:
         return built(RandomWeights(seed, placement.device))
     with Checkpoint(files.folder) as checkpoint, weights_of(checkpoint, placement, on_read) as read:
-        return built(read)
+        if spec.quantised is None:
+            return built(read)
+        size = checkpoint.size_bytes >> 20
+        logger.info("weights: %s, %d MiB read; held as %s", spec.quantised, size, model_dtype)
+        return built(QuantisedWeights(checkpoint, read, spec.quantised, placement.device))
 
 
 @contextmanager
@@ -174,7 +182,7 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
         embedding,
         layers,
         norm,
-        linear(head),
+        backend.operators.linear(head, None),
         frequencies,
         backend,
         reader.placement.group,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.rope import Llama3Scaling, Rope
+from sluice_runtime.model.quantised import Fp8, Int4, format_from
 
 Config = Mapping[str, Any]
 
@@ -81,6 +82,8 @@ class ModelSpec:
     dtype: str
     """The checkpoint's."""
     experts: Experts | None = None
+    quantised: Fp8 | Int4 | None = None
+    """How the files hold matrices; None: as numbers of a type of `DTYPES`."""
 
     @property
     def shared_sizes(self) -> Mapping[str, int]:
@@ -123,6 +126,7 @@ def spec_from(config: Config) -> ModelSpec:
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=_dtype(config),
         experts=_experts(config, layers) if variant.experts else None,
+        quantised=format_from(config),
     )
     if heads % spec.kv_heads:
         raise refused("num_key_value_heads", spec.kv_heads, f"a divisor of {heads} heads")
@@ -173,7 +177,6 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
 
 
 def _refuse_unknown_features(config: Config, variant: Variant) -> None:
-    _refuse_quantised(config)
     for key, allowed in FEATURES:
         value = None if variant.experts and key in _EXPERTS else config.get(key)
         if value is not None and value not in allowed:
@@ -215,15 +218,6 @@ def _experts(config: Config, layers: int) -> Experts:
         width=whole_number(config, "moe_intermediate_size"),
         renormalised=bool(config.get("norm_topk_prob", False)),
     )
-
-
-def _refuse_quantised(config: Config) -> None:
-    """FP8, AWQ, GPTQ and others, by the method's name: the whole value is long."""
-    for key in ("quantization_config", "compression_config"):
-        if (value := config.get(key)) is not None:
-            method = value.get("quant_method") if isinstance(value, dict) else None
-            named, shown = (f"{key}.quant_method", method) if method else (key, value)
-            raise refused(named, shown, f"no {key} (quantised weights are not implemented yet)")
 
 
 def _rope(config: Config) -> Rope:

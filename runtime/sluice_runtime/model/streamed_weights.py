@@ -86,7 +86,7 @@ class StreamedWeights:
 
     def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
         """See `model.weights.WeightSource`."""
-        path, _ = self._checkpoint.find(name, part.whole)
+        path, _ = self._checkpoint.find(name, part.whole, dtype)
         file = self._open(path)
         target = torch.empty(part.shape, dtype=dtype, device=self._copies.device)
         # The memory may be that of a tensor which the device still reads.

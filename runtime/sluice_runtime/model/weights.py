@@ -7,8 +7,9 @@ and both shapes. Reading to a device is in `model.streamed_weights`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
@@ -28,11 +29,22 @@ STORED_DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
-"""By their names in safetensors files. Others are those of quantised weights."""
+"""By their names in safetensors files."""
+QUANTISED: Final = (torch.float8_e4m3fn, torch.int32, torch.int64)
+"""Types that are read as they are, and never in the place of others."""
 
-INTEGERS: Final = ("I64", "I32")
-"""Types of whole numbers there."""
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """What a file says of a tensor."""
+
+    shape: Shape
+    dtype: str
+    """Its name in safetensors files."""
 
 
 class WeightSource(Protocol):
@@ -117,42 +129,56 @@ class Checkpoint:
         """Of all files."""
         return sum(path.stat().st_size for path in self.paths)
 
-    def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name."""
-        return name in self._where
-
-    def find(
-        self, name: str, shape: Shape, types: Collection[str] = STORED_DTYPES
-    ) -> tuple[Path, Any]:
-        """The file of a tensor of that shape and one of these types: its path, and as safetensors
+    def find(self, name: str, shape: Shape, dtype: torch.dtype) -> tuple[Path, Any]:
+        """The file of a tensor of that shape, to be read as `dtype`: its path, and as safetensors
         opened it.
 
         Raises:
             ModelLoadError: the tensor is missing, or of another shape or type.
         """
-        if name not in self._where:
+        if (stored := self.stored(name)) is None:
             raise ModelLoadError(
                 f"model.uri: {self._folder}: tensor {name} is missing; wanted shape {list(shape)}"
             )
         path = self._where[name]
         self._unread.pop(name, None)
-        try:
-            tensor = self._files[path].get_slice(name)
-            shape_found, dtype_found = tensor.get_shape(), tensor.get_dtype()
-        except SafetensorError as error:
-            raise ModelLoadError(f"model.uri: {path}: tensor {name}: {error}") from None
-        if tuple(shape_found) != shape:
+        if stored.shape != shape:
             raise ModelLoadError(
-                f"model.uri: {path}: tensor {name} has shape {shape_found}; "
+                f"model.uri: {path}: tensor {name} has shape {list(stored.shape)}; "
                 f"config.json needs {list(shape)}"
             )
-        if dtype_found not in types:
-            why = " (quantised weights are not implemented yet)" if types is STORED_DTYPES else ""
+        allowed = [
+            stored_as
+            for stored_as, known in STORED_DTYPES.items()
+            if (known == dtype if dtype in QUANTISED else known not in QUANTISED)
+        ]
+        if stored.dtype not in allowed:
             raise ModelLoadError(
-                f"model.uri: {path}: tensor {name} has type {dtype_found}; allowed: "
-                f"{', '.join(types)}{why}"
+                f"model.uri: {path}: tensor {name} has type {stored.dtype}; allowed: "
+                f"{', '.join(allowed)} as config.json describes it"
             )
         return path, self._files[path]
+
+    def stored(self, name: str) -> StoredTensor | None:
+        """None: there is no such tensor.
+
+        Raises:
+            ModelLoadError: the file that the index names has it not.
+        """
+        if name not in self._where:
+            return None
+        path = self._where[name]
+        try:
+            tensor = self._files[path].get_slice(name)
+            return StoredTensor(tuple(tensor.get_shape()), tensor.get_dtype())
+        except SafetensorError as error:
+            raise ModelLoadError(f"model.uri: {path}: tensor {name}: {error}") from None
+
+    def small(self, name: str) -> Tensor:
+        """All of a tensor that is there, in memory of its own."""
+        self._unread.pop(name, None)
+        tensor: Tensor = self._files[self._where[name]].get_tensor(name)
+        return tensor.clone()
 
     def unread(self) -> list[str]:
         """See `WeightSource`."""
@@ -170,7 +196,7 @@ class MappedWeights:
 
     def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`; raises what `Checkpoint.find` raises."""
-        path, file = self._checkpoint.find(name, part.whole)
+        path, file = self._checkpoint.find(name, part.whole, dtype)
         try:
             tensor: Tensor = file.get_tensor(name)
         except SafetensorError as error:

@@ -27,13 +27,14 @@ _LENGTH_BYTES: Final = 8
 """Of the header's length, little-endian, with which a safetensors file begins."""
 
 
-def weights_digest(files: ModelFiles, seed: int, dtype: str) -> str:
-    """32 hexadecimal digits. Of a model without files: of its name, `seed` and `dtype`.
+def weights_digest(files: ModelFiles, seed: int, dtype: str, held_as: str = "auto") -> str:
+    """32 hexadecimal digits. Of a model without files: of its name, `seed` and `dtype`. `held_as`:
+    `weightDtype`, under which the same files compute other keys and values.
 
     Raises:
         ModelLoadError: a file cannot be read, or is damaged.
     """
-    digest = blake2b(digest_size=16)
+    digest = blake2b(b"" if held_as == "auto" else held_as.encode(), digest_size=16)
     if files.folder is None:
         digest.update(json.dumps([files.uri, seed, dtype]).encode())
         return digest.hexdigest()

@@ -40,6 +40,34 @@ def test_quantised_weights_are_named_by_their_method(
     assert facts_of(LLAMA | config).quantization == quantization
 
 
+QWEN3_8B = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+QWEN3_30B = QWEN3_8B | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "moe_intermediate_size": 768,
+}
+
+
+@pytest.mark.parametrize(("config", "billions"), [(QWEN3_8B, 8.19), (QWEN3_30B, 30.5)])
+def test_the_number_of_weights_is_as_published(config: dict[str, Any], billions: float) -> None:
+    assert (facts_of(config).parameters or 0) / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+@pytest.mark.parametrize("key", QWEN3_8B.keys() - {"num_key_value_heads", "head_dim"})
+def test_the_number_of_weights_is_not_known_without_a_size(key: str) -> None:
+    assert facts_of(QWEN3_8B | {key: None, "head_dim": None}).parameters is None
+
+
 @pytest.mark.parametrize("value", [None, "32", -1, 0, True, 1 << 60, [32]])
 def test_numbers_that_are_none_are_not_known(value: object) -> None:
     assert facts_of(LLAMA | {"num_hidden_layers": value}).layers is None

@@ -228,6 +228,9 @@ def test_what_this_version_lacks_is_refused_by_key() -> None:
         *("tensorParallelSize", "cudaGraphMaxBatch"),
     }
     assert not list(unsupported(EngineSettings()))
+    rounded = EngineSettings(weight_dtype="int8")
+    assert not list(unsupported(rounded))
+    assert [error.key for error in unsupported(rounded, on_cpus=False)] == ["weightDtype"]
 
 
 def test_what_is_resolved_for_a_cpu_is_refused_nowhere() -> None:

@@ -20,7 +20,7 @@ ENGINE_KEYS = (
     "memoryFraction, minPrefillTokens, mixedChunk, overlap, pageSize, prefixCache, "
     "prefixEvictionPolicy, priorityThreshold, reasoningFormat, "
     "scheduleConservativeness, schedulingPolicy, speculation, startupSeconds, strictRequests, "
-    "tensorParallelSize, threads, toolCallFormat"
+    "tensorParallelSize, threads, toolCallFormat, weightDtype"
 )
 POLICIES = "'lru', 'lfu', 'fifo' or 'slru'"
 INT64 = "-9223372036854775808 to 9223372036854775807"
@@ -133,7 +133,7 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "spec.pools.mixed.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
     ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "
      "chunkSize? allowed: chunkSize, mixedChunk, tensorParallelSize, pageSize, hostCache, "
-     "kvTransfer and 27 more"),
+     "kvTransfer and 28 more"),
     ({"engine": {"tempo": None}}, f"spec.engine.tempo: unknown field; allowed: {ENGINE_KEYS}"),
 ]  # fmt: skip
 

@@ -491,6 +491,15 @@ def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
     assert f"main was resolved to commit {COMMIT}: 16.4 GB, Qwen3ForCausalLM." in out
     assert re.search(r"KV pool: about 3\d\d,\d{3} tokens an engine, 147,456 bytes each", out)
     assert "maxRunningRequests: about 352, which an engine chooses at its start" in out
+    assert "Weights are quantised" not in out
+    quantised = {"quantization": "awq", "bytes": 6_100_000_000, "parameters": 8_200_000_000}
+    awq = _file(tmp_path, asked | {"status": {"model": pin | quantised}})
+    assert main(["plan", "-f", awq]) == 0
+    out = capsys.readouterr().out
+    assert "6.1 GB, Qwen3ForCausalLM." in out
+    assert "Weights are quantised (awq) in these files; engines hold" in out
+    assert re.search(r"KV pool: about 3\d\d,\d{3} tokens an engine, 147,456 bytes each", out)
+    file = _file(tmp_path, asked | {"status": {"model": pin}})
     assert main(["plan", "-o", "json", "-f", file]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["pools"]["mixed"]["kvPool"]["tokenBytes"] == 147_456

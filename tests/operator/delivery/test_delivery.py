@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sluice_contract.config.supported import ARCHITECTURES
+from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
 from sluice_contract.wire.fetch_progress import FetchProgress
 from sluice_operator.cli.rollout.undo import NothingToUndoError, target, undone
 from sluice_operator.conditions.conditions import find
@@ -234,15 +234,26 @@ def test_an_architecture_that_no_engine_has_is_refused_before_the_download() -> 
     assert all(name in message for name in ("MambaForCausalLM", *ARCHITECTURES))
 
 
-def test_quantised_weights_are_refused_before_the_download() -> None:
+def test_an_unknown_quantisation_is_refused_before_the_download() -> None:
     world = World({"model": CACHED})
     world.reconcile()
-    world.ends(0, resolved(quantization="gptq"))
+    world.ends(0, resolved(quantization="mxfp4"))
     world.reconcile()
     world.reconcile()
     assert world.condition("Stalled") == ("True", "UnsupportedQuantization")
-    assert "gptq" in (find(world.status, "Ready") or {})["message"]
+    message = (find(world.status, "Ready") or {})["message"]
+    assert all(name in message for name in ("mxfp4", *QUANTISATIONS))
     assert "-resolve-" in world.job()["metadata"]["name"], "nothing is downloaded"
+
+
+def test_a_quantisation_that_engines_know_is_downloaded() -> None:
+    world = World({"model": CACHED})
+    world.reconcile()
+    world.ends(0, resolved(quantization="awq"))
+    world.reconcile()
+    world.reconcile()
+    assert world.status["model"]["quantization"] == "awq"
+    assert "-fetch-" in world.job()["metadata"]["name"]
 
 
 def test_a_moved_branch_changes_nothing_until_a_refresh_is_asked_for() -> None:

@@ -51,6 +51,16 @@ def test_no_more_than_the_settings_can_use_and_twice_the_bytes_in_float32() -> N
     assert wide.token_bytes == 2 * TOKEN_BYTES
 
 
+def test_quantised_weights_take_what_the_engine_holds_of_them() -> None:
+    plain = kv_capacity(Accelerator(product=H100, count=1)).tokens or 0
+    files: dict[str, Any] = {"quantization": "awq", "bytes": 6_000_000_000}
+    told = kv_capacity(Accelerator(product=H100, count=1), **files, parameters=8_200_000_000)
+    assert told.tokens == plain, "8.2 billion numbers of 2 bytes are 16.4 GB"
+    unknown = kv_capacity(Accelerator(product=H100, count=1), **files)
+    assert unknown.tokens is None
+    assert unknown.missing == "how many weights the awq files mean is not known"
+
+
 def test_on_cpus_the_memory_limit_is_an_upper_bound() -> None:
     found = kv_capacity(Accelerator(), limit=40 << 30)
     assert found.how == "at most"

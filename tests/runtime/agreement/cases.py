@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from sluice_contract.config.engine import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend, WeightDType
 from sluice_kernels import native
 from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.scheduler.pacing import LayerSplit
@@ -49,6 +49,7 @@ class Case:
     """Tokens of a chunk, and layers of a group in which it is computed."""
     host_memory: str = ""
     """Of a host cache; empty: there is none."""
+    weights: WeightDType = "auto"
 
     def __str__(self) -> str:
         pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
@@ -62,6 +63,7 @@ class Case:
         more += f"-drafts{self.drafts}" if self.drafts else ""
         more += "-split{}in{}".format(*self.split) if self.split else ""
         more += f"-host{self.host_memory}" if self.host_memory else ""
+        more += f"-{self.weights}" if self.weights != "auto" else ""
         return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}{more}"
 
 
@@ -116,6 +118,7 @@ def compare(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generat
         max_running_requests=case.max_running_requests,
         attention_backend=case.backend,
         speculation={"method": "NGram", "tokens": case.drafts} if case.drafts else None,
+        weight_dtype=case.weights,
         host_cache={"memory": case.host_memory} if case.host_memory else None,
     )
     pages = pool // case.page_size

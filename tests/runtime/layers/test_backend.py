@@ -7,9 +7,10 @@ import logging
 import pytest
 import torch
 from sluice_kernels import native
+from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import backend as backends
-from sluice_runtime.layers.backend import NATIVE, TORCH, Backend, choose_backend
+from sluice_runtime.layers.backend import NATIVE, TORCH, Backend, choose_backend, with_weights
 from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from sluice_runtime.model.files import resolve
@@ -86,3 +87,12 @@ def test_rows_are_sampled_by_the_kernel_on_nvidias_gpus(monkeypatch: pytest.Monk
     assert backends.BACKENDS["torch"](cpu, "fa2") is TORCH
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert backends.BACKENDS["torch"](gpu, "fa2") is TORCH
+
+
+def test_matrices_of_8_bits_need_the_compiled_kernels() -> None:
+    assert with_weights(TORCH, "auto") is TORCH
+    assert with_weights(NATIVE, "int8").name == "native"
+    with pytest.raises(
+        InvalidConfigError, match='weightDtype: "int8" is not allowed; allowed: auto, where torch'
+    ):
+        with_weights(TORCH, "int8")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from sluice_kernels import native
 from sluice_runtime.kv.pool import KvShape, PagePool
-from sluice_runtime.layers.backend import NATIVE, TORCH
-from sluice_runtime.layers.dense import linear
+from sluice_runtime.layers.backend import NATIVE, NATIVE_INT8, TORCH
+from sluice_runtime.layers.dense import linear, pack_int8
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights, MlpWeights, PagedStep
 from sluice_runtime.layers.stacks import PlainStack, ShardedStack
@@ -93,6 +93,25 @@ def test_stacks_agree(name: str, dtype: torch.dtype, head_norms: bool, page_size
     seen = computed(STACKS[name](weights), dtype, page_size)
     for actual, expected in zip(seen, wanted, strict=True):
         assert (actual - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+ROUNDED = 0.03
+"""Of a result, by which matrices of 8 bits change it."""
+
+
+@pytest.mark.parametrize("inner", [1, 9, INNER])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shards", [0, 1, 2, 4])
+def test_matrices_of_8_bits_compute_about_the_same(
+    dtype: torch.dtype, shards: int, inner: int
+) -> None:
+    weights = layers(dtype, inner=inner)
+    wanted = computed(PlainStack(weights, SHAPE, TORCH.operators), dtype)
+    stack: LayerStack = PlainStack(weights, SHAPE, NATIVE_INT8.operators)
+    if shards:
+        stack = ShardedStack(weights, SHAPE, shards, pack_int8)
+    for actual, expected in zip(computed(stack, dtype), wanted, strict=True):
+        assert 0 < (actual - expected).norm() <= ROUNDED * expected.norm()
 
 
 @pytest.mark.parametrize("inner", [1, 3, 5, 9])

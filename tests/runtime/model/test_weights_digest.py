@@ -80,8 +80,15 @@ def test_random_weights_are_told_apart_by_what_they_are_drawn_from() -> None:
         weights_digest(resolve("dummy://llama-tiny"), 0, "float32"),
         weights_digest(files, 1, "float32"),
         weights_digest(files, 0, "bfloat16"),
+        weights_digest(files, 0, "float32", "int8"),
     ]
-    assert len({first, *others}) == 4
+    assert len({first, *others}) == 5
+
+
+def test_files_that_are_held_in_8_bits_are_another_model(tmp_path: Path) -> None:
+    files = resolve(str(save(tmp_path / "m")))
+    as_stored, rounded = (weights_digest(files, 0, "float32", held) for held in ("auto", "int8"))
+    assert as_stored != rounded
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -182,9 +182,10 @@ def check_weights(model: ModelBytes, config: EngineConfig, device: DeviceBytes) 
         return
     wider = next((m.ranks for m in model.wider() if m.weights < _WEIGHTS_SHARE * share), None)
     ranks = f"raise tensorParallelSize (accelerator.count) to {wider}, or " if wider else ""
+    stored = f", dequantised from {model.spec.quantised}," if model.spec.quantised else ""
     raise OutOfMemoryError(
-        f"model weights want {mib(model.weights)} of each GPU, and memoryFraction {fraction} of "
-        f"its {mib(device.total)} is {mib(share)}; {ranks}take GPUs with more than "
+        f"model weights{stored} want {mib(model.weights)} of each GPU, and memoryFraction "
+        f"{fraction} of its {mib(device.total)} is {mib(share)}; {ranks}take GPUs with more than "
         f"{mib(model.weights / fraction)}"
     )
 

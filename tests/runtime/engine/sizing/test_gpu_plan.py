@@ -35,12 +35,15 @@ from sluice_runtime.layers.stack import PagedStep
 from sluice_runtime.layers.stacks import PlainStack
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.load import Placement, Reader, build_decoder
+from sluice_runtime.model.quantised import format_from
 from sluice_runtime.model.shard import Part
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.parallel.group import Solo
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from tests.runtime.model.quantised_checkpoints import awq
 
 # Tensors without values make torch import what transformers imports too: seconds, for one worker.
 pytestmark = pytest.mark.xdist_group("transformers")
@@ -258,6 +261,15 @@ def refusal(asked: PoolQuestion) -> str | None:
     assert tokens >= CONTEXT
     assert tokens * asked.model.token <= asked.device.available - asked.reserved
     return None
+
+
+def test_a_refusal_says_that_quantised_weights_are_held_in_the_engines_type() -> None:
+    asked = question("Qwen3-32B", "NVIDIA-L4", 24, 1)
+    spec = replace(asked.model.spec, quantised=format_from({"quantization_config": awq(128)}))
+    line = refusal(replace(asked, model=replace(asked.model, spec=spec)))
+    assert (line or "").startswith(
+        "model weights, dequantised from AWQ, 4 bits, groups of 128, want 6"
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

@@ -1,0 +1,159 @@
+"""Decode with weights of 8 bits (`engine.weightDtype: int8`) beside bfloat16, in turns.
+
+Two models of random weights: the 33.6 M-parameter Qwen3 of "CPU serving", which a large cache may
+hold, and one of the size of Qwen3-0.6B, which it does not. 1 and 16 rows with prompts of 32 tokens;
+prompts are computed before the watch starts. `--prefill` measures chunks of 512 tokens instead.
+Prints one JSON line a figure. On a machine shared with others the tokens of a CPU second count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from sluice_contract.config.engine import EngineConfig
+from sluice_runtime.engine.build import Engine, build_engine
+from sluice_runtime.engine.sizing import host
+from sluice_runtime.engine.sizing.plan import resolved
+from sluice_runtime.model.files import resolve
+from sluice_runtime.wire.messages import Generate, Sampling
+
+from benchmarks.cpu_serving import as_an_engine_process, step
+from benchmarks.turns import Measured, in_turns, report_rounds, stopwatch
+
+PROMPT_TOKENS = 32
+CHUNK_TOKENS = 512
+SMALL = (16_384, 512, 1536, 8, 8, 4, 64)
+LARGE = (151_936, 1024, 3072, 28, 16, 8, 128)
+"""Vocabulary, hidden, intermediate, layers, heads, key heads and their size."""
+MODELS = {"33.6M": SMALL, "0.6B": LARGE}
+
+
+def write_model(folder: Path, sizes: tuple[int, ...]) -> None:
+    """Random weights in bfloat16, as far as they are wanted here: the numbers repeat."""
+    vocabulary, hidden, inner, layers, heads, kv_heads, dim = sizes
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": dim,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(0)
+    drawn = (torch.randn(1_048_583) * 0.02).bfloat16()
+
+    def matrix(out: int, width: int) -> torch.Tensor:
+        count = out * width
+        return drawn.repeat(-(-count // len(drawn)))[:count].view(out, width)
+
+    tensors = {"model.embed_tokens.weight": matrix(vocabulary, hidden)}
+    tensors["model.norm.weight"] = torch.ones(hidden).bfloat16()
+    for layer in range(layers):
+        shapes = {
+            "self_attn.q_proj": (heads * dim, hidden),
+            "self_attn.k_proj": (kv_heads * dim, hidden),
+            "self_attn.v_proj": (kv_heads * dim, hidden),
+            "self_attn.o_proj": (hidden, heads * dim),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
+        norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
+        for name, shape in shapes.items():
+            tensors[f"model.layers.{layer}.{name}.weight"] = matrix(*shape)
+        for name, size in norms.items():
+            tensors[f"model.layers.{layer}.{name}.weight"] = torch.ones(size).bfloat16()
+    save_file(tensors, folder / "model.safetensors")
+
+
+def engine_of(folder: Path, weights: str, threads: int) -> Engine:
+    settings = {"kv_pool_tokens": 16_384, "chunk_size": CHUNK_TOKENS, "threads": threads}
+    config = EngineConfig.model_validate(
+        {"model": {"uri": str(folder)}, "weight_dtype": weights, **settings}
+    )
+    return build_engine(resolved(config), resolve(str(folder)))
+
+
+def decode(engine: Engine, rows: int, steps: int) -> Callable[[int], Measured]:
+    """So many steps of `rows` that all decode."""
+
+    def run(shift: int) -> Measured:
+        for row in range(rows):
+            prompt = [(shift * 7919 + row * 131 + i) % 16_000 for i in range(PROMPT_TOKENS)]
+            request = f"{shift}-{row}"
+            sampling = Sampling(temperature=0.0)
+            engine.scheduler.add(Generate(request, prompt, steps + 2, sampling, ignore_eos=True))
+        made = 0
+        while made < rows:
+            made += step(engine) or 0
+        with stopwatch() as measured:
+            made = sum(step(engine) or 0 for _ in range(steps))
+            seen = measured(made)
+        while step(engine) is not None:
+            pass
+        return seen
+
+    return run
+
+
+def prefill(engine: Engine, chunks: int) -> Callable[[int], Measured]:
+    """One prompt after the other, of a chunk each; counted are tokens of prompts."""
+
+    def run(shift: int) -> Measured:
+        with stopwatch() as measured:
+            for chunk in range(chunks):
+                first = shift * 7919 + chunk * 131
+                prompt = [(first + i) % 16_000 for i in range(CHUNK_TOKENS)]
+                sampling = Sampling(temperature=0.0)
+                engine.scheduler.add(Generate(f"{shift}-{chunk}", prompt, 1, sampling))
+                while step(engine) is not None:
+                    pass
+            return measured(chunks * CHUNK_TOKENS)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--prefill", action="store_true")
+    arguments = parser.parse_args()
+    as_an_engine_process("benchmarks.int8_weights")
+    host.collect_garbage_rarely()
+    for name in arguments.models:
+        with tempfile.TemporaryDirectory() as made:
+            write_model(Path(made), MODELS[name])
+            kinds = {"int8": "int8", "bfloat16": "auto"}
+            engines = {
+                kind: engine_of(Path(made), weights, arguments.threads)
+                for kind, weights in kinds.items()
+            }
+            if arguments.prefill:
+                runs = {kind: prefill(engine, 2) for kind, engine in engines.items()}
+                report_rounds(f"int8.prefill.{name}", "int8", in_turns(runs, arguments.rounds))
+                continue
+            for rows in (1, 16):
+                runs = {k: decode(engine, rows, arguments.steps) for k, engine in engines.items()}
+                seen = in_turns(runs, arguments.rounds)
+                report_rounds(f"int8.decode.{name}.{rows}_rows", "int8", seen)
+
+
+if __name__ == "__main__":
+    main()

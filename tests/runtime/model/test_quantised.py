@@ -1,0 +1,202 @@
+"""Quantised checkpoints are read as the numbers that they mean, whole or in parts, or refused by
+name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from sluice_contract.config.supported import QUANTISATIONS
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.model.load_progress import LoadProgress
+from sluice_runtime.model.quantised import FORMATS, QuantisedWeights, format_from
+from sluice_runtime.model.shard import Shard, Split
+from sluice_runtime.model.streamed_weights import StreamedWeights
+from sluice_runtime.model.weights import Checkpoint, MappedWeights, WeightSource
+from torch import Tensor
+
+from tests.runtime.model.quantised_checkpoints import SCHEMES, awq, block_fp8, compressed, gptq
+from tests.runtime.model.test_streamed_weights import LateCopies
+
+NAME = "layer.q_proj"
+OUT, WIDTH = 80, 96
+Change = Callable[[dict[str, Tensor]], object]
+
+
+def write(folder: Path, scheme: str, change: Change | None = None) -> Tensor:
+    """One matrix in the scheme; what it means."""
+    stored, meant = SCHEMES[scheme][1](
+        torch.randn(OUT, WIDTH, generator=torch.Generator().manual_seed(3))
+    )
+    if change:
+        change(stored)
+    tensors = {f"{NAME}.{part}": tensor for part, tensor in stored.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return meant
+
+
+def read(
+    source: WeightSource, checkpoint: Checkpoint, scheme: str, shard: Shard, split: Split
+) -> Tensor:
+    stored_as = format_from({"quantization_config": SCHEMES[scheme][0]})
+    assert stored_as is not None
+    weights = QuantisedWeights(checkpoint, source, stored_as)
+    part = weights.read(f"{NAME}.weight", shard.part((OUT, WIDTH), split), torch.float32)
+    weights.settle()
+    assert not weights.unread()
+    return part
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("split", [Split.ROWS, Split.COLUMNS])
+def test_the_parts_of_all_ranks_joined_are_the_numbers_that_are_meant(
+    tmp_path: Path, scheme: str, ranks: int, split: Split
+) -> None:
+    meant = write(tmp_path, scheme)
+    with Checkpoint(tmp_path) as checkpoint:
+        parts = [
+            read(MappedWeights(checkpoint), checkpoint, scheme, Shard(rank, ranks), split)
+            for rank in range(ranks)
+        ]
+    assert torch.equal(torch.cat(parts, 0 if split is Split.ROWS else 1), meant)
+
+
+@pytest.mark.parametrize("scheme", ["fp8-blocks", "compressed-channel", "awq", "gptq"])
+def test_streamed_as_to_a_device(tmp_path: Path, scheme: str) -> None:
+    meant = write(tmp_path, scheme)
+    with (
+        Checkpoint(tmp_path) as checkpoint,
+        StreamedWeights(checkpoint, LateCopies(), LoadProgress(0), 2048) as streamed,
+    ):
+        part = read(streamed, checkpoint, scheme, Shard(1, 2), Split.COLUMNS)
+    assert torch.equal(part, meant[:, WIDTH // 2 :])
+
+
+def refusal(folder: Path, scheme: str, change: Change) -> str:
+    write(folder, scheme, change)
+    with Checkpoint(folder) as checkpoint, pytest.raises(ModelLoadError) as caught:
+        read(MappedWeights(checkpoint), checkpoint, scheme, Shard(), Split.ROWS)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "missing", "shape"),
+    [
+        ("fp8", "weight_scale", [OUT, 1]),
+        ("fp8-blocks", "weight_scale_inv", [2, 3]),
+        ("compressed-channel", "weight_scale", [OUT, 1]),
+        ("awq", "qzeros", [6, 10]),
+        ("awq", "qweight", [WIDTH, 10]),
+        ("gptq", "scales", [3, OUT]),
+        ("gptq-v2", "qzeros", [6, 10]),
+    ],
+)
+def test_a_missing_part_is_named(
+    tmp_path: Path, scheme: str, missing: str, shape: list[int]
+) -> None:
+    line = refusal(tmp_path, scheme, lambda stored: stored.pop(missing))
+    assert f"tensor {NAME}.{missing} is missing; wanted shape {shape}" in line
+
+
+@pytest.mark.parametrize(
+    ("scheme", "part", "shape"),
+    [
+        ("fp8-blocks", "weight_scale_inv", (3, 2)),
+        ("fp8", "weight_scale", (7,)),
+        ("compressed-channel", "weight_scale", (WIDTH, 1)),
+        ("awq", "scales", (3, OUT)),
+        ("gptq", "qweight", (WIDTH, 10)),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_named(
+    tmp_path: Path, scheme: str, part: str, shape: tuple[int, ...]
+) -> None:
+    def change(stored: dict[str, Tensor]) -> None:
+        stored[part] = torch.ones(shape).to(stored[part].dtype)
+
+    line = refusal(tmp_path, scheme, change)
+    assert f"tensor {NAME}.{part} has shape {list(shape)}" in line
+
+
+def test_inputs_in_another_order_are_refused(tmp_path: Path) -> None:
+    line = refusal(tmp_path, "gptq", lambda stored: stored["g_idx"].add_(1))
+    assert f"{NAME}.g_idx" in line
+    assert "desc_act" in line
+
+
+def test_numbers_of_another_type_are_refused(tmp_path: Path) -> None:
+    def change(stored: dict[str, Tensor]) -> None:
+        stored["qweight"] = stored["qweight"].long()
+
+    assert "type I64; allowed: I32" in refusal(tmp_path, "awq", change)
+
+
+def test_groups_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "awq")
+    settings = format_from({"quantization_config": awq(40)})
+    assert settings is not None
+    with Checkpoint(tmp_path) as checkpoint:
+        weights = QuantisedWeights(checkpoint, MappedWeights(checkpoint), settings)
+        with pytest.raises(ModelLoadError, match=f"group_size: 40 does not fit {NAME}"):
+            weights.read(f"{NAME}.weight", Shard().part((OUT, WIDTH), Split.ROWS), torch.float32)
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "awq"])
+def test_what_is_not_quantised_is_read_as_it_is(tmp_path: Path, scheme: str) -> None:
+    """Routers and heads, whether a list of the configuration names them or not."""
+    plain = torch.randn(OUT, WIDTH)
+    save_file({f"{NAME}.weight": plain}, tmp_path / "model.safetensors")
+    with Checkpoint(tmp_path) as checkpoint:
+        assert torch.equal(
+            read(MappedWeights(checkpoint), checkpoint, scheme, Shard(), Split.ROWS), plain
+        )
+
+
+@pytest.mark.parametrize(
+    ("written", "parts"),
+    [
+        ("fp8", ["quantization_config: 'fp8'", "an object"]),
+        ({"bits": 4}, ["quantization_config.quant_method: None", "awq", "fp8", "gptq"]),
+        ({"quant_method": "bitsandbytes"}, ["quant_method: 'bitsandbytes'", "modelopt"]),
+        ({"quant_method": "mxfp4"}, ["quant_method: 'mxfp4'"]),
+        (block_fp8(128, 128) | {"fmt": "e5m2"}, ["quantization_config.fmt: 'e5m2'", "'e4m3'"]),
+        (block_fp8(128, 0), ["weight_block_size: [128, 0]", "two whole numbers"]),
+        (block_fp8(128), ["weight_block_size: [128]"]),
+        (compressed() | {"format": "pack-quantized"}, ["format: 'pack-quantized'"]),
+        (compressed() | {"sparsity_config": {"format": "sparse-24"}}, ["sparsity_config.format"]),
+        (compressed() | {"transform_config": {"a": 1}}, ["transform_config", "absent"]),
+        (compressed() | {"config_groups": None}, ["config_groups: None"]),
+        (compressed(num_bits=4), ["config_groups.group_0.weights.num_bits: 4", "allowed: 8"]),
+        (compressed(type="int"), ["config_groups.group_0.weights.type: 'int'", "'float'"]),
+        (compressed(strategy="group"), ["weights.strategy: 'group'", "'channel'"]),
+        (compressed(block_structure=[8, 8]), ["block_structure", "strategy 'block'"]),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ["quant_algo: 'NVFP4'", "'FP8'"]),
+        (awq(128) | {"bits": 8}, ["bits: 8", "allowed: 4"]),
+        (awq(128) | {"version": "gemv"}, ["version: 'gemv'", "'gemm'"]),
+        (awq(128) | {"zero_point": False}, ["zero_point: False", "True"]),
+        (awq(100), ["group_size: 100", "multiple of 8"]),
+        (gptq(128, desc_act=True), ["quantization_config.desc_act: True", "False"]),
+        (gptq(128, checkpoint_format="marlin"), ["checkpoint_format: 'marlin'", "'gptq_v2'"]),
+        (gptq(128, dynamic={"-:lm_head": {}}), ["dynamic", "absent"]),
+        (gptq(128, bits=3), ["bits: 3"]),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(written: Any, parts: list[str]) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        format_from({"quantization_config": written})
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_the_old_name_of_the_key_is_read_and_null_is_none() -> None:
+    assert format_from({"compression_config": compressed()}) is not None
+    assert format_from({"quantization_config": None}) is None
+
+
+def test_the_operator_knows_the_same_methods() -> None:
+    assert sorted(FORMATS) == sorted(QUANTISATIONS)
