@@ -79,6 +79,7 @@ EDITS: Final[dict[str, Any]] = {
     "engine.maxQueuedRequests": 64,
     "engine.cudaGraphMaxBatch": 4,
     "engine.attentionBackend": "torch",
+    "engine.weightDtype": "int8",
     "engine.pageSize": 8,
     "engine.kvPoolTokens": 8192,
     "engine.memoryFraction": 0.5,
@@ -122,6 +123,7 @@ EDITS: Final[dict[str, Any]] = {
     "router.cors": {"allowedOrigins": ["https://chat.example.com"]},
     "router.route": {"parentRefs": [{"name": "shared"}]},
     "tracing": {"endpoint": "http://collector.monitoring:4318", "sampleRatio": 0.5},
+    "metrics.compatibility": "vLLM",
     "paused": True,
 }
 

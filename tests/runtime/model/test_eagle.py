@@ -115,7 +115,7 @@ WRONG_TENSORS: dict[str, tuple[Tensors, str]] = {
     ),
     "a map of other numbers": (
         without() | {"d2t": torch.zeros(120)},
-        "{file}: tensor d2t has type F32; allowed: I64, I32",
+        "{file}: tensor d2t has type F32; allowed: I64 as config.json describes it",
     ),
     "a map out of the vocabulary": (
         without() | {"d2t": torch.full((120,), 200)},
