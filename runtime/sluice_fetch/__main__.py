@@ -23,12 +23,14 @@ from sluice_contract.cluster.termination import (
     TerminationMessage,
 )
 
+from sluice_fetch.bucket import PROVIDERS, bucket
 from sluice_fetch.errors import FetchError, TransientError
 from sluice_fetch.fetch import Fetcher, Tell
+from sluice_fetch.hub import Hub
 from sluice_fetch.progress import ProgressServer
 from sluice_fetch.retry import Retry, Wait
-from sluice_fetch.settings import source
-from sluice_fetch.snapshot import ADAPTER, MODEL
+from sluice_fetch.settings import SOURCES, source
+from sluice_fetch.snapshot import ADAPTER, MODEL, Origin
 from sluice_fetch.trust import trust
 
 HUB: Final = "https://huggingface.co"
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, wait: Wait = threading.Event.wa
     try:
         if options.ca_file:
             trust(options.ca_file)
-        model = source(options.uri, options.revision, options.endpoint, options.token_file)
+        model = _origin(options)
         if options.resolve_only:
             outcome = fetcher.facts(model).model_dump_json(by_alias=True, exclude_none=True)
         else:
@@ -59,6 +61,16 @@ def main(arguments: Sequence[str] | None = None, wait: Wait = threading.Event.wa
         return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_REFUSED
     leave_message(MODEL_RESOLVED if options.resolve_only else MODEL_FETCHED, outcome)
     return 0
+
+
+def _origin(options: argparse.Namespace) -> Origin:
+    """Where the options say that the model is."""
+    uri, revision, secret = options.uri, options.revision, options.token_file
+    if uri.partition("://")[0] in PROVIDERS:
+        certificates = options.ca_file.read_text() if options.ca_file else None
+        return bucket(uri, revision, options.endpoint, secret, os.environ, certificates)
+    endpoint = options.endpoint or os.environ.get("HF_ENDPOINT") or HUB
+    return Hub(source(uri, revision, endpoint, secret))
 
 
 def _teller(port: int | None) -> Tell:
@@ -95,15 +107,19 @@ def leave_message(reason: str, message: str) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m sluice_fetch", description=__doc__)
-    parser.add_argument("--uri", required=True, metavar="hf://org/name")
+    parser.add_argument("--uri", required=True, metavar="URI", help=SOURCES)
     parser.add_argument("--revision", default="main", help="branch, tag or commit (main)")
     parser.add_argument(
         "--endpoint",
-        default=os.environ.get("HF_ENDPOINT") or HUB,
         metavar="URL",
-        help=f"a hub or its mirror (HF_ENDPOINT, else {HUB})",
+        help=f"a hub or its mirror (HF_ENDPOINT, else {HUB}); a store that speaks S3",
     )
-    parser.add_argument("--token-file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="the hub's token; of a bucket: lines NAME=value of AWS_…, GOOGLE_… or AZURE_…",
+    )
     parser.add_argument(
         "--ca-file", type=Path, metavar="FILE", help="trusted beside the public authorities"
     )

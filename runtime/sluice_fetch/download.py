@@ -8,20 +8,18 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_fetch.cache import Cache, verified
+from sluice_fetch.cache import Cache
 from sluice_fetch.errors import FileCorruptError, HubUnreachableError
-from sluice_fetch.hub import content
 from sluice_fetch.progress import Meter
 from sluice_fetch.retry import Retry, Stopped
-from sluice_fetch.settings import Source
-from sluice_fetch.snapshot import HubFile
+from sluice_fetch.snapshot import HubFile, Origin
 
 
 @dataclass(frozen=True)
 class Download:
     """The download of a commit's files; `file` may run in several threads."""
 
-    source: Source
+    origin: Origin
     commit: str
     cache: Cache
     retry: Retry
@@ -32,7 +30,7 @@ class Download:
         """Leaves the verified blob; a corrupt one is fetched a second time from its start.
 
         Raises:
-            FileCorruptError, OSError, and those of `from_hub`.
+            FileCorruptError, OSError, and what the origin raises.
         """
         self.meter.already_there(self.cache.size_there(file))
         if self.cache.blob(file).exists():
@@ -40,14 +38,13 @@ class Download:
         for _ in range(2):
             self._bytes(file)
             partial = self.cache.partial(file)
-            if verified(partial, file):
+            flaw = self.origin.flaw(partial, file)
+            if not flaw:
                 partial.rename(self.cache.blob(file))
                 return
             partial.unlink()
             self.meter.already_there(-file.size_bytes)
-        raise FileCorruptError(
-            f"{file.name} of {self.source}: its content is not that of hash {file.etag}"
-        )
+        raise FileCorruptError(f"{file.name} of {self.origin}: {flaw}")
 
     def _bytes(self, file: HubFile) -> None:
         partial = self.cache.partial(file)
@@ -64,7 +61,7 @@ class Download:
         if offset == file.size_bytes:
             return
         with (
-            content(self.source, self.commit, file, offset) as answer,
+            self.origin.content(self.commit, file, offset) as answer,
             partial.open("ab") as written,
         ):
             if not answer.continues:
@@ -83,7 +80,7 @@ class Download:
         self._check_size(file, partial.stat().st_size)
 
     def _check_size(self, file: HubFile, size: int) -> None:
-        what = f"{file.name} of {self.source}: {size} bytes came of {file.size_bytes}"
+        what = f"{file.name} of {self.origin}: {size} bytes came of {file.size_bytes}"
         if size > file.size_bytes:
             raise FileCorruptError(what)
         if size < file.size_bytes:

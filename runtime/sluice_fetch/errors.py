@@ -63,6 +63,12 @@ class FileCorruptError(FetchError):
     reason = "FileCorrupt"
 
 
+class ObjectChangedError(FetchError):
+    """A bucket no longer holds what was resolved."""
+
+    reason = "ObjectChanged"
+
+
 class TransientError(FetchError):
     """Trying again may help, after `retry_after_seconds` where the hub says so."""
 

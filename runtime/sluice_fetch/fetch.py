@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from sluice_contract.config.model_facts import ResolvedModel, facts_of
 
 from sluice_fetch.cache import Cache
 from sluice_fetch.download import Download
-from sluice_fetch.errors import from_disk
-from sluice_fetch.hub import config as config_of
-from sluice_fetch.hub import look_up
+from sluice_fetch.errors import NotAModelError, from_disk
 from sluice_fetch.progress import Meter
 from sluice_fetch.retry import Retry, Stopped
-from sluice_fetch.settings import COMMIT, Source
-from sluice_fetch.snapshot import MODEL, Selection, Snapshot, snapshot
+from sluice_fetch.settings import COMMIT
+from sluice_fetch.snapshot import CONFIG_FILE, MODEL, Origin, Selection, Snapshot, snapshot
 
+MAX_CONFIG_BYTES: Final = 1 << 20
 Tell = Callable[[str, Mapping[str, object]], None]
 """An event and its fields."""
 
@@ -41,44 +42,44 @@ class Fetcher:
     """Files at a time."""
     selection: Selection = MODEL
 
-    def resolve(self, source: Source) -> Snapshot:
+    def resolve(self, origin: Origin) -> Snapshot:
         """The commit that the revision is now, and the files that an engine reads of it."""
-        resolved = snapshot(self.selection, *self.retry.run(lambda: look_up(source)))
-        fields = {"repository": source.repository, "revision": source.revision}
+        resolved = snapshot(self.selection, *self.retry.run(lambda: origin.look_up(self.selection)))
+        fields = {"repository": origin.repository, "revision": origin.revision}
         size = {"files": len(resolved.files), "total": resolved.size_bytes}
         self.tell("resolved", {**fields, "commit": resolved.commit, **size})
         return resolved
 
-    def facts(self, source: Source) -> ResolvedModel:
+    def facts(self, origin: Origin) -> ResolvedModel:
         """Facts about the revision's current commit, without downloading it."""
-        resolved = self.resolve(source)
-        config = self.retry.run(lambda: config_of(source, resolved))
+        resolved = self.resolve(origin)
+        config = self.retry.run(lambda: _config(origin, resolved))
         facts = facts_of(config).model_dump()
         return ResolvedModel(**facts, commit=resolved.commit, bytes=resolved.size_bytes)
 
-    def fetch(self, source: Source, root: Path) -> Fetched:
-        """The snapshot folder, complete and verified. A complete commit asks no hub.
+    def fetch(self, origin: Origin, root: Path) -> Fetched:
+        """The snapshot folder, complete and verified. A complete commit asks nobody.
 
         Raises:
             FetchError: says why, with the reason's name.
         """
-        cache = Cache(root, source.repository)
-        commit = source.revision
+        cache = Cache(root, origin.repository)
+        commit = origin.revision
         if COMMIT.fullmatch(commit) and cache.is_complete(commit, self.selection):
             return self._done(commit, cache)
         try:
-            return self._missing(source, cache)
+            return self._missing(origin, cache)
         except OSError as error:
             raise from_disk(error) from None
 
-    def _missing(self, source: Source, cache: Cache) -> Fetched:
-        resolved = self.resolve(source)
+    def _missing(self, origin: Origin, cache: Cache) -> Fetched:
+        resolved = self.resolve(origin)
         with cache.exclusive():
             if not cache.is_complete(resolved.commit, self.selection):
                 cache.check_space(resolved)
-                self._download(source, resolved, cache)
+                self._download(origin, resolved, cache)
                 cache.link(resolved)
-            cache.remember(source.revision, resolved.commit)
+            cache.remember(origin.revision, resolved.commit)
         return self._done(resolved.commit, cache)
 
     def _done(self, commit: str, cache: Cache) -> Fetched:
@@ -86,14 +87,14 @@ class Fetcher:
         self.tell("complete", {"commit": commit, "folder": str(folder)})
         return Fetched(commit, folder)
 
-    def _download(self, source: Source, resolved: Snapshot, cache: Cache) -> None:
+    def _download(self, origin: Origin, resolved: Snapshot, cache: Cache) -> None:
         """All files, the largest first; the first that fails ends the others."""
         blobs = {file.etag: file for file in resolved.files}.values()
         total = sum(file.size_bytes for file in blobs)
         meter = Meter(total, self.clock, lambda now: self.tell("progress", now.fields()))
         self.tell("progress", meter.progress().fields())
         stop = threading.Event()
-        download = Download(source, resolved.commit, cache, self.retry, meter, stop)
+        download = Download(origin, resolved.commit, cache, self.retry, meter, stop)
         largest_first = sorted(blobs, key=lambda file: -file.size_bytes)
         with ThreadPoolExecutor(self.parallel) as threads:
             futures = [threads.submit(download.file, file) for file in largest_first]
@@ -107,3 +108,25 @@ class Fetcher:
         for error in failed:
             if error is not None and not isinstance(error, Stopped):
                 raise error
+
+
+def _config(origin: Origin, resolved: Snapshot) -> dict[str, Any]:
+    """The commit's config.json.
+
+    Raises:
+        NotAModelError: it is none. And what the origin raises.
+    """
+    file = next(entry for entry in resolved.files if entry.name == CONFIG_FILE)
+    body = b""
+    with origin.content(resolved.commit, file, 0) as answer:
+        for chunk in answer.chunks():
+            body += chunk
+            if len(body) > MAX_CONFIG_BYTES:
+                raise NotAModelError(f"{file.name}: more than {MAX_CONFIG_BYTES} bytes")
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise NotAModelError(f"{file.name} of {origin}: no JSON object")
+    return parsed

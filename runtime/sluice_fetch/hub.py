@@ -5,26 +5,56 @@ One request each, without a retry.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_session, hf_hub_url, hf_raise_for_status
 from huggingface_hub.hf_api import RepoSibling
 
-from sluice_fetch.errors import FetchError, HubUnreachableError, NotAModelError, from_hub
+from sluice_fetch.cache import verified
+from sluice_fetch.errors import FetchError, HubUnreachableError, from_hub
 from sluice_fetch.settings import COMMIT, Source
-from sluice_fetch.snapshot import CONFIG_FILE, HubFile, Snapshot
+from sluice_fetch.snapshot import HubFile, Selection
 
 TIMEOUT_SECONDS: Final = 20.0
-MAX_CONFIG_BYTES: Final = 1 << 20
 _HASH: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 # Else the library asks huggingface.co for a list for its telemetry, whatever hub is meant.
 constants.HF_HUB_DISABLE_TELEMETRY = True
+
+
+@dataclass(frozen=True)
+class Hub:
+    """The `Origin` of a source."""
+
+    source: Source
+
+    @property
+    def repository(self) -> str:
+        return self.source.repository
+
+    @property
+    def revision(self) -> str:
+        return self.source.revision
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+    def look_up(self, _: Selection) -> tuple[str, tuple[HubFile, ...]]:
+        return look_up(self.source)
+
+    def content(
+        self, commit: str, file: HubFile, offset: int
+    ) -> AbstractContextManager[HubContent]:
+        return content(self.source, commit, file, offset)
+
+    def flaw(self, path: Path, file: HubFile) -> str:
+        return "" if verified(path, file) else f"its content is not that of hash {file.etag}"
 
 
 def look_up(source: Source) -> tuple[str, tuple[HubFile, ...]]:
@@ -47,7 +77,7 @@ def look_up(source: Source) -> tuple[str, tuple[HubFile, ...]]:
 
 
 @contextmanager
-def content(source: Source, commit: str, file: HubFile, offset: int) -> Iterator[Content]:
+def content(source: Source, commit: str, file: HubFile, offset: int) -> Iterator[HubContent]:
     """The bytes of a file from `offset` on, or all if the server does not support ranges.
 
     Plain HTTP, not Xet: only so can a file be continued after a killed process. The client does not
@@ -64,32 +94,10 @@ def content(source: Source, commit: str, file: HubFile, offset: int) -> Iterator
         get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_SECONDS) as response,
     ):
         hf_raise_for_status(response)
-        yield Content(response)
+        yield HubContent(response)
 
 
-def config(source: Source, resolved: Snapshot) -> dict[str, Any]:
-    """The commit's config.json.
-
-    Raises:
-        NotAModelError: it is none. And see `from_hub`.
-    """
-    file = next(entry for entry in resolved.files if entry.name == CONFIG_FILE)
-    body = b""
-    with content(source, resolved.commit, file, 0) as answer:
-        for chunk in answer.chunks():
-            body += chunk
-            if len(body) > MAX_CONFIG_BYTES:
-                raise NotAModelError(f"{file.name}: more than {MAX_CONFIG_BYTES} bytes")
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise NotAModelError(f"{file.name} of {source}: no JSON object")
-    return parsed
-
-
-class Content:
+class HubContent:
     """The body of an answer."""
 
     def __init__(self, response: httpx2.Response) -> None:

@@ -13,6 +13,7 @@ from sluice_fetch.errors import InvalidConfigError, TokenMissingError
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*")
 COMMIT = re.compile(r"[0-9a-f]{40}")
+SOURCES = "hf://org/name, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def source(uri: str, revision: str, endpoint: str, token_file: Path | None) -> S
     """
     scheme, _, repository = uri.partition("://")
     if scheme != "hf" or not _REPOSITORY.fullmatch(repository):
-        raise InvalidConfigError(f"--uri: {uri!r} is not allowed; allowed: hf://org/name")
+        raise InvalidConfigError(f"--uri: {uri!r} is not allowed; allowed: {SOURCES}")
     if not re.fullmatch(r"https?://[^/\s]+(/[^\s?#]*)?", endpoint):
         raise InvalidConfigError(
             f"--endpoint: {endpoint!r} is not allowed; allowed: http(s)://host[:port][/path]"
@@ -54,12 +55,22 @@ def source(uri: str, revision: str, endpoint: str, token_file: Path | None) -> S
 
 
 def _token(file: Path) -> str:
+    token = read_secret(file)
+    if not token.isascii() or not token.isprintable() or not token:
+        raise InvalidConfigError(f"--token-file: {file} holds no token; allowed: one line of ASCII")
+    return token
+
+
+def read_secret(file: Path) -> str:
+    """The text of the file in `--token-file`.
+
+    Raises:
+        TokenMissingError: it is not there yet.
+        InvalidConfigError: it cannot be read.
+    """
     try:
-        token = file.read_text().strip()
+        return file.read_text().strip()
     except FileNotFoundError:
         raise TokenMissingError(f"--token-file: there is no {file}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"--token-file: cannot read {file}: {error}") from None
-    if not token.isascii() or not token.isprintable() or not token:
-        raise InvalidConfigError(f"--token-file: {file} holds no token; allowed: one line of ASCII")
-    return token

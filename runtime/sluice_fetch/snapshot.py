@@ -1,11 +1,14 @@
-"""The files of a commit, and which of them an engine reads. Values and pure functions."""
+"""The files of a commit, which of them an engine reads, and what a place with commits can do.
+Values and pure functions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 from sluice_fetch.errors import FetchError, NotAModelError, NotAnAdapterError
 
@@ -72,7 +75,10 @@ class HubFile:
     name: str
     size_bytes: int
     etag: str
-    """sha256 of its content where it is stored by LFS, else git's sha1; names its blob."""
+    """Names its blob. Of a hub: sha256 of its content where it is stored by LFS, else git's sha1;
+    of a bucket: a digest of name, size and `version`."""
+    version: str = ""
+    """A bucket's ETag."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,37 @@ class Snapshot:
     @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
+
+
+class Content(Protocol):
+    """The body of an answer."""
+
+    continues: bool
+    """It begins at the offset that was asked for, and not at the file's start."""
+
+    def chunks(self) -> Iterator[bytes]:
+        """Chunks as they arrive."""
+
+
+class Origin(Protocol):
+    """Where a model is fetched from, at a revision. All raise `FetchError`."""
+
+    @property
+    def repository(self) -> str:
+        """Names its part of the cache."""
+
+    @property
+    def revision(self) -> str:
+        """Branch, tag or commit."""
+
+    def look_up(self, selection: Selection) -> tuple[str, tuple[HubFile, ...]]:
+        """The commit that the revision is now, and at least its files that `selection` reads."""
+
+    def content(self, commit: str, file: HubFile, offset: int) -> AbstractContextManager[Content]:
+        """The bytes of a file from `offset` on, or all of them."""
+
+    def flaw(self, path: Path, file: HubFile) -> str:
+        """What is wrong with a downloaded file; empty: nothing."""
 
 
 def snapshot(selection: Selection, commit: str, files: Iterable[HubFile]) -> Snapshot:

@@ -1,0 +1,319 @@
+"""A model under a prefix of a bucket: `s3://`, `gs://` and `az://`, by obstore. One request each,
+without a retry.
+
+A bucket has no commits. One is made here: a digest of the names, sizes and ETags of the objects
+that an engine reads. Every later request has the ETag of the list, so no file is put together from
+two versions of an object. An ETag is no hash of the content: instead, a file of weights is compared
+with the sizes in its own header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import obstore
+from obstore.exceptions import BaseError, PreconditionError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from sluice_fetch.errors import (
+    AccessDeniedError,
+    FetchError,
+    FileCorruptError,
+    HubUnreachableError,
+    InvalidConfigError,
+    ObjectChangedError,
+    RateLimitedError,
+    RepositoryNotFoundError,
+)
+from sluice_fetch.settings import COMMIT, read_secret
+from sluice_fetch.snapshot import HubFile, Selection
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult
+
+TIMEOUT_SECONDS: Final = 20
+NEWEST: Final = "main"
+"""The revision that means what is there now."""
+CHUNK_BYTES: Final = 256 << 10
+MAX_HEADER_BYTES: Final = 100 << 20
+"""Of a safetensors file, by its format."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """What differs between stores: whose variables are read, and which of them are credentials."""
+
+    prefix: str
+    endpoint: str
+    """Variable of another endpoint."""
+    credentials: tuple[str, ...]
+    """One of these variables has to be set. Else the node's own role would be used; empty: that is
+    how the provider gives an identity to a pod."""
+
+
+_AWS: Final = ("ACCESS_KEY_ID", "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_FULL_URI")
+_AZURE: Final = ("STORAGE_ACCOUNT_KEY", "STORAGE_SAS_KEY", "CLIENT_SECRET", "FEDERATED_TOKEN_FILE")
+PROVIDERS: Final = {
+    "s3": Provider(
+        "AWS_", "AWS_ENDPOINT_URL", tuple(f"AWS_{name}" for name in (*_AWS, "SKIP_SIGNATURE"))
+    ),
+    "gs": Provider("GOOGLE_", "GOOGLE_BASE_URL", ()),
+    "az": Provider(
+        "AZURE_", "AZURE_ENDPOINT", tuple(f"AZURE_{name}" for name in (*_AZURE, "SKIP_SIGNATURE"))
+    ),
+}
+Store = S3Store | GCSStore | AzureStore
+_PLACE: Final = re.compile(r"([a-z0-9][-._a-z0-9]{1,62})((?:/[-._=A-Za-z0-9]+)*)/?")
+_ENTRY: Final = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+_EXPIRED: Final = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The `Origin` that a prefix of a bucket is, or of a container of Azure."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+    """Without slashes at its ends; empty: the whole bucket."""
+    revision: str
+    store: Store = field(repr=False)
+
+    @property
+    def repository(self) -> str:
+        """Names its part of the cache."""
+        return "/".join(filter(None, (self.scheme, self.bucket, self.prefix)))
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{'/'.join(filter(None, (self.bucket, self.prefix)))}"
+
+    def look_up(self, selection: Selection) -> tuple[str, tuple[HubFile, ...]]:
+        """What is there now: its commit, and what `selection` reads directly under the prefix.
+
+        Raises:
+            ObjectChangedError: `revision` is another commit. And see `_named`.
+        """
+        with _named(str(self)):
+            listed = obstore.list_with_delimiter(self.store, self.prefix or None)["objects"]
+        if not listed:
+            raise RepositoryNotFoundError(f"{self}: there is no object under this prefix")
+        named = ((meta["path"].rpartition("/")[2], meta) for meta in listed)
+        files = tuple(
+            self._file(name, meta["size"], meta["e_tag"])
+            for name, meta in sorted(named, key=lambda item: item[0])
+            if selection.reads(name)
+        )
+        commit = _digest(str(self), *(file.etag for file in files))[:40]
+        if self.revision not in (NEWEST, commit):
+            raise ObjectChangedError(
+                f"{self}: its objects are commit {commit} now, and no longer {self.revision}"
+            )
+        return commit, files
+
+    @contextmanager
+    def content(self, _: str, file: HubFile, offset: int) -> Iterator[BucketContent]:
+        """The bytes of a file from `offset` on, of the version that was listed."""
+        what = f"{file.name} of {self}"
+        options: GetOptions = {"if_match": file.version}
+        if offset:
+            options["range"] = {"offset": offset}
+        with _named(what):
+            path = "/".join(filter(None, (self.prefix, file.name)))
+            answer = obstore.get(self.store, path, options=options)
+            if (answer.meta["e_tag"], answer.meta["size"]) != (file.version, file.size_bytes):
+                raise PreconditionError  # from a store that ignores If-Match
+        yield BucketContent(what, bool(offset), answer)
+
+    def flaw(self, path: Path, file: HubFile) -> str:
+        """What is wrong with a downloaded file; empty: nothing that can be known."""
+        if not file.name.endswith(".safetensors"):
+            return ""
+        size = _size_by_header(path)
+        if size == file.size_bytes:
+            return ""
+        says = f"says {size} bytes" if size else "is none of safetensors"
+        return f"its header {says}, the object has {file.size_bytes}: it was cut when it was stored"
+
+    def _file(self, name: str, size_bytes: int, etag: str | None) -> HubFile:
+        if not etag:
+            raise FileCorruptError(f"{name} of {self}: the list gives no ETag; allowed: one")
+        return HubFile(name, size_bytes, _digest(str(self), name, str(size_bytes), etag), etag)
+
+
+class BucketContent:
+    """The body of an answer."""
+
+    def __init__(self, what: str, continues: bool, answer: GetResult) -> None:
+        self.continues = continues
+        self._what = what
+        self._answer = answer
+
+    def chunks(self) -> Iterator[bytes]:
+        """Chunks of at least `CHUNK_BYTES`, but for the last."""
+        chunks = self._answer.stream(min_chunk_size=CHUNK_BYTES)
+        while True:
+            with _named(self._what):
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            yield bytes(chunk)
+
+
+def bucket(
+    uri: str,
+    revision: str,
+    endpoint: str | None,
+    secret: Path | None,
+    environment: Mapping[str, str],
+    certificates: str | None = None,
+) -> Bucket:
+    """The bucket that these settings name; `secret`: a file of variables, one NAME=value a line.
+
+    Raises:
+        InvalidConfigError: names the setting, its value and what is allowed.
+        TokenMissingError: the file is not there yet.
+        AccessDeniedError: there are no credentials.
+    """
+    scheme, _, place = uri.partition("://")
+    provider = PROVIDERS[scheme]
+    match = _PLACE.fullmatch(place)
+    if match is None or {".", ".."} & set(place.split("/")):
+        allowed = f"{scheme}://{'container' if scheme == 'az' else 'bucket'}/prefix"
+        raise InvalidConfigError(f"--uri: {uri!r} is not allowed; allowed: {allowed}")
+    if revision != NEWEST and not COMMIT.fullmatch(revision):
+        allowed = f"{NEWEST}, or the commit that was resolved"
+        raise InvalidConfigError(f"--revision: {revision!r} is not allowed; allowed: {allowed}")
+    variables = {provider.endpoint: endpoint.rstrip("/")} if endpoint else {}
+    if secret is not None:
+        variables |= _variables(secret, scheme)
+    every = {**environment, **variables}
+    if provider.credentials and not any(every.get(name) for name in provider.credentials):
+        allowed = f"one of {', '.join(provider.credentials)}"
+        raise AccessDeniedError(f"{uri}: there are no credentials; allowed: {allowed}")
+    if scheme == "az" and not every.get("AZURE_STORAGE_ACCOUNT_NAME"):
+        raise InvalidConfigError(f"{uri}: AZURE_STORAGE_ACCOUNT_NAME is not set")
+    endpoints = (value for name, value in every.items() if name.startswith(provider.endpoint))
+    allow_http = any(value.startswith("http://") for value in endpoints)
+    try:
+        store = _store(scheme, match[1], variables, allow_http, certificates)
+    except BaseError as error:  # a variable that is none, or a key that cannot be read
+        raise InvalidConfigError(f"{uri}: {_text(error)}") from None
+    return Bucket(scheme, match[1], match[2].strip("/"), revision, store)
+
+
+def _store(
+    scheme: str,
+    name: str,
+    variables: Mapping[str, str],
+    allow_http: bool,
+    certificates: str | None,
+) -> Store:
+    """What asks the bucket `name`; `variables` go before those in the environment, and
+    `certificates` are trusted beside the public authorities."""
+    client: dict[str, object] = {
+        "allow_http": allow_http,
+        "connect_timeout": f"{TIMEOUT_SECONDS}s",
+        "read_timeout": f"{TIMEOUT_SECONDS}s",
+        "timeout": "1d",  # of the whole answer
+    }
+    if certificates is not None:
+        client["root_certificate"] = certificates
+    kind = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[scheme]
+    return kind(  # type: ignore[no-any-return]
+        name,
+        config={key.lower(): value for key, value in variables.items()},
+        client_options=client,
+        retry_config={"max_retries": 0},
+    )
+
+
+def _variables(file: Path, scheme: str) -> dict[str, str]:
+    """The lines of a file; or a service account's key of Google, which is JSON."""
+    text = read_secret(file)
+    if scheme == "gs" and text.startswith("{"):
+        return {"GOOGLE_SERVICE_ACCOUNT_KEY": text}
+    prefix = PROVIDERS[scheme].prefix
+    variables = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        entry = _ENTRY.fullmatch(line.strip())
+        if entry and entry[1].startswith(prefix):
+            variables[entry[1]] = entry[2].strip()
+        elif line.strip() and not line.lstrip().startswith("#"):
+            name = entry[1] if entry else "the text"  # the value may be a secret
+            raise InvalidConfigError(
+                f"--token-file: line {number} of {file}: {name} is not allowed; "
+                f"allowed: {prefix}…=value"
+            )
+    return variables
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _size_by_header(path: Path) -> int | None:
+    """The size of a safetensors file as its header has it; None where there is no such header."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            return None
+        try:
+            header = json.loads(file.read(length))
+            ends = (entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__")
+            return 8 + length + max(map(int, ends), default=0)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return None
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (BaseError, FileNotFoundError) as error:
+        raise from_store(error, what) from None
+
+
+def from_store(error: Exception, what: str) -> FetchError:
+    """The `FetchError` for an `error` of obstore. An address in its text may hold a signature, so
+    only status and code are repeated."""
+    if isinstance(error, PreconditionError):
+        return ObjectChangedError(f"{what}: it was changed after it was listed")
+    if isinstance(error, FileNotFoundError):
+        return ObjectChangedError(f"{what}: it was removed after it was listed")
+    text = _text(error)
+    status, code = (_first(pattern, text) for pattern in (_STATUS, _CODE))
+    if "incorrectly configured region" in text or code == "AuthorizationHeaderMalformed":
+        return InvalidConfigError(f"{what}: it is in another region; AWS_REGION names it")
+    if not status:
+        return HubUnreachableError(f"{what}: no connection to the bucket, or it broke off")
+    answer = f"{what}: the bucket answers {' '.join(filter(None, (status, code)))}"
+    if code in _EXPIRED:
+        return AccessDeniedError(f"{answer}: the credential has expired")
+    if status in ("401", "403"):
+        return AccessDeniedError(f"{answer}; it needs credentials with access")
+    if status == "404":
+        return RepositoryNotFoundError(f"{answer}: there is no such bucket")
+    if status == "429" or code == "SlowDown":
+        return RateLimitedError(f"{answer}, too many requests")
+    if status.startswith("4"):
+        return InvalidConfigError(answer)
+    return HubUnreachableError(answer)
+
+
+def _text(error: Exception) -> str:
+    """Without obstore's description of its own values."""
+    return str(error).partition("\n\nDebug source")[0]
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return match[1] if match else ""
