@@ -42,6 +42,8 @@ TIMEOUT_SECONDS: Final = 20
 NEWEST: Final = "main"
 """The revision that means what is there now."""
 CHUNK_BYTES: Final = 256 << 10
+MAX_PLACE: Final = 200
+"""Characters of bucket and prefix: they name a folder."""
 MAX_HEADER_BYTES: Final = 100 << 20
 """Of a safetensors file, by its format."""
 
@@ -186,8 +188,9 @@ def bucket(
     scheme, _, place = uri.partition("://")
     provider = PROVIDERS[scheme]
     match = _PLACE.fullmatch(place)
-    if match is None or {".", ".."} & set(place.split("/")):
-        allowed = f"{scheme}://{'container' if scheme == 'az' else 'bucket'}/prefix"
+    if match is None or {".", ".."} & set(place.split("/")) or len(place) > MAX_PLACE:
+        of = "container" if scheme == "az" else "bucket"
+        allowed = f"{scheme}://{of}/prefix, of {MAX_PLACE} characters at most"
         raise InvalidConfigError(f"--uri: {uri!r} is not allowed; allowed: {allowed}")
     if revision != NEWEST and not COMMIT.fullmatch(revision):
         allowed = f"{NEWEST}, or the commit that was resolved"

@@ -40,6 +40,8 @@ class Store:
     changes_after: dict[str, bytes | None] = field(default_factory=dict)
     """Objects that are replaced once the bucket was listed; None: removed."""
     honours_if_match: bool = True
+    credentials: dict[str, str] = field(default_factory=dict)
+    """What it gives as the agent of a node, which pods have their identity from."""
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """Path with query, and headers of each."""
     sent_bytes: int = 0
@@ -60,6 +62,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.store.refusals:
             return self._refuse(*self.store.refusals.pop(0))
         parts = urlsplit(self.path)
+        if parts.path == "/v1/credentials":
+            return self._answer(200, json.dumps(self.store.credentials).encode(), {})
         bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
         if bucket != self.store.bucket:
             return self._refuse(404, "NoSuchBucket")

@@ -81,6 +81,8 @@ def test_what_an_engine_reads_is_there_with_one_commit(
     assert (resolved["event"], resolved["commit"]) == ("resolved", complete["commit"])
     signed = {sent["authorization"].split("/")[0] for _, sent in store.requests}
     assert signed == {"AWS4-HMAC-SHA256 Credential=reader"}
+    conditional = {"if-match" in sent for path, sent in store.requests if "list-type" not in path}
+    assert conditional == {True}, "only what was listed is taken"
 
 
 def test_resolving_prints_commit_and_facts_and_fetches_no_weights(
@@ -281,6 +283,21 @@ def test_credentials_may_be_in_the_environment(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
     assert Run(store, tmp_path, secret="").code == 0
+
+
+def test_credentials_may_come_from_the_agent_of_a_node(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("of the ServiceAccount")
+    store.credentials = {"AccessKeyId": "pod", "SecretAccessKey": "s", "Token": "t"}
+    store.credentials["Expiration"] = "2999-01-01T00:00:00Z"
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{store.url}/v1/credentials")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(token))
+    assert Run(store, tmp_path, secret="").code == 0
+    (_, agent), *others = store.requests
+    assert agent["authorization"] == "of the ServiceAccount"
+    assert {sent["x-amz-security-token"] for _, sent in others} == {"t"}
 
 
 def test_a_bucket_of_google_is_fetched_alike(store: Store, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from sluice_operator.api.base import (
 
 MODEL_URI: Final = (
     "hf://[A-Za-z0-9][-._A-Za-z0-9]*/[A-Za-z0-9][-._A-Za-z0-9]*"
+    "|(s3|gs|az)://[a-z0-9][-._a-z0-9]{1,62}(/[-._=A-Za-z0-9]+)*/?"
     "|pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?(/[^/:]+)*/?"
     r"|oci://[A-Za-z0-9][-.A-Za-z0-9]*(:[0-9]+)?(/[a-z0-9][-._a-z0-9]*)+"
     r"(:[A-Za-z0-9_][-._A-Za-z0-9]*)?(@sha256:[0-9a-f]{64})?"
@@ -87,12 +88,16 @@ class CacheSpec(ApiModel):
     )
 
 
+_FETCHED: Final = ("hf://", "s3://", "gs://", "az://")
+_IS_FETCHED: Final = "self.uri.matches('^(hf|s3|gs|az)://')"
+
+
 def _with_a_hub(field: str, name: str) -> Rule:
     """Adapters of a hub may come later: a list of any is enough."""
     return Rule(
-        f"!has(self.{field}) || self.uri.startsWith('hf://') || has(self.adapters)",
-        lambda s: getattr(s, name) is None or s.uri.startswith("hf://") or s.adapters is not None,
-        "only with an hf:// model, or with adapters",
+        f"!has(self.{field}) || {_IS_FETCHED} || has(self.adapters)",
+        lambda s: getattr(s, name) is None or s.uri.startswith(_FETCHED) or s.adapters is not None,
+        "only with a model of a hub or bucket, or with adapters",
         field,
     )
 
@@ -102,10 +107,10 @@ class ModelSpec(ModelRef, ApiModel):
 
     uri: str = Field(
         max_length=1024,
-        description="Where the weights are: hf://org/name, pvc://claim/path (a volume of this "
-        "namespace), oci://registry/repository:tag, file:///path (in the engine's image or a "
-        "mounted volume), or dummy://name for random weights. Its last part is what clients call "
-        "the model, unless name says otherwise.",
+        description="Where the weights are: hf://org/name, s3://bucket/prefix (gs://, az://), "
+        "pvc://claim/path (a volume of this namespace), oci://registry/repository:tag, "
+        "file:///path (in the engine's image or a mounted volume), or dummy://name for random "
+        "weights. Its last part is what clients call the model, unless name says otherwise.",
     )
     name: str | None = Field(
         default=None,
@@ -116,8 +121,8 @@ class ModelSpec(ModelRef, ApiModel):
     )
     token_secret_ref: SecretKeyRef | None = Field(
         default=None,
-        description="Token for downloading from a hub, mounted as a file. Only with an hf:// model "
-        "or adapters.",
+        description="Token of a hub, or a bucket's variables (AWS_…=value, one a line), mounted as "
+        "a file. Only with a model of a hub or bucket, or adapters.",
     )
     cache: CacheSpec | None = Field(
         default=None,
@@ -151,8 +156,8 @@ class ModelSpec(ModelRef, ApiModel):
         Rule(
             f"self.uri.matches('^({MODEL_URI})$')",
             lambda s: re.fullmatch(MODEL_URI, s.uri) is not None,
-            "hf://org/name, pvc://claim/path, oci://registry/repository:tag, file:///path, "
-            "dummy://name",
+            "hf://org/name, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, "
+            "pvc://claim/path, oci://registry/repository:tag, file:///path, dummy://name",
             "uri",
         ),
         Rule(
@@ -174,9 +179,9 @@ class ModelSpec(ModelRef, ApiModel):
             "uri",
         ),
         Rule(
-            "!has(self.revision) || self.uri.startsWith('hf://')",
-            lambda s: s.revision is None or s.uri.startswith("hf://"),
-            "only with an hf:// model",
+            f"!has(self.revision) || {_IS_FETCHED}",
+            lambda s: s.revision is None or s.uri.startswith(_FETCHED),
+            "only with a model of a hub or bucket",
             "revision",
         ),
         _with_a_hub("tokenSecretRef", "token_secret_ref"),

@@ -12,8 +12,11 @@ from sluice_operator.api.adapters import claim_of
 from sluice_operator.api.engine import ModelSpec
 
 CLAIM_MOUNT: Final = "/mnt/model"
-SERVED_SCHEMES: Final = ("file", "dummy", "pvc", "hf", "oci")
 HUB: Final = "hf"
+BUCKETS: Final = ("s3", "gs", "az")
+FETCHED: Final = (HUB, *BUCKETS)
+"""Of models that are downloaded."""
+SERVED_SCHEMES: Final = ("file", "dummy", "pvc", *FETCHED, "oci")
 IMAGE: Final = "oci"
 
 
@@ -33,14 +36,14 @@ def scheme_of(uri: str) -> str:
 
 
 def model_source(model: ModelSpec) -> ModelSource:
-    """The source of a model whose scheme is one of `SERVED_SCHEMES`; that of a hub is pinned: its
-    revision is a commit, and its cache a claim."""
+    """The source of a model whose scheme is one of `SERVED_SCHEMES`; one that is
+    downloaded is pinned: its revision is a commit, and its cache a claim."""
     scheme, _, rest = model.uri.partition("://")
     assert scheme in SERVED_SCHEMES, f"{scheme} is refused before"
     claim = claim_of_model(model)
-    if scheme == HUB:
+    if scheme in FETCHED:
         assert model.revision is not None, "a revision is resolved before"
-        snapshot = snapshot_path(rest, model.revision)
+        snapshot = snapshot_path(repository_of(model.uri), model.revision)
         return ModelSource(f"file://{CLAIM_MOUNT}/{snapshot}", model.served_name, claim)
     if scheme == IMAGE:
         return ModelSource(f"file://{CLAIM_MOUNT}", model.served_name)
@@ -52,10 +55,10 @@ def model_source(model: ModelSpec) -> ModelSource:
 
 
 def claim_of_model(model: ModelSpec) -> str | None:
-    """The claim that the model is on, if it is on one; that of a hub's cache, where it is named or
-    the model is pinned."""
+    """The claim that the model is on, if it is on one; that of a cache, where it is named or the
+    model is pinned."""
     scheme, _, rest = model.uri.partition("://")
-    if scheme == HUB:
+    if scheme in FETCHED:
         return model.cache.claim if model.cache else None
     return rest.strip("/").partition("/")[0] if scheme == "pvc" else None
 
@@ -73,6 +76,12 @@ def draft_claim(uri: str | None, model: ModelSpec) -> str | None:
     """The claim that a draft model is on, if there is one, and on another than the model."""
     claim = claim_of(uri or "")
     return claim if claim and claim != claim_of_model(model) else None
+
+
+def repository_of(uri: str) -> str:
+    """What names the part of a cache that has the model at `uri`, as the fetcher names it."""
+    scheme, _, rest = uri.partition("://")
+    return rest if scheme == HUB else f"{scheme}/{rest.strip('/')}"
 
 
 def snapshot_path(repository: str, commit: str) -> str:

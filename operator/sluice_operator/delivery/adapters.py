@@ -18,6 +18,7 @@ from sluice_contract.cluster.termination import MODEL_FETCHED
 from sluice_operator.api.adapters import AdapterSpec, HubDraft
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.model_uri import BUCKETS, scheme_of
 from sluice_operator.api.status import FetchedAdapter
 from sluice_operator.apply.plan import Event
 from sluice_operator.conditions.reasons import FETCHING
@@ -166,7 +167,10 @@ def _task(
 ) -> _Task:
     arguments_of = model_arguments if isinstance(adapter, HubDraft) else adapter_arguments
     arguments = arguments_of(fetcher.hub.endpoint, adapter.repository, adapter.revision)
-    job = fetch_job(top, fetch_task(top, "adapter", model, fetcher, arguments, claim))
+    task = fetch_task(top, "adapter", model, fetcher, arguments, claim)
+    if scheme_of(model.uri) in BUCKETS:  # no hub is told a bucket's credentials
+        task = replace(task, token=None, identity=None)
+    job = fetch_job(top, task)
     outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED)
     if isinstance(outcome, Done) and not re.fullmatch("[0-9a-f]{40}", outcome.message):
         text = f"the fetcher's answer is not understood: {outcome.message[:256]}"

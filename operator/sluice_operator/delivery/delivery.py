@@ -1,5 +1,5 @@
-"""How a hub's model gets to the engines: it is resolved once, and downloaded once if there is a
-cache; engines are created only then.
+"""How a model of a hub or bucket gets to the engines: it is resolved once, and downloaded once if
+there is a cache; engines are created only then.
 
 Pure. The resolved commit is recorded in status, and the next reconcile acts on it. So nothing is
 created from a commit that is not recorded.
@@ -19,6 +19,7 @@ from sluice_contract.wire.fetch_progress import FetchProgress
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.model_uri import BUCKETS, scheme_of
 from sluice_operator.api.pool import ModelFetch
 from sluice_operator.api.status import FetchedAdapter, ModelStatus
 from sluice_operator.apply.plan import Event
@@ -159,7 +160,7 @@ def hub_access(top: Owner, model: ModelSpec, fetcher: Fetcher) -> Iterator[Manif
     """What exists beside Jobs while anything of the service comes from a hub."""
     yield fetch_account(top)
     ports = fetcher.hub.ports | fetcher.kept_ports
-    yield fetch_policy(top, ports, fetcher.operator_namespace)
+    yield fetch_policy(top, ports, fetcher.operator_namespace, identity_of(model))
     certificates = fetcher.hub.certificates or fetcher.kept_certificates
     yield from ca_config_maps(top, certificates, FETCH)
     if model.cache is not None and model.cache.size is not None:
@@ -170,7 +171,7 @@ def _resolve(
     observed: DeliveryObserved, top: Owner, model: ModelSpec, fetcher: Fetcher
 ) -> Delivery:
     uri, revision, refresh = requested_version(model)
-    arguments = resolve_arguments(fetcher.hub.endpoint, uri, revision)
+    arguments = resolve_arguments(fetcher.hub.endpoint_of(uri), uri, revision)
     job = fetch_job(top, fetch_task(top, "resolve", model, fetcher, arguments))
     what = f"{uri} at {revision}"
     outcome = outcome_in(observed.children, observed.pods, job, MODEL_RESOLVED)
@@ -191,7 +192,7 @@ def _resolve(
 def _download(
     observed: DeliveryObserved, top: Owner, model: ModelSpec, fetcher: Fetcher, pin: ModelStatus
 ) -> Delivery:
-    arguments = fetch_arguments(fetcher.hub.endpoint, pin.uri, pin.commit)
+    arguments = fetch_arguments(fetcher.hub.endpoint_of(pin.uri), pin.uri, pin.commit)
     job = fetch_job(top, fetch_task(top, "fetch", model, fetcher, arguments, pin.claim))
     what = f"commit {pin.commit} of {pin.uri} to claim {pin.claim}"
     outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED)
@@ -221,7 +222,16 @@ def fetch_task(
         claim=claim,
         network=fetcher.hub.network(top.service),
         placement=fetcher.placement,
+        identity=identity_of(model),
     )
+
+
+def identity_of(model: ModelSpec) -> str | None:
+    """The scheme of a bucket that Jobs may reach by their ServiceAccount's identity: of one without
+    a Secret, and of any of Azure, where the Secret may name the account alone."""
+    scheme = scheme_of(model.uri)
+    by_account = scheme == "az" or model.token_secret_ref is None
+    return scheme if scheme in BUCKETS and by_account else None
 
 
 def _undone(job: Manifest, outcome: Outcome, progress: Check) -> Delivery:

@@ -14,7 +14,7 @@ from sluice_contract.config.supported import ARCHITECTURES
 from sluice_operator.api.adapters import DEFAULT_REVISION, AdapterSpec, HubDraft
 from sluice_operator.api.engine import CacheSpec, EngineSpec, ModelSpec
 from sluice_operator.api.findings import InvalidSpecError, parse
-from sluice_operator.api.model_uri import HUB, scheme_of, snapshot_path
+from sluice_operator.api.model_uri import FETCHED, HUB, scheme_of, snapshot_path
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.status import FetchedAdapter, ModelStatus
 from sluice_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
@@ -24,8 +24,8 @@ UNKNOWN_COMMIT: Final = "0" * 40
 
 
 def is_fetched(model: ModelSpec) -> bool:
-    """Whether a model is downloaded from a hub."""
-    return scheme_of(model.uri) == HUB
+    """Whether a model is downloaded, from a hub or a bucket."""
+    return scheme_of(model.uri) in FETCHED
 
 
 def pin_of(service: Manifest, model: ModelSpec) -> ModelStatus | None:

@@ -43,6 +43,14 @@ RETRIES: Final = 30
 TOKEN_VOLUME: Final = "hub-token"  # noqa: S105
 TOKEN_FOLDER: Final = "/etc/sluice/hub"  # noqa: S105
 TOKEN_FILE: Final = f"{TOKEN_FOLDER}/token"
+IDENTITY: Final = {
+    "s3": (("169.254.170.23",), (80,)),
+    "gs": (("169.254.169.254", "169.254.169.252"), (80, 988)),
+}
+"""Addresses and ports of agents on a node, EKS's and GKE's, that give a pod its ServiceAccount's
+identity."""
+AZURE_IDENTITY: Final = {"azure.workload.identity/use": "true"}
+"""Label of pods that Azure gives theirs."""
 RESOURCES: Final[Manifest] = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "1Gi"},
@@ -64,16 +72,24 @@ class FetchTask:
     """Volume that is written to."""
     network: HubNetwork | None = None
     placement: Placement = AS_IT_COMES
+    identity: str | None = None
+    """Scheme of a bucket that is reached by the ServiceAccount's identity."""
 
 
 def resolve_arguments(endpoint: str, uri: str, revision: str) -> tuple[str, ...]:
     """Arguments of a container that resolves a revision."""
-    return ("--uri", uri, "--revision", revision, "--endpoint", endpoint, "--resolve-only")
+    return (*_from(endpoint, uri, revision), "--resolve-only")
 
 
 def fetch_arguments(endpoint: str, uri: str, commit: str) -> tuple[str, ...]:
     """Arguments of a container that downloads a commit to `CLAIM_MOUNT`."""
-    return ("--uri", uri, "--revision", commit, "--endpoint", endpoint, "--cache", CLAIM_MOUNT)
+    return (*_from(endpoint, uri, commit), "--cache", CLAIM_MOUNT)
+
+
+def _from(endpoint: str, uri: str, revision: str) -> tuple[str, ...]:
+    """`endpoint`: empty for the provider's own."""
+    address = ("--endpoint", endpoint) if endpoint else ()
+    return ("--uri", uri, "--revision", revision, *address)
 
 
 def adapter_arguments(endpoint: str, repository: str, revision: str) -> tuple[str, ...]:
@@ -93,8 +109,11 @@ def fetch_account(owner: Owner) -> Manifest:
     return head | {"automountServiceAccountToken": False}
 
 
-def fetch_policy(owner: Owner, hub: Iterable[int], operator_namespace: str) -> Manifest:
-    """Pods that download may reach DNS and the ports `hub`. The operator may ask them for their
+def fetch_policy(
+    owner: Owner, hub: Iterable[int], operator_namespace: str, identity: str | None = None
+) -> Manifest:
+    """Pods that download may reach DNS and the ports `hub`; and what gives a pod its
+    ServiceAccount's `identity`, for buckets of that scheme. The operator may ask them for their
     progress."""
     asks = {
         "from": [operator_pods(operator_namespace)],
@@ -106,9 +125,21 @@ def fetch_policy(owner: Owner, hub: Iterable[int], operator_namespace: str) -> M
             "podSelector": {"matchLabels": selected},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [asks],
-            "egress": [DNS, {"ports": [policy_port(port) for port in sorted(hub)]}],
+            "egress": [
+                DNS,
+                {"ports": [policy_port(port) for port in sorted(hub)]},
+                *_identity_agents(identity),
+            ],
         }
     }
+
+
+def _identity_agents(scheme: str | None) -> list[Manifest]:
+    if scheme not in IDENTITY:
+        return []
+    addresses, numbers = IDENTITY[scheme]
+    blocks = [{"ipBlock": {"cidr": f"{address}/32"}} for address in addresses]
+    return [{"to": blocks, "ports": [policy_port(port) for port in numbers]}]
 
 
 def fetch_name(service: str) -> str:
@@ -139,6 +170,8 @@ def fetch_job(owner: Owner, task: FetchTask) -> Manifest:
     its content, as a Job cannot be changed."""
     name = f"{owner.service}-{task.name}"
     ours = child_labels(owner.service, FETCH, FETCH_ROLE) | {labels.FETCHES: "true"}
+    if task.identity == "az":
+        ours |= AZURE_IDENTITY
     metadata: Manifest = {"labels": ours}
     if task.placement.annotations:
         metadata["annotations"] = dict(task.placement.annotations)

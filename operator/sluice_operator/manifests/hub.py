@@ -1,4 +1,4 @@
-"""How a hub is reached from inside the cluster: its address, proxies, private authorities.
+"""How a hub or bucket is reached from inside the cluster: address, proxies, private authorities.
 
 One operator setting for all services; it is passed to their fetching containers.
 """
@@ -34,11 +34,17 @@ class HubAccess:
     """Hosts that are asked directly, separated by commas."""
     certificates: str = ""
     """PEM, of authorities that are trusted beside the public ones."""
+    bucket_endpoint: str = ""
+    """A store that speaks S3, in place of Amazon's; a Secret may name another."""
 
     @property
     def ports(self) -> frozenset[int]:
         """See `hub_ports`."""
-        return hub_ports(self.endpoint, self.http_proxy, self.https_proxy)
+        return hub_ports(self.endpoint, self.http_proxy, self.https_proxy, self.bucket_endpoint)
+
+    def endpoint_of(self, uri: str) -> str:
+        """Where the model at `uri` is asked for; empty: at the provider's own address."""
+        return {"hf": self.endpoint, "s3": self.bucket_endpoint}.get(uri.partition("://")[0], "")
 
     def network(self, service: str) -> HubNetwork | None:
         """The part that fetching containers of a service get; None if nothing is needed."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from sluice_operator.api.adapters import claim_of
 from sluice_operator.api.findings import InvalidSpecError, parse
-from sluice_operator.api.model_uri import HUB, scheme_of
+from sluice_operator.api.model_uri import FETCHED, scheme_of
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Manifest, of_kind
 from sluice_operator.manifests.metadata import HISTORY, Owner, digest, stamped
@@ -99,7 +99,7 @@ def spec_hash(spec: Manifest) -> str:
     if divides_budget(spec):
         hashed["autoscaling"] = {ACCELERATOR: scaling.get(ACCELERATOR) or {}}
     model = hashed.get("model") or {}
-    if scheme_of(model.get("uri", "")) != HUB:
+    if scheme_of(model.get("uri", "")) not in FETCHED:
         for key in OF_HUBS:
             model.pop(key, None)
     if (adapters := model.get(ADAPTERS)) is not None:

@@ -85,6 +85,10 @@ class Settings(BaseModel):
         default=HUB_ENDPOINT, pattern=r"^https?://[^/\s@]+(/[^\s?#]*)?$"
     )
     """The hub of `hf://` models, or a mirror of it."""
+    bucket_endpoint: Annotated[str, AfterValidator(_with_port)] = Field(
+        default="", pattern=r"^(https?://[^/\s@]+)?$"
+    )
+    """The store of `s3://` models, in place of Amazon's."""
     http_proxy: ProxyUrl = ""
     """Proxy of containers that fetch models, for requests to http addresses."""
     https_proxy: ProxyUrl = ""
@@ -125,7 +129,12 @@ class Settings(BaseModel):
     def hub(self) -> HubAccess:
         """How a hub is reached."""
         return HubAccess(
-            self.hub_endpoint, self.http_proxy, self.https_proxy, self.no_proxy, self.hub_ca
+            self.hub_endpoint,
+            self.http_proxy,
+            self.https_proxy,
+            self.no_proxy,
+            self.hub_ca,
+            self.bucket_endpoint,
         )
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.api.model_uri import HUB, IMAGE, scheme_of
+from sluice_operator.api.model_uri import FETCHED, IMAGE, scheme_of
 from sluice_operator.api.service import roles_of
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
@@ -94,9 +94,9 @@ def downloads_in_use(children: tuple[Manifest, ...]) -> frozenset[Name]:
 
 
 def fetches(service: Manifest) -> bool:
-    """Whether a service's model is downloaded from a hub, or adapters may be."""
+    """Whether a service's model is downloaded, or adapters may be."""
     model = (service.get("spec") or {}).get("model") or {}
-    return scheme_of(str(model.get("uri", ""))) == HUB or "cache" in model
+    return scheme_of(str(model.get("uri", ""))) in FETCHED or "cache" in model
 
 
 def has_model_image(service: Manifest) -> bool:

@@ -28,7 +28,7 @@ from sluice_operator.api.adapters import (
 from sluice_operator.api.engine import CacheSpec, EngineSpec
 from sluice_operator.api.environment import HOST_CACHE_VOLUME
 from sluice_operator.api.findings import Finding, InvalidSpecError
-from sluice_operator.api.model_uri import adapter_claims, draft_claim
+from sluice_operator.api.model_uri import BUCKETS, adapter_claims, draft_claim, scheme_of
 from sluice_operator.api.scaling import AutoscalingSpec
 from sluice_operator.api.service import InferenceServiceSpec
 
@@ -74,6 +74,7 @@ def validation_errors(
                 *mount_contradictions(spec),
                 *host_cache_contradictions(spec),
                 *draft_refusals(spec),
+                *bucket_refusals(spec),
                 *unsupported_parts(spec),
             )
         )
@@ -173,6 +174,14 @@ def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     if len(claims) > MAX_CLAIMS:
         reason = f"{len(claims)} claims are not allowed; allowed: at most {MAX_CLAIMS}"
         yield Refusal(INVALID, ADAPTERS, f"{ADAPTERS}: {reason}")
+
+
+def bucket_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """A bucket's model without a cache: no engine's pod is given a bucket's credentials."""
+    if scheme_of(spec.model.uri) in BUCKETS and spec.model.cache is None:
+        field = "spec.model.cache"
+        text = f"none is not implemented yet for {spec.model.uri}; allowed: a claim or a size"
+        yield Refusal(NOT_IMPLEMENTED, field, f"{field}: {text}")
 
 
 def draft_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:

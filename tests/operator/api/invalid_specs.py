@@ -28,7 +28,7 @@ INVALID: dict[str, Invalid] = {
     "no model": Invalid({"model": None}, "spec.model"),
     "no uri": Invalid({"model": {}}, "spec.model.uri"),
     "empty uri": Invalid({"model": {"uri": ""}}, "spec.model.uri"),
-    "unknown scheme": Invalid({"model": {"uri": "s3://b/m"}}, "spec.model.uri", "hf://org/name"),
+    "unknown scheme": Invalid({"model": {"uri": "ftp://b/m"}}, "spec.model.uri", "hf://org/name"),
     "plain path": Invalid({"model": {"uri": "/models/m"}}, "spec.model.uri", "file:///path"),
     "long part of a path": Invalid(
         {"model": {"uri": "file:///" + 254 * "a"}}, "spec.model.uri", "253"
@@ -86,12 +86,14 @@ INVALID: dict[str, Invalid] = {
         "sluice-hub-ca",
     ),
     "revision of a file": Invalid(
-        {"model": {"uri": "file:///m", "revision": "main"}}, "spec.model.revision", "hf://"
+        {"model": {"uri": "file:///m", "revision": "main"}},
+        "spec.model.revision",
+        "a hub or bucket",
     ),
     "token of a file": Invalid(
         {"model": {"uri": "file:///m", "tokenSecretRef": {"name": "a", "key": "b"}}},
         "spec.model.tokenSecretRef",
-        "hf://",
+        "a hub or bucket",
     ),
     "GPUs of a split beside pools": Invalid(
         {

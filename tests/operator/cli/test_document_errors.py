@@ -66,10 +66,10 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
         ],
     ),
     (
-        {"model": {"uri": "s3://x"}, "engine": {"chunkSize": 10, "kvPoolTokens": 1000}},
+        {"model": {"uri": "ftp://x"}, "engine": {"chunkSize": 10, "kvPoolTokens": 1000}},
         "invalid InferenceService",
         [
-            'spec.model.uri: "s3://x" is not allowed; allowed: hf://org/name, pvc://claim/path',
+            'spec.model.uri: "ftp://x" is not allowed; allowed: hf://org/name, s3://bucket/prefix',
             f"spec.engine.chunkSize: 10 is not allowed; allowed: {PAGE}",
             KV_POOL,
         ],

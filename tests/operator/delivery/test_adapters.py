@@ -245,7 +245,7 @@ def test_what_is_no_commit_is_not_taken_for_one() -> None:
         ),
         (
             {"uri": "pvc://models/a", "cache": {"claim": "c"}},
-            'spec.model.cache: {"claim":"c"} is not allowed; allowed: only with an hf:// model, or',
+            'spec.model.cache: {"claim":"c"} is not allowed; allowed: only with a model of a hub',
         ),
         (
             CACHED | {"adapters": [{"name": "a", "uri": "hf://org/../a"}]},

@@ -53,6 +53,7 @@ def test_the_api_servers_ports_are_a_list() -> None:
         ("SLUICE_RUNBOOK_URL_BASE", "docs/runbooks"),
         ("SLUICE_HUB_ENDPOINT", "https://hub.example:99999"),
         ("SLUICE_HUB_ENDPOINT", "https://user:word@hub.example"),
+        ("SLUICE_BUCKET_ENDPOINT", "minio:9000"),
         ("SLUICE_HTTPS_PROXY", "http://user:word@proxy.example:3128"),
         ("SLUICE_HTTPS_PROXY", "proxy.example:3128"),
         ("SLUICE_HTTPS_PROXY", "https://proxy.example:3128"),

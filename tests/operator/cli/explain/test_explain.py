@@ -139,7 +139,7 @@ def test_a_model_of_a_hub_is_explained_as_if_it_were_resolved(
     assert run(["-f", written(tmp_path, model=model), "--accelerator", A100], simulator) == 0
     assert "not implemented yet" not in capsys.readouterr().out
     assert simulator.asked[0].model_names == ("hf://Qwen/Qwen3-8B", "q")
-    wrong = written(tmp_path, model={"uri": "s3://x"})
+    wrong = written(tmp_path, model={"uri": "ftp://x"})
     assert run(["-f", wrong, "--accelerator", A100], simulator) == 1
     assert "spec.model.uri" in capsys.readouterr().err
 
