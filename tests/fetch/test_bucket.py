@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from sluice_contract.cluster.termination import EXIT_REFUSED
 from sluice_fetch.__main__ import EXIT_TRANSIENT, main
 
 from tests.fetch.bucket_server import Store, safetensors, serving
-from tests.fetch.corporate import Authority
+from tests.fetch.corporate import Authority, proxying
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 NEEDED = {*SHARDS, "config.json", "tokenizer.json"}
@@ -223,6 +224,11 @@ def test_an_object_that_was_cut_when_it_was_stored_is_refused_by_its_own_header(
     failed = lines(capsys)[-1]
     assert failed["reason"] == "FileCorrupt"
     assert f"says {len(whole)} bytes, the object has {len(whole) - 1000}" in failed["message"]
+
+
+def test_weights_of_another_format_are_refused(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store.objects[SHARD] = b"<html>sign in</html>"
     assert Run(store, tmp_path).code == EXIT_REFUSED
     assert "is none of safetensors" in lines(capsys)[-1]["message"]
@@ -314,11 +320,24 @@ def test_a_container_of_azure_needs_its_account(
     assert "AZURE_STORAGE_ACCOUNT_NAME is not set" in lines(capsys)[-1]["message"]
 
 
-def test_a_store_of_a_private_authority_is_trusted_by_its_certificates(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_store_in_a_company_is_asked_through_its_proxy_and_trusted_by_its_authority(
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    authority = Authority(tmp_path, "localhost")
-    with serving(Store(store.objects), authority.context) as private:
+    """Nobody resolves the store's name, so what arrives came through the proxy."""
+    host = "store.corp.test"
+    authority = Authority(tmp_path, host)
+    with (
+        serving(Store(store.objects), authority.context) as private,
+        proxying({host: urlsplit(private.url).port or 0}) as proxy,
+    ):
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        for name in ("NO_PROXY", "no_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        private.url = f"https://{host}"
         assert Run(private, tmp_path).code == EXIT_TRANSIENT
         assert lines(capsys)[-1]["reason"] == "HubUnreachable"
         assert Run(private, tmp_path, "--ca-file", str(authority.file)).code == 0
+        assert set(proxy.asked) == {f"{host}:443"}
