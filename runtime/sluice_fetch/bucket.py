@@ -55,22 +55,30 @@ class Provider:
     prefix: str
     endpoint: str
     """Variable of another endpoint."""
-    credentials: tuple[str, ...]
-    """One of these variables has to be set. Else the node's own role would be used; empty: that is
-    how the provider gives an identity to a pod."""
+    credentials: tuple[tuple[str, ...], ...]
+    """All variables of one of these have to be set: else obstore would ask the node for its own
+    role. Empty: asking the node is how pods get an identity."""
 
 
-_AWS: Final = ("ACCESS_KEY_ID", "WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_FULL_URI")
-_AZURE: Final = ("STORAGE_ACCOUNT_KEY", "STORAGE_SAS_KEY", "CLIENT_SECRET", "FEDERATED_TOKEN_FILE")
+_AWS: Final = (
+    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    ("AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    ("AWS_SKIP_SIGNATURE",),
+)
+_AZURE: Final = (
+    ("AZURE_STORAGE_ACCOUNT_KEY",),
+    ("AZURE_STORAGE_SAS_KEY",),
+    ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET"),
+    ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE"),
+    ("AZURE_SKIP_SIGNATURE",),
+)
 PROVIDERS: Final = {
-    "s3": Provider(
-        "AWS_", "AWS_ENDPOINT_URL", tuple(f"AWS_{name}" for name in (*_AWS, "SKIP_SIGNATURE"))
-    ),
+    "s3": Provider("AWS_", "AWS_ENDPOINT_URL", _AWS),
     "gs": Provider("GOOGLE_", "GOOGLE_BASE_URL", ()),
-    "az": Provider(
-        "AZURE_", "AZURE_ENDPOINT", tuple(f"AZURE_{name}" for name in (*_AZURE, "SKIP_SIGNATURE"))
-    ),
+    "az": Provider("AZURE_", "AZURE_ENDPOINT", _AZURE),
 }
+_UNSET: Final = frozenset({"", "0", "false"})
 Store = S3Store | GCSStore | AzureStore
 _PLACE: Final = re.compile(r"([a-z0-9][-._a-z0-9]{1,62})((?:/[-._=A-Za-z0-9]+)*)/?")
 _ENTRY: Final = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
@@ -199,8 +207,9 @@ def bucket(
     if secret is not None:
         variables |= _variables(secret, scheme)
     every = {**environment, **variables}
-    if provider.credentials and not any(every.get(name) for name in provider.credentials):
-        allowed = f"one of {', '.join(provider.credentials)}"
+    given = {name for name, value in every.items() if value.lower() not in _UNSET}
+    if provider.credentials and not any(given.issuperset(names) for names in provider.credentials):
+        allowed = "; or ".join(", ".join(names) for names in provider.credentials)
         raise AccessDeniedError(f"{uri}: there are no credentials; allowed: {allowed}")
     if scheme == "az" and not every.get("AZURE_STORAGE_ACCOUNT_NAME"):
         raise InvalidConfigError(f"{uri}: AZURE_STORAGE_ACCOUNT_NAME is not set")

@@ -254,6 +254,9 @@ SECRETS = {
     "of another provider": (CREDENTIALS + "GOOGLE_TOKEN=x", "line 4", "GOOGLE_TOKEN is not allow"),
     "a key alone": ("s3cret", "line 1", "the text is not allowed; allowed: AWS_…=value"),
     "no such setting": (CREDENTIALS + "AWS_FOO=x", "s3://", "'aws_foo' is not valid"),
+    "half a key": ("AWS_ACCESS_KEY_ID=a", "no credentials", "AWS_SECRET_ACCESS_KEY"),
+    "half an identity": ("AWS_WEB_IDENTITY_TOKEN_FILE=/f", "no credentials", "AWS_ROLE_ARN"),
+    "signed by nobody": ("AWS_SKIP_SIGNATURE=false", "no credentials", "AWS_SKIP_SIGNATURE"),
     "none": ("", "there are no credentials", "AWS_ACCESS_KEY_ID"),
 }
 
