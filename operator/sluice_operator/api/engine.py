@@ -224,8 +224,8 @@ class EngineSpec(EngineSettings, ApiModel):
         ge=10,
         le=86_400,
         json_schema_extra=left_out(STARTUP_SECONDS),
-        description="Seconds that an engine that loads its model may make no progress, until it is "
-        "restarted; a roll-out that waits two minutes longer stops.",
+        description="Seconds without progress in loading the model until an engine is restarted; "
+        "two minutes later a roll-out stops.",
     )
 
     RULES: ClassVar = (

@@ -47,8 +47,7 @@ class AcceleratorSpec(ApiModel):
     resource_name: ResourceName | None = Field(
         default=None,
         json_schema_extra=left_out(GPU_RESOURCE),
-        description="Resource of the GPUs, as their device plugin calls it, e.g. amd.com/gpu "
-        "or nvidia.com/mig-1g.10gb.",
+        description="Resource of the GPUs, as their device plugin calls it, e.g. amd.com/gpu.",
     )
 
     RULES: ClassVar = (
