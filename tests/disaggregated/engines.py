@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sluice_contract.wire.load import LoadReport
+from sluice_contract.wire.load import Ledger, LoadReport
 
 from e2e.cluster.ports import free_port
 from e2e.model.folder import FOLDER
@@ -141,6 +141,9 @@ class RouterProcess:
         """What it knows of each, by URL."""
         rows = get(self.metrics_url, "/load").json()["engines"]
         return {row["url"]: row for row in rows}
+
+    def ledger(self) -> Ledger:
+        return Ledger.model_validate_json(get(self.metrics_url, "/ledger").content)
 
     def metric(self, series: str) -> float:
         lines = get(self.metrics_url, "/metrics").text.splitlines()

@@ -90,12 +90,18 @@ def test_nothing_is_wrong_and_nothing_leaks(
         for engine in service.engines:
             used.update(metrics(engine))
         resumed = service.router.metric("sluice_router_streams_resumed_total")
+        ledger = service.router.ledger()
     figures = (
         f"{rounds} kills, {tally.right} right, {tally.aborted} given up, {resumed:.0f} resumed"
     )
     print(f"{figures}, pool use {tally.mean_pool_use:.2f}: {before} {after}, {dict(used)}")
+    print(f"the router's ledger: {ledger}")
     wrong = warming_up.wrong + tally.wrong
     assert not wrong, f"{figures}: {wrong}\n{service.router.process.rest()}"
+    ended = sum(seen.right + seen.aborted for seen in (warming_up, tally))
+    # A client that gives up may do so after the router has sent the rest.
+    assert ledger.answered + ledger.resumed + ledger.left == ended
+    assert (ledger.refused, ledger.lost, ledger.open) == (0, 0, 0), ledger
     assert rounds >= seconds / 60
     assert tally.aborted > 0
     assert tally.mean_pool_use >= (0.5 if seconds >= 60 else 0.3)  # an engine that starts has none
