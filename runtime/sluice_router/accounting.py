@@ -105,7 +105,9 @@ class Accounting:
             route = _route(request)
             outcome = _outcome(request, status)
             if asks_completion:
-                fate = fate_of(status, outcome, resumed=RESUMED in request)
+                failure = request.get(FAILURE)
+                error_status = failure.status if failure is not None else None
+                fate = fate_of(status, outcome, error_status, resumed=RESUMED in request)
                 self._telemetry.completion_ended(fate)
             if route not in PROBES:
                 self._telemetry.request(route, status, outcome, seconds)

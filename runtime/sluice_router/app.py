@@ -81,7 +81,7 @@ def build_app(parts: Parts, max_body_bytes: int) -> web.Application:
             web.post("/tokenize", routes.tokens),
             web.post("/detokenize", routes.tokens),
             web.get("/openapi.json", routes.models, allow_head=False),
-            web.post(COUNT_TOKENS_PATH, routes.completion),
+            web.post(COUNT_TOKENS_PATH, routes.tokens),
             web.get("/v1/models", routes.models, allow_head=False),
             web.get("/v1/models/{name:.+}", routes.models, allow_head=False),
             web.get("/health", health),
@@ -110,7 +110,7 @@ class Routes:
         return await self._forward(request, None)
 
     async def tokens(self, request: web.Request) -> web.StreamResponse:
-        """A text or its token ids, by the tokenizer of any engine."""
+        """A text or its token ids, or how many these are, by the tokenizer of any engine."""
         body = Body(self._parts.budgets.bodies, request.get(TENANT))
         try:
             return await self._forward(request, body, generates=False)
@@ -175,7 +175,7 @@ class Routes:
     def _begun(self, request: web.Request, reply: Reply) -> None:
         if ENGINE in request:
             request[RESUMED] = True
-        else:
+        elif request.path in COMPLETION_ROUTES:
             seconds = self._parts.clock() - request[START]
             self._parts.telemetry.first_byte(seconds, streams=reply.streams_events)
         request[ENGINE] = reply.target.name

@@ -135,9 +135,13 @@ class Relay:
                 await self._write(response, [chunk])
                 chunk = await reply.read()
             return response
+        error = None
         async for events in whole_events(reply, held):
             await self._write(response, [events])
             self._ended = sse.ends_stream(events)
+            error = sse.error_at_end(events) if self._ended else None
+        if error is not None:
+            raise ErrorEventError(error)
         if not self._ended:
             raise EngineFailedError(f"{reply.engine} ended the stream without its last event")
         return response

@@ -68,6 +68,12 @@ def ends_stream(events: bytes | bytearray) -> bool:
     return events.startswith(_ERROR_STARTS, 0 if before < 0 else before + len(END))
 
 
+def error_at_end(events: bytes | bytearray) -> bytes | None:
+    """The error JSON, when the last of these whole events is an error."""
+    before = events.rfind(END, 0, max(0, len(events) - len(END)))
+    return error_in(bytes(events[0 if before < 0 else before + len(END) :]))
+
+
 def _without_open_group(events: bytes | bytearray, end: int) -> int:
     """Where the last of the events before `end` ends that does not belong to a later one."""
     while end:

@@ -68,11 +68,14 @@ class RouterLoad(NamedTuple):
     buffered_bytes: int
 
 
-def fate_of(status: int, outcome: Outcome, *, resumed: bool) -> Fate:
-    """Of a request for a completion that ended so; `resumed`: a second engine answered."""
+def fate_of(status: int, outcome: Outcome, error_status: int | None, *, resumed: bool) -> Fate:
+    """Of a request for a completion that ended so. `error_status`: of the error in its stream or in
+    its place; `resumed`: a second engine answered."""
     if outcome == "client_gone":
         return "left"
-    if outcome == "cut" or status in _LOST:
+    if outcome == "cut":  # by the request itself, as with a grammar that is too slow, or by us
+        return "refused" if error_status is not None and error_status < 500 else "lost"
+    if status in _LOST:
         return "lost"
     if status >= 400:
         return "refused"

@@ -212,6 +212,18 @@ async def dies_in_stream(engine: FakeEngine, request: web.Request) -> web.Stream
     return response
 
 
+def ends_with_error(error: bytes) -> Behaviour:
+    """A stream that ends with this error event after its first token."""
+
+    async def behave(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
+        response = await start_stream(request)
+        await response.write(EVENT % 0)
+        await response.write(b'data: {"error": %s}\n\n' % error)
+        return response
+
+    return behave
+
+
 async def dies_before_answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
     """Takes the request and breaks the connection."""
     break_connection(request)

@@ -86,6 +86,8 @@ async def test_a_stream_is_counted_by_how_it_ended(
         (fakes.streams, {}, "answered"),
         (fakes.dies_in_stream, {}, "lost"),
         (fakes.hangs_in_stream, {"request_timeout_seconds": 1.0}, "lost"),
+        (fakes.ends_with_error(b'{"type": "invalid_request_error"}'), {}, "refused"),
+        (fakes.ends_with_error(b'{"type": "server_error", "code": "x"}'), {}, "lost"),
         (fakes.refuses(400), {}, "refused"),
         (fakes.refuses(500), {}, "lost"),
     ],

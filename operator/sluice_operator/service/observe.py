@@ -178,6 +178,7 @@ class ServiceObserver:
         in_use = config_maps_in_use(children)
         children, _ = await self._unlabelled(service, children, in_use)
         isolation = await self._isolation(key, children, selector)
+        routers_ready = tuple(filter(is_ready, pods))
         return ServiceObserved(
             service,
             self.images,
@@ -192,8 +193,8 @@ class ServiceObserver:
             installation=self.installation,
             accepts_image_volumes=mounts,
             isolation=isolation,
-            ledger=await self.ledgers.total(filter(is_ready, pods)) if self.ledgers else None,
-            look_again_seconds=self._look_again_seconds(key, pods),
+            ledger=await self.ledgers.total(routers_ready) if self.ledgers else None,
+            look_again_seconds=self._look_again_seconds(key, routers_ready),
         )
 
     def _look_again_seconds(self, key: Key, routers: tuple[Manifest, ...]) -> float | None:
