@@ -51,7 +51,7 @@ FAILURES: Final[tuple[tuple[str, Outcome], ...]] = (
 )  # fmt: skip
 """Status and outcome of requests to `COMPLETION_ROUTES` on which alerts are built. These counters
 start at 0, so that their first count is an increase. Anthropic's clients get another status."""
-Fate = Literal["answered", "resumed", "refused", "left", "lost"]
+Fate = Literal["answered", "resumed", "refused", "abandoned", "lost"]
 """What became of a request for a completion: the fields of `Ledger`."""
 _LOST: Final = frozenset({500, 502, 504})
 CONDITIONS: tuple[EngineCondition, ...] = ("ready", "unready", "draining", "failing")
@@ -72,7 +72,7 @@ def fate_of(status: int, outcome: Outcome, error_status: int | None, *, resumed:
     """Of a request for a completion that ended so. `error_status`: of the error in its stream or in
     its place; `resumed`: a second engine answered."""
     if outcome == "client_gone":
-        return "left"
+        return "abandoned"
     if outcome == "cut":  # by the request itself, as with a grammar that is too slow, or by us
         return "refused" if error_status is not None and error_status < 500 else "lost"
     if status in _LOST:

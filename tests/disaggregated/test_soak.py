@@ -100,7 +100,7 @@ def test_nothing_is_wrong_and_nothing_leaks(
     assert not wrong, f"{figures}: {wrong}\n{service.router.process.rest()}"
     ended = sum(seen.right + seen.aborted for seen in (warming_up, tally))
     # A client that gives up may do so after the router has sent the rest.
-    assert ledger.answered + ledger.resumed + ledger.left == ended
+    assert ledger.answered + ledger.resumed + ledger.abandoned == ended
     assert (ledger.refused, ledger.lost, ledger.open) == (0, 0, 0), ledger
     assert rounds >= seconds / 60
     assert tally.aborted > 0

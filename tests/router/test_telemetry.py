@@ -127,7 +127,7 @@ async def test_the_ledger_knows_who_left_and_what_is_open(client: aiohttp.Client
             await engine.aborted.wait()
             while (found := await ledger()).open:
                 pass
-        assert found == Ledger(left=1)
+        assert found == Ledger(abandoned=1)
 
 
 async def test_an_error_that_is_the_whole_answer_is_complete(client: aiohttp.ClientSession) -> None:

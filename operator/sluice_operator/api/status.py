@@ -162,7 +162,7 @@ class LedgerStatus(ApiModel):
     answered: int = Field(description="Answered by one engine.")
     resumed: int = Field(description="Answered; a second engine went on.")
     refused: int = Field(description="Refused: 4xx or 503.")
-    left: int = Field(description="Left by the client.")
+    abandoned: int = Field(description="Left by the client.")
     lost: int = Field(description="Accepted, and not answered to the end.")
 
 

@@ -171,7 +171,7 @@ class Ledger(ContractModel):
     """The whole answer was sent; another engine had gone on with it, or began it anew."""
     refused: Count = 0
     """Not served, and the client was told why: 4xx, or 503 before an answer began."""
-    left: Count = 0
+    abandoned: Count = 0
     """The client left, or did not read."""
     lost: Count = 0
     """Accepted and not answered: 500, 502 or 504, or an answer that broke off and that no engine

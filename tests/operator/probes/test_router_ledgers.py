@@ -32,12 +32,12 @@ A, B = router("a", "a.1"), router("b", "b.1")
 
 
 async def test_routers_are_added_up_and_asked_only_after_a_while() -> None:
-    routers = Routers(a=Ledger(answered=2, left=1, open=3), b=Ledger(answered=3, lost=1))
+    routers = Routers(a=Ledger(answered=2, abandoned=1, open=3), b=Ledger(answered=3, lost=1))
     clock = FakeClock()
     ledgers = RouterLedgers(routers, clock)
     assert ledgers.again_seconds([A, B]) is None
     for _ in range(2):
-        assert await ledgers.total([A, B]) == Ledger(answered=5, left=1, lost=1, open=3)
+        assert await ledgers.total([A, B]) == Ledger(answered=5, abandoned=1, lost=1, open=3)
     assert routers.asked == ["http://a.1:8080/ledger", "http://b.1:8080/ledger"]
     assert ledgers.again_seconds([A, B]) == EVERY_SECONDS
     clock.elapsed_seconds += EVERY_SECONDS

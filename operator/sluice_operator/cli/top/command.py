@@ -23,7 +23,7 @@ from sluice_operator.cli.rollout.session import MissingServiceError
 from sluice_operator.cli.top.picture import Look, fitted, picture
 from sluice_operator.cli.top.snapshot import Reader, Snapshot
 from sluice_operator.kube.connection import Connection
-from sluice_operator.kube.errors import OperatorError, UnavailableError
+from sluice_operator.kube.errors import OperatorError
 
 FAILED: Final = 1
 UNUSABLE: Final = 2
@@ -94,11 +94,11 @@ async def _follow(
 
 
 async def _next(reader: Reader, last: Snapshot) -> Snapshot:
-    """The cluster now; while the API server is away, what it said last, with a note."""
+    """The cluster now; while the API server refuses or is away, what it said last, with a note."""
     try:
         return await reader.snapshot()
-    except UnavailableError as error:
-        note = f"as of {last.now:%H:%M:%S}, the API server does not answer: {error}"
+    except OperatorError as error:
+        note = f"as of {last.now:%H:%M:%S}, the API server did not answer: {error}"
         return Snapshot(last.now, last.services, last.pools, last.pods, last.loads, (note,))
 
 

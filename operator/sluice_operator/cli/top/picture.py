@@ -30,7 +30,7 @@ ROLLOUT_CELLS: Final = 32
 KV_CELLS: Final = 10
 STYLES: Final = {"well": "green", "busy": "yellow", "bad": "bold red"}
 QUIET: Final = "bright_black"
-FATES: Final = ("answered", "resumed", "refused", "left", "lost")
+FATES: Final = ("answered", "resumed", "refused", "abandoned", "lost")
 
 
 class Look(NamedTuple):

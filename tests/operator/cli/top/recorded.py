@@ -138,7 +138,7 @@ def chat() -> Manifest:
             "time": "2026-11-28T10:58:00Z",
             "inTimePercent": 99.2,
         },
-        ledger={"answered": 120_345, "resumed": 3, "refused": 12, "left": 40, "lost": 0},
+        ledger={"answered": 120_345, "resumed": 3, "refused": 12, "abandoned": 40, "lost": 0},
     )
 
 
@@ -153,7 +153,7 @@ def tiny() -> Manifest:
             condition("Updated", "False", "ImagePullBackOff", "pod tiny-mixed-1: no such image"),
             condition("Stalled", "True", "ImagePullBackOff", "pod tiny-mixed-1: no such image"),
         ],
-        ledger={"answered": 7, "resumed": 0, "refused": 0, "left": 0, "lost": 2},
+        ledger={"answered": 7, "resumed": 0, "refused": 0, "abandoned": 0, "lost": 2},
     )
 
 

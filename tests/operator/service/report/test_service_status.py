@@ -492,7 +492,7 @@ def test_priorities_that_the_policy_does_not_read_are_told(
 def test_the_ledger_leaves_out_what_is_open_and_stays_while_routers_are_silent() -> None:
     observed = replace(_with_pool(True, True), ledger=Ledger(answered=3, lost=1, open=2))
     first = service_status(observed, plan_service(observed), NOW)
-    assert first["ledger"] == {"answered": 3, "resumed": 0, "refused": 0, "left": 0, "lost": 1}
+    assert first["ledger"] == {"answered": 3, "resumed": 0, "refused": 0, "abandoned": 0, "lost": 1}
     silent = replace(observed, service=observed.service | {"status": first}, ledger=None)
     assert service_status(silent, plan_service(silent), NOW)["ledger"] == first["ledger"]
     gone = replace(silent, pods=())
