@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from sluice_contract.cluster import labels
 from sluice_contract.wire.load import Ledger
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.informer.nodes import Nodes
+from sluice_operator.kube.client import ApiClient
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD, SERVICE_CHILDREN, Manifest
+from sluice_operator.probes.image_volumes import ImageVolumes
+from sluice_operator.probes.optional_kinds import OptionalKinds
 from sluice_operator.probes.router_ledgers import EVERY_SECONDS, RouterLedgers
+from sluice_operator.service.observe import ServiceObserver
 
+from tests.operator.examples import IMAGES, service
+from tests.operator.harness.memory_api import MemoryApi
+from tests.operator.harness.memory_cluster import KEY
 from tests.operator.virtual_time import FakeClock
+
+ROUTER_LABELS = {labels.SERVICE: "chat", labels.ROLE: labels.ROUTER_ROLE}
 
 
 def router(name: str, address: str) -> Manifest:
@@ -54,3 +65,28 @@ async def test_a_router_that_is_silent_keeps_its_count_and_one_that_is_gone_has_
     clock.elapsed_seconds += EVERY_SECONDS
     assert await ledgers.total([A, B]) == Ledger(answered=2, lost=1)
     assert await ledgers.total([B]) == Ledger(lost=1)
+
+
+async def test_a_router_that_is_not_ready_is_neither_asked_nor_waited_for() -> None:
+    api, clock = MemoryApi((INFERENCE_SERVICE, *SERVICE_CHILDREN, POD)), FakeClock()
+    client = ApiClient(api, lambda verb, plural: None)
+    observer = ServiceObserver(
+        client,
+        IMAGES,
+        Nodes(client),
+        OptionalKinds(client, clock),
+        ImageVolumes(client, clock, "default"),
+        ledgers=RouterLedgers(Routers(a=Ledger(answered=2)), clock),
+    )
+    api.apply(INFERENCE_SERVICE, service({}) | {"status": {}})
+    found = []
+    for ready in ("True", "False"):
+        pod = router("a", "a.1")
+        pod["metadata"] |= {"namespace": "default", "labels": ROUTER_LABELS}
+        pod["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+        api.apply(POD, pod)
+        observed = await observer.observe(KEY)
+        assert observed is not None
+        found.append((observed.ledger, observed.look_again_seconds))
+        clock.elapsed_seconds += 2 * EVERY_SECONDS
+    assert found == [(Ledger(answered=2), EVERY_SECONDS), (None, None)]
