@@ -111,6 +111,14 @@ SPECULATION_MUTATIONS: Final = (
         package="grammar",
     ),
     Mutation(
+        "speculation: masks behind drafts take as long as they like",
+        "masks",
+        "self._seconds_ahead += time.thread_time() - began",
+        "time.thread_time()",
+        ("test_masks",),
+        package="grammar",
+    ),
+    Mutation(
         "speculation: a grammar that failed at a draft is used on",
         "masks",
         "if self._saw_drafts and self._state.is_error():",

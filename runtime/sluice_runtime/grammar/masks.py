@@ -36,7 +36,8 @@ MAX_MEAN_SECONDS: Final = 0.015
 FREE_SECONDS: Final = 0.05
 """An answer may take so much more in all."""
 AHEAD_SECONDS: Final = 0.003
-"""The same of an answer that may have drafts: each takes a mask more."""
+"""The same for each mask of an answer that may have drafts, also of those behind drafts: where
+masks take more, none is computed ahead, so that each counts as the answer's own."""
 AHEAD_FREE_TOKENS: Final = 10
 MIN_RENEWED_TOKENS: Final = 50
 MIN_RENEWED_SHARE: Final = 1 / 8
@@ -145,6 +146,9 @@ class Matcher:
         self._masks: dict[int, NDArray[np.int32]] = {}
         """By tokens before it, behind what was taken in."""
         self._seconds = self._turns = 0.0
+        """Of the answer's own masks, and how many."""
+        self._seconds_ahead = self._turns_ahead = 0.0
+        """The same of those behind drafts."""
         self.given_up: GivenUp | None = None
 
     def accept(self, token: int) -> None:
@@ -177,10 +181,20 @@ class Matcher:
         allows no token where the grammar forbids a draft, and where nobody knows: then nothing is
         drawn there in this step."""
         words[:] = 0
-        slow = self._seconds > AHEAD_SECONDS * (self._turns + AHEAD_FREE_TOKENS)
-        if self.given_up or slow or not self._looks_ahead:
+        if self.given_up or self._is_slow_ahead() or not self._looks_ahead:
             return
+        began = time.thread_time()
         self._saw_drafts = True
+        self._fill_behind(drafts, words)
+        self._turns_ahead += 1
+        self._seconds_ahead += time.thread_time() - began
+
+    def _is_slow_ahead(self) -> bool:
+        """By all masks, as those behind drafts may be the only slow ones."""
+        turns = self._turns + self._turns_ahead + AHEAD_FREE_TOKENS
+        return self._seconds + self._seconds_ahead > AHEAD_SECONDS * turns
+
+    def _fill_behind(self, drafts: Sequence[int], words: NDArray[np.int32]) -> None:
         pairs = zip(self._ahead, drafts, strict=False)
         same = next((i for i, (own, draft) in enumerate(pairs) if own != draft), len(drafts))
         same = min(same, len(self._ahead))

@@ -371,9 +371,48 @@ def test_a_slow_grammar_does_not_look_ahead(clock: Stopwatch) -> None:
     step(matchers, 1, 0)
     assert behind(matchers, answer, answer)[1]
     matchers.accepting([0])(answer)
-    clock.costs = [0.045]
+    clock.costs = [0.05]
     step(matchers, 1, 2)
     assert not behind(matchers, tokens_of("aaa"), answer)[1]
+
+
+def test_masks_behind_drafts_count_for_looking_ahead(clock: Stopwatch) -> None:
+    """Else a grammar that is cheap in every second mask would look ahead without end."""
+    matchers, answer = matchers_of(one=1), tokens_of("a")
+    step(matchers, 1, 0)
+    clock.costs = [0, 0.05]
+    assert behind(matchers, answer, answer)[1]
+    assert not behind(matchers, answer, tokens_of("ab"))[1]
+    assert not clock.costs
+    matchers.accepting([0])(answer)
+    assert not behind(matchers, tokens_of("aa"), answer)[1]
+
+
+def test_an_answer_is_not_given_up_for_a_slow_mask_behind_a_draft(clock: Stopwatch) -> None:
+    matchers, answer = matchers_of(one=1), tokens_of("a")
+    step(matchers, 1, 0)
+    clock.costs = [0, FREE_SECONDS + 1]
+    assert behind(matchers, answer, answer)[1]
+    assert not clock.costs
+    matchers.accepting([0])(answer)
+    step(matchers, 1, 2)
+    assert matchers.take_given_up(step=10**9) == []
+
+
+def test_a_row_whose_masks_behind_drafts_are_slow_is_given_up(clock: Stopwatch) -> None:
+    """Looking ahead ends, and then each mask counts as the answer's own."""
+    matchers, answered, drafts = matchers_of(one=1), 0, tokens_of("aaa")
+    step(matchers, 1, 0)
+    while not matchers.take_given_up(step=10**9):
+        answered += 1
+        assert answered < 60
+        clock.costs = [0.04 * ((answered + ahead) % 4 != 1) for ahead in range(4)]
+        allowed = behind(matchers, drafts[:1] * answered, drafts)
+        kept = next((n for n, a in enumerate(allowed[1:]) if not a), len(drafts))
+        matchers.accepting([0])(drafts[:1])
+        for _ in range(kept):
+            answered += 1
+            matchers.accepting([0])(drafts[:1])
 
 
 def test_a_row_given_up_in_a_later_step_is_not_reported_early(clock: Stopwatch) -> None:
