@@ -7,7 +7,8 @@ from typing import ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
-from sluice_contract.config.engine import MetricsCompatibility, Percentile
+from sluice_contract.config.engine import Percentile
+from sluice_contract.config.server import MetricsCompatibility
 from sluice_contract.config.tracing import CollectorUrl
 
 from sluice_operator.api.base import ApiModel, LabelValue, Rule, left_out

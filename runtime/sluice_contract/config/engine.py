@@ -28,7 +28,6 @@ from sluice_contract.base import (
     config_error_from,
     refuse_repeated_keys,
 )
-from sluice_contract.cluster import ports
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import (
     MAX_RUNNING_REQUESTS,
@@ -36,9 +35,9 @@ from sluice_contract.config.accelerators import (
     Accelerator,
 )
 from sluice_contract.config.adapters import AdapterRefs
-from sluice_contract.config.cors import Cors
 from sluice_contract.config.host_cache import HostCache
 from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.server import ServerSettings
 from sluice_contract.config.speculation import SpeculationSettings
 from sluice_contract.config.tracing import Tracing
 
@@ -68,8 +67,6 @@ Percentile = Annotated[
 ]
 """A share in percent."""
 MAX_ALIASES: Final = 16
-DEFAULT_MAX_CHOICES_PER_REQUEST: Final = 256
-"""As many as an engine on CPUs runs at once, and as a request may have prompts."""
 NAMES_ONCE: Final = "aliases each once, and other than the model's name"
 ToolCallFormat = Literal["hermes", "llama3-json", "mistral", "qwen3-coder"]
 ReasoningFormat = Literal["deepseek-r1", "mistral", "none", "qwen3"]
@@ -276,9 +273,6 @@ class EngineSettings(ContractModel):
     )
 
 
-MetricsCompatibility = Literal["vLLM"]
-
-
 class SloTargets(ContractModel):
     """What the engine promises, and works towards in every step."""
 
@@ -304,57 +298,6 @@ class SloTargets(ContractModel):
     def _of_something(self) -> Self:
         if self.ttft_milliseconds is None and self.itl_milliseconds is None:
             raise ValueError("ttftMilliseconds, itlMilliseconds or both")
-        return self
-
-
-class ServerSettings(ContractModel):
-    """Where the engine's HTTP server listens, and its limits."""
-
-    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on.")
-    port: int = Field(
-        default=ports.ENGINE_HTTP, ge=0, le=65535, description="Port; 0 picks a free one."
-    )
-    metrics_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="Port of /metrics, /load, /health and /ready, at which nothing can be "
-        "generated, flushed or aborted; 0 picks a free one. Left out: `port` answers /metrics.",
-    )
-    metrics_compatibility: MetricsCompatibility | None = Field(
-        default=None, description="Whose names /metrics has beside its own."
-    )
-    drain_seconds: float = Field(
-        default=120.0,
-        ge=0,
-        le=86_400,
-        description="How long running streams may finish after SIGTERM, in seconds.",
-    )
-    max_body_bytes: int = Field(
-        default=8 * 1024 * 1024,
-        ge=1024,
-        description="Largest request body that is read, in bytes; a larger one is answered 413.",
-    )
-    max_choices_per_request: int = Field(
-        default=DEFAULT_MAX_CHOICES_PER_REQUEST,
-        ge=1,
-        le=4096,
-        description="Most answers that one request may ask for: n for each of its prompts. A "
-        "larger one is answered 400.",
-    )
-    cors: Cors | None = Field(
-        default=None, description="Which web pages may send requests; left out: none."
-    )
-    require_signature: bool | None = Field(
-        default=None,
-        description="True: only requests that the service's router has signed are served, others "
-        "are answered 403. On a cluster beside router.auth. Requires handoverKeyFile.",
-    )
-
-    @model_validator(mode="after")
-    def _two_ports(self) -> Self:
-        if self.metrics_port and self.metrics_port == self.port:
-            raise ValueError(f"metricsPort: {self.port} is port; allowed: another, or left out")
         return self
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from sluice_contract.config.engine import DEFAULT_MAX_CHOICES_PER_REQUEST
+from sluice_contract.config.server import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import ContextLengthError, InvalidRequestError, UnsupportedFieldError

@@ -13,8 +13,8 @@ import msgspec
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.cors import Cors
-from sluice_contract.config.engine import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.config.kv_transfer import KvFingerprint, KvTransfer
+from sluice_contract.config.server import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.wire.handover import Keys
 from sluice_contract.wire.load import DisaggregationQueues, HandoverWire, LoadReport, read_rate
 from sluice_contract.wire.spans import Record

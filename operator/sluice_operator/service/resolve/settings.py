@@ -17,12 +17,12 @@ from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import (
     EngineConfig,
     ModelRef,
-    ServerSettings,
     SloTargets,
     render_engine_config,
 )
 from sluice_contract.config.host_cache import FOLDER
 from sluice_contract.config.kv_transfer import KvBackend, KvTransfer
+from sluice_contract.config.server import ServerSettings
 from sluice_contract.config.sizing import (
     Resolved,
     Source,
