@@ -110,6 +110,7 @@ def resolve_settings(
         *_against_slo(slo, values),
         *_against_host_cache(user, values),
         *_against_head(user, values),
+        *_against_8_bits(accelerator, values),
     )
     if contradictions := (*_contradictions(values), *against):
         raise ContradictionsError(contradictions)
@@ -164,6 +165,19 @@ def _against_head(user: EngineSettings, values: Mapping[str, Value]) -> Iterator
     if (graphs := values["cuda_graph_max_batch"]) != 0:
         allowed = "0 beside speculation.method Eagle, whose steps are no graphs so far"
         yield ConfigError("cudaGraphMaxBatch", graphs, allowed)
+
+
+def _against_8_bits(accelerator: Accelerator, values: Mapping[str, Value]) -> Iterator[ConfigError]:
+    """The kernels that compute them know neither; with an accelerator no type but auto is allowed,
+    see `supported`."""
+    if not accelerator.is_cpu or (weights := values.get("weight_dtype", "auto")) == "auto":
+        return
+    if (dtype := values["dtype"]) == "float16":
+        allowed = f"auto beside dtype {dtype}; or dtype bfloat16 or float32"
+        yield ConfigError("weightDtype", weights, allowed)
+    if (backend := values["attention_backend"]) == "torch":
+        allowed = f"auto beside attentionBackend {backend}; or attentionBackend native"
+        yield ConfigError("weightDtype", weights, allowed)
 
 
 def resolved_values(resolved: Mapping[str, Resolved]) -> dict[str, Value]:

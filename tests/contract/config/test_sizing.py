@@ -6,6 +6,7 @@ import pytest
 from sluice_contract.base import ConfigError
 from sluice_contract.config.accelerators import Accelerator, requests_in_pool
 from sluice_contract.config.engine import (
+    DType,
     EngineConfig,
     EngineSettings,
     SloTargets,
@@ -116,11 +117,25 @@ def test_the_users_value_wins_and_says_so() -> None:
             EngineSettings(scheduling_policy="lpm", prefix_cache=False),
             'schedulingPolicy: "lpm" .* prefixCache',
         ),
+        (
+            EngineSettings(weight_dtype="int8", dtype="float16"),
+            'weightDtype: "int8" .* auto beside dtype float16; or dtype bfloat16 or float32',
+        ),
+        (
+            EngineSettings(weight_dtype="int8", attention_backend="torch"),
+            'weightDtype: "int8" .* auto beside attentionBackend torch',
+        ),
     ],
 )
 def test_contradicting_values_are_refused_by_name(settings: EngineSettings, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         resolve_settings(settings, Accelerator())
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32"])
+def test_matrices_of_8_bits_go_with_what_the_kernels_compute(dtype: DType) -> None:
+    settings = EngineSettings(weight_dtype="int8", dtype=dtype, attention_backend="native")
+    assert resolve_settings(settings, Accelerator())["weight_dtype"].value == "int8"
 
 
 def test_every_contradiction_is_told_at_once() -> None:
