@@ -168,7 +168,7 @@ def _so_far() -> dict[str, str]:
 
 
 def _so_far_table() -> Iterator[str]:
-    rows = ((f"`{path}`", allowed) for path, allowed in _so_far().items())
+    rows = ((f"`{path}`", words) for path, words in {**_so_far(), **of_service.CONDITIONAL}.items())
     return table(("field", "allowed so far"), rows)
 
 

@@ -21,6 +21,7 @@ from sluice_contract.http_errors import shown_json
 from sluice_operator.accelerators.node_requirements import gpu_count
 from sluice_operator.api.adapters import (
     CLAIMS_MOUNT,
+    DEFAULT_REVISION,
     FOLDER_URI,
     MAX_CLAIMS,
     REPOSITORY_URI,
@@ -39,6 +40,17 @@ ADAPTERS: Final = "spec.model.adapters"
 DRAFT: Final = "speculation.draft.uri"
 DRAFT_URI: Final = f"{FOLDER_URI}|{REPOSITORY_URI}|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
 """Where engines can have a draft model from."""
+DRAFTS_ALLOWED: Final = (
+    "pvc://claim/path, file:///path, dummy://name, without '..', or "
+    "hf://org/name@revision beside spec.model.cache, to which it is downloaded"
+)
+BUCKET_CACHE: Final = "a claim or a size"
+BUCKET_REVISION: Final = f"{DEFAULT_REVISION}|[0-9a-f]{{40}}"
+CONDITIONAL: Final = {
+    "spec.model.cache": f"for a bucket (s3://, gs://, az://) {BUCKET_CACHE}",
+    f"spec.engine.{DRAFT}": DRAFTS_ALLOWED,
+}
+"""What is allowed of fields that are refused beside other values, for the reference."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +189,20 @@ def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 
 def bucket_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """A bucket's model without a cache: no engine's pod is given a bucket's credentials."""
-    if scheme_of(spec.model.uri) in BUCKETS and spec.model.cache is None:
+    """A bucket's model without a cache: no engine's pod is given a bucket's credentials. And one
+    at a branch or a tag, which a bucket does not have."""
+    model = spec.model
+    if scheme_of(model.uri) not in BUCKETS:
+        return
+    if model.cache is None:
         field = "spec.model.cache"
-        text = f"none is not implemented yet for {spec.model.uri}; allowed: a claim or a size"
+        text = f"this field is required for a bucket; allowed: {BUCKET_CACHE}"
         yield Refusal(NOT_IMPLEMENTED, field, f"{field}: {text}")
+    if model.revision is not None and not re.fullmatch(BUCKET_REVISION, model.revision):
+        field = "spec.model.revision"
+        allowed = "of a bucket main, or the commit that was resolved, in 40 digits of 0-9a-f"
+        text = f"{shown_json(model.revision)} is not allowed; allowed: {allowed}"
+        yield Refusal(INVALID, field, f"{field}: {text}")
 
 
 def draft_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
@@ -203,9 +224,7 @@ def refused_draft(engine: EngineSpec, cache: CacheSpec | None) -> str:
     is_known = re.fullmatch(DRAFT_URI, draft.uri) and "/../" not in f"{draft.uri}/"
     if is_known and (cache is not None or not draft.uri.startswith("hf://")):
         return ""
-    allowed = "pvc://claim/path, file:///path, dummy://name, without '..', or "
-    allowed += "hf://org/name@revision beside spec.model.cache, to which it is downloaded"
-    return f"{shown_json(draft.uri)} is not implemented yet; allowed: {allowed}"
+    return f"{shown_json(draft.uri)} is not implemented yet; allowed: {DRAFTS_ALLOWED}"
 
 
 def mount_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:

@@ -97,7 +97,7 @@ class ModelRef(ContractModel):
         default=None,
         max_length=128,
         pattern=r"^[A-Za-z0-9_][-./A-Za-z0-9_]*$",
-        description="Branch, tag or commit of a hub's model; no other has one.",
+        description="Branch, tag or commit of a hub's model; main or a commit of a bucket's.",
     )
 
     @property

@@ -197,7 +197,7 @@ def test_values_that_have_no_meaning_here_are_refused_by_name(given: str, line: 
     [
         ("--enable-lora", "enable-lora", "--enable-lora: left out, not known here"),
         ("--disable-log-requests --x", "x", "--disable-log-requests: left out, not known here"),
-        ("--api-key k", "api-key", "--api-key k: left out, not known here"),
+        ("--uvicorn-log-level k", "uvicorn-log-level", "--uvicorn-log-level k: left out"),
         (
             "--max-num-seq 8",
             "max-num-seq",
@@ -264,7 +264,7 @@ def test_the_command_prints_yaml_with_a_line_for_each_flag(
         (
             "vllm",
             '--model /m --speculative-config {"method":"draft_model","model":"a/draft"}',
-            'engine.speculation.draft.uri: "hf://a/draft" is not implemented yet; allowed: pvc://',
+            "engine.speculation.draft.uri: add model.cache, to which hf:// is downloaded once",
         ),
     ],
 )
@@ -322,3 +322,30 @@ def test_an_unknown_flag_fails_the_command_only_when_strict(
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(SystemExit):
         main(["translate", "--from", "tgi", "--", "--x"])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_quantisation_is_the_checkpoints_own_and_a_key_is_not_shown(engine: str) -> None:
+    flags = ["--quantization", "awq", "--api-key", "sk-1"]
+    found = translate(engine, flags, strict=True)
+    assert found.spec == {}
+    assert found.lines[0].startswith("--quantization awq: nothing to set: config.json says it")
+    assert found.lines[1] == "--api-key: use router.auth: keys are in a Secret"
+    with pytest.raises(UntranslatableError, match="'bitsandbytes' is not allowed; allowed: awq"):
+        translate(engine, ["--quantization", "bitsandbytes"])
+
+
+def test_what_is_downloaded_has_a_note_on_the_cache() -> None:
+    def said(*flags: str) -> list[str]:
+        return [note for note in translate("vllm", flags).notes if "model.cache" in note]
+
+    draft = '{"method":"draft_model","model":"%s"}'
+    assert said("--model", "/m") == []
+    assert said("--model", "s3://a/b") == [
+        "model.uri: add model.cache, to which s3:// is downloaded once"
+    ]
+    assert said("--model", "/m", "--speculative-config", draft % "org/small") == [
+        "engine.speculation.draft.uri: add model.cache, to which hf:// is downloaded once"
+    ]
+    refused = said("--model", "/m", "--speculative-config", draft % "s3://a/b")
+    assert "is not implemented yet" in refused[0]

@@ -151,7 +151,21 @@ def test_a_bucket_without_a_cache_is_refused() -> None:
     refusal = service_plan({"model": {"uri": URI}}).refusal
     assert refusal is not None
     assert refusal.field == "spec.model.cache"
-    assert refusal.message.endswith("allowed: a claim or a size")
+    said = "this field is required for a bucket; allowed: a claim or a size"
+    assert refusal.message == f"spec.model.cache: {said}"
+
+
+@pytest.mark.parametrize("revision", ["main", COMMIT, None])
+def test_a_bucket_has_main_and_commits(revision: str | None) -> None:
+    assert service_plan({"model": CACHED | {"revision": revision}}).refusal is None
+
+
+@pytest.mark.parametrize("revision", ["v1", "Main", COMMIT[:39], COMMIT.upper().replace("0", "A")])
+def test_a_bucket_has_no_branches_and_tags(revision: str) -> None:
+    refusal = service_plan({"model": CACHED | {"revision": revision}}).refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.field) == ("InvalidSpec", "spec.model.revision")
+    assert "allowed: of a bucket main, or the commit that was resolved" in refusal.message
 
 
 @pytest.mark.parametrize(

@@ -173,8 +173,8 @@ HINTS: Final = (
     Hint(
         "NotRunOnGpus",
         lambda f: not f.pool.accelerator.accelerator.is_cpu,
-        "no engine of this version has run on a GPU yet: its code for GPUs was checked on CPUs "
-        "alone, so try this pool before you rely on it",
+        "this version ran on one H200; no cluster of GPUs, never several GPUs: try this pool "
+        "before you rely on it",
     ),
 )  # fmt: skip
 

@@ -124,6 +124,7 @@ def _simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
             yield from running_lines(shown.preview.model, explained.pool)
         return
     yield f"  Simulated, not measured: two engines, each {answer.cost_source}."
+    yield from _not_simulated(shown, explained)
     yield (
         f"  Requests of {requests.prompt_tokens:,} tokens in and {requests.answer_tokens:,} out on "
         f"average; promised to {promise.share:.0%}:"
@@ -138,6 +139,15 @@ def _simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
     yield ""
     for verdict in explained.verdicts:
         yield f"  {verdict.subject}: {_verdict_text(verdict)}"
+
+
+def _not_simulated(shown: Explanation, explained: ExplainedPool) -> Iterator[str]:
+    spec, role = shown.preview.plan.spec, explained.pool.role
+    if spec is None:
+        return
+    parts = {"speculation": spec.speculation(role), "hostCache": spec.host_cache(role)}
+    if names := [name for name, part in parts.items() if part is not None]:
+        yield f"  {' and '.join(names)} {'are' if len(names) > 1 else 'is'} not simulated."
 
 
 def _arrangements(answer: Answer) -> Iterator[tuple[str, ...]]:

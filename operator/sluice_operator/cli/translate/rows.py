@@ -108,6 +108,8 @@ class Flag:
     """Ours, of a flag that takes none."""
     also: Mapping[str, Any] = field(default_factory=dict)
     """Further settings that it asks for, by path."""
+    is_secret: bool = False
+    """Its value is not shown."""
 
 
 def switch(name: str, path: str, value: Any, says: str) -> Flag:
@@ -145,11 +147,21 @@ def sets(path: str, *names: str) -> Flag:
     return Flag(names, path, says, convert)
 
 
+QUANTIZATIONS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt")
+"""Formats of checkpoints that engines read."""
+
 COMMON: Final = (
     sets("model.name", "served-model-name"),
     sets("model.revision", "revision"),
     sets("engine.dtype", "dtype"),
     sets("engine.kvCacheDtype", "kv-cache-dtype"),
+    Flag(
+        ("quantization",),
+        "",
+        "nothing to set: config.json says it; other models are not quantised",
+        one_of({name: name for name in QUANTIZATIONS}),
+    ),
+    Flag(("api-key",), "", "use router.auth: keys are in a Secret", is_secret=True),
     needless("host", says="not needed: every pod listens on its own address"),
     needless("port", says="not needed: the front Service listens on port 80"),
     switch(

@@ -16,11 +16,11 @@ from typing import Any, Final
 from sluice_contract.config.sizing import GENERAL
 from sluice_contract.config.supported import unsupported
 
-from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.engine import CacheSpec, EngineSpec
 from sluice_operator.api.findings import InvalidSpecError, parse
-from sluice_operator.api.model_uri import SERVED_SCHEMES, scheme_of
+from sluice_operator.api.model_uri import FETCHED, SERVED_SCHEMES, scheme_of
 from sluice_operator.cli.translate import sglang, vllm
-from sluice_operator.cli.translate.rows import Flag
+from sluice_operator.cli.translate.rows import Convert, Flag
 from sluice_operator.validation.errors import DRAFT, refused_draft
 
 ENGINES: Final[Mapping[str, Sequence[Flag]]] = {"vllm": vllm.FLAGS, "sglang": sglang.FLAGS}
@@ -132,16 +132,22 @@ def _carry_out(name: str, text: str | None, flag: Flag, spec: dict[str, Any]) ->
     if flag.convert is not None and text is None:
         raise ValueError("needs a value")
     if not flag.path:
-        return f"{_shown(name, text)}: {flag.says}"
+        if flag.convert is not None and text is not None:
+            _converted(flag.convert, text)
+        return f"{_shown(name, None if flag.is_secret else text)}: {flag.says}"
     value = flag.value
     if flag.convert is not None and text is not None:
-        try:
-            value = flag.convert(text)
-        except ValueError as error:
-            raise ValueError(f"{text!r} is not allowed; allowed: {error}") from None
+        value = _converted(flag.convert, text)
     for path, setting in ((flag.path, value), *flag.also.items()):
         _put(spec, path, setting)
     return f"{_shown(name, text)} is {flag.path}: {_yaml(value)} ({flag.says})"
+
+
+def _converted(convert: Convert, text: str) -> Any:
+    try:
+        return convert(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not allowed; allowed: {error}") from None
 
 
 def _consequences(spec: dict[str, Any]) -> Iterator[str]:
@@ -193,6 +199,8 @@ def _notes(spec: Mapping[str, Any]) -> Iterator[str]:
     elif (scheme := scheme_of(uri)) not in SERVED_SCHEMES:
         served = ", ".join(f"{name}://" for name in SERVED_SCHEMES)
         yield f"model.uri: {scheme}:// is not implemented yet; allowed: {served}"
+    elif scheme in FETCHED:
+        yield f"model.uri: add model.cache, to which {scheme}:// is downloaded once"
     if spec.get("mode") != "Disaggregated" and "kvTransfer" in spec.get("engine", {}):
         yield "engine.kvTransfer: only in mode Disaggregated"
     on_cpus = "pools" not in spec
@@ -202,8 +210,10 @@ def _notes(spec: Mapping[str, Any]) -> Iterator[str]:
     engine = EngineSpec.model_validate(spec.get("engine", {}))
     for error in unsupported(engine, on_cpus=on_cpus):
         yield f"engine.{error}"
-    if refused := refused_draft(engine, None):
+    if refused := refused_draft(engine, CacheSpec(size="1Gi")):
         yield f"engine.{DRAFT}: {refused}"
+    elif refused_draft(engine, None):
+        yield f"engine.{DRAFT}: add model.cache, to which hf:// is downloaded once"
 
 
 def _put(spec: dict[str, Any], path: str, value: Any) -> None:

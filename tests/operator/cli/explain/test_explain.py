@@ -78,6 +78,22 @@ def test_a_product_is_explained_with_sizes_verdicts_and_hints(
     assert "set spec.slo.itlMilliseconds" in text
 
 
+def test_what_is_not_simulated_is_said_where_the_spec_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulator = Simulator(rates(2, 4, 4, 8, 3))
+    parts = {"speculation": {"method": "NGram"}, "hostCache": {"memory": "8Gi"}}
+    said = {
+        (): "not simulated",
+        ("speculation",): "speculation is not simulated.",
+        ("speculation", "hostCache"): "speculation and hostCache are not simulated.",
+    }
+    for names, line in said.items():
+        file = written(tmp_path, engine={name: parts[name] for name in names})
+        assert run(["-f", file, "--accelerator", A100], simulator) == 0
+        assert (line in capsys.readouterr().out) == bool(names)
+
+
 def test_the_specs_running_requests_are_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
