@@ -32,6 +32,8 @@ ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
     ("post", "/v1/messages", {"model": MODEL, "max_tokens": 9, "messages": _USER}),
     ("post", "/v1/messages", {"model": MODEL, "messages": _USER}),
     ("post", "/v1/messages/count_tokens", {"model": MODEL, "messages": _USER}),
+    ("post", "/tokenize", {"prompt": "ab", "return_token_strs": True}),
+    ("post", "/detokenize", {"tokens": [97]}),
     ("get", "/v1/models", None),
     ("get", "/v1/models/{name}", None),
     ("post", "/generate", {"text": "a€", "logprobs": 1, "prompt_logprobs": 0}),
