@@ -260,8 +260,8 @@ class EngineSettings(ContractModel):
     )
     speculation: SpeculationSettings | None = Field(
         default=None,
-        description="Drafts tokens and verifies several in one step; the answers are the same up "
-        "to rounding. Left out: off. Not read by prefill engines.",
+        description="Drafts tokens, verifies several in one step; answers stay the same. Left "
+        "out: off. Not read by prefill engines.",
     )
     host_cache: HostCache | None = Field(
         default=None,
