@@ -206,7 +206,7 @@ def _validated(
             context={"strict": strict, "ignored": unused},
         )
     except ValidationError as error:
-        raise _refusal(kind, error) from None
+        raise refusal_of(kind, error) from None
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _attributes(kind: type[RequestModel]) -> dict[str, str]:
     return {field.alias or name: name for name, field in kind.model_fields.items()}
 
 
-def _refusal(kind: type[RequestModel], error: ValidationError) -> InvalidRequestError:
+def refusal_of(kind: type[RequestModel], error: ValidationError) -> InvalidRequestError:
     """The refusal for the first of pydantic's findings."""
     finding = findings_of(error)[0]
     param, last = _param(finding["loc"]), finding["loc"][-1]

@@ -231,7 +231,7 @@ class NotImplementedFields(RequestModel):
 
 class ConstraintsElsewhere(RequestModel):
     """Fields of other routes that constrain an answer; never ignored. `/v1/responses` has
-    `text.format`."""
+    `text.format`, `/v1/messages` has `output_config.format`."""
 
     choice: None = None
     ebnf: None = None

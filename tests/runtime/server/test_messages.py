@@ -259,10 +259,10 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ),
     (body([IMAGE]), 400, "invalid_request_error", 'messages[0].content[0].type: "image" is not'),
     (
-        body([{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]),
+        body([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "video"}]}]),
         400,
         "invalid_request_error",
-        'messages[0].content[0].content[0].type: "image" is not allowed; allowed: "text"',
+        'messages[0].content[0].content[0].type: "video" is not allowed; allowed: "text"',
     ),
     (
         body([{"type": "tool_use", "id": "t", "name": "n", "input": {}}]),
@@ -383,3 +383,75 @@ async def test_claude_code_s_request_is_served(calling: Server) -> None:
     (generate,) = server.engine.of(Generate)
     assert counted.json() == {"input_tokens": len(generate.prompt_ids)}
     assert BILLING[:20].encode() not in bytes(generate.prompt_ids)
+
+
+async def refusal(server: Server, asked: dict[str, Any], route: str = MESSAGES) -> tuple[Any, ...]:
+    response = await server.http.post(route, json=asked)
+    error = response.json().get("error", {})
+    return response.status_code, error.get("param"), error.get("message")
+
+
+SYSTEM = {"role": "system", "content": ""}
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "a"}
+
+
+@pytest.mark.parametrize("route", [MESSAGES, COUNT])
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"messages": [SYSTEM]}, "messages"),
+        ({"messages": [*user("a"), {"role": "assistant", "content": "b"}, SYSTEM]},
+         "messages[1].role"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": ""}}, "tool_choice.name"),
+        ({"tools": [{"name": "f", "input_schema": {}}] * 513}, "tools"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_chat_is_refused_by_name(
+    calling: Server, route: str, more: dict[str, Any], field: str
+) -> None:
+    status, param, _ = await refusal(calling, body() | more, route)
+    assert (status, param) == (400, field)
+
+
+async def test_max_tokens_fits_an_integer(server: Server) -> None:
+    assert (await refusal(server, body() | {"max_tokens": 2**63}))[:2] == (400, "max_tokens")
+
+
+@pytest.mark.parametrize("route", [MESSAGES, COUNT])
+@pytest.mark.parametrize(
+    "field", ["response_format", "structured_outputs", "ebnf", "regex", "json", "guided_choice"]
+)
+async def test_constraints_of_other_routes_are_refused(
+    server: Server, route: str, field: str
+) -> None:
+    status, param, message = await refusal(server, body(**{field: {"type": "a"}}), route)
+    assert (status, param) == (400, field)
+    assert "not implemented yet" in message
+
+
+async def test_an_image_in_the_history_is_a_text(calling: Server) -> None:
+    search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
+    use = {"type": "tool_use", "id": "t", "name": "weather", "input": {"city": "Rome"}}
+    asked = body() | {
+        "messages": [
+            *user([IMAGE]),
+            {"role": "assistant", "content": [search, use]},
+            *user([RESULT | {"content": [IMAGE]}]),
+        ]
+    }
+    response = await calling.http.post(MESSAGES, json=asked)
+    assert response.status_code == 200, response.text
+    ignored = response.headers["x-sluice-ignored-fields"].split(", ")
+    assert ignored == [
+        "messages[].content[].image",
+        "messages[].content[].server_tool_use",
+        "messages[].content[].content[].image",
+    ]
+    strict = replace(calling.service.identity, strict_requests=True)
+    identity, calling.service.identity = calling.service.identity, strict
+    status, _, message = await refusal(calling, asked)
+    calling.service.identity = identity
+    assert (status, message) == (
+        400,
+        "messages[].content[].image: is not served here (strictRequests)",
+    )

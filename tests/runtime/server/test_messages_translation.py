@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.messages.request import CountTokensRequest, MessagesRequest
 from sluice_runtime.server.messages.translation import chat_request
 
@@ -72,7 +74,14 @@ def test_claude_code_s_conversation_is_a_chat_s() -> None:
 
 def test_a_conversation_that_goes_on_begins_as_before() -> None:
     conversation = [*MESSAGES, said("s"), system("t"), user("u"), system("v"), CALLS]
-    conversation += [user([result("w")]), system("x"), said("y"), user("z"), said("end")]
+    conversation += [
+        user([result("w")]),
+        system("x"),
+        said("y"),
+        user("z"),
+        said("end"),
+        user("on"),
+    ]
     behind = turns(*conversation)
     for count, message in enumerate(conversation):
         if message["role"] == "assistant":  # so far was a request
@@ -84,6 +93,13 @@ def test_turns_of_one_role_are_one_turn() -> None:
     assert turns(user("a"), user([text("b"), text("c")])) == [
         {"role": "user", "content": "a\n\nb\n\nc"}
     ]
+
+
+def test_the_assistant_s_turns_in_a_row_are_one_turn() -> None:
+    thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}]}
+    _, turn, _ = turns(user("q"), thought, said("x"), CALLS, CALLS, user([result("r")]))
+    assert (turn["reasoning_content"], turn["content"]) == ("t", "xabab")
+    assert len(turn["tool_calls"]) == 2
 
 
 def test_what_an_assistant_wrote_is_joined_as_it_wrote_it() -> None:
@@ -125,3 +141,21 @@ def test_thinking_is_told_only_to_templates_that_read_it() -> None:
         CountTokensRequest.model_validate(body | {"chat_template_kwargs": {"thinking": False}}),
         frozenset({"thinking"}),
     ).chat_template_kwargs == {"thinking": False}
+
+
+def test_what_the_model_cannot_see_is_named_in_its_place() -> None:
+    search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
+    image = {"type": "image", "source": {"type": "url", "url": "x"}}
+    searched = {"role": "assistant", "content": [search, CALL]}
+    seen = turns(user([text("a"), image]), searched, user([result([text("r"), image])]))
+    assert [turn["content"] for turn in seen] == [
+        "a\n\n[image: not supported by this model]",
+        "[server_tool_use: not supported by this model]",
+        "r\n\n[image: not supported by this model]",
+    ]
+
+
+def test_what_becomes_no_chat_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequestError, match="at most 4096 items") as refused:
+        turns(user([result("r")] * 4097))
+    assert refused.value.param == "messages"

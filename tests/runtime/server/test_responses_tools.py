@@ -182,3 +182,69 @@ async def test_a_tool_that_must_be_called_is_the_grammar(calling: Server) -> Non
     unknown = body("a", tool_choice={"type": "custom", "name": "send"})
     error = (await calling.http.post("/v1/responses", json=unknown)).json()["error"]
     assert error["param"] == "tool_choice.name"
+
+
+LONG = "n" * 70
+
+
+def functions(count: int, name: str = "f") -> list[dict[str, Any]]:
+    return [{"type": "function", "name": f"{name}{number}"} for number in range(count)]
+
+
+def namespace(name: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "tools": tools}
+
+
+def earlier(name: str, within: str) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": "q"},
+        {
+            "type": "function_call", "call_id": "1", "name": name, "namespace": within,
+            "arguments": "{}",
+        },
+        {"type": "function_call_output", "call_id": "1", "output": "done"},
+    ]  # fmt: skip
+
+
+UNFIT: list[tuple[dict[str, Any], str, str]] = [
+    ({"tools": [namespace("a", functions(300)), namespace("b", functions(213))]}, "tools", "513"),
+    ({"tools": [namespace("c", []), namespace(LONG, functions(1, LONG))]},
+     "tools[1].tools[0].name", "143 characters with its namespace; allowed: at most 128"),
+    ({"tool_choice": {"type": "function", "name": "now", "namespace": "!! "}},
+     "tool_choice.namespace", '"!! "'),
+    ({"tool_choice": {"type": "function", "name": LONG, "namespace": LONG}},
+     "tool_choice.name", "nnn"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "field", "says"), UNFIT)
+async def test_tools_that_fit_no_function_are_refused_by_name(
+    calling: Server, asked: dict[str, Any], field: str, says: str
+) -> None:
+    response = await calling.http.post("/v1/responses", json=body("a") | asked)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, field), error
+    assert says in error["message"]
+
+
+async def test_many_functions_are_taken_beside_skipped_tools(calling: Server) -> None:
+    skipped = [{"type": "web_search"}] * 20
+    tools = [*skipped, namespace("a", functions(256)), namespace("b", functions(256))]
+    asked = body("a") | {"tools": tools, "tool_choice": "none"}
+    response = await calling.http.post("/v1/responses", json=asked)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    ("name", "within", "shown"),
+    [("f", "b c!", "b_c___f"), (LONG, LONG, f"{LONG}__{LONG}"[:128]), ("f", "é" * 200, "_" * 128)],
+)
+async def test_a_call_in_the_history_is_no_obstacle(
+    calling: Server, name: str, within: str, shown: str
+) -> None:
+    asked = body("") | {"input": earlier(name, within)}
+    chat = chat_request(ResponsesRequest.model_validate(asked))
+    calls = [call for message in chat.messages for call in message.tool_calls or ()]
+    assert [call.function.name for call in calls] == [shown]
+    response = await calling.http.post("/v1/responses", json=asked)
+    assert response.status_code == 200, response.text

@@ -1,6 +1,8 @@
 """The body of `POST /v1/messages`, as types. `translation` makes a chat request of it.
 
-Content is text: what else a block may hold (images, documents) is refused by its type.
+Content is text. What else a block may hold (images, documents) is refused in the user's last
+message; earlier, and in a tool's result, it is named to the model: clients send the history again
+with every turn, so a refusal would end it for good.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.fields import (
+    INT64,
     LIST,
     STRING,
     AnsweredRequest,
+    ConstraintsElsewhere,
     Empty,
     RequestModel,
     SamplingFields,
@@ -21,7 +25,7 @@ from sluice_runtime.server.fields import (
     by_type,
 )
 from sluice_runtime.server.protocol import MAX_MESSAGES, MAX_STOP_CHARACTERS
-from sluice_runtime.server.tools.request import MAX_TOOLS, FunctionName
+from sluice_runtime.server.tools.request import MAX_TOOL_ENTRIES, MAX_TOOLS, FunctionName
 
 MAX_STOP_SEQUENCES: Final = 16
 
@@ -94,12 +98,58 @@ Texts = Annotated[
 ]
 
 
+UNSEEN: Final = (
+    "image", "document", "search_result", "tool_reference", "container_upload", "server_tool_use",
+    "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
+    "bash_code_execution_tool_result", "text_editor_code_execution_tool_result",
+    "tool_search_tool_result", "mcp_tool_use", "mcp_tool_result",
+)  # fmt: skip
+"""Types of blocks that this server's models do not see: other servers' tools, and no text."""
+
+
+class UnseenBlock(CachedBlock):
+    """A block that is named to the model in the place of what it holds."""
+
+    type: Literal[UNSEEN]  # type: ignore[valid-type]
+    source: Any = None
+    id: Any = None
+    name: Any = None
+    server_name: Any = None
+    input: Any = None
+    tool_use_id: Any = None
+    content: Any = None
+    is_error: Any = None
+    title: Any = None
+    context: Any = None
+    citations: Any = None
+    caller: Any = None
+    tool_name: Any = None
+    file_id: Any = None
+
+    @property
+    def text(self) -> str:
+        """What the model sees."""
+        return f"[{self.type}: not supported by this model]"
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("of text")] | Annotated[UnseenBlock, Tag("of what is not seen")],
+    Discriminator(lambda block: "of what is not seen" if type_of(block) in UNSEEN else "of text"),
+]
+
+
 class ToolResult(CachedBlock):
     """What a tool that the model called has returned."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts | None = None
+    content: (
+        Annotated[
+            Annotated[str, STRING] | Annotated[list[ResultBlock], Field(fail_fast=True), LIST],
+            by_type("a string or a list of text blocks"),
+        ]
+        | None
+    ) = None
     is_error: bool | None = None
     """Not shown to the model: the content says what went wrong."""
 
@@ -115,6 +165,8 @@ _BLOCKS: Final = {
 
 def _block_tag(block: object) -> str:
     kind = type_of(block)
+    if kind in UNSEEN:
+        return "of what is not seen"
     return _BLOCKS.get(kind, "of text") if isinstance(kind, str) else "of text"
 
 
@@ -123,7 +175,8 @@ Block = Annotated[
     | Annotated[ThinkingBlock, Tag("of thinking")]
     | Annotated[RedactedThinking, Tag("of redacted thinking")]
     | Annotated[ToolUse, Tag("of a call")]
-    | Annotated[ToolResult, Tag("of a result")],
+    | Annotated[ToolResult, Tag("of a result")]
+    | Annotated[UnseenBlock, Tag("of what is not seen")],
     Discriminator(_block_tag),
 ]
 Content = Annotated[
@@ -147,10 +200,34 @@ class MessageTurn(RequestModel):
     def _fits_its_role(self) -> MessageTurn:
         if not isinstance(self.content, str):
             allowed = _OF_ROLE[self.role]
-            if any(block.type not in allowed for block in self.content):
+            seen = [block for block in self.content if not isinstance(block, UnseenBlock)]
+            if any(block.type not in allowed for block in seen) or (
+                self.role == "system" and len(seen) < len(self.content)
+            ):
                 named = " and ".join(map(shown_json, sorted(allowed)))
                 raise ValueError(f"blocks of type {named} with role {self.role}")
         return self
+
+    @property
+    def unseen(self) -> list[tuple[int, UnseenBlock]]:
+        """Its own blocks that the model does not see, and their places."""
+        if isinstance(self.content, str):
+            return []
+        numbered = enumerate(self.content)
+        return [(at, block) for at, block in numbered if isinstance(block, UnseenBlock)]
+
+    @property
+    def skipped(self) -> list[str]:
+        """The paths of all blocks that the model does not see, by their type."""
+        inner = [
+            block.type
+            for result in self.content
+            if isinstance(result, ToolResult) and isinstance(result.content, list)
+            for block in result.content
+            if isinstance(block, UnseenBlock)
+        ]
+        own = [f"messages[].content[].{block.type}" for _, block in self.unseen]
+        return [*own, *(f"messages[].content[].content[].{kind}" for kind in inner)]
 
 
 class CustomTool(CachedBlock):
@@ -188,7 +265,7 @@ class ToolChoice(RequestModel):
     """`tool_choice`."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: FunctionName | None = None
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
@@ -235,7 +312,7 @@ class UnusedMessagesFields(RequestModel):
     speed: Any = None
 
 
-class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields):
+class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, ConstraintsElsewhere):
     """What both of Anthropic's routes have."""
 
     model: str
@@ -243,7 +320,7 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields):
         list[MessageTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     ]
     system: Texts | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOL_ENTRIES, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -263,15 +340,21 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields):
 
     @property
     def skipped(self) -> list[str]:
-        """Tools that are not served, and without which the request is answered."""
-        return [f"tools[].{tool.type}" for tool in self.hosted_tools]
+        """Tools and blocks that are not served, and without which the request is answered."""
+        blocks = [path for message in self.messages for path in message.skipped]
+        tools = [f"tools[].{tool.type}" for tool in self.hosted_tools]
+        return list(dict.fromkeys([*tools, *blocks]))
 
     def contradiction(self) -> tuple[str, str] | None:
-        if self.messages[-1].role == "assistant":
-            return f"messages[{len(self.messages) - 1}].role", (
-                '"assistant" is not allowed at the end; allowed: "user" (an answer cannot be '
-                "begun for the model)"
+        last = max((at for at, turn in enumerate(self.messages) if turn.role == "user"), default=0)
+        for at, block in self.messages[last].unseen:
+            return f"messages[{last}].content[{at}].type", (
+                f"{shown_json(block.type)} is not allowed; allowed: "
+                + ", ".join(map(shown_json, ("text", *_BLOCKS)))
             )
+        count = len(self.tools or ()) - len(self.hosted_tools)
+        if count > MAX_TOOLS:
+            return "tools", f"{count} functions; allowed: at most {MAX_TOOLS}"
         chosen = self.tool_choice.name if self.tool_choice else None
         if chosen is not None and chosen in [tool.name for tool in self.hosted_tools]:
             return "tool_choice.name", (
@@ -284,7 +367,7 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields):
 class MessagesRequest(PromptFields):
     """`POST /v1/messages`."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=1, lt=INT64)
     stop_sequences: (
         Annotated[
             list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],

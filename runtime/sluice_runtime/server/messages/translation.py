@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sluice_runtime.errors import ContextLengthError
+from sluice_runtime.errors import ContextLengthError, InvalidRequestError
 from sluice_runtime.server.fields import SamplingFields
 from sluice_runtime.server.messages.request import (
     CustomTool,
@@ -25,10 +25,11 @@ from sluice_runtime.server.messages.request import (
     ToolChoice,
     ToolResult,
     ToolUse,
+    UnseenBlock,
 )
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import ChatRequest
-from sluice_runtime.server.responses.translation import plan_under_other_names
+from sluice_runtime.server.responses.translation import chat_of, plan_under_other_names
 
 _SAME: Final = (*SamplingFields.model_fields, "model", "priority", "cache_salt", "stream")
 """Fields that a chat has, too."""
@@ -60,7 +61,7 @@ def plan_message(planner: Planner, request: PromptFields) -> list[ChoicePlan]:
 def chat_request(request: PromptFields, read_options: frozenset[str]) -> ChatRequest:
     """The chat with the same answer. `read_options`: variables that the chat template reads."""
     chat: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
-    chat["messages"] = _Turns(request).turns
+    chat["messages"] = _turns(request)
     chat["chat_template_kwargs"] = _template_options(request, read_options)
     chat |= _output(request)
     chat |= _tools(request.tools or (), request.tool_choice)
@@ -68,7 +69,22 @@ def chat_request(request: PromptFields, read_options: frozenset[str]) -> ChatReq
     if isinstance(request, MessagesRequest):
         chat["max_completion_tokens"], stops = request.max_tokens, request.stop_sequences or ()
     # Checked already, and more of them are allowed than in a chat.
-    return ChatRequest.model_validate(chat).model_copy(update={"stop": list(stops) or None})
+    return chat_of(chat, _NAMES).model_copy(update={"stop": list(stops) or None})
+
+
+def _turns(request: PromptFields) -> list[dict[str, Any]]:
+    turns = _Turns(request).turns
+    if not turns:
+        raise InvalidRequestError("messages: all are empty; allowed: one with text", "messages")
+    if turns[-1]["role"] == "assistant":
+        own = [at for at, turn in enumerate(request.messages) if turn.role == "assistant"]
+        field = f"messages[{own[-1]}].role"
+        raise InvalidRequestError(
+            f'{field}: "assistant" is not allowed at the end; allowed: "user" (an answer cannot be '
+            "begun for the model)",
+            field,
+        )
+    return turns
 
 
 def _template_options(request: PromptFields, read_options: frozenset[str]) -> dict[str, Any] | None:
@@ -168,32 +184,33 @@ class _Turns:
         if isinstance(message.content, str):
             self._add_text(message.content)
             return
-        texts: list[TextBlock] = []
+        texts: list[TextBlock | UnseenBlock] = []
         for block in message.content:
             if isinstance(block, ToolResult):
                 content = _joined(block.content or "")
                 self.turns.append(
                     {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
                 )
-            elif isinstance(block, MessageText):
+            elif isinstance(block, MessageText | UnseenBlock):
                 texts.append(block)
         if texts or not message.content:
             self._add_text(_joined(texts))
 
     def _add_assistant(self, message: MessageTurn) -> None:
-        blocks = message.content
+        if not self.turns or self.turns[-1]["role"] != "assistant":
+            self.turns.append({"role": "assistant", "content": ""})
+        turn, blocks = self.turns[-1], message.content
         if isinstance(blocks, str):
-            self.turns.append({"role": "assistant", "content": blocks})
+            turn["content"] += blocks
             return
-        texts = [block.text for block in blocks if isinstance(block, MessageText)]
+        texts = [block.text for block in blocks if isinstance(block, MessageText | UnseenBlock)]
         thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
         calls = [_call(block) for block in blocks if isinstance(block, ToolUse)]
-        turn: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+        turn["content"] += "".join(texts)
         if thoughts:
-            turn["reasoning_content"] = "".join(thoughts)
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + "".join(thoughts)
         if calls:
-            turn["tool_calls"] = calls
-        self.turns.append(turn)
+            turn["tool_calls"] = turn.get("tool_calls", []) + calls
 
 
 def _call(block: ToolUse) -> dict[str, Any]:
@@ -204,5 +221,5 @@ def _call(block: ToolUse) -> dict[str, Any]:
 def _joined(content: str | Sequence[object]) -> str:
     if isinstance(content, str):
         return "" if content.startswith(_ATTRIBUTION) else content
-    texts = [block.text for block in content if isinstance(block, TextBlock)]
+    texts = [block.text for block in content if isinstance(block, TextBlock | UnseenBlock)]
     return _GAP.join(text for text in texts if text and not text.startswith(_ATTRIBUTION))

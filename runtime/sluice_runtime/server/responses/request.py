@@ -23,7 +23,7 @@ from sluice_runtime.server.fields import (
     by_type,
 )
 from sluice_runtime.server.protocol import MAX_LOGPROBS, MAX_MESSAGES
-from sluice_runtime.server.responses.tools import Chosen, ChosenHosted, HostedTool, Tools
+from sluice_runtime.server.responses.tools import Chosen, ChosenHosted, HostedTool, Tools, unfit
 from sluice_runtime.server.structured import JsonObject
 from sluice_runtime.server.tools.request import (
     TOOL_CHOICE,
@@ -273,6 +273,8 @@ class ResponsesRequest(
                 f"{shown_json(self.tool_choice.type)} is not allowed; allowed: "
                 '"function" or "custom", since nobody runs other tools here'
             )
+        if problem := unfit(self.tools or ()):
+            return problem
         size = sum(len(tool.model_dump_json()) for tool in self.tools or ())
         if size > MAX_TOOLS_CHARACTERS:
             return "tools", (
@@ -284,9 +286,9 @@ class ResponsesRequest(
             return None
         has_schema = text_format.schema_ is not None
         if has_schema != (text_format.type == "json_schema"):
-            problem = "given" if has_schema else "required"
+            given = "given" if has_schema else "required"
             return "text.format.schema", (
-                f"{problem} with type {shown_json(text_format.type)}; "
+                f"{given} with type {shown_json(text_format.type)}; "
                 'allowed: with type "json_schema" only'
             )
         if text_format.type == "json_schema" and text_format.name is None:

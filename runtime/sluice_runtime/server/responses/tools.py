@@ -7,6 +7,7 @@ text. A tool that OpenAI runs itself is skipped: nobody runs it here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -15,7 +16,14 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.fields import RequestModel
-from sluice_runtime.server.tools.request import MAX_TOOLS, Function, FunctionName, NamedFunction
+from sluice_runtime.server.tools.request import (
+    MAX_NAME_CHARACTERS,
+    MAX_TOOL_ENTRIES,
+    MAX_TOOLS,
+    Function,
+    FunctionName,
+    NamedFunction,
+)
 
 HOSTED: Final = (
     "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview",
@@ -128,14 +136,14 @@ Tool = Annotated[
     | Annotated[HostedTool, Tag("as hosted")],
     Discriminator(_tag),
 ]
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOL_ENTRIES, fail_fast=True)]
 
 
 class ChosenTool(NamedFunction):
     """`tool_choice`, when it names a tool that the client runs."""
 
     type: Literal["function", "custom"]
-    namespace: str | None = None
+    namespace: FunctionName | None = None
 
 
 class ChosenHosted(RequestModel):
@@ -170,6 +178,30 @@ def function_name(name: str, namespace: str | None) -> str:
     if namespace is None:
         return name
     return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
+
+
+def earlier_name(name: str, namespace: str | None) -> str:
+    """The name of a function that was called earlier, made fit: a refusal would end the
+    conversation for good."""
+    fit = re.sub("[^a-zA-Z0-9_.-]", "_", function_name(name, namespace))
+    return fit[:MAX_NAME_CHARACTERS]
+
+
+def unfit(tools: Sequence[Tool]) -> tuple[str, str] | None:
+    """What of the tools is more, or longer, than functions may be, and what is allowed."""
+    count = sum(1 for _ in functions(tools))
+    if count > MAX_TOOLS:
+        return "tools", f"{count} functions, those of namespaces too; allowed: at most {MAX_TOOLS}"
+    for at, tool in enumerate(tools):
+        if not isinstance(tool, NamespaceTool):
+            continue
+        for within, own in enumerate(tool.tools):
+            size = len(function_name(own.name, tool.name))
+            if size > MAX_NAME_CHARACTERS:
+                return f"tools[{at}].tools[{within}].name", (
+                    f"{size} characters with its namespace; allowed: at most {MAX_NAME_CHARACTERS}"
+                )
+    return None
 
 
 def functions(tools: Sequence[Tool]) -> Iterator[tuple[dict[str, Any], Origin]]:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+from pydantic import ValidationError
 
 from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.server.body import refusal_of
 from sluice_runtime.server.fields import SamplingFields
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import ChatRequest
@@ -27,6 +29,7 @@ from sluice_runtime.server.responses.request import (
 from sluice_runtime.server.responses.tools import (
     ChosenTool,
     arguments_of,
+    earlier_name,
     function_name,
     functions,
 )
@@ -48,6 +51,17 @@ _NAMES: Final = (
 def plan_response(planner: Planner, request: ResponsesRequest) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
     return [plan_under_other_names(planner, chat_request(request), _NAMES)]
+
+
+def chat_of(fields: dict[str, Any], names: Sequence[tuple[re.Pattern[str], str]]) -> ChatRequest:
+    """The chat of another route's request. What the route's own types let through, and a chat does
+    not, is refused in `names`: a chat's, and that route's."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        refused = refusal_of(ChatRequest, error)
+    param = None if refused.param is None else _renamed(refused.param, names)
+    raise InvalidRequestError(_renamed(str(refused), names), param)
 
 
 def plan_under_other_names(
@@ -84,7 +98,7 @@ def chat_request(request: ResponsesRequest) -> ChatRequest:
         chat["tool_choice"] = {"type": "function", "function": named}
     if request.text is not None and request.text.format is not None:
         chat["response_format"] = _format(request.text.format)
-    return ChatRequest.model_validate(chat)
+    return chat_of(chat, _NAMES)
 
 
 def _format(text_format: TextFormat) -> dict[str, Any]:
@@ -133,7 +147,7 @@ def _speaks(item: object) -> bool:
 
 def _call(item: MadeFunctionCall | MadeCustomCall) -> dict[str, Any]:
     arguments = arguments_of(item.input) if isinstance(item, MadeCustomCall) else item.arguments
-    function = {"name": function_name(item.name, item.namespace), "arguments": arguments}
+    function = {"name": earlier_name(item.name, item.namespace), "arguments": arguments}
     return {"id": item.call_id, "type": "function", "function": function}
 
 

@@ -18,7 +18,10 @@ from sluice_runtime.server.fields import (
     note_ignored,
 )
 
-MAX_TOOLS: Final = 128
+MAX_TOOLS: Final = 512
+MAX_TOOL_ENTRIES: Final = 2 * MAX_TOOLS
+"""Of routes that skip some tools."""
+MAX_NAME_CHARACTERS: Final = 128
 
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
 
