@@ -298,6 +298,7 @@ class BatchWriter:
 
     def __init__(self, settings: SchedulerSettings, table: RequestTable, kv: KvAllocator) -> None:
         self._settings = settings
+        self._draft_lags = settings.draft_lags
         self._table = table
         self._kv = kv
 
@@ -319,9 +320,7 @@ class BatchWriter:
         verified = drafts.verified
         verify = [self._verify(request, drafted, opened) for request, drafted in verified.items()]
         layers = prefill[0].layers if prefill else None
-        lagging = (
-            [_draft_lacks(request) for request in verified] if self._settings.draft_lags else []
-        )
+        lagging = [_draft_lacks(request) for request in verified] if self._draft_lags else []
         lagging += [_catch_up(request, tokens) for request, tokens in drafts.catching_up.items()]
         plain = [request for request in decode if request not in verified] if verified else decode
         return Batch(

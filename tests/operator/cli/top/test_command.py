@@ -63,7 +63,9 @@ def in_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     argv = [sys.executable, "-c", "import sys; from sluice_operator.cli.entry import main;"
             " sys.exit(main())", "top", *words]  # fmt: skip
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    process = subprocess.Popen(
+        argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, preexec_fn=_heeds_signals
+    )
     os.close(theirs)
     try:
         yield process, ours
@@ -71,6 +73,11 @@ def in_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         process.kill()
         process.wait()
         os.close(ours)
+
+
+def _heeds_signals() -> None:
+    """Also where these tests run in the background, whose children are born deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def read_until(terminal: int, part: bytes) -> bytes:
