@@ -128,10 +128,10 @@ EDITS: Final[dict[str, Any]] = {
 }
 
 ONLY_WITH: Final = {
-    "model.revision": "hf://",
-    "model.tokenSecretRef": "hf://",
-    "model.cache": "hf://",
-    "model.refresh": "hf://",
+    "model.revision": "a model of a hub",
+    "model.tokenSecretRef": "a model of a hub",
+    "model.cache": "a model of a hub",
+    "model.refresh": "a model of a hub",
     "pools.prefill": "mode",
     "pools.decode": "mode",
     "autoscaling.accelerator": "mode",
