@@ -207,8 +207,10 @@ def bucket(
     if secret is not None:
         variables |= _variables(secret, scheme)
     every = {**environment, **variables}
-    given = {name for name, value in every.items() if value.lower() not in _UNSET}
-    if provider.credentials and not any(given.issuperset(names) for names in provider.credentials):
+    values_set = {name for name, value in every.items() if value.lower() not in _UNSET}
+    if provider.credentials and not any(
+        values_set.issuperset(names) for names in provider.credentials
+    ):
         allowed = "; or ".join(", ".join(names) for names in provider.credentials)
         raise AccessDeniedError(f"{uri}: there are no credentials; allowed: {allowed}")
     if scheme == "az" and not every.get("AZURE_STORAGE_ACCOUNT_NAME"):

@@ -115,7 +115,7 @@ OTHERS: Final = (
         "masks",
         "if why is None or _MANY_STATES_SAID not in self._state.get_error():",
         "if True:",
-        ("test_masks",),
+        ("test_masks", "test_given_up"),
         package="grammar",
     ),
 )

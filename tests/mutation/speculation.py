@@ -115,7 +115,7 @@ SPECULATION_MUTATIONS: Final = (
         "masks",
         "self._seconds_ahead += time.thread_time() - began",
         "time.thread_time()",
-        ("test_masks",),
+        ("test_given_up",),
         package="grammar",
     ),
     Mutation(

@@ -40,8 +40,8 @@ class RouterLedgers:
 
     async def total(self, routers: Iterable[Manifest]) -> Ledger | None:
         """The sum over `routers`, ready pods; None where none has answered yet."""
-        found = await asyncio.gather(*(self._fetch_one(pod) for pod in routers))
-        ledgers = [ledger.model_dump() for ledger in found if ledger is not None]
+        answers = await asyncio.gather(*(self._fetch_one(pod) for pod in routers))
+        ledgers = [ledger.model_dump() for ledger in answers if ledger is not None]
         if not ledgers:
             return None
         return Ledger(**{fate: sum(ledger[fate] for ledger in ledgers) for fate in ledgers[0]})

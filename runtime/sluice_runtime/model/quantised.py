@@ -86,7 +86,7 @@ class Fp8:
         """[blocks of outputs, blocks of inputs]."""
         names = (f"{name}.weight_scale_inv", f"{name}.weight_scale")
         names = names if self.block else names[::-1]
-        stored = next((each for each in names if files.shape_of(each) is not None), names[0])
+        stored = next((name for name in names if files.shape_of(name) is not None), names[0])
         shape = files.shape_of(stored)
         if self.block:
             return files.read_stored(stored, _stored(part, self.block), torch.float32)
@@ -208,7 +208,7 @@ class _Keys:
     def one_of(self, key: str, *allowed: Any) -> Any:
         """The value, which is one of these."""
         value = self.values.get(key)
-        if not any(value == each and type(value) is type(each) for each in allowed):
+        if not any(value == choice and type(value) is type(choice) for choice in allowed):
             raise self.refused(key, value, " or ".join(map(_word, allowed)))
         return value
 
@@ -228,7 +228,7 @@ class _Keys:
         value = self.values.get(key)
         if value is None:
             return None
-        whole = isinstance(value, list) and all(type(each) is int and each > 0 for each in value)
+        whole = isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
         if not whole or len(value) != 2:
             raise self.refused(key, value, "absent, or two whole numbers from 1")
         return value[0], value[1]

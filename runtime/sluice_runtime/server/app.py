@@ -244,16 +244,16 @@ def _anthropic(service: Service) -> APIRouter:
 
 def _tokenized(service: Service, planner: Planner, content: bytes) -> bytes:
     refuse_heavy(ChatRequest, content, planner.limits.request_tokens)
-    asked = parse_body(TokenizeRequest, content)
-    if (asked.prompt is None) == (asked.messages is None):
+    tokens_request = parse_body(TokenizeRequest, content)
+    if (tokens_request.prompt is None) == (tokens_request.messages is None):
         raise InvalidRequestError("prompt: allowed: either prompt or messages", "prompt")
-    service.adapter_key(asked.model)
-    if asked.messages is None:
+    service.adapter_key(tokens_request.model)
+    if tokens_request.messages is None:
         ids = planner.token_ids(parse_request(CompletionRequest, content, strict=False).request)
     else:
         ids = planner.token_ids(parse_request(ChatRequest, content, strict=False).request)
     strings = None
-    if asked.return_token_strs:
+    if tokens_request.return_token_strs:
         strings = [planner.text.tokenizer.token_name(token) for token in ids]
     longest = planner.limits.context_length_tokens
     return msgspec.json.encode(
@@ -263,11 +263,11 @@ def _tokenized(service: Service, planner: Planner, content: bytes) -> bytes:
 
 def _detokenized(service: Service, planner: Planner, content: bytes) -> bytes:
     refuse_heavy(DetokenizeRequest, content, MAX_PROMPT_TOKENS)
-    asked = parse_body(DetokenizeRequest, content)
-    service.adapter_key(asked.model)
-    refuse_unknown_tokens("tokens", asked.tokens, planner.vocabulary_size)
+    tokens_request = parse_body(DetokenizeRequest, content)
+    service.adapter_key(tokens_request.model)
+    refuse_unknown_tokens("tokens", tokens_request.tokens, planner.vocabulary_size)
     detokenizer = Detokenizer(planner.text.tokenizer, planner.text.special_texts)
-    text = detokenizer.push(asked.tokens) + detokenizer.finish()
+    text = detokenizer.push(tokens_request.tokens) + detokenizer.finish()
     return msgspec.json.encode({"prompt": text})
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 ONE_OF_YAML: dict[str, tuple[str, str]] = {
     "integers": (
@@ -39,3 +42,10 @@ def in_yaml(below_spec: str) -> str:
     """The text of such a service, with flow-style YAML below its spec."""
     head = "apiVersion: serving.sluice.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: chat}"
     return f"{head}\nspec: {{model: {{uri: 'dummy://tiny'}}, {below_spec}}}\n"
+
+
+def spec_file(folder: Path, *documents: Any) -> str:
+    """The documents as one file; its path."""
+    path = folder / "service.yaml"
+    path.write_text(yaml.safe_dump_all(documents))
+    return str(path)

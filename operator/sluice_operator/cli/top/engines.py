@@ -78,12 +78,12 @@ def pool_rows(service: Manifest, snapshot: Snapshot) -> tuple[PoolRow, ...]:
     key = key_of(service)
     summaries = (service.get("status") or {}).get("pools") or {}
     pools = {pool["spec"].get("role"): pool for pool in snapshot.pools if key_of(pool) == key}
-    asked = snapshot.loads.get(key)
+    of_router = snapshot.loads.get(key)
     rows = []
     for role in ROLES:
-        facts = _Facts(service, pools.get(role), snapshot.now, asked is not None)
+        facts = _Facts(service, pools.get(role), snapshot.now, of_router is not None)
         pods = [pod for pod in _pods(snapshot, key) if role_of(pod) == role]
-        loads = [] if asked is None else _loads(asked.load.engines, role, snapshot, key)
+        loads = [] if of_router is None else _loads(of_router.load.engines, role, snapshot, key)
         if role in summaries or role in pools or pods or loads:
             name, summary = f"{key[1]}-{role}", summaries.get(role) or {}
             rows.append(PoolRow(role, name, summary, facts.pool, _engines(pods, loads, facts)))

@@ -175,13 +175,13 @@ def _ledger(ledger: Manifest) -> Text:
 
 def _routers(service: Manifest, snapshot: Snapshot) -> Text:
     ready, count = routers(service, snapshot)
-    asked = snapshot.loads.get(key_of(service))
+    of_router = snapshot.loads.get(key_of(service))
     text = Text(f"{ready} of {count} ready" if snapshot.pods else "unknown")
-    if asked is not None:
-        waiting = asked.load.waiting_requests
+    if of_router is not None:
+        waiting = of_router.load.waiting_requests
         style = STYLES["busy"] if waiting else ""
         text.append(f", {waiting:,} requests wait for an engine" if waiting else "", style)
-        text.append(f" at {asked.router}" if waiting and count > 1 else "", QUIET)
+        text.append(f" at {of_router.router}" if waiting and count > 1 else "", QUIET)
     return text
 
 

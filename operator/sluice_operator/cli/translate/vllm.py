@@ -26,16 +26,16 @@ def speculation(text: str) -> dict[str, Any]:
     """Of the JSON of --speculative-config; sizes of n-grams and of the draft's parallelism have no
     setting here."""
     try:
-        given = json.loads(text)
-        method = METHODS(str(given["method"]))
+        settings = json.loads(text)
+        method = METHODS(str(settings["method"]))
     except (ValueError, KeyError, TypeError):
         methods = "ngram, draft_model or eagle3"
         raise ValueError(f"a JSON object with method {methods}") from None
     ours: dict[str, Any] = {"method": method}
-    if "num_speculative_tokens" in given:
-        ours["tokens"] = given["num_speculative_tokens"]
-    if "model" in given and method != "NGram":
-        ours["draft"] = {"uri": model_uri(str(given["model"]))}
+    if "num_speculative_tokens" in settings:
+        ours["tokens"] = settings["num_speculative_tokens"]
+    if "model" in settings and method != "NGram":
+        ours["draft"] = {"uri": model_uri(str(settings["model"]))}
     return ours
 
 

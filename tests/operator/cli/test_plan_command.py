@@ -1,0 +1,257 @@
+"""What `sluice plan` says of a service, and of what would surprise."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sluice_operator.cli.main import main
+
+from tests.operator.api.documents import document, spec_file
+from tests.operator.model_pods import COMMIT, RESOLVED
+
+ROOT = Path(__file__).parents[3]
+
+
+SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_samples_are_carried_out(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", str(sample)]) == 0
+    assert "objects:" in capsys.readouterr().out
+
+
+def test_plan_says_what_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", spec_file(tmp_path, document({"engine": {"chunkSize": 64}}))]) == 0
+    out = capsys.readouterr().out
+    assert "served as tiny at http://chat.default.svc" in out
+    assert "Pool mixed: replicas 1, each on CPU" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["chunkSize", "64", "User", "spec"] in rows
+    assert ["EnginePool", "chat-mixed"] in rows
+
+
+@pytest.mark.parametrize(
+    ("slo", "rows"),
+    [
+        (None, {}),
+        (
+            {"itlMilliseconds": 50},
+            {"itlMilliseconds": [50, "User", "spec"], "percentile": [95, "General", "default"]},
+        ),
+        (
+            {"itlMilliseconds": 50, "percentile": 99},
+            {"itlMilliseconds": [50, "User", "spec"], "percentile": [99, "User", "spec"]},
+        ),
+    ],
+)
+def test_plan_shows_the_promise_and_what_it_resolves_to(
+    slo: dict[str, int] | None,
+    rows: dict[str, list[Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = spec_file(tmp_path, document({"slo": slo} if slo else {}))
+    assert main(["plan", "-f", file, "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert {key: list(entry.values()) for key, entry in found["slo"].items()} == rows
+    assert main(["plan", "-f", file]) == 0
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for key, row in rows.items():
+        assert [f"slo.{key}", *map(str, row)] in words
+    assert sum(line[:1] == ["Promise:"] for line in words) == bool(rows)
+
+
+def test_plan_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "-f", spec_file(tmp_path, document({})), "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["namespace"], found["refusal"]) == ("chat", "default", None)
+    assert found["pools"]["mixed"]["settings"]["pageSize"]["value"] == 16
+    assert {"kind": "EnginePool", "name": "chat-mixed"} in found["objects"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "image", "assumed"),
+    [
+        ({}, ["--engine-image", "e:1"], "e:1", True),
+        ({"image": "mine:2"}, ["--engine-image", "e:1"], "mine:2", False),
+    ],
+)
+def test_plan_says_of_which_image_the_revision_is(
+    engine: dict[str, Any],
+    options: list[str],
+    image: str,
+    assumed: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = spec_file(tmp_path, document({"engine": engine}))
+    assert main(["plan", "-f", file, "-o", "json", *options]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    pool = found["pools"]["mixed"]
+    assert pool["image"] == {"name": image, "assumed": assumed}
+    assert {"kind": "Deployment", "name": f"chat-mixed-{pool['revision']}"} in found["objects"]
+    assert main(["plan", "-f", file, *options]) == 0
+    out = capsys.readouterr().out
+    assert f"revision {pool['revision']} of image {image}" in out
+    assert (f"Image {image} is assumed" in out) is assumed
+
+
+@pytest.mark.parametrize(
+    ("resources", "limit"),
+    [({}, None), ({"limits": {"cpu": 1}}, None), ({"limits": {"memory": "2Gi"}}, "2Gi")],
+)
+def test_plan_says_where_an_engine_would_take_its_nodes_memory(
+    resources: dict[str, Any],
+    limit: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = spec_file(tmp_path, document({"pools": {"mixed": {"resources": resources}}}))
+    assert main(["plan", "-f", file]) == 0
+    told = "No memory limit (spec.pools.mixed.resources.limits)" in capsys.readouterr().out
+    assert told == (limit is None)
+    assert main(["plan", "-f", file, "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["pools"]["mixed"]["memoryLimit"] == limit
+
+
+@pytest.mark.parametrize(("product", "told"), [("T9", True), ("NVIDIA-A100-SXM4-40GB", False)])
+def test_a_product_that_is_not_known_is_said_in_a_plan(
+    product: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = {"mixed": {"accelerator": {"product": product}, "engine": {"image": "gpu:1"}}}
+    found = document({"model": {"uri": "pvc://m/q"}, "pools": pools})
+    assert main(["plan", "-f", spec_file(tmp_path, found)]) == 0
+    assert ("ProductUnknown: T9 is not in the table" in capsys.readouterr().out) is told
+
+
+def test_a_plan_warns_of_a_spelling_in_each_pool_and_of_the_image_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = {role: {"accelerator": {"product": "H100"}} for role in ("prefill", "decode")}
+    spec = {"model": {"uri": "pvc://m/q"}, "mode": "Disaggregated", "pools": pools}
+    assert main(["plan", "-f", spec_file(tmp_path, document(spec))]) == 0
+    out = capsys.readouterr().out
+    assert out.count("ProductSpelling: no node is known to say H100") == 2, "one a pool"
+    assert out.count("is assumed, since the spec names none") == 1
+
+
+@pytest.mark.parametrize(("adapters", "times"), [({}, 2), ({"adapters": []}, 0)])
+def test_a_plan_warns_in_each_pool_of_settings_that_are_not_read_without_adapters(
+    adapters: dict[str, list[Any]], times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = {role: {"engine": {"maxLoraRank": 8}} for role in ("prefill", "decode")}
+    model = {"uri": "pvc://m/q"} | adapters
+    spec = {"model": model, "mode": "Disaggregated", "pools": pools}
+    assert main(["plan", "-f", spec_file(tmp_path, document(spec))]) == 0
+    assert capsys.readouterr().out.count("maxLoraRank: 8 is not read without adapters") == times
+
+
+@pytest.mark.parametrize(("policy", "told"), [("fcfs", True), ("priority", False)])
+def test_a_plan_says_where_priorities_of_tenants_change_nothing(
+    policy: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    auth = {"secretRef": {"name": "keys"}, "tenants": [{"name": "team", "defaultPriority": 5}]}
+    asked = document({"engine": {"schedulingPolicy": policy}, "router": {"auth": auth}})
+    assert main(["plan", "-f", spec_file(tmp_path, asked)]) == 0
+    says = "Priorities: spec.router.auth.tenants: the priorities of team change no order under"
+    assert (f"{says} schedulingPolicy fcfs" in capsys.readouterr().out) is told
+
+
+def test_a_plan_shows_what_is_off_unless_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = {
+        "speculation": {"method": "NGram", "tokens": 6},
+        "hostCache": {"memory": "1Gi", "disk": {"size": "5Gi"}},
+    }
+    path = spec_file(tmp_path, document({"mode": "Disaggregated", "engine": engine}))
+    assert main(["plan", "-f", path]) == 0
+    out = capsys.readouterr().out
+    prefill, decode = out[out.index("Pool prefill") :].split("Pool decode")
+    drafts = "Drafts (NGram): at most 6 of a request in a step, from the request's own tokens"
+    cache = "Host cache: each engine takes 1Gi more of its node's memory, and 5Gi of its disk"
+    assert (drafts in prefill, cache in prefill) == (False, True)
+    assert (drafts in decode, cache in decode) == (True, False)
+    assert main(["plan", "-f", path, "-o", "json"]) == 0
+    (service,) = json.loads(capsys.readouterr().out)
+    pools = service["pools"]
+    assert pools["prefill"]["hostCache"] == engine["hostCache"]
+    assert pools["prefill"]["speculation"] is pools["decode"]["hostCache"] is None
+    assert pools["decode"]["speculation"] == engine["speculation"]
+
+
+def test_a_plan_says_that_a_head_takes_memory_of_the_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafting = {"method": "Eagle", "draft": {"uri": "pvc://heads/a"}}
+    assert (
+        main(["plan", "-f", spec_file(tmp_path, document({"engine": {"speculation": drafting}}))])
+        == 0
+    )
+    drafts, memory = capsys.readouterr().out.split("  Drafts (Eagle): ")[1].splitlines()[:2]
+    assert drafts == "at most 4 of a request in a step, from pvc://heads/a"
+    assert memory.strip() == (
+        "Its weights and pages take memory that is counted as the KV pool's below."
+    )
+
+
+def test_a_plan_says_how_adapters_of_a_hub_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapters = [{"name": "a", "uri": f"hf://org/a@{COMMIT}"}, {"name": "b", "uri": "file:///b"}]
+    model = {"uri": "pvc://models/q", "cache": {"size": "1Gi"}, "adapters": adapters}
+    asked = spec_file(tmp_path, document({"model": model}))
+    assert main(["plan", "-f", asked]) == 0
+    out = capsys.readouterr().out
+    assert f"Adapter a: a Job resolves hf://org/a@{COMMIT} to a commit and" in out
+    assert "downloads it to claim chat-model. Engines do not wait for it." in out
+    draft = {"speculation": {"method": "Draft", "draft": {"uri": "hf://org/small"}}}
+    asked = spec_file(tmp_path, document({"model": model, "engine": draft}))
+    assert main(["plan", "-f", asked]) == 0
+    out = capsys.readouterr().out
+    assert "Draft model: a Job resolves hf://org/small to a commit and" in out
+    assert "downloads it to claim chat-model. Engines wait for it." in out
+    assert "Adapter b" not in out
+    assert main(["render", "-f", asked]) == 0
+    assert f"/mnt/adapters/chat-model/models--org--a/snapshots/{COMMIT}" in capsys.readouterr().out
+
+
+def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pools = {"mixed": {"accelerator": {"product": "NVIDIA-H100-80GB-HBM3"}}}
+    asked = document({"model": {"uri": "hf://org/name"}, "pools": pools})
+    assert main(["plan", "-f", spec_file(tmp_path, asked)]) == 0
+    assert "KV pool: tokens that fit are not known: the model is not" in capsys.readouterr().out
+    pin = {"uri": "hf://org/name", "revision": "main", **RESOLVED}
+    file = spec_file(tmp_path, asked | {"status": {"model": pin}})
+    assert main(["plan", "-f", file]) == 0
+    out = capsys.readouterr().out
+    assert f"main was resolved to commit {COMMIT}: 16.4 GB, Qwen3ForCausalLM." in out
+    assert re.search(r"KV pool: about 3\d\d,\d{3} tokens an engine, 147,456 bytes each", out)
+    assert "maxRunningRequests: about 352, which an engine chooses at its start" in out
+    assert "Weights are quantised" not in out
+    quantised = {"quantization": "awq", "bytes": 6_100_000_000, "parameters": 8_200_000_000}
+    awq = spec_file(tmp_path, asked | {"status": {"model": pin | quantised}})
+    assert main(["plan", "-f", awq]) == 0
+    out = capsys.readouterr().out
+    assert "6.1 GB, Qwen3ForCausalLM." in out
+    assert "Weights are quantised (awq) in these files; engines hold" in out
+    assert re.search(r"KV pool: about 3\d\d,\d{3} tokens an engine, 147,456 bytes each", out)
+    file = spec_file(tmp_path, asked | {"status": {"model": pin}})
+    assert main(["plan", "-o", "json", "-f", file]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["pools"]["mixed"]["kvPool"]["tokenBytes"] == 147_456
+    limited = {"mixed": {"resources": {"limits": {"memory": "40Gi"}}}}
+    on_cpus = asked | {"spec": asked["spec"] | {"pools": limited}, "status": {"model": pin}}
+    assert main(["plan", "-f", spec_file(tmp_path, on_cpus)]) == 0
+    assert "KV pool: at most 136,360 tokens an engine" in capsys.readouterr().out
+    unlike = asked | {"status": {"model": pin | {"revision": "v2"}}}
+    assert main(["plan", "-f", spec_file(tmp_path, unlike)]) == 0
+    assert "is not resolved yet" in capsys.readouterr().out
