@@ -191,7 +191,7 @@ def _generating(service: Service) -> APIRouter:
 
 def _tokens(service: Service) -> APIRouter:
     """Texts and token ids of the model's tokenizer; the engine computes nothing for them."""
-    router = APIRouter(responses=BODY_ERRORS | errors(404, 503))
+    router = APIRouter(responses=BODY_ERRORS | errors(403, 404, 503))
 
     @router.post(
         "/tokenize",
@@ -202,6 +202,7 @@ def _tokens(service: Service) -> APIRouter:
         """The token ids of a prompt, or of a conversation with its chat template."""
         planner = service.planner()
         content = await read_body(request, service.identity.max_body_bytes)
+        service.signatures.check_sender(request, content)
         return WholeAnswer(await asyncio.to_thread(_tokenized, service, planner, content))
 
     @router.post(
@@ -213,6 +214,7 @@ def _tokens(service: Service) -> APIRouter:
         """The text of token ids."""
         planner = service.planner()
         content = await read_body(request, service.identity.max_body_bytes)
+        service.signatures.check_sender(request, content)
         return WholeAnswer(await asyncio.to_thread(_detokenized, service, planner, content))
 
     return router

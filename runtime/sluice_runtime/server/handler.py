@@ -173,13 +173,13 @@ class RequestHandler:
         return response
 
     async def count_tokens(self, route: Route[Any], request: Request) -> Response:
-        """How many tokens the prompt of a request has; the engine does nothing for it, so it needs
-        no signature."""
+        """How many tokens the prompt of a request has."""
         planner = self._service.planner()
         try:
             body = await read_body(request, self._service.identity.max_body_bytes)
         except ClientDisconnect:
             return _client_gone()
+        self._service.signatures.check_sender(request, body)
         tokens, ignored = await asyncio.to_thread(self._count, route, planner, body)
         self._service.log_ignored(ignored)
         response = WholeAnswer(msgspec.json.encode({"input_tokens": tokens}))

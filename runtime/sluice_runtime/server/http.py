@@ -40,8 +40,11 @@ _LEAVE_SECONDS: Final = 2
 
 
 _WORK_PATHS: Final = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", *ANTHROPIC_PATHS}
-)
+    {
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/generate", *ANTHROPIC_PATHS,
+        "/tokenize", "/detokenize",
+    }
+)  # fmt: skip
 
 
 def listen(host: str, port: int, key: str = "server.port") -> socket.socket:

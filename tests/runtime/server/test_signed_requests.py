@@ -34,7 +34,17 @@ BODIES = {
     "/generate": b'{"text":"a"}',
     "/abort_request": b'{"request_id":"x"}',
     "/flush_cache": b"",
+    "/tokenize": b'{"prompt":"a"}',
+    "/detokenize": b'{"tokens":[97]}',
 }
+MESSAGES = {
+    "/v1/messages": b'{"model":"echo","max_tokens":1,"messages":[{"role":"user","content":"a"}]}',
+    "/v1/messages/count_tokens": b'{"model":"echo","messages":[{"role":"user","content":"a"}]}',
+}
+"""Bodies of routes that answer in Anthropic's form."""
+MISSING = (
+    "X-Sluice-Tenant: missing; allowed: as the service's router signs it, to which requests go"
+)
 PREFILL = PrefillRef(host="10.0.0.7", port=8998, epoch="e7")
 
 
@@ -72,17 +82,16 @@ async def test_unsigned_requests_are_refused_in_every_role(role: Role) -> None:
     with private_endpoint() as endpoint:
         async with running_server(endpoint, role, KEY, required=True) as server:
             for path, body in BODIES.items():
-                assert refusal(await post(server, path, body)) == (
-                    403,
-                    "invalid_signature",
-                    "X-Sluice-Tenant: missing; allowed: as the service's router signs it, to which "
-                    "requests go",
-                )
+                refused = refusal(await post(server, path, body))
+                assert refused == (403, "invalid_signature", MISSING)
+            for path, body in MESSAGES.items():
+                answer = await post(server, path, body)
+                assert (answer.status_code, answer.json()["error"]["message"]) == (403, MISSING)
             assert server.engine.of(Generate) == []
 
 
 async def test_what_the_router_signed_is_served(server: Server) -> None:
-    for path, body in BODIES.items():
+    for path, body in (BODIES | MESSAGES).items():
         answer = await post(server, path, body, tenant_header(body, path))
         assert answer.status_code == 200, answer.text
 

@@ -138,6 +138,7 @@ async def test_a_closed_gate_refuses_work_and_lets_streams_finish(endpoint: str)
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "unavailable"
+        assert (await server.http.post("/tokenize", json={"prompt": "x"})).status_code == 503
         assert (await server.http.get("/ready")).status_code == 503
         assert (await server.http.get("/health")).status_code == 200
         assert (await server.http.get("/load")).json()["draining"] is True

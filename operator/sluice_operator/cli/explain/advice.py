@@ -171,7 +171,7 @@ HINTS: Final = (
         "sizes are guessed: set engine.chunkSize and engine.memoryFraction, or label the nodes",
     ),
     Hint(
-        "NotRunOnGpus",
+        "TryOnYourGpus",
         lambda f: not f.pool.accelerator.accelerator.is_cpu,
         "this version ran on one H200; no cluster of GPUs, never several GPUs: try this pool "
         "before you rely on it",
