@@ -1,5 +1,5 @@
 """A hub in the cluster, with the small trained model as its repository `sluice/tiny`, and adapters
-of it, `sluice/poems` and `sluice/law`.
+of it, `sluice/poems` and `sluice/law`; and a bucket, with the model at `s3://models/sluice/tiny`.
 
 Its pod runs the sample engine's image, which has Python and the model; its code comes from a
 ConfigMap. Knows nothing of services that fetch from it.
@@ -22,12 +22,15 @@ NAME: Final = "hub"
 REPOSITORY: Final = "sluice/tiny"
 PORT: Final = 8080
 STATE_PORT: Final = 8081
+BUCKET_PORT: Final = 8082
 ENDPOINT: Final = f"http://{NAME}.{NAMESPACE}.svc:{PORT}"
+BUCKET_ENDPOINT: Final = f"http://{NAME}.{NAMESPACE}.svc:{BUCKET_PORT}"
 STATE: Final = f"/api/v1/namespaces/{NAMESPACE}/services/{NAME}:{STATE_PORT}/proxy/state"
 CODE: Final = (
     "e2e/stories/hub_pod.py",
     "e2e/stories/adapters.py",
     "e2e/stories/padded.py",
+    "tests/fetch/bucket_server.py",
     "tests/fetch/hub_server.py",
 )
 MODEL_FOLDER: Final = "/models/sluice-tiny"
@@ -62,6 +65,10 @@ class Hub:
         asked: list[str] = self._state()["requests"]
         return [path for path in asked if path.startswith(beginnings or "/")]
 
+    def bucket_requests(self) -> list[str]:
+        """Paths, with the query, that its bucket was asked for since `set`."""
+        return list(self._state()["bucket_requests"])
+
     def sent_bytes(self) -> int:
         """Bytes of all its answers since `set`."""
         return int(self._state()["sent_bytes"])
@@ -76,7 +83,7 @@ class Hub:
     @property
     def _items(self) -> list[dict[str, Any]]:
         files = {Path(path).name: (ROOT / path).read_text() for path in CODE}
-        ports = [("hub", PORT), ("state", STATE_PORT)]
+        ports = [("hub", PORT), ("state", STATE_PORT), ("bucket", BUCKET_PORT)]
         service = {
             "selector": {"app": NAME},
             "ports": [{"name": name, "port": port} for name, port in ports],
@@ -118,16 +125,17 @@ class Hub:
 
 @contextmanager
 def serving_hub(kubectl: Kubectl, image: str, more_bytes: int = 0) -> Iterator[Hub]:
-    """A hub from which the operator has models fetched until the block ends."""
+    """A hub and a bucket from which the operator has models fetched until the block ends."""
     hub = Hub(kubectl, image, more_bytes)
     operator = ("deployment/sluice-operator", "-n", OPERATOR_NAMESPACE)
     hub.start()
     try:
-        kubectl.run("set", "env", *operator, f"SLUICE_HUB_ENDPOINT={ENDPOINT}")
+        endpoints = (f"SLUICE_HUB_ENDPOINT={ENDPOINT}", f"SLUICE_BUCKET_ENDPOINT={BUCKET_ENDPOINT}")
+        kubectl.run("set", "env", *operator, *endpoints)
         kubectl.run("rollout", "status", *operator, "--timeout=120s")
         yield hub
     finally:
-        kubectl.run("set", "env", *operator, "SLUICE_HUB_ENDPOINT-")
+        kubectl.run("set", "env", *operator, "SLUICE_HUB_ENDPOINT-", "SLUICE_BUCKET_ENDPOINT-")
         hub.stop()
 
 

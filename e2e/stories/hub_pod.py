@@ -1,8 +1,9 @@
-"""`python -m e2e.stories.hub_pod FOLDER BYTES`, in a pod: a hub with a model and adapters of it.
+"""`python -m e2e.stories.hub_pod FOLDER BYTES`, in a pod: a hub with a model and adapters of it,
+and a bucket with the same model.
 
-The hub is that of the fetcher's tests; the model's weights have BYTES more than those of the
-folder. On another port `GET /state` tells what it was asked, and `POST /state` says how it answers
-from then.
+Both are those of the fetcher's tests; the model's weights have BYTES more than those of the
+folder. On another port `GET /state` tells what they were asked, and `POST /state` says how the hub
+answers from then.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import Any, Final
 
 from e2e.stories.adapters import adapter_files
 from e2e.stories.padded import padded_model
+from tests.fetch import bucket_server
 from tests.fetch.hub_server import Hub, handler_of
 
 HUB_PORT: Final = 8080
 STATE_PORT: Final = 8081
+BUCKET_PORT: Final = 8082
+FOLDER_IN_BUCKET: Final = "sluice/tiny"
 REPOSITORY: Final = "sluice/tiny"
 ADAPTERS: Final = ("sluice/poems", "sluice/law")
 FILES_URL: Final = f"http://hub-files:{HUB_PORT}"
@@ -29,6 +33,7 @@ SETTABLE: Final = frozenset({"revisions", "refusals", "token", "ends_after", "da
 
 class _State(BaseHTTPRequestHandler):
     hub: Hub
+    store: bucket_server.Store
 
     def do_GET(self) -> None:
         self._tell()
@@ -40,6 +45,7 @@ class _State(BaseHTTPRequestHandler):
         for name, value in given.items():
             setattr(self.hub, name, value)
         self.hub.requests.clear()
+        self.store.requests.clear()
         self.hub.sent_bytes = 0
         return self._tell()
 
@@ -60,6 +66,7 @@ class _State(BaseHTTPRequestHandler):
         hub = self.hub
         paths = [path for path, _ in hub.requests]
         told = {"requests": paths, "sent_bytes": hub.sent_bytes, "revisions": hub.revisions}
+        told["bucket_requests"] = [path for path, _ in self.store.requests]
         body = json.dumps(told).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -73,9 +80,12 @@ def main(folder: Path, more_bytes: int) -> None:
     config = json.loads(files["config.json"])
     others = {name: adapter_files(config, seed) for seed, name in enumerate(ADAPTERS)}
     hub = Hub(files, repository=REPOSITORY, others=others, files_url=FILES_URL)
-    state = type("State", (_State,), {"hub": hub})
-    server = ThreadingHTTPServer(("", STATE_PORT), state)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    objects = {f"{FOLDER_IN_BUCKET}/{name}": content for name, content in files.items()}
+    store = bucket_server.Store(objects)
+    state = type("State", (_State,), {"hub": hub, "store": store})
+    for port, handler in ((STATE_PORT, state), (BUCKET_PORT, bucket_server.handler_of(store))):
+        server = ThreadingHTTPServer(("", port), handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
     ThreadingHTTPServer(("", HUB_PORT), handler_of(hub)).serve_forever()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
@@ -115,6 +116,28 @@ def test_two_pools_share_one_download_and_a_moved_branch_changes_nothing(
     assert answer(cluster, service) == ANSWER
 
 
+def test_two_engines_of_a_bucket_s_model_share_one_download(
+    cluster: Cluster,
+    kubectl: Kubectl,
+    hub: Hub,
+    claim: str,
+    make: Callable[[dict[str, Any]], Service],
+) -> None:
+    """Without credentials first, which is named."""
+    bucket = model(uri="s3://models/sluice/tiny", cache={"claim": claim})
+    service = make(disaggregated_service("bucket-pair", 1, 1, model=bucket))
+    condition = service.wait_for_reason("Ready", "AccessDenied")
+    assert "credentials" in condition["message"]
+    variables = {"env": "AWS_ACCESS_KEY_ID=reader\nAWS_SECRET_ACCESS_KEY=s3cret\n"}
+    with secret(kubectl, "bucket-pair", variables):
+        with_credentials = bucket | {"tokenSecretRef": {"name": "bucket-pair", "key": "env"}}
+        service.apply(disaggregated_service("bucket-pair", 1, 1, model=with_credentials))
+        service.wait_for("Ready", "True")
+        assert answer(cluster, service) == ANSWER
+        weights = [path for path in hub.bucket_requests() if path.endswith(".safetensors")]
+        assert weights == ["/models/sluice/tiny/model.safetensors"]
+
+
 def test_a_wrong_repository_is_named_at_once_and_correcting_it_is_enough(
     cluster: Cluster, kubectl: Kubectl, hub: Hub, make: Callable[[dict[str, Any]], Service]
 ) -> None:
@@ -141,22 +164,28 @@ def test_a_gated_repository_is_named_and_its_token_is_seen_by_nobody_else(
     condition = service.wait_for_reason("Ready", "AccessDenied")
     assert REPOSITORY in condition["message"]
     assert tried_once(kubectl, service)
-    secret = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": "hub-gated", "namespace": NAMESPACE},
-        "stringData": {"token": TOKEN},
-    }
-    kubectl.apply(json.dumps(secret))
-    try:
+    with secret(kubectl, "hub-gated", {"token": TOKEN}):
         with_token = model(tokenSecretRef={"name": "hub-gated", "key": "token"})
         service.apply(chat_service("hub-gated", model=with_token))
         service.wait_for("Ready", "True")
         (pod,) = selected(kubectl, service, *Role)
         (engine,) = pod["spec"]["containers"]
         assert "hub-token" not in {mount["name"] for mount in engine["volumeMounts"]}
+
+
+@contextmanager
+def secret(kubectl: Kubectl, name: str, content: dict[str, str]) -> Iterator[None]:
+    made = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "stringData": content,
+    }
+    kubectl.apply(json.dumps(made))
+    try:
+        yield
     finally:
-        kubectl.run("delete", "secret", "hub-gated", "-n", NAMESPACE)
+        kubectl.run("delete", "secret", name, "-n", NAMESPACE)
 
 
 def tried_once(kubectl: Kubectl, service: Service) -> bool:

@@ -126,11 +126,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing on stderr."""
 
 
+def handler_of(store: Store) -> type[BaseHTTPRequestHandler]:
+    return type("Handler", (_Handler,), {"store": store})
+
+
 @contextmanager
 def serving(store: Store, context: ssl.SSLContext | None = None) -> Iterator[Store]:
     """The store on a free port; with a `context` it speaks TLS."""
-    handler = type("Handler", (_Handler,), {"store": store})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(store)) as server:
         if context is not None:
             server.socket = context.wrap_socket(server.socket, server_side=True)
         store.url = f"{'https' if context else 'http'}://localhost:{server.server_port}"

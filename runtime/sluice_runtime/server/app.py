@@ -200,9 +200,7 @@ def _tokens(service: Service) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of a conversation with its chat template."""
-        planner = service.planner()
-        content = await read_body(request, service.identity.max_body_bytes)
-        service.signatures.check_sender(request, content)
+        planner, content = service.planner(), await _senders_body(service, request)
         return WholeAnswer(await asyncio.to_thread(_tokenized, service, planner, content))
 
     @router.post(
@@ -212,12 +210,17 @@ def _tokens(service: Service) -> APIRouter:
     )
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
-        planner = service.planner()
-        content = await read_body(request, service.identity.max_body_bytes)
-        service.signatures.check_sender(request, content)
+        planner, content = service.planner(), await _senders_body(service, request)
         return WholeAnswer(await asyncio.to_thread(_detokenized, service, planner, content))
 
     return router
+
+
+async def _senders_body(service: Service, request: Request) -> bytes:
+    """Raises as `read_body` and `check_sender`."""
+    content = await read_body(request, service.identity.max_body_bytes)
+    service.signatures.check_sender(request, content)
+    return content
 
 
 def _anthropic(service: Service) -> APIRouter:
@@ -309,8 +312,7 @@ def _engine(service: Service) -> APIRouter:
     )
     async def abort_request(request: Request) -> Response:
         """Ends a request by its x-request-id, its `request_id`, or the id of its response."""
-        content = await read_body(request, service.identity.max_body_bytes)
-        service.signatures.check_sender(request, content)
+        content = await _senders_body(service, request)
         abort = await asyncio.to_thread(_abort_request, content)
         return JSONResponse({"aborted": service.client.abort(abort.request_id)})
 

@@ -194,6 +194,16 @@ def test_answers_are_those_without_it(
         assert drafting.retractions
 
 
+def assert_drafts_are_right(drafting: Run, requests: int, settings: dict[str, Any]) -> None:
+    """Of a model that draws what the target does; and that the settings did what they are for."""
+    wrong = drafting.drafted_tokens - drafting.accepted_tokens
+    assert wrong <= 4 * requests, "more than those behind the ends of answers"
+    if "kv_pool_tokens" in settings:
+        assert drafting.retractions
+    if settings.get("prefix_cache"):
+        assert sum(drafting.cached.values()) > 0
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("settings", SETUPS, ids=str)
@@ -204,12 +214,7 @@ def test_a_model_drafts_from_pages_that_were_cached_cut_or_sent_back(
     drafting = run(requests, overlap=overlap, speculation=ITSELF, **settings)
     assert drafting.tokens == run(requests, **settings).tokens
     assert drafting.drafted_tokens > 50
-    wrong = drafting.drafted_tokens - drafting.accepted_tokens
-    assert wrong <= 4 * len(requests), "more than those behind the ends of answers"
-    if "kv_pool_tokens" in settings:
-        assert drafting.retractions
-    if settings.get("prefix_cache"):
-        assert sum(drafting.cached.values()) > 0
+    assert_drafts_are_right(drafting, len(requests), settings)
 
 
 @pytest.mark.process
