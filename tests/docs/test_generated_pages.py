@@ -69,6 +69,7 @@ def test_a_refused_field_says_what_is_allowed_so_far() -> None:
 
 
 SAME, ANOTHER = "same revision", "another revision"
+POOL = {"endpointPickerRef": {"name": "picker", "port": 9002}}
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,7 @@ SAME, ANOTHER = "same revision", "another revision"
         ({"pools": {"mixed": {"replicas": 5}}}, SAME, False, False),
         ({"router": {"image": "another"}}, SAME, False, True),
         ({"router": {"route": {"parentRefs": [{"name": "public"}]}}}, SAME, False, False),
+        ({"router": {"inferencePool": POOL}}, SAME, False, False),
         ({"engine": {"startupSeconds": 60}}, SAME, True, False),
         ({"engine": {"drainSeconds": 60}}, ANOTHER, True, True),
         ({"engine": {"chunkSize": 64}}, ANOTHER, True, False),

@@ -107,6 +107,7 @@ FULL_SPEC: Manifest = {
             "path": "/team/chat",
             "header": {"name": "x-tier"},
         },
+        "inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9002}},
     },
     "rollout": {"strategy": "Surge"},
 }

@@ -29,6 +29,8 @@ NETWORK_ISOLATED: Final = "NetworkIsolated"
 """The cluster enforces the service's NetworkPolicies. In no other condition: it serves anyway."""
 ROUTE_ACCEPTED: Final = "RouteAccepted"
 """Only of a service with a route: its Gateways lead to it."""
+INFERENCE_POOL_ACCEPTED: Final = "InferencePoolAccepted"
+"""Only of a service with an InferencePool: a Gateway sends requests to its routers by it."""
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ class EngineSpec(EngineSettings, ApiModel):
         Rule(
             # Below -1 and below 1 the schema refuses already; one message is enough.
             "!has(self.chunkSize) || self.chunkSize <= -1 || self.chunkSize >= "
-            f"(has(self.pageSize) ? self.pageSize : {_PAGE})",
+            f"self.?pageSize.orValue({_PAGE})",
             lambda s: s.chunk_size in (None, -1) or s.chunk_size >= (s.page_size or _PAGE),
             f"-1 (off) or at least pageSize ({_PAGE} when left out)",
             "chunkSize",
@@ -260,7 +260,7 @@ class EngineSpec(EngineSettings, ApiModel):
         ),
         Rule(
             "!has(self.maxPrefillTokens) || self.maxPrefillTokens < 1 || self.maxPrefillTokens >= "
-            f"(has(self.pageSize) ? self.pageSize : {_PAGE})",
+            f"self.?pageSize.orValue({_PAGE})",
             lambda s: (
                 s.max_prefill_tokens is None or s.max_prefill_tokens >= (s.page_size or _PAGE)
             ),

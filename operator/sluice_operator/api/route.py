@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -85,3 +85,23 @@ class RouteSpec(ApiModel):
     def prefix(self, service: str) -> str:
         """The path that requests must begin with."""
         return self.path or ("/" if self.header else f"/{service}")
+
+
+class EndpointPickerRef(ApiModel):
+    """An endpoint picker: the process that a Gateway asks which pod a request goes to."""
+
+    name: DnsName = Field(description="Name of its Service.")
+    port: int = Field(ge=1, le=65535, description="Port of that Service.")
+    failure_mode: Literal["FailOpen", "FailClose"] | None = Field(
+        default=None,
+        json_schema_extra=left_out("FailOpen, as every router can answer"),
+        description="While it is silent: any router, or none.",
+    )
+
+
+class InferencePoolSpec(ApiModel):
+    """An InferencePool of the service's routers. The kind's v1 requires a picker."""
+
+    endpoint_picker_ref: EndpointPickerRef = Field(
+        description="Your endpoint picker, in the namespace of the service."
+    )

@@ -7,6 +7,7 @@ stated in the description. Bounds are written the OpenAPI way.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,8 @@ def _bounds(schema: Schema) -> Schema:
         if exclusive in schema:
             schema[plain] = schema[exclusive]
             schema[exclusive] = True
+    if schema.get("minLength") == 1 and not re.search(schema.get("pattern", ""), ""):
+        del schema["minLength"]  # The pattern says it, and a CRD has a largest size.
     if "const" in schema:
         schema["enum"] = [schema.pop("const")]
     return schema

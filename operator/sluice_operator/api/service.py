@@ -34,7 +34,7 @@ from sluice_operator.api.pools import (
     Pools,
     PoolSpec,
 )
-from sluice_operator.api.route import RouteSpec
+from sluice_operator.api.route import InferencePoolSpec, RouteSpec
 from sluice_operator.api.scaling import (
     AutoscalingSpec,
     MetricsSpec,
@@ -130,6 +130,10 @@ class RouterSpec(ApiModel):
         default=None,
         description="An HTTPRoute to the service, where the cluster has the Gateway API; left out: "
         "none.",
+    )
+    inference_pool: InferencePoolSpec | None = Field(
+        default=None,
+        description="An InferencePool of the routers, to which route then leads; left out: none.",
     )
 
 

@@ -7,7 +7,7 @@ is assumed, one with the Prometheus operator is not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -33,7 +33,7 @@ from sluice_operator.delivery.resolved_model import (
     previewed,
     with_draft,
 )
-from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest
+from sluice_operator.kube.kinds import HTTP_ROUTE, INFERENCE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.slo_rules import slo_groups
 from sluice_operator.pool.observe import PoolObserved
@@ -98,7 +98,12 @@ def preview(document: Any, images: Images, nodes: tuple[Manifest, ...] | None = 
         status["adapters"] = list(adapters)
     if status:
         service["status"] = status
-    plan = plan_service(ServiceObserved(service, images, nodes=nodes, optional_kinds=(HTTP_ROUTE,)))
+    kinds = (INFERENCE_POOL, HTTP_ROUTE)
+    observed = ServiceObserved(service, images, nodes=nodes, optional_kinds=kinds)
+    plan = plan_service(observed)
+    if applied := tuple(of_kind(plan.apply, INFERENCE_POOL)):
+        # Its HTTPRoute leads to it once it is there.
+        plan = plan_service(replace(observed, children=applied))
     pools = tuple(plan_pool(PoolObserved(pool.manifest, service)) for pool in plan.pools)
     return Preview(service, plan, pools, resolved, adapters)
 

@@ -50,13 +50,14 @@ NETWORK_POLICY: Final = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpo
 POD_MONITOR: Final = Kind("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 PROMETHEUS_RULE: Final = Kind("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules")
 HTTP_ROUTE: Final = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+INFERENCE_POOL: Final = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 
 SERVICE_CHILDREN: Final = (
     SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, DEPLOYMENT, POD_DISRUPTION_BUDGET,
     NETWORK_POLICY, PERSISTENT_VOLUME_CLAIM, JOB, ENGINE_POOL, CONTROLLER_REVISION,
 )  # fmt: skip
 """Kinds an InferenceService's plan applies or prunes."""
-OPTIONAL_CHILDREN: Final = (POD_MONITOR, PROMETHEUS_RULE, HTTP_ROUTE)
+OPTIONAL_CHILDREN: Final = (POD_MONITOR, PROMETHEUS_RULE, INFERENCE_POOL, HTTP_ROUTE)
 """Further kinds of an InferenceService's plan, where the cluster has them."""
 POOL_CHILDREN: Final = (DEPLOYMENT, POD_DISRUPTION_BUDGET)
 """Kinds an EnginePool's plan applies or prunes."""

@@ -1,4 +1,4 @@
-"""The HTTPRoute by which a shared Gateway leads to a service's routers.
+"""The HTTPRoute by which a shared Gateway leads to a service's routers, and their InferencePool.
 
 Every field that the API server would fill in is set, so that nothing it stores differs from this.
 """
@@ -8,25 +8,28 @@ from __future__ import annotations
 from typing import Final
 
 from sluice_contract.cluster import ports
+from sluice_contract.cluster.labels import ROUTER_ROLE
 
-from sluice_operator.api.route import GatewayRef, RouteHeader, RouteSpec
-from sluice_operator.kube.kinds import HTTP_ROUTE, Manifest
-from sluice_operator.manifests.metadata import ROUTER, Owner
+from sluice_operator.api.route import EndpointPickerRef, GatewayRef, RouteHeader, RouteSpec
+from sluice_operator.kube.kinds import HTTP_ROUTE, INFERENCE_POOL, SERVICE, Manifest
+from sluice_operator.manifests.metadata import ROUTER, Owner, selector_labels
 
 GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 NO_TIMEOUT: Final = "0s"
 """Answers are streams: a Gateway's own limit would cut them."""
 
 
-def http_route(owner: Owner, route: RouteSpec) -> Manifest:
-    """The HTTPRoute NAME."""
-    backend = {
-        "group": "",
-        "kind": "Service",
-        "name": owner.service,
-        "port": ports.SERVICE_HTTP,
-        "weight": 1,
-    }
+FAIL_OPEN: Final = "FailOpen"
+"""Any router answers as well as another: requests need no picker to be answered."""
+
+
+def http_route(owner: Owner, route: RouteSpec, *, by_pool: bool = False) -> Manifest:
+    """The HTTPRoute NAME. `by_pool`: to the InferencePool NAME, not to the Service."""
+    backend: Manifest = {"group": "", "kind": SERVICE.kind, "port": ports.SERVICE_HTTP}
+    if by_pool:
+        # A backend of this kind has its port from the InferencePool.
+        backend = {"group": INFERENCE_POOL.group, "kind": INFERENCE_POOL.kind}
+    backend |= {"name": owner.service, "weight": 1}
     prefix = route.prefix(owner.service)
     rule = {
         "matches": [_match(owner, prefix, route.header)],
@@ -38,6 +41,24 @@ def http_route(owner: Owner, route: RouteSpec) -> Manifest:
     parents = [_parent(parent) for parent in route.parent_refs]
     spec = {"parentRefs": parents, **hosts, "rules": [rule]}
     return owner.child(HTTP_ROUTE, owner.service, ROUTER) | {"spec": spec}
+
+
+def inference_pool(owner: Owner, picker: EndpointPickerRef) -> Manifest:
+    """The InferencePool NAME: the routers, of every revision. `appProtocol`, which releases before
+    1.4 refuse, is left to its default http."""
+    extension = {
+        "group": "",
+        "kind": SERVICE.kind,
+        "name": picker.name,
+        "port": {"number": picker.port},
+        "failureMode": picker.failure_mode or FAIL_OPEN,
+    }
+    spec = {
+        "selector": {"matchLabels": selector_labels(owner.service, ROUTER_ROLE)},
+        "targetPorts": [{"number": ports.ROUTER_HTTP}],
+        "endpointPickerRef": extension,
+    }
+    return owner.child(INFERENCE_POOL, owner.service, ROUTER, ROUTER_ROLE) | {"spec": spec}
 
 
 _WITHOUT_PREFIX: Final[Manifest] = {

@@ -16,6 +16,7 @@ from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     HTTP_ROUTE,
+    INFERENCE_POOL,
     NETWORK_POLICY,
     PERSISTENT_VOLUME_CLAIM,
     POD_DISRUPTION_BUDGET,
@@ -128,9 +129,10 @@ def _of_promises(service: Manifest) -> frozenset[Kind]:
 
 
 def _of_routes(service: Manifest) -> frozenset[Kind]:
-    """Kinds that only a service with a route has children of."""
+    """Kinds that only a service with a route, or with an InferencePool, has children of."""
     router = (service.get("spec") or {}).get("router") or {}
-    return frozenset() if router.get("route") is None else frozenset({HTTP_ROUTE})
+    fields = {"route": HTTP_ROUTE, "inferencePool": INFERENCE_POOL}
+    return frozenset(kind for field, kind in fields.items() if router.get(field) is not None)
 
 
 def _roles(service: Manifest) -> tuple[Role, ...]:

@@ -19,6 +19,7 @@ from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     HTTP_ROUTE,
+    INFERENCE_POOL,
     INFERENCE_SERVICE,
     JOB,
     OPTIONAL_CHILDREN,
@@ -46,7 +47,7 @@ from sluice_operator.manifests.network import (
     pool_service,
     router_policy,
 )
-from sluice_operator.manifests.route import http_route
+from sluice_operator.manifests.route import http_route, inference_pool
 from sluice_operator.manifests.slo_rules import prometheus_rule
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import Children, ServiceObserved
@@ -246,9 +247,19 @@ def _optional_children(
         yield from pod_monitors(top, _with_one_port(observed))
     if PROMETHEUS_RULE in kinds and spec.slo is not None:
         yield prometheus_rule(top, spec.slo, observed.installation.runbook_url_base)
-    route = spec.router.route if spec.router else None
-    if HTTP_ROUTE in kinds and route is not None:
-        yield http_route(top, route)
+    router = spec.router
+    pool = router.inference_pool if router and INFERENCE_POOL in kinds else None
+    if pool is not None:
+        yield inference_pool(top, pool.endpoint_picker_ref)
+    if HTTP_ROUTE in kinds and router is not None and router.route is not None:
+        yield http_route(top, router.route, by_pool=pool is not None and _has_pool(observed, top))
+
+
+def _has_pool(observed: ServiceObserved, top: Owner) -> bool:
+    """Whether the InferencePool is there. A route to one that the API server refuses, or that
+    somebody has deleted, would lead nowhere; the Service is there all the time."""
+    pools = of_kind(observed.children, INFERENCE_POOL)
+    return any(p["metadata"]["name"] == top.service and not is_being_deleted(p) for p in pools)
 
 
 def _with_one_port(observed: ServiceObserved) -> tuple[str, ...]:

@@ -126,6 +126,11 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "allowed: all but POD_IP, POD_NAME, POD_NAMESPACE, POOL_REVISION, which the operator sets"),
     (_template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
      'spec.pools.mixed.template.env[1]: {"name":"A"} is not allowed; allowed: each name once'),
+    ({"router": {"inferencePool": {}}},
+     "spec.router.inferencePool.endpointPickerRef: Field required; allowed: an object"),
+    ({"router": {"inferencePool": {"endpointPickerRef": {"name": "picker", "port": 0}}}},
+     "spec.router.inferencePool.endpointPickerRef.port: "
+     "Input should be greater than or equal to 1; got 0"),
     ({"pool": {}}, "spec.pool: unknown field; did you mean pools? "
      "allowed: autoscaling, engine, metrics, mode, model, paused, pools, rollout, router, slo, "
      "tracing"),

@@ -21,6 +21,7 @@ from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     HTTP_ROUTE,
+    INFERENCE_POOL,
     INFERENCE_SERVICE,
     NETWORK_POLICY,
     OPTIONAL_CHILDREN,
@@ -46,7 +47,10 @@ KIND = attrgetter("kind")
 ROUTER, ENGINES = "/deployments/chat-router", "/deployments/chat-mixed-"
 CHILDREN = {INFERENCE_SERVICE: ("chat", ROUTER), ENGINE_POOL: ("chat-mixed", ENGINES)}
 """An object of each kind, and the path of a child."""
-ROUTE: Manifest = {"route": {"parentRefs": [{"name": "public"}], "hostnames": ["m.example.com"]}}
+ROUTE: Manifest = {
+    "route": {"parentRefs": [{"name": "public"}], "hostnames": ["m.example.com"]},
+    "inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9002}},
+}
 """With a promise beside it, a service has an object of each optional kind."""
 SPEC: Manifest = {"router": ROUTE, "slo": {"itlMilliseconds": 50}}
 
@@ -218,6 +222,11 @@ async def test_a_refused_optional_kind_is_told_apart_and_stops_nothing(
     assert kind.kind not in cluster.told("Created"), "it was not"
     route = cluster.condition(INFERENCE_SERVICE, "RouteAccepted")[1]
     assert (route == "ApplyFailed") is (kind == HTTP_ROUTE)
+    pool = cluster.condition(INFERENCE_SERVICE, "InferencePoolAccepted")[1]
+    assert (pool == "ApplyFailed") is (kind == INFERENCE_POOL)
+    if kind == INFERENCE_POOL:
+        (rule,) = cluster.objects[HTTP_ROUTE, "chat"]["spec"]["rules"]
+        assert rule["backendRefs"][0]["kind"] == "Service", "requests are answered all the same"
 
     cluster.refused.clear()
     await cluster.reconcile(INFERENCE_SERVICE, seconds=2)

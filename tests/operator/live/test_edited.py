@@ -122,6 +122,7 @@ EDITS: Final[dict[str, Any]] = {
     "router.auth": {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "maxPriority": 3}]},
     "router.cors": {"allowedOrigins": ["https://chat.example.com"]},
     "router.route": {"parentRefs": [{"name": "shared"}]},
+    "router.inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9002}},
     "tracing": {"endpoint": "http://collector.monitoring:4318", "sampleRatio": 0.5},
     "metrics.compatibility": "vLLM",
     "paused": True,

@@ -1,5 +1,5 @@
-"""PodMonitors, PrometheusRules, HTTPRoutes: none where their kinds are not installed; kept like
-every child where they are."""
+"""PodMonitors, PrometheusRules, InferencePools, HTTPRoutes: none where their kinds are not
+installed; kept like every child where they are."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import yaml
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.kinds import (
     HTTP_ROUTE,
+    INFERENCE_POOL,
     INFERENCE_SERVICE,
     OPTIONAL_CHILDREN,
     POD_MONITOR,
@@ -20,7 +21,10 @@ from sluice_operator.kube.kinds import (
     of_kind,
 )
 
-from e2e.cluster.toolchain.gateway_api import http_route_definition
+from e2e.cluster.toolchain.gateway_api import (
+    http_route_definition,
+    inference_pool_definition,
+)
 from tests.operator.examples import IMAGES
 from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.plane import OWN_PLANE
@@ -39,7 +43,7 @@ NAMES = {"chat-engine", "chat-router"}
 
 @pytest.fixture
 async def optional_kinds(cluster: Cluster) -> AsyncIterator[None]:
-    """Those of monitoring with any content, and the Gateway API's own definition."""
+    """Those of monitoring with any content, and the Gateway API's own definitions."""
     for kind in OPTIONAL_CHILDREN:
         await cluster.create(DEFINITION, definition(kind))
     for kind in OPTIONAL_CHILDREN:
@@ -55,6 +59,8 @@ async def optional_kinds(cluster: Cluster) -> AsyncIterator[None]:
 def definition(kind: Kind) -> Manifest:
     if kind == HTTP_ROUTE:
         return dict(yaml.safe_load(http_route_definition().read_text()))
+    if kind == INFERENCE_POOL:
+        return dict(yaml.safe_load(inference_pool_definition().read_text()))
     group, _, version = kind.api_version.partition("/")
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     names = {"kind": kind.kind, "plural": kind.plural}
@@ -73,11 +79,11 @@ def definition(kind: Kind) -> Manifest:
     }
 
 
-def route_is(status: str, reason: str) -> Callable[[State], bool]:
-    """Whether RouteAccepted of the service is so."""
+def route_is(status: str, reason: str, kind: str = "RouteAccepted") -> Callable[[State], bool]:
+    """Whether RouteAccepted, or another condition, of the service is so."""
 
     def check(services: State) -> bool:
-        found = condition(services["chat"], "RouteAccepted")
+        found = condition(services["chat"], kind)
         return (found.get("status"), found.get("reason")) == (status, reason)
 
     return check
@@ -122,20 +128,99 @@ async def test_a_route_is_made_and_kept_and_what_gateways_say_of_it_is_told(
     assert found["chat"]["spec"] == planned["spec"], "the server drops and adds nothing"
     await cluster.until(INFERENCE_SERVICE, namespace, route_is("Unknown", "NoAnswer"))
     await comes_to_rest(cluster, namespace)
-    accepted = {
-        "type": "Accepted", "status": "True", "reason": "Accepted", "message": "",
-        "lastTransitionTime": "2026-01-01T00:00:00Z",
-        "observedGeneration": found["chat"]["metadata"]["generation"],
-    }  # fmt: skip
-    parent = {
-        "parentRef": {"name": "public"}, "controllerName": "example.com/c", "conditions": [accepted]
-    }  # fmt: skip
-    status = {"status": {"parents": [parent]}}
+    status = answer(found["chat"], "Accepted", "True", "Accepted")
     await cluster.patch(HTTP_ROUTE, namespace, "chat", status, "status")
     await cluster.until(INFERENCE_SERVICE, namespace, route_is("True", "Accepted"))
     await comes_to_rest(cluster, namespace)
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"router": None}})
     await cluster.until(HTTP_ROUTE, namespace, lambda found: not found)
+
+
+def answer(of: Manifest, kind: str, status: str, reason: str) -> Manifest:
+    """A status in which the Gateway `public` says this of the object."""
+    condition = {
+        "type": kind, "status": status, "reason": reason, "message": f"it is {reason}",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": of["metadata"]["generation"],
+    }  # fmt: skip
+    parent = {
+        "parentRef": {"name": "public"},
+        "controllerName": "example.com/c",
+        "conditions": [condition],
+    }
+    return {"status": {"parents": [parent]}}
+
+
+POOL: Manifest = {"endpointPickerRef": {"name": "picker", "port": 9002}}
+POOL_ACCEPTED = "InferencePoolAccepted"
+
+
+async def test_a_pool_is_made_and_kept_and_the_route_leads_to_it(
+    cluster: Cluster, namespace: str, optional_kinds: None, start_operator: StartOperator
+) -> None:
+    start_operator()
+    route = {"parentRefs": [{"name": "public"}]}
+    service = chat(namespace, router={"route": route, "inferencePool": POOL})
+    planned = preview(service, IMAGES).manifests
+    (pool,), (planned_route,) = of_kind(planned, INFERENCE_POOL), of_kind(planned, HTTP_ROUTE)
+    await cluster.create(INFERENCE_SERVICE, service)
+    pools = await cluster.until(INFERENCE_POOL, namespace, lambda pools: "chat" in pools)
+    added = {"appProtocol": "http"}  # by the API server: releases before 1.4 refuse the field
+    assert pools["chat"]["spec"] == pool["spec"] | added
+    await cluster.until(
+        HTTP_ROUTE,
+        namespace,
+        lambda routes: routes.get("chat", {}).get("spec") == planned_route["spec"],
+    )
+    await cluster.until(
+        INFERENCE_SERVICE, namespace, route_is("Unknown", "NoAnswer", POOL_ACCEPTED)
+    )
+    await comes_to_rest(cluster, namespace)
+
+    refused = answer(pools["chat"], "ResolvedRefs", "False", "InvalidExtensionRef")
+    await cluster.patch(INFERENCE_POOL, namespace, "chat", refused, "status")
+    await cluster.until(
+        INFERENCE_SERVICE, namespace, route_is("False", "InvalidExtensionRef", POOL_ACCEPTED)
+    )
+    accepted = answer(pools["chat"], "Accepted", "True", "Accepted")
+    await cluster.patch(INFERENCE_POOL, namespace, "chat", accepted, "status")
+    await cluster.until(INFERENCE_SERVICE, namespace, route_is("True", "Accepted", POOL_ACCEPTED))
+
+    drifted = {"spec": {"targetPorts": [{"number": 9999}]}}
+    await cluster.patch(INFERENCE_POOL, namespace, "chat", drifted)
+    ports = pool["spec"]["targetPorts"]
+    await cluster.until(
+        INFERENCE_POOL, namespace, lambda pools: pools["chat"]["spec"]["targetPorts"] == ports
+    )
+    uid = pools["chat"]["metadata"]["uid"]
+    await cluster.delete(INFERENCE_POOL, namespace, "chat")
+    await cluster.until(
+        INFERENCE_POOL,
+        namespace,
+        lambda pools: "chat" in pools and pools["chat"]["metadata"]["uid"] != uid,
+    )
+    await comes_to_rest(cluster, namespace)
+
+    without = {"spec": {"router": {"inferencePool": None}}}
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", without)
+    await cluster.until(INFERENCE_POOL, namespace, lambda pools: not pools)
+    routes = await cluster.until(HTTP_ROUTE, namespace, lambda routes: "chat" in routes)
+    (backend,) = routes["chat"]["spec"]["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["port"]) == ("Service", 80)
+
+
+async def test_the_first_release_of_the_kind_takes_the_pool(
+    cluster: Cluster, namespace: str
+) -> None:
+    body = yaml.safe_load(inference_pool_definition(first_release=True).read_text())
+    await cluster.create(DEFINITION, body)
+    await cluster.until_served(INFERENCE_POOL)
+    service = chat(namespace, router={"inferencePool": POOL})
+    (pool,) = of_kind(preview(service, IMAGES).manifests, INFERENCE_POOL)
+    created = await cluster.create(INFERENCE_POOL, pool)
+    assert created["spec"] == pool["spec"], "the server drops and adds nothing"
+    await cluster.delete(DEFINITION, None, body["metadata"]["name"])
+    await cluster.until(DEFINITION, None, lambda all: body["metadata"]["name"] not in all)
 
 
 async def test_where_its_objects_may_not_be_listed_the_kind_is_as_good_as_absent(

@@ -51,6 +51,7 @@ OTHERWISE_USED: Final = {
             ("monitoring.coreos.com", "podmonitors"),
             ("monitoring.coreos.com", "prometheusrules"),
             ("gateway.networking.k8s.io", "httproutes"),
+            ("inference.networking.k8s.io", "inferencepools"),
         )
         for verb in ("get", "list", "watch", "create", "patch", "delete")
     ),

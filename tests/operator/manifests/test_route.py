@@ -1,11 +1,11 @@
-"""HTTPRoutes: what they match, what they take away, and whose they are."""
+"""HTTPRoutes and InferencePools: what they match, what they take away, and whose they are."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from sluice_operator.kube.kinds import HTTP_ROUTE, POD_MONITOR, Manifest
+from sluice_operator.kube.kinds import HTTP_ROUTE, INFERENCE_POOL, POD_MONITOR, Manifest, of_kind
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
 
@@ -82,3 +82,61 @@ def test_a_route_restarts_nothing() -> None:
     )
     assert before == after
     assert pool_plan().revision == pool_plan(spec).revision
+
+
+KINDS = (INFERENCE_POOL, HTTP_ROUTE)
+PICKER: Manifest = {"name": "picker", "port": 9002}
+
+
+def pooled(picker: Manifest = PICKER, kinds: tuple[Any, ...] = KINDS, **observed: Any) -> Any:
+    """The plan of a service with a route and an InferencePool."""
+    route = {"parentRefs": PARENTS}
+    asked = service({"router": {"route": route, "inferencePool": {"endpointPickerRef": picker}}})
+    return plan_service(service_observed(asked, optional_kinds=kinds, **observed))
+
+
+def backend(plan: Any) -> str:
+    """Kind of what the HTTPRoute leads to."""
+    (route,) = of_kind(plan.apply, HTTP_ROUTE)
+    (found,) = route["spec"]["rules"][0]["backendRefs"]
+    return str(found["kind"])
+
+
+def test_a_pool_selects_the_routers_that_the_front_service_selects() -> None:
+    plan = pooled()
+    (pool,) = of_kind(plan.apply, INFERENCE_POOL)
+    (front,) = (
+        each
+        for each in plan.apply
+        if (each["kind"], each["metadata"]["name"]) == ("Service", "chat")
+    )
+    spec, (container,) = pool["spec"], plan.router["spec"]["template"]["spec"]["containers"]
+    assert spec["selector"]["matchLabels"] == front["spec"]["selector"]
+    (http,) = (port for port in container["ports"] if port["name"] == "http")
+    assert spec["targetPorts"] == [{"number": http["containerPort"]}]
+    assert spec["endpointPickerRef"] == {
+        "group": "", "kind": "Service", "name": "picker", "port": {"number": 9002},
+        "failureMode": "FailOpen",
+    }  # fmt: skip
+    (other,) = of_kind(pooled(PICKER | {"failureMode": "FailClose"}).apply, INFERENCE_POOL)
+    assert other["spec"]["endpointPickerRef"]["failureMode"] == "FailClose"
+
+
+def test_a_route_leads_to_the_pool_once_that_is_there_and_to_the_service_before() -> None:
+    first = pooled()
+    assert backend(first) == "Service"
+    (pool,) = of_kind(first.apply, INFERENCE_POOL)
+    assert backend(pooled(children=(pool,))) == "InferencePool"
+    going = pool | {"metadata": pool["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    assert backend(pooled(children=(going,))) == "Service"
+    assert backend(pooled(kinds=(HTTP_ROUTE,), children=(pool,))) == "Service"
+
+
+@pytest.mark.parametrize("kinds", [(), (HTTP_ROUTE,), KINDS])
+def test_a_pool_is_planned_where_the_kind_is(kinds: tuple[Any, ...]) -> None:
+    plan = pooled(kinds=kinds)
+    assert bool(list(of_kind(plan.apply, INFERENCE_POOL))) == (INFERENCE_POOL in kinds)
+    pool = {"router": {"inferencePool": {"endpointPickerRef": PICKER}}}
+    known = child_names(service(pool), kinds)
+    assert ((INFERENCE_POOL, "chat") in known) == (INFERENCE_POOL in kinds)
+    assert plan.router == service_plan().router, "it restarts nothing"

@@ -86,12 +86,13 @@ def test_every_child_is_owned() -> None:
 
 def test_what_pods_need_comes_first_and_optional_kinds_last() -> None:
     route = {"route": {"parentRefs": [{"name": "public"}], "hostnames": ["m.example.com"]}}
-    item = complete_service({"slo": {"itlMilliseconds": 50}, "router": route})
+    pool = {"inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9002}}}
+    item = complete_service({"slo": {"itlMilliseconds": 50}, "router": route | pool})
     plan = plan_service(service_observed(item, optional_kinds=OPTIONAL_CHILDREN))
     assert list(dict.fromkeys(manifest["kind"] for manifest in plan.apply)) == [
         "ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Service", "NetworkPolicy",
         "Deployment", "EnginePool", "PodDisruptionBudget", "ControllerRevision",
-        "PodMonitor", "PrometheusRule", "HTTPRoute",
+        "PodMonitor", "PrometheusRule", "InferencePool", "HTTPRoute",
     ]  # fmt: skip
 
 

@@ -1,18 +1,30 @@
 """The state of objects of optional kinds: whether they are applied, and whether the service's
-Gateways route to it. Pure; Gateways report in the HTTPRoute."""
+Gateways route to it. Pure; Gateways report in the HTTPRoute and in the InferencePool."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from sluice_operator.api.conditions import OPTIONAL_KINDS_APPLIED, ROUTE_ACCEPTED, Check
+from sluice_operator.api.conditions import (
+    INFERENCE_POOL_ACCEPTED,
+    OPTIONAL_KINDS_APPLIED,
+    ROUTE_ACCEPTED,
+    Check,
+)
 from sluice_operator.api.route import RouteSpec
 from sluice_operator.apply.applier import Refused
 from sluice_operator.apply.plan import identity
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
-from sluice_operator.kube.kinds import HTTP_ROUTE, OPTIONAL_CHILDREN, Manifest, of_kind
+from sluice_operator.kube.kinds import (
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    OPTIONAL_CHILDREN,
+    Kind,
+    Manifest,
+    of_kind,
+)
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
 
@@ -22,16 +34,24 @@ _DECISIVE: Final = ("Accepted", "ResolvedRefs")
 def optional_checks(
     observed: ServiceObserved, plan: ServicePlan, refused: tuple[Refused, ...]
 ) -> dict[str, Check]:
-    """The conditions OptionalKindsApplied and RouteAccepted, each where there is a reason for it.
-    `refused`: what of the plan could not be carried out."""
+    """The conditions OptionalKindsApplied, RouteAccepted and InferencePoolAccepted, each where
+    there is a reason for it. `refused`: what of the plan could not be carried out."""
     failed = [refusal for refusal in refused if refusal.is_optional]
     applied = _applied_check(observed.service, observed.children, plan, failed)
-    routed = _route_check(observed, plan)
-    if routed and any(refusal.of.kind == HTTP_ROUTE.kind for refusal in failed):
-        text = f"There is no such {HTTP_ROUTE.kind}, or an older one: see {OPTIONAL_KINDS_APPLIED}."
-        routed = Check("False", reasons.APPLY_FAILED, text)
-    checks = {OPTIONAL_KINDS_APPLIED: applied, ROUTE_ACCEPTED: routed}
-    return {kind: check for kind, check in checks.items() if check is not None}
+    routed, pooled = _route_check(observed, plan), _pool_check(observed, plan)
+    checks = {
+        OPTIONAL_KINDS_APPLIED: applied,
+        ROUTE_ACCEPTED: routed and (_not_applied(HTTP_ROUTE, failed) or routed),
+        INFERENCE_POOL_ACCEPTED: pooled and (_not_applied(INFERENCE_POOL, failed) or pooled),
+    }
+    return {name: check for name, check in checks.items() if check is not None}
+
+
+def _not_applied(kind: Kind, failed: list[Refused]) -> Check | None:
+    if all(refusal.of.kind != kind.kind for refusal in failed):
+        return None
+    text = f"There is no such {kind.kind}, or an older one: see {OPTIONAL_KINDS_APPLIED}."
+    return Check("False", reasons.APPLY_FAILED, text)
 
 
 def _applied_check(
@@ -59,19 +79,11 @@ def _route_check(observed: ServiceObserved, plan: ServicePlan) -> Check | None:
     if route is None:
         return None
     if HTTP_ROUTE not in observed.optional_kinds:
-        text = (
-            f"spec.router.route: the cluster has no {HTTP_ROUTE.plural} of {HTTP_ROUTE.api_version}"
-            ", or the operator may not list them; the service is reached at status.url."
-        )
-        return Check("False", "NotInstalled", text)
+        return _not_installed("route", HTTP_ROUTE, "the service is reached at status.url")
     name = observed.service["metadata"]["name"]
-    routes = (item for item in of_kind(observed.children, HTTP_ROUTE) if _name(item) == name)
-    live = next(routes, None)
-    gateways = list(_answers(live)) if live else []
-    for gateway, condition in gateways:
-        if condition["type"] in _DECISIVE and condition["status"] == "False":
-            message = condition.get("message", "")
-            return Check("False", condition["reason"], f"Gateway {gateway}: {message}")
+    gateways = _answers(observed, HTTP_ROUTE)
+    if refusal := _refusal(gateways):
+        return refusal
     accepting = [gateway for gateway, condition in gateways if _accepts(condition)]
     if len(accepting) < len(route.parent_refs):
         text = "Not every Gateway of spec.router.route.parentRefs has answered: is each there?"
@@ -87,8 +99,47 @@ def _meant(route: RouteSpec, name: str) -> str:
     return f"requests below {route.prefix(name)}{with_header}"
 
 
-def _answers(live: Manifest) -> Iterator[tuple[str, Manifest]]:
-    """The conditions of each Gateway that are about the route as it is now."""
+def _pool_check(observed: ServiceObserved, plan: ServicePlan) -> Check | None:
+    """The condition InferencePoolAccepted; None where no InferencePool is asked for."""
+    if plan.spec is None or plan.spec.router is None or plan.spec.router.inference_pool is None:
+        return None
+    if INFERENCE_POOL not in observed.optional_kinds:
+        does = "install the Gateway API Inference Extension, 1.0 or newer. A route leads to the "
+        return _not_installed("inferencePool", INFERENCE_POOL, f"{does}Service until then")
+    gateways = _answers(observed, INFERENCE_POOL)
+    if refusal := _refusal(gateways):
+        return refusal
+    accepting = [gateway for gateway, condition in gateways if _accepts(condition)]
+    if not accepting:
+        text = "No Gateway has answered: one does that knows the kind, and has a route to the pool."
+        return Check("Unknown", "NoAnswer", text)
+    text = f"Gateway {', '.join(accepting)} sends requests to the routers by the InferencePool."
+    return Check("True", "Accepted", text)
+
+
+def _not_installed(field: str, kind: Kind, does: str) -> Check:
+    lacks = f"the cluster has no {kind.plural} of {kind.api_version}, or the operator may not list"
+    return Check("False", "NotInstalled", f"spec.router.{field}: {lacks} them; {does}.")
+
+
+def _refusal(gateways: list[tuple[str, Manifest]]) -> Check | None:
+    for gateway, condition in gateways:
+        if condition["type"] in _DECISIVE and condition["status"] == "False":
+            message = condition.get("message", "")
+            return Check("False", condition["reason"], f"Gateway {gateway}: {message}")
+    return None
+
+
+def _answers(observed: ServiceObserved, kind: Kind) -> list[tuple[str, Manifest]]:
+    """What Gateways say of the service's object of the kind: Gateway and condition."""
+    name = observed.service["metadata"]["name"]
+    named = (item for item in of_kind(observed.children, kind) if _name(item) == name)
+    live = next(named, None)
+    return list(_conditions(live)) if live else []
+
+
+def _conditions(live: Manifest) -> Iterator[tuple[str, Manifest]]:
+    """The conditions of each Gateway that are about the object as it is now."""
     metadata = live["metadata"]
     for parent in (live.get("status") or {}).get("parents") or ():
         ref = parent["parentRef"]

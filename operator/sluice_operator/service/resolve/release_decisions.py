@@ -37,7 +37,7 @@ from sluice_operator.service.resolve.settings import Settings, settings_from
 
 DEFAULTED: Final = ("dtype", "kv_cache_dtype", "page_size")
 """Those for which a release has defaults."""
-_NOT_THE_PODS: Final = ("replicas", "route")
+_NOT_THE_PODS: Final = ("replicas", "route", "inferencePool")
 """What a service says of its routers that changes none of their pods."""
 
 
