@@ -14,9 +14,7 @@ FROM uv AS requirements
 COPY pyproject.toml uv.lock /locked/
 # cpu or cuda.
 ARG ACCELERATOR=cpu
-# Further extras: tracing.
-ARG EXTRAS=
-RUN sh /opt/build/engine_requirements.sh "${ACCELERATOR}" "${EXTRAS}"
+RUN sh /opt/build/engine_requirements.sh "${ACCELERATOR}"
 
 FROM ${BASE} AS packages
 ARG ACCELERATOR=cpu

@@ -11,9 +11,7 @@ RUN --mount=type=secret,id=ca-bundle sh /opt/build/uv.sh
 # The lock file holds everybody's packages; what follows changes only with this image's own.
 FROM uv AS requirements
 COPY pyproject.toml uv.lock /locked/
-# Further extras: tracing.
-ARG EXTRAS=
-RUN sh /opt/build/requirements.sh "router ${EXTRAS}"
+RUN sh /opt/build/requirements.sh "router tracing"
 
 FROM uv AS packages
 ARG UV_CACHE_DIR=/var/cache/uv

@@ -77,6 +77,9 @@ def _seen(span: Any, process: str) -> Seen:
 
 
 def _attributes(holder: Any) -> dict[str, Any]:
-    return {
-        each.key: getattr(each.value, each.value.WhichOneof("value")) for each in holder.attributes
-    }
+    return {attribute.key: _value(attribute.value) for attribute in holder.attributes}
+
+
+def _value(sent: Any) -> Any:
+    value = getattr(sent, sent.WhichOneof("value"))
+    return [_value(item) for item in value.values] if hasattr(value, "values") else value

@@ -32,7 +32,7 @@ $buildah run --isolation chroot --user 65532 --workingdir /src \
     --volume "$tree:/src:ro" --volume "$tools:/tools:ro" \
     "$container" -- python -m pytest -p no:cacheprovider "$@"
 """
-EXTRAS = ("engine", "handover-cpu")
+EXTRAS = ("engine", "handover-cpu", "tracing")
 NOT_IN_AN_IMAGE = "not cluster and not apiserver and not full and not gpu"
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 from sluice_contract import http_errors
 from sluice_contract.http_errors import REQUEST_ID_HEADER
-from sluice_contract.wire.spans import TRACEPARENT_HEADER, Attributes, trace_id
+from sluice_contract.wire.spans import TRACEPARENT_HEADER, Attributes, AttributeValue, trace_id
 
 from sluice_router import edge
 from sluice_router.auth import API_KEY_HEADER, ApiKeys
@@ -183,7 +183,7 @@ def _span_attributes(
     request: web.Request, route: str, status: int, outcome: Outcome
 ) -> tuple[Attributes, str | None]:
     """The attributes of its span, and the span's error."""
-    attributes: dict[str, str | int] = {
+    attributes: dict[str, AttributeValue] = {
         "http.request.method": request.method,
         "http.route": route,
         "http.response.status_code": status,
@@ -192,8 +192,12 @@ def _span_attributes(
     }
     if TENANT in request:
         attributes["sluice.tenant"] = request[TENANT]
-    failure = request.get(FAILURE)
-    return attributes, str(failure) if failure is not None and outcome != "client_gone" else None
+    failure = request.get(FAILURE) if outcome != "client_gone" else None
+    if failure is not None:
+        attributes["error.type"] = failure.code
+    elif status >= 400 and outcome != "client_gone":
+        attributes["error.type"] = str(status)
+    return attributes, None if failure is None else str(failure)
 
 
 def _log(request: web.Request, route: str, status: int, outcome: Outcome, seconds: float) -> None:

@@ -37,6 +37,7 @@ from sluice_router.errors import (
     EngineRefusedError,
     OtherKeyError,
     RetryReason,
+    RouterError,
     error_in,
 )
 from sluice_router.limits import SMALL_BYTES, Body
@@ -119,7 +120,8 @@ class Reply:
         else:
             self._response.close()
         if self.attempt is not None:
-            self.attempt.end(self.status, None if whole else "not read to its end")
+            cut = None if whole else "not read to its end"
+            self.attempt.end(self.status, cut, None if whole else "not_read")
 
 
 class Sender:
@@ -149,14 +151,16 @@ class Sender:
             EngineRefusedError: there is none, and no other engine is to be asked.
         """
         trace = call.headers.get(TRACEPARENT_HEADER, "")
-        attempt = self._spans.attempt(trace, target.name) if self._spans else None
+        attempt = None
+        if self._spans is not None:
+            attempt = self._spans.attempt(trace, target.name, target.engine.endpoint.url)
         if attempt is not None:
             call = replace(call, headers=call.headers | {TRACEPARENT_HEADER: attempt.traceparent})
         try:
             reply = await self._send_or_fail(target, call)
         except BaseException as error:
             if attempt is not None:
-                attempt.end(None, str(error) or type(error).__name__)
+                attempt.end(None, str(error) or type(error).__name__, _error_type(error))
             raise
         reply.attempt = attempt
         return reply
@@ -229,6 +233,13 @@ class Sender:
             id_ = headers[REQUEST_ID_HEADER]
             headers[TENANT_HEADER] = self._sign_tenant(call.tenant, id_, bound)
         return headers
+
+
+def _error_type(error: BaseException) -> str:
+    """Of an attempt without an answer, for its span: a reason or a code, else the class."""
+    if isinstance(error, AttemptFailedError):
+        return error.reason
+    return error.code if isinstance(error, RouterError) else type(error).__qualname__
 
 
 async def _raise_if_refused(

@@ -27,6 +27,7 @@ from sluice_contract.version import VERSION
 from sluice_contract.wire.load import EngineCondition, Ledger
 from sluice_contract.wire.spans import (
     Attributes,
+    AttributeValue,
     Record,
     Span,
     child_of,
@@ -35,6 +36,7 @@ from sluice_contract.wire.spans import (
     trace_id,
     unsampled,
 )
+from yarl import URL
 
 from sluice_router.errors import RetryReason
 
@@ -205,13 +207,23 @@ class Attempt:
     parent: str
     start_seconds: float
     target: str
+    url: URL
     spans: RouterSpans
 
-    def end(self, status: int | None, error: str | None = None) -> None:
-        """The attempt is over. `status` is None if there was no answer; `error` says why."""
-        attributes: dict[str, str | int | float] = {"sluice.engine": self.target}
+    def end(
+        self, status: int | None, error: str | None = None, error_type: str | None = None
+    ) -> None:
+        """The attempt is over. `status` is None if there was no answer; `error` says why, and
+        `error_type` in a stable word: the status if it is left out."""
+        attributes: dict[str, AttributeValue] = {"sluice.engine": self.target}
+        if self.url.host is not None and self.url.port is not None:
+            attributes |= {"server.address": self.url.host, "server.port": self.url.port}
         if status is not None:
             attributes["http.response.status_code"] = status
+            if status >= 400 and error_type is None:
+                error_type = str(status)
+        if error_type is not None:
+            attributes["error.type"] = error_type
         now = self.spans.clock()
         self.spans.record(
             Span(
@@ -251,8 +263,8 @@ class RouterSpans:
                 )
             )  # fmt: skip
 
-    def attempt(self, parent: str, target: str) -> Attempt | None:
-        """None where the request is not sampled."""
+    def attempt(self, parent: str, target: str, url: str) -> Attempt | None:
+        """`url`: of the engine that is asked. None where the request is not sampled."""
         if not is_sampled(parent):
             return None
-        return Attempt(child_of(parent), parent, self.clock(), target, self)
+        return Attempt(child_of(parent), parent, self.clock(), target, URL(url), self)

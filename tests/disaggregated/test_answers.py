@@ -23,7 +23,7 @@ from tests.disaggregated.asking import (
     text,
     texts,
 )
-from tests.disaggregated.engines import KEY, EngineProcess
+from tests.disaggregated.engines import KEY, MODEL, EngineProcess
 from tests.disaggregated.service import Service, running_service
 from tests.router import fakes
 from tests.runtime.launch.processes import until
@@ -31,13 +31,14 @@ from tests.runtime.launch.processes import until
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("disaggregated")]
 
 LENGTHS = [1, 2, 15, 16, 17, 255, 256, 257, 1000]
+ENGINE = f"text_completion {MODEL}"
 SPANS = {
     "sluice.request": ("sluice-router", None),
     "sluice.attempt": ("sluice-router", "sluice.request"),
-    "sluice.engine": ("sluice-api", "sluice.attempt"),
-    "sluice.prefill": ("sluice-engine", "sluice.engine"),
-    "sluice.transfer": ("sluice-engine", "sluice.engine"),
-    "sluice.decode": ("sluice-api", "sluice.engine"),
+    ENGINE: ("sluice-api", "sluice.attempt"),
+    "sluice.prefill": ("sluice-engine", ENGINE),
+    "sluice.transfer": ("sluice-engine", ENGINE),
+    "sluice.decode": ("sluice-api", ENGINE),
 }
 """Spans of one request: the process that tells of each, and what it is a part of."""
 COPY = task("copy", 200, 3)
@@ -151,7 +152,7 @@ async def test_every_step_of_a_request_is_a_span_of_its_trace(
         assert spans[name].process == process
         assert spans[name].parent_id == (spans[parent].span_id if parent else "")
     moments = [
-        spans["sluice.engine"].seconds[0],
+        spans[ENGINE].seconds[0],
         spans["sluice.prefill"].seconds[1],
         spans["sluice.transfer"].seconds[1],
         spans["sluice.decode"].seconds[0],

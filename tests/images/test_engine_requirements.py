@@ -12,6 +12,8 @@ import pytest
 from e2e.cluster.toolchain.uv import find_uv
 from e2e.images.catalog import ROOT
 
+TRACING = {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}
+
 
 def requirements(accelerator: str, folder: Path) -> tuple[int, str, set[str], set[str]]:
     """Exit code, error, and names of the packages in both files of the step."""
@@ -21,7 +23,7 @@ def requirements(accelerator: str, folder: Path) -> tuple[int, str, set[str], se
         (folder / name).write_text(text.replace(">/", f">{folder}/"))
     path = f"{Path(find_uv()).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        ["sh", folder / "engine_requirements.sh", accelerator, ""],
+        ["sh", folder / "engine_requirements.sh", accelerator],
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
@@ -38,6 +40,7 @@ def test_an_image_for_cpus_has_nothing_of_a_gpu(tmp_path: Path) -> None:
     code, error, names, compiler = requirements("cpu", tmp_path)
     assert (code, error) == (0, "")
     assert {"torch", "mooncake-transfer-engine-non-cuda"} <= names
+    assert names >= TRACING
     assert not [name for name in names if name.startswith(("nvidia-", "cuda-"))]
     assert not names & {"triton", "flashinfer-python"}
     assert not compiler
@@ -47,7 +50,7 @@ def test_an_image_for_gpus_has_them_and_no_compiler(tmp_path: Path) -> None:
     code, error, names, compiler = requirements("cuda", tmp_path)
     assert (code, error) == (0, "")
     needed = {"torch", "flashinfer-python", "mooncake-transfer-engine-cuda13", "nvidia-ml-py"}
-    assert needed | {"triton", "nvidia-cublas", "nvidia-nccl-cu13"} <= names
+    assert needed | TRACING | {"triton", "nvidia-cublas", "nvidia-nccl-cu13"} <= names
     assert "mooncake-transfer-engine-non-cuda" not in names
     assert "nvidia-cuda-nvcc" in compiler
     assert "nvidia-cuda-nvcc" not in names

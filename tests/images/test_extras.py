@@ -1,4 +1,4 @@
-"""Each entry point starts with its own extra installed and nothing else, as in its image.
+"""Each entry point starts with what its image installs and nothing else.
 
 The environments are made from the lock file outside the tree and kept; the engine's, whose torch is
 large, is checked by its tests inside its image (`python -m e2e.images check engine`).
@@ -6,7 +6,9 @@ large, is checked by its tests inside its image (`python -m e2e.images check eng
 
 import hashlib
 import os
+import re
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +27,7 @@ COMPONENTS = {
     "fetch": "runtime",
     "simulate": "runtime",
 }
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PACKAGES = {
     "router": "sluice_router",
     "operator": "sluice_operator",
@@ -33,14 +36,26 @@ PACKAGES = {
 }
 
 
+def extras_of(component: str) -> list[str]:
+    """What the component's image installs; one that has no image has its own extra."""
+    dockerfile = ROOT / "images" / f"{component}.Dockerfile"
+    if not dockerfile.exists():
+        return [component]
+    (said,) = re.findall(r'/requirements\.sh "?([a-z ]+)', dockerfile.read_text())
+    return [name for name in said.split() if name in EXTRAS]
+
+
 @cache
 def environment_of(extra: str) -> Path:
-    """A virtual environment with that extra only; a change of the lock file makes a new one."""
+    """A virtual environment with its image's extras only; a change of the lock file makes a new
+    one."""
     lock = hashlib.sha256((ROOT / "uv.lock").read_bytes()).hexdigest()[:12]
-    folder = cache_directory() / f"extra-{extra}-{lock}"
+    extras = extras_of(extra)
+    folder = cache_directory() / f"extra-{'-'.join(extras)}-{lock}"
     words = [find_uv(), "sync", "--frozen", "--no-dev", "--no-install-project", "--quiet"]
     environment = {**os.environ, "UV_PROJECT_ENVIRONMENT": str(folder)}
-    subprocess.run([*words, f"--extra={extra}"], cwd=ROOT, env=environment, check=True)
+    words += [f"--extra={name}" for name in extras]
+    subprocess.run(words, cwd=ROOT, env=environment, check=True)
     return folder / "bin" / "python"
 
 
@@ -79,6 +94,17 @@ def test_an_entry_point_answers_on_the_command_line(extra: str, module: str, sai
 def test_the_command_says_its_version_without_the_metadata_of_a_distribution() -> None:
     done = python("operator", "-m", "sluice_operator.cli.main", "--version")
     assert done.stdout == f"sluice {VERSION}\n"
+
+
+def test_a_router_s_image_sends_spans_where_it_is_told_to() -> None:
+    program = (
+        "from sluice_contract.config.tracing import Tracing\n"
+        "from sluice_contract.wire.span_export import span_recorder\n"
+        "with span_recorder(Tracing(endpoint='http://127.0.0.1:9'), 'router') as record:\n"
+        "    assert record is not None"
+    )
+    done = python("router", "-W", "error", "-c", program)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("extra", COMPONENTS)

@@ -264,6 +264,11 @@ async def test_a_request_is_a_part_of_its_client_s_span_and_the_engine_s_a_part_
     assert request.attributes["sluice.request_id"] == "r1"
     assert request.attributes["http.response.status_code"] == 200
     assert attempt.attributes["sluice.engine"] == engine.url
+    address = attempt.attributes["server.address"], attempt.attributes["server.port"]
+    assert "http://{}:{}".format(*address) == engine.url
+    assert not [span for span in collector.spans if "error.type" in span.attributes]
+    # A backend that sums over spans must find each request's tokens once: in the engine's span.
+    assert not [name for span in collector.spans for name in span.attributes if "gen_ai" in name]
     starts, ends = zip(request.seconds, attempt.seconds, strict=True)
     assert starts[0] <= starts[1] <= ends[1] <= ends[0] <= time.time()
 
@@ -278,6 +283,15 @@ async def test_every_engine_that_is_asked_has_a_span_and_failures_their_error() 
     assert "broke off before it answered" in request.error
     assert attempts
     assert {(a.parent_id, a.error) for a in attempts} == {(request.span_id, "broken")}
+    assert request.attributes["error.type"] == "engine_failed"
+    assert {attempt.attributes["error.type"] for attempt in attempts} == {"broken"}
+
+
+async def test_what_an_engine_refuses_has_its_status_as_the_error_s_type() -> None:
+    with collecting() as collector:
+        async with traced(fakes.refuses(400), collector) as (router, _):
+            assert await ask(router) == 400
+    assert {span.attributes["error.type"] for span in collector.spans} == {"400"}
 
 
 @pytest.mark.parametrize(

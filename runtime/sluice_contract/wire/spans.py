@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 SpanKind = Literal["server", "client", "internal"]
-Attributes = Mapping[str, str | int | float]
+AttributeValue = str | int | float | tuple[str, ...]
+Attributes = Mapping[str, AttributeValue]
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,14 +74,22 @@ from sluice_runtime.server.service import Service
 from sluice_runtime.server.streaming import WholeAnswer
 
 COMPLETIONS: Final = Route(
-    CompletionRequest, Planner.plan_completion, chunk_writer(CompletionShape()), "cmpl-"
+    CompletionRequest,
+    Planner.plan_completion,
+    chunk_writer(CompletionShape()),
+    "cmpl-",
+    "text_completion",
 )
 CHAT: Final = Route(ChatRequest, Planner.plan_chat, chunk_writer(ChatShape()), "chatcmpl-")
 RESPONSES: Final = Route(ResponsesRequest, plan_response, ResponseWriter, "resp_")
 MESSAGES: Final = Route(MessagesRequest, plan_message, MessageWriter, "msg_")
 COUNT_TOKENS: Final = Route(CountTokensRequest, plan_message, MessageWriter, "msg_")
 GENERATE: Final = Route(
-    GenerateRequest, Planner.plan_generate, chunk_writer(GenerateShape()), "gen-"
+    GenerateRequest,
+    Planner.plan_generate,
+    chunk_writer(GenerateShape()),
+    "gen-",
+    "text_completion",
 )
 
 _NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}

@@ -112,6 +112,12 @@ def error_response(error: Exception, path: str = "") -> Response:
     return JSONResponse(error_body(error, path), status, headers)
 
 
+def error_type(error: Exception) -> str:
+    """In a span: its code as clients see it; of an unexpected error its class."""
+    kind = _kind_of(error)
+    return type(error).__qualname__ if kind is _INTERNAL else kind.code or str(kind.status)
+
+
 def log_unforeseen(error: Exception) -> None:
     """Logs an unexpected error with its traceback; expected errors are not logged here."""
     if _kind_of(error) is _INTERNAL:

@@ -24,7 +24,7 @@ from sluice_contract.http_errors import (
     is_acceptable_request_id,
 )
 from sluice_contract.wire.private_calls import AnswerStart, Resume
-from sluice_contract.wire.spans import trace_id
+from sluice_contract.wire.spans import child_of, is_sampled, trace_id
 from sluice_contract.wire.tenants import TenantClaims
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -49,7 +49,7 @@ from sluice_runtime.server.failures import error_body, log_unforeseen
 from sluice_runtime.server.fields import MAX_IGNORED_FIELDS, AnsweredRequest
 from sluice_runtime.server.generation import Caller, Generator, ResumableChoice
 from sluice_runtime.server.prompts import ChoicePlan, Planner
-from sluice_runtime.server.request_span import RequestSpan, request_span
+from sluice_runtime.server.request_span import GenerationFacts, Operation, RequestSpan
 from sluice_runtime.server.response_writers import Chunk, Envelope, Usage, Writer, is_light
 from sluice_runtime.server.resumption import (
     MAX_HEAD_BYTES,
@@ -94,6 +94,7 @@ class Route(Generic[RequestT]):
     plan: Callable[[Planner, RequestT], list[ChoicePlan]]
     writer: Callable[[RequestT, Envelope, Usage], Writer]
     id_prefix: str
+    operation: Operation = "chat"
 
 
 class PlannedRequest(NamedTuple):
@@ -155,7 +156,7 @@ class RequestHandler:
             self._service.metrics.ended("refused")
             raise
         self._service.log_ignored(planned.ignored)
-        trace, span = self._traced(request, arrival_seconds)
+        trace, span = self._traced(route, request, planned, arrival_seconds)
         names = planned.names(request.state.request_id)
         caller = Caller(
             arrival_seconds, signed.tenant_salt, routing_key, names, signed.prefill, trace
@@ -288,14 +289,24 @@ class RequestHandler:
             return WholeAnswer(encode(collected))
         return WholeAnswer(await asyncio.to_thread(encode, collected))
 
-    def _traced(self, request: Request, arrival_seconds: float) -> tuple[str, RequestSpan | None]:
+    def _traced(
+        self, route: Route[Any], request: Request, planned: PlannedRequest, arrival_seconds: float
+    ) -> tuple[str, RequestSpan | None]:
         """The trace that the engine process sees, and the span of this request, if recorded."""
         service, trace = self._service, traceparent_of(request)
-        if service.record is None:
+        if service.record is None or not is_sampled(trace):
             return trace, None
-        clock, role = service.clocks.monotonic, service.role
-        span = request_span(service.record, trace, arrival_seconds, clock, role)
-        return (span.traceparent if span else trace), span
+        facts = GenerationFacts(
+            route.operation,
+            planned.request,
+            planned.envelope,
+            planned.choices[0].reader.plan,
+            planned.usage,
+            request.scope.get("server"),
+        )
+        ids, clock = (child_of(trace), trace), service.clocks.monotonic
+        span = RequestSpan(service.record, ids, arrival_seconds, clock, service.role, facts)
+        return ids[0], span
 
     async def _counted(
         self,
@@ -306,23 +317,24 @@ class RequestHandler:
     ) -> AsyncGenerator[Piece, None]:
         """Passes pieces on and counts how the request ended: by the reason of its last choice, or
         as an abort if not all choices finished."""
-        outcome, running, failure = "abort" if choices else "stop", choices, None
+        outcome, running = "abort" if choices else "stop", choices
+        failure: Exception | None = None
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
                     if span is not None:
-                        span.token_arrived()
+                        span.piece_arrived(piece)
                     yield piece
                     if piece.finish_reason is not None:
                         running -= 1
                         outcome = outcome if running else piece.finish_reason
         except (OverloadedError, InvalidRequestError) as error:
-            outcome, failure = "refused", str(error)
+            outcome, failure = "refused", error
             raise
         except AbortedError:
             raise
         except Exception as error:
-            outcome, failure = "error", str(error)
+            outcome, failure = "error", error
             _log_failure(caller, error)
             raise
         finally:
