@@ -5,6 +5,11 @@ pool. In torch on any device; on NVIDIA's GPUs one kernel. Knows no requests.
 Formulas: RoFormer (Su et al. 2021), halves rotated as in the Hugging Face layout; Llama 3 scaling
 as in Meta's reference code. Angles come from positions alone, so there is no table whose length
 would bound the context.
+
+A kernel rotates pairs of one kind: a number of the first half of a head with that of the second.
+A head whose pairs are neighbours, or of which a part is not rotated, has its numbers in another
+order here (`pair_order`), and frequency zero where nothing turns. Attention does not depend on the
+order, which queries and keys share, so the order is that of the weights and no kernel knows it.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
@@ -37,13 +43,48 @@ class Rope:
 
     theta: float
     scaling: Llama3Scaling | None = None
+    rotated: int | None = None
+    """Numbers of a head that are rotated, the first ones; None: all."""
+    interleaved: bool = False
+    """Whether a pair's numbers are neighbours in the checkpoint; else they are half of what is
+    rotated apart."""
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """[head_dim / 2], float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+@dataclass(frozen=True)
+class Frequencies:
+    """Of the pairs of a head."""
+
+    values: Tensor
+    """[head_dim / 2], float32; 0: such a pair does not turn."""
+    magnitudes: Tensor | None = None
+    """[head_dim / 2], float32: by which its numbers are multiplied; None: by 1."""
+
+    def to(self, device: torch.device) -> Frequencies:
+        magnitudes = None if self.magnitudes is None else self.magnitudes.to(device)
+        return Frequencies(self.values.to(device), magnitudes)
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> Frequencies:
+    """For heads whose numbers are in the order of `pair_order`."""
+    rotated = rope.rotated or head_dim
+    exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     frequencies = 1.0 / (rope.theta**exponents)
-    return _scale(frequencies, rope.scaling) if rope.scaling else frequencies
+    if rope.scaling:
+        frequencies = _scale(frequencies, rope.scaling)
+    return Frequencies(F.pad(frequencies, (0, (head_dim - rotated) // 2)))
+
+
+def pair_order(rope: Rope, head_dim: int) -> Tensor | None:
+    """[head_dim]: which number of a checkpoint's head is at each place of ours, where the pair of
+    `i` is `i + head_dim / 2`; None: each at its own."""
+    rotated = rope.rotated or head_dim
+    if rotated == head_dim and not rope.interleaved:
+        return None
+    numbers = torch.arange(head_dim)
+    turning, still = numbers[:rotated], numbers[rotated:]
+    first, second = (turning[::2], turning[1::2]) if rope.interleaved else turning.chunk(2)
+    first_still, second_still = still.chunk(2) if len(still) else (still, still)
+    return torch.cat((first, first_still, second, second_still))
 
 
 def _scale(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -56,16 +97,20 @@ def _scale(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 @dataclass(frozen=True)
 class Angles:
-    """cos and sin of a step's tokens, [n, head_dim / 2], float32."""
+    """cos and sin of a step's tokens, times the magnitude of each pair, [n, head_dim / 2],
+    float32."""
 
     cos: Tensor
     sin: Tensor
 
 
-def angles_of(frequencies: Tensor, positions: Tensor) -> Angles:
-    """frequencies: [head_dim / 2]; positions: [n]."""
-    angles = positions.float()[:, None] * frequencies
-    return Angles(angles.cos(), angles.sin())
+def angles_of(frequencies: Frequencies, positions: Tensor) -> Angles:
+    """positions: [n]."""
+    angles = positions.float()[:, None] * frequencies.values
+    cos, sin = angles.cos(), angles.sin()
+    if (magnitudes := frequencies.magnitudes) is not None:
+        return Angles(cos.mul_(magnitudes), sin.mul_(magnitudes))
+    return Angles(cos, sin)
 
 
 @dataclass(frozen=True)

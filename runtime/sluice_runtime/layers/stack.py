@@ -43,9 +43,10 @@ class ExpertsWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Of one layer."""
+    """Of one layer. A part, attention or feed-forward, has a norm of its input, one of its output
+    before that is added to the residual stream (`_post_`), or both."""
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     query: Tensor
     key: Tensor
     value: Tensor
@@ -54,8 +55,10 @@ class LayerWeights:
     head_norms: tuple[Tensor, Tensor] | None
     """[d] for each query head, [d] for each key head; None where the variant has none."""
     output: Tensor
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     mlp: MlpWeights | ExpertsWeights
+    attention_post_norm: Tensor | None = None
+    mlp_post_norm: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class LayerShape:
     """Whether queries, keys and values have biases."""
     experts: bool = False
     """Whether a layer has experts."""
+    post_norms: bool = False
+    """Whether parts have norms of their outputs."""
     adapters: AdapterBank | None = None
     """What may be added to its matrices."""
 

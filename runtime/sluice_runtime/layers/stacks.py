@@ -50,11 +50,11 @@ class Operators:
 @dataclass(frozen=True)
 class _Layer:
     index: int
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     qkv: Linear
     head_norm: HeadNorm | None
     output: Linear
-    mlp_norm: Tensor
+    mlp_norm: Tensor | None
     mlp: Linear
 
 
@@ -72,19 +72,22 @@ class PlainStack:
 
     def forward(self, x: Tensor, step: PagedStep) -> Tensor:
         """See `layers.stack.LayerStack`."""
-        parts, eps = self._operators, self._shape.norm_eps
-        attention = parts.attention(step.pool, step.layout, step.angles)
+        attention = self._operators.attention(step.pool, step.layout, step.angles)
         delta: Tensor | None = None
         for layer in self._layers:
-            weight = layer.attention_norm
-            if delta is None:
-                normed = parts.rms_norm(x, weight, eps)
-            else:
-                normed = parts.add_rms_norm(x, delta, weight, eps)
+            normed = self._entering(x, delta, layer.attention_norm)
             delta = self._attend(layer, normed, attention)
-            normed = parts.add_rms_norm(x, delta, layer.mlp_norm, eps)
-            delta = layer.mlp(normed)
+            delta = layer.mlp(self._entering(x, delta, layer.mlp_norm))
         return x if delta is None else x.add_(delta)
+
+    def _entering(self, x: Tensor, delta: Tensor | None, norm: Tensor | None) -> Tensor:
+        """What enters a part: `x`, to which `delta` is added, or its norm."""
+        parts, eps = self._operators, self._shape.norm_eps
+        if norm is None:
+            return x if delta is None else x.add_(delta)
+        if delta is None:
+            return parts.rms_norm(x, norm, eps)
+        return parts.add_rms_norm(x, delta, norm, eps)
 
     def part(self, first: int, end: int) -> Self:
         """See `layers.stack.LayerStack`."""
@@ -104,13 +107,12 @@ class FusedLayer(PlainStack):
     def fuse(self, embedded: Tensor, x: Tensor, norm: Tensor, step: PagedStep) -> Tensor:
         """[n, h], [n, h] → [n, h]: `x` with what the layer adds to it, in place. `norm`: of `x`,
         beside the layer's own norm, which is that of `embedded`."""
-        (layer,), parts, eps = self._layers, self._operators, self._shape.norm_eps
-        attention = parts.attention(step.pool, step.layout, step.angles)
-        own = parts.rms_norm(embedded, layer.attention_norm, eps)
-        both = torch.cat((own, parts.rms_norm(x, norm, eps)), dim=-1)
+        (layer,) = self._layers
+        attention = self._operators.attention(step.pool, step.layout, step.angles)
+        own = self._entering(embedded, None, layer.attention_norm)
+        both = torch.cat((own, self._entering(x, None, norm)), dim=-1)
         delta = self._attend(layer, both, attention)
-        normed = parts.add_rms_norm(x, delta, layer.mlp_norm, eps)
-        return x.add_(layer.mlp(normed))
+        return x.add_(layer.mlp(self._entering(x, delta, layer.mlp_norm)))
 
 
 _Matrix = Callable[..., Linear]
@@ -123,15 +125,21 @@ def _layer(index: int, weights: LayerWeights, shape: LayerShape, operators: Oper
         multiply = operators.linear(torch.cat(parts) if len(parts) > 1 else parts[0], bias)
         return multiply if bank is None else bank.adapted(multiply, index, joined)
 
+    def normed(part: Linear, norm: Tensor | None) -> Linear:
+        if norm is None:
+            return part
+        return lambda x: operators.rms_norm(part(x), norm, shape.norm_eps)
+
+    group = shape.group
     qkv_bias = None if weights.qkv_biases is None else torch.cat(weights.qkv_biases)
     return _Layer(
         index=index,
         attention_norm=weights.attention_norm,
         qkv=matrix(qkv_bias, query=weights.query, key=weights.key, value=weights.value),
         head_norm=head_norm(weights, shape),
-        output=_summed(matrix(output=weights.output), shape.group),
+        output=normed(_summed(matrix(output=weights.output), group), weights.attention_post_norm),
         mlp_norm=weights.mlp_norm,
-        mlp=_summed(_mlp(weights.mlp, operators, matrix), shape.group),
+        mlp=normed(_summed(_mlp(weights.mlp, operators, matrix), group), weights.mlp_post_norm),
     )
 
 
@@ -183,7 +191,9 @@ class ShardedStack:
         self._head_norms: list[Tensor] = []
         self._weights: list[native.Matrix] = []
         for weights in layers:
-            self._norms += (weights.attention_norm, weights.mlp_norm)
+            for norm_before in (weights.attention_norm, weights.mlp_norm):
+                assert norm_before is not None, "layers without one have a PlainStack"
+                self._norms.append(norm_before)
             if (norm := head_norm(weights, shape, shards)) is not None:
                 self._head_norms.append(norm.weight)
             self._weights += (packed(matrix) for matrix in _shards(weights, shards))

@@ -17,7 +17,7 @@ from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.backend import Backend
 from sluice_runtime.layers.dense import Linear
-from sluice_runtime.layers.rope import angles_of
+from sluice_runtime.layers.rope import Frequencies, angles_of
 from sluice_runtime.layers.stack import LayerStack, PagedStep
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.parallel.group import SOLO, Group
@@ -33,8 +33,8 @@ class Decoder:
     layers: LayerStack
     norm: Tensor
     head: Linear
-    frequencies: Tensor
-    """[d / 2], of the rotary embedding."""
+    frequencies: Frequencies
+    """Of the rotary embedding."""
     backend: Backend
     group: Group = SOLO
     """The ranks that compute the model together: all call `hidden` and `logits`."""

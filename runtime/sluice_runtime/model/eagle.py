@@ -31,7 +31,7 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.backend import Backend, choose_backend
 from sluice_runtime.layers.dense import Linear, linear
-from sluice_runtime.layers.rope import angles_of, inverse_frequencies
+from sluice_runtime.layers.rope import Frequencies, angles_of, inverse_frequencies
 from sluice_runtime.layers.stack import PagedStep
 from sluice_runtime.layers.stacks import FusedLayer
 from sluice_runtime.model.decoder import Decoder
@@ -152,7 +152,7 @@ class EagleHead:
     output: Linear
     token_ids: Tensor | None
     """[vocabulary of the head]: each token's number in the model's; None: the same."""
-    frequencies: Tensor
+    frequencies: Frequencies
     backend: Backend
     group: Group = SOLO
 

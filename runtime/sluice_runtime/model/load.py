@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -18,7 +18,7 @@ from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.adapters import AdapterBank, SlotShape
 from sluice_runtime.layers.backend import Backend, choose_backend, with_weights
-from sluice_runtime.layers.rope import inverse_frequencies
+from sluice_runtime.layers.rope import inverse_frequencies, pair_order
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import ModelFiles
@@ -245,7 +245,26 @@ def read_layer(reader: Reader, prefix: str, width: int, index: int = 0) -> Layer
         mlp=_mlp(reader, f"{prefix}.mlp", index),
     )
     reader.weights.settle()
-    return layer
+    return in_pair_order(layer, spec)
+
+
+def in_pair_order(layer: LayerWeights, spec: ModelSpec) -> LayerWeights:
+    """A layer as it was read, with queries and keys in the order of `pair_order`."""
+    if (order := pair_order(spec.rope, spec.head_dim)) is None:
+        return layer
+
+    def ordered(rows: Tensor) -> Tensor:
+        heads = rows.reshape(-1, spec.head_dim, *rows.shape[1:])
+        return heads.index_select(1, order.to(rows.device)).flatten(0, 1)
+
+    biases, norms = layer.qkv_biases, layer.head_norms
+    return replace(
+        layer,
+        query=ordered(layer.query),
+        key=ordered(layer.key),
+        qkv_biases=biases and (ordered(biases[0]), ordered(biases[1]), biases[2]),
+        head_norms=norms and (ordered(norms[0]), ordered(norms[1])),
+    )
 
 
 def _mlp(reader: Reader, prefix: str, layer: int) -> MlpWeights | ExpertsWeights:

@@ -9,11 +9,14 @@ from sluice_kernels.triton import operators
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import (
+    Frequencies,
     KernelStep,
     Rope,
     TorchStep,
     angles_of,
     inverse_frequencies,
+    pair_order,
+    rotate,
     rotation,
     storing_step,
 )
@@ -47,8 +50,43 @@ def test_on_a_gpu_the_kernel_is_taken() -> None:
     where = layout(PAGE)
     with FakeTensorMode(allow_non_fake_inputs=True):
         pool = PagePool(SHAPE, 40, PAGE, torch.device("cuda"))
-        angles = angles_of(torch.ones(DIM // 2, device="cuda"), torch.arange(5, device="cuda"))
+        angles = angles_of(
+            Frequencies(torch.ones(DIM // 2, device="cuda")), torch.arange(5, device="cuda")
+        )
         step = storing_step(pool, where, angles)
         assert isinstance(step, KernelStep)
         qkv = torch.empty(5, HEADS + 2 * KV_HEADS, DIM, device="cuda")
         assert step.queries(0, qkv, None).shape == (5, HEADS, DIM)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("rotated", [DIM, 48, 2])
+def test_heads_in_another_order_are_rotated_in_part_or_by_neighbours(
+    rotated: int, interleaved: bool
+) -> None:
+    """As a family's own code rotates the order of the checkpoint."""
+    torch.manual_seed(0)
+    x, positions = torch.randn(5, HEADS, DIM), torch.arange(5)
+    rope = Rope(10_000.0, rotated=rotated, interleaved=interleaved)
+    order = pair_order(rope, DIM)
+    order = torch.arange(DIM) if order is None else order
+    angles = angles_of(inverse_frequencies(rope, DIM), positions)
+    seen = torch.empty_like(x)
+    seen[..., order] = rotate(x[..., order], rotation(angles, x.dtype))
+    whole = angles_of(inverse_frequencies(Rope(10_000.0), rotated), positions)
+    cos, sin = whole.cos[:, None], whole.sin[:, None]
+    first, second = slice(0, rotated // 2), slice(rotated // 2, rotated)
+    if interleaved:
+        first, second = slice(0, rotated, 2), slice(1, rotated, 2)
+    expected = x.clone()
+    expected[..., first] = x[..., first] * cos - x[..., second] * sin
+    expected[..., second] = x[..., second] * cos + x[..., first] * sin
+    torch.testing.assert_close(seen, expected)
+
+
+def test_a_magnitude_scales_what_turns() -> None:
+    plain = Frequencies(torch.tensor([1.0, 0.5]))
+    scaled = Frequencies(plain.values, torch.tensor([3.0, 1.0]))
+    seen, expected = (angles_of(frequencies, torch.arange(4)) for frequencies in (scaled, plain))
+    torch.testing.assert_close(seen.cos, expected.cos * torch.tensor([3.0, 1.0]))
+    torch.testing.assert_close(seen.sin, expected.sin * torch.tensor([3.0, 1.0]))

@@ -15,7 +15,7 @@ from sluice_runtime.layers.backend import NATIVE, NATIVE_INT8, TORCH
 from sluice_runtime.layers.dense import linear, pack_int8
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from sluice_runtime.layers.stack import LayerShape, LayerStack, LayerWeights, MlpWeights, PagedStep
-from sluice_runtime.layers.stacks import PlainStack, ShardedStack
+from sluice_runtime.layers.stacks import Operators, PlainStack, ShardedStack
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -93,6 +93,34 @@ def test_stacks_agree(name: str, dtype: torch.dtype, head_norms: bool, page_size
     seen = computed(STACKS[name](weights), dtype, page_size)
     for actual, expected in zip(seen, wanted, strict=True):
         assert (actual - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("operators", [TORCH.operators, NATIVE.operators], ids=["torch", "native"])
+def test_parts_have_norms_of_their_outputs(before: bool, operators: Operators) -> None:
+    """A norm is undone by the next: what a part adds does not depend on the size of its output."""
+
+    def with_outputs_of(size: float) -> PlainStack:
+        return PlainStack(
+            [
+                replace(
+                    layer,
+                    attention_norm=layer.attention_norm if before else None,
+                    mlp_norm=layer.mlp_norm if before else None,
+                    attention_post_norm=layer.mlp_norm,
+                    mlp_post_norm=layer.attention_norm,
+                    output=layer.output * size,
+                )
+                for layer in layers(torch.float32)
+            ],
+            replace(SHAPE, norm_eps=1e-12),
+            operators,
+        )
+
+    once, twice = (computed(with_outputs_of(size), torch.float32)[0] for size in (1.0, 2.0))
+    torch.testing.assert_close(once, twice, rtol=1e-3, atol=1e-4)
+    plain = PlainStack(layers(torch.float32), SHAPE, operators)
+    assert (once - computed(plain, torch.float32)[0]).norm() > 0.1 * once.norm()
 
 
 ROUNDED = 0.03
@@ -183,8 +211,8 @@ def test_heads_are_sharded_if_the_threads_divide_them(
     assert type(NATIVE.layers(layers(torch.float32), SHAPE)) is kind
 
 
-def test_layers_with_biases_are_computed_operator_by_operator() -> None:
-    shape = replace(SHAPE, qkv_bias=True)
+@pytest.mark.parametrize("shape", [replace(SHAPE, qkv_bias=True), replace(SHAPE, post_norms=True)])
+def test_layers_with_more_are_computed_operator_by_operator(shape: LayerShape) -> None:
     assert type(NATIVE.layers(layers(torch.float32), shape)) is PlainStack
 
 
