@@ -77,7 +77,9 @@ class PlainStack:
         for layer in self._layers:
             normed = self._entering(x, delta, layer.attention_norm)
             delta = self._attend(layer, normed, attention)
-            delta = layer.mlp(self._entering(x, delta, layer.mlp_norm))
+            # Of both parts: attention's is freed before the other one computes.
+            normed = self._entering(x, delta, layer.mlp_norm)
+            delta = layer.mlp(normed)
         return x if delta is None else x.add_(delta)
 
     def _entering(self, x: Tensor, delta: Tensor | None, norm: Tensor | None) -> Tensor:
