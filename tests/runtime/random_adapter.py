@@ -26,7 +26,19 @@ def write_random_adapter(folder: Path, seed: int, dummy: str = "qwen3-tiny") -> 
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    if "num_experts" in config:
+    if config["model_type"] == "phi3":
+        shapes = {
+            name: shape for name, shape in shapes.items() if name[-6:] in ("o_proj", "n_proj")
+        }
+        shapes["self_attn.qkv_proj"] = (q_size + 2 * kv_size, hidden)
+    if config["model_type"] in ("phi3", "glm4"):
+        shapes = {
+            name: shape
+            for name, shape in shapes.items()
+            if "gate" not in name and ".up" not in name
+        }
+        shapes["mlp.gate_up_proj"] = (2 * inner, hidden)
+    if "num_experts" in config or "num_local_experts" in config:
         shapes = {name: shape for name, shape in shapes.items() if name.startswith("self_attn")}
     draw = torch.Generator().manual_seed(seed)
     tensors = {}

@@ -72,7 +72,10 @@ def _parameters(config: Mapping[str, Any], heads: int, head_dim: int) -> int | N
     hidden, vocabulary = _count(config.get("hidden_size")), _count(config.get("vocab_size"))
     layers, width = _count(config.get("num_hidden_layers")), _count(config.get("intermediate_size"))
     experts = _count(config.get("num_experts")) or _count(config.get("num_local_experts"))
-    inner = experts * (_count(config.get("moe_intermediate_size")) or 0) if experts else width
+    # Mixtral's experts are as wide as a feed-forward part is elsewhere.
+    inner = (experts or 1) * (
+        (experts and _count(config.get("moe_intermediate_size"))) or width or 0
+    )
     if not (hidden and vocabulary and layers and inner and heads and head_dim):
         return None
     tables = 1 if config.get("tie_word_embeddings") else 2

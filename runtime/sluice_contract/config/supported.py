@@ -82,6 +82,11 @@ ARCHITECTURES: Final = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "Qwen3MoeForCausalLM",
+    "Glm4ForCausalLM",
+    "GlmForCausalLM",
+    "MixtralForCausalLM",
+    "Olmo2ForCausalLM",
+    "Phi3ForCausalLM",
 )
 """By the names in config.json: the operator refuses others before they are downloaded. The engine's
 own table is the runtime's `model/spec.py`."""

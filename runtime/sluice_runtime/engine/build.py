@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
-from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.engine import EngineConfig, WeightDType
 
 from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
@@ -54,6 +54,7 @@ from sluice_runtime.grammar.vocabulary import token_bytes, unusable
 from sluice_runtime.grammar.waiting import CompileThread, GrammarQueue
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.adapters import SlotShape
+from sluice_runtime.layers.rope import LongRope
 from sluice_runtime.model.adapters import adapter_folder, read_adapter_config
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import (
@@ -189,7 +190,7 @@ def build_engine(
     config = _fitted(config, spec, gpu_memory, group)
     context = context_length(config, spec.context_length_tokens)
     weights = config.weight_dtype or "auto"
-    placement = Placement(device.place, group, _slots(config, context), weights)
+    placement = Placement(device.place, group, _slots(config, context), weights, context)
     of_head = _head_spec(config, spec)
     draft = _draft_model(config, files, placement)
     model = _loaded(config, files, placement, gpu_memory, on_read)
@@ -225,11 +226,18 @@ def build_engine(
         grammars=GrammarQueue(compiler, matchers, live_grammars(gpu_memory)),
         grammar_compiler=compiler,
         model=model,
-        weights=weights_digest(files, config.seed, _name(model.dtype), weights),
+        weights=weights_digest(files, config.seed, _name(model.dtype), _held_as(weights, model)),
         adapters=loader,
         host_cache=cache,
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
+
+
+def _held_as(weights: WeightDType, model: Decoder) -> str:
+    """What else than files decides which keys and values a model computes: see `LongRope`."""
+    scaling = model.spec.rope.scaling
+    is_long = isinstance(scaling, LongRope) and scaling.is_long
+    return f"{weights}, long factors" if is_long else weights
 
 
 def _fitted(

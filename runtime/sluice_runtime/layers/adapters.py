@@ -53,10 +53,18 @@ class SlotShape:
 class AdapterBank:
     """The slots of all matrices of a model."""
 
-    def __init__(self, shape: SlotShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: SlotShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        head_order: Tensor | None = None,
+    ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.device = device
+        self.head_order = head_order
+        """Of the numbers of a query and of a key: see `layers.rope.pair_order`."""
         self.used = shape.slots
         """Slots that the step computes: the first ones. 0: no token has an adapter."""
         self.foreign = torch.ones((shape.max_tokens, shape.slots), dtype=torch.bool, device=device)

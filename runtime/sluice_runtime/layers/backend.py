@@ -113,8 +113,9 @@ def _native_layers(
     """A shard for each thread if the heads can be divided evenly, no other rank has some, and the
     kernel knows all parts of a layer."""
     threads = torch.get_num_threads()
-    more = shape.qkv_bias or shape.experts or shape.post_norms or shape.adapters is not None
-    if shape.kv_heads % threads or shape.group.size > 1 or more:
+    more = shape.qkv_bias or shape.experts or shape.post_norms or shape.whole_qk_norm
+    shared = shape.group.size > 1 or shape.adapters is not None
+    if shape.kv_heads % threads or shared or more:
         return PlainStack(layers, shape, operators)
     return ShardedStack(layers, shape, threads, packed)
 

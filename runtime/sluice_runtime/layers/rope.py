@@ -1,4 +1,4 @@
-"""Rotary position embedding, plain and with Llama 3's frequency scaling, and what happens to a
+"""Rotary position embedding, plain and scaled for long contexts, and what happens to a
 step's queries, keys and values before attention: head norm, rotation, and keys and values into the
 pool. In torch on any device; on NVIDIA's GPUs one kernel. Knows no requests.
 
@@ -38,11 +38,34 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): the frequency of each pair is divided by a factor of its own,
+    and queries and keys are longer by `magnitude`.
+
+    There are two lists of factors, for contexts up to the original length and for longer ones.
+    Keys in a cache cannot change from one to the other, so that one list holds for all requests of
+    an engine, whatever their lengths: it is chosen by the longest context that the engine serves.
+    Transformers chooses by the length of each call."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    """[rotated / 2]"""
+    original_context_tokens: int
+    magnitude: float
+    context_tokens: int = 0
+    """The longest context that is served."""
+
+    @property
+    def is_long(self) -> bool:
+        return self.context_tokens > self.original_context_tokens
+
+
+@dataclass(frozen=True)
 class Rope:
     """How positions turn into angles."""
 
     theta: float
-    scaling: Llama3Scaling | None = None
+    scaling: Llama3Scaling | LongRope | None = None
     rotated: int | None = None
     """Numbers of a head that are rotated, the first ones; None: all."""
     interleaved: bool = False
@@ -66,12 +89,17 @@ class Frequencies:
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Frequencies:
     """For heads whose numbers are in the order of `pair_order`."""
-    rotated = rope.rotated or head_dim
+    rotated, scaling = rope.rotated or head_dim, rope.scaling
     exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     frequencies = 1.0 / (rope.theta**exponents)
-    if rope.scaling:
-        frequencies = _scale(frequencies, rope.scaling)
-    return Frequencies(F.pad(frequencies, (0, (head_dim - rotated) // 2)))
+    still = (0, (head_dim - rotated) // 2)
+    if isinstance(scaling, LongRope):
+        frequencies /= torch.tensor(scaling.long if scaling.is_long else scaling.short)
+        magnitudes = torch.full_like(frequencies, scaling.magnitude)
+        return Frequencies(F.pad(frequencies, still), F.pad(magnitudes, still, value=1.0))
+    if scaling is not None:
+        frequencies = _scale(frequencies, scaling)
+    return Frequencies(F.pad(frequencies, still))
 
 
 def pair_order(rope: Rope, head_dim: int) -> Tensor | None:
@@ -93,6 +121,12 @@ def _scale(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     turns = scaling.original_context_tokens / wavelengths
     blend = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
+
+
+def in_order(rows: Tensor, order: Tensor) -> Tensor:
+    """[heads x head_dim, ...], each head's rows in the order of `pair_order`."""
+    heads = rows.reshape(-1, len(order), *rows.shape[1:])
+    return heads.index_select(1, order.to(rows.device)).flatten(0, 1)
 
 
 @dataclass(frozen=True)

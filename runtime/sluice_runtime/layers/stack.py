@@ -57,6 +57,9 @@ class LayerWeights:
     output: Tensor
     mlp_norm: Tensor | None
     mlp: MlpWeights | ExpertsWeights
+    whole_norms: tuple[Tensor, Tensor] | None = None
+    """[query heads x d] over all query heads at once, [key heads x d] over all key heads, those of
+    all ranks; None where the variant has none."""
     attention_post_norm: Tensor | None = None
     mlp_post_norm: Tensor | None = None
 
@@ -77,6 +80,8 @@ class LayerShape:
     """Whether a layer has experts."""
     post_norms: bool = False
     """Whether parts have norms of their outputs."""
+    whole_qk_norm: bool = False
+    """Whether layers have `whole_norms`."""
     adapters: AdapterBank | None = None
     """What may be added to its matrices."""
 

@@ -54,8 +54,10 @@ class _Layer:
     qkv: Linear
     head_norm: HeadNorm | None
     output: Linear
+    attention_post_norm: Tensor | None
     mlp_norm: Tensor | None
     mlp: Linear
+    mlp_post_norm: Tensor | None
 
 
 class PlainStack:
@@ -77,9 +79,10 @@ class PlainStack:
         for layer in self._layers:
             normed = self._entering(x, delta, layer.attention_norm)
             delta = self._attend(layer, normed, attention)
+            delta = self._leaving(delta, layer.attention_post_norm)
             # Of both parts: attention's is freed before the other one computes.
             normed = self._entering(x, delta, layer.mlp_norm)
-            delta = layer.mlp(normed)
+            delta = self._leaving(layer.mlp(normed), layer.mlp_post_norm)
         return x if delta is None else x.add_(delta)
 
     def _entering(self, x: Tensor, delta: Tensor | None, norm: Tensor | None) -> Tensor:
@@ -90,6 +93,12 @@ class PlainStack:
         if delta is None:
             return parts.rms_norm(x, norm, eps)
         return parts.add_rms_norm(x, delta, norm, eps)
+
+    def _leaving(self, delta: Tensor, norm: Tensor | None) -> Tensor:
+        """What a part adds to the residual stream: its output, or the norm of that."""
+        if norm is None:
+            return delta
+        return self._operators.rms_norm(delta, norm, self._shape.norm_eps)
 
     def part(self, first: int, end: int) -> Self:
         """See `layers.stack.LayerStack`."""
@@ -127,21 +136,21 @@ def _layer(index: int, weights: LayerWeights, shape: LayerShape, operators: Oper
         multiply = operators.linear(torch.cat(parts) if len(parts) > 1 else parts[0], bias)
         return multiply if bank is None else bank.adapted(multiply, index, joined)
 
-    def normed(part: Linear, norm: Tensor | None) -> Linear:
-        if norm is None:
-            return part
-        return lambda x: operators.rms_norm(part(x), norm, shape.norm_eps)
-
-    group = shape.group
     qkv_bias = None if weights.qkv_biases is None else torch.cat(weights.qkv_biases)
     return _Layer(
         index=index,
         attention_norm=weights.attention_norm,
-        qkv=matrix(qkv_bias, query=weights.query, key=weights.key, value=weights.value),
+        qkv=_whole_normed(
+            matrix(qkv_bias, query=weights.query, key=weights.key, value=weights.value),
+            weights.whole_norms,
+            shape,
+        ),
         head_norm=head_norm(weights, shape),
-        output=normed(_summed(matrix(output=weights.output), group), weights.attention_post_norm),
+        output=_summed(matrix(output=weights.output), shape.group),
+        attention_post_norm=weights.attention_post_norm,
         mlp_norm=weights.mlp_norm,
-        mlp=normed(_summed(_mlp(weights.mlp, operators, matrix), group), weights.mlp_post_norm),
+        mlp=_summed(_mlp(weights.mlp, operators, matrix), shape.group),
+        mlp_post_norm=weights.mlp_post_norm,
     )
 
 
@@ -151,6 +160,24 @@ def _mlp(weights: MlpWeights | ExpertsWeights, operators: Operators, matrix: _Ma
         return experts(weights, activation, operators.linear)
     gate_up, down = matrix(gate=weights.gate, up=weights.up), matrix(down=weights.down)
     return lambda x: down(activation(gate_up(x)))
+
+
+def _whole_normed(qkv: Linear, norms: tuple[Tensor, Tensor] | None, shape: LayerShape) -> Linear:
+    """RMS norm of queries and of keys, each over all heads of all ranks, in float32."""
+    if norms is None:
+        return qkv
+    sizes, group, eps = [len(norm) for norm in norms], shape.group, shape.norm_eps
+
+    def apply(x: Tensor) -> Tensor:
+        qkv_rows = qkv(x)
+        parts = torch.split(qkv_rows[:, : sum(sizes)], sizes, dim=1)
+        squares = torch.stack([part.float().square().mean(1) for part in parts])
+        scales = group.sum(squares).div_(group.size).add_(eps).rsqrt_()
+        for part, scale, norm in zip(parts, scales, norms, strict=True):
+            part.copy_(part.float().mul_(scale[:, None]).mul_(norm))
+        return qkv_rows
+
+    return apply
 
 
 def _summed(multiply: Linear, group: Group) -> Linear:

@@ -21,22 +21,27 @@ from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.adapters import AdapterBank, Pair, Place
+from sluice_runtime.layers.rope import in_order
 from sluice_runtime.model.files import read_json
 from sluice_runtime.model.shard import Shard, Split
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 
-FIELDS: Final[Mapping[str, tuple[str, Split]]] = {
-    "self_attn.q_proj": ("query", Split.ROWS),
-    "self_attn.k_proj": ("key", Split.ROWS),
-    "self_attn.v_proj": ("value", Split.ROWS),
-    "self_attn.o_proj": ("output", Split.COLUMNS),
-    "mlp.gate_proj": ("gate", Split.ROWS),
-    "mlp.up_proj": ("up", Split.ROWS),
-    "mlp.down_proj": ("down", Split.COLUMNS),
+FIELDS: Final[Mapping[str, tuple[tuple[str, ...], Split]]] = {
+    "self_attn.q_proj": (("query",), Split.ROWS),
+    "self_attn.k_proj": (("key",), Split.ROWS),
+    "self_attn.v_proj": (("value",), Split.ROWS),
+    "self_attn.qkv_proj": (("query", "key", "value"), Split.ROWS),
+    "self_attn.o_proj": (("output",), Split.COLUMNS),
+    "mlp.gate_proj": (("gate",), Split.ROWS),
+    "mlp.up_proj": (("up",), Split.ROWS),
+    "mlp.gate_up_proj": (("gate", "up"), Split.ROWS),
+    "mlp.down_proj": (("down",), Split.COLUMNS),
 }
-"""By their names in checkpoints: the field of `LayerWeights`, and how ranks divide it."""
+"""By their names in checkpoints: the fields of `LayerWeights`, one below the other, and how ranks
+divide each."""
+_TURNING: Final = ("query", "key")
 
 FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("peft_type", ("LORA",)),
@@ -157,40 +162,53 @@ def _pairs(
     path: Path, file: Any, config: AdapterConfig, bank: AdapterBank, shard: Shard
 ) -> Iterator[tuple[Place, Pair]]:
     names, shapes = set(file.keys()), dict(bank.shapes())
-    pinned = bank.device.type != "cpu"
     for name in sorted(names):
-        place, split, side = _place(path, name)
-        if place not in shapes:
+        places, split, side = _places(path, name)
+        if any(place not in shapes for place in places):
             raise ModelLoadError(f"adapters: {path}: tensor {name}: the model has no such matrix")
         other = name.replace(f"lora_{side}.", f"lora_{'B' if side == 'A' else 'A'}.")
         if other not in names:
             raise ModelLoadError(f"adapters: {path}: tensor {other} is missing")
         if side == "B":
             continue
-        a_shape, b_shape = _whole_shapes(shapes[place], split, config.rank, shard.size)
-        a, b = _read(path, file, name, a_shape), _read(path, file, other, b_shape)
-        # Of a matrix divided by its outputs a rank has all of A, else all of B.
-        part_a = shard.part(a_shape, Split.NONE if split is Split.ROWS else Split.COLUMNS)
-        part_b = shard.part(b_shape, Split.ROWS if split is Split.ROWS else Split.NONE)
-        a = a.narrow(part_a.dim, part_a.begin, part_a.length)
-        b = b.narrow(part_b.dim, part_b.begin, part_b.length) * config.scale
-        pair = Pair(a.to(bank.dtype).contiguous(), b.to(bank.dtype).contiguous())
-        if not all(bool(factor.isfinite().all()) for factor in pair):
-            # Not even a product with zero would keep it out of the other rows of a step.
-            raise ModelLoadError(f"adapters: {path}: tensor {name} or its B is not finite")
-        yield place, Pair(*(factor.pin_memory() for factor in pair)) if pinned else pair
+        wholes = [_whole_shapes(shapes[place], split, config.rank, shard.size) for place in places]
+        outs = [b_shape[0] for _, b_shape in wholes]
+        a = _read(path, file, name, wholes[0][0])
+        b = _read(path, file, other, (sum(outs), config.rank)) * config.scale
+        for place, rows in zip(places, torch.split(b, outs), strict=True):
+            if bank.head_order is not None and place.field in _TURNING:
+                rows = in_order(rows, bank.head_order)
+            pair = _part(Pair(a, rows), split, shard, bank)
+            if not all(bool(factor.isfinite().all()) for factor in pair):
+                # Not even a product with zero would keep it out of the other rows of a step.
+                raise ModelLoadError(f"adapters: {path}: tensor {name} or its B is not finite")
+            yield place, pair
 
 
-def _place(path: Path, name: str) -> tuple[Place, Split, str]:
-    """Which matrix a tensor belongs to, how ranks divide that, and whether it is A or B."""
+def _part(whole: Pair, split: Split, shard: Shard, bank: AdapterBank) -> Pair:
+    """A rank's: of a matrix divided by its outputs it has all of A, else all of B."""
+    by_rows = split is Split.ROWS
+    part_a = shard.part(tuple(whole.a.shape), Split.NONE if by_rows else Split.COLUMNS)
+    part_b = shard.part(tuple(whole.b.shape), Split.ROWS if by_rows else Split.NONE)
+    factors = [
+        factor.narrow(part.dim, part.begin, part.length).to(bank.dtype).contiguous()
+        for factor, part in ((whole.a, part_a), (whole.b, part_b))
+    ]
+    if bank.device.type != "cpu":
+        factors = [factor.pin_memory() for factor in factors]
+    return Pair(*factors)
+
+
+def _places(path: Path, name: str) -> tuple[list[Place], Split, str]:
+    """Which matrices a tensor belongs to, how ranks divide them, and whether it is A or B."""
     match = _NAME.fullmatch(name)
     if match is None or match["matrix"] not in FIELDS:
         raise ModelLoadError(
             f"adapters: {path}: tensor {name} is not allowed; allowed: lora_A and lora_B of "
             + ", ".join(FIELDS)
         )
-    field, split = FIELDS[match["matrix"]]
-    return Place(int(match["layer"]), field), split, match["side"]
+    fields, split = FIELDS[match["matrix"]]
+    return [Place(int(match["layer"]), field) for field in fields], split, match["side"]
 
 
 def _whole_shapes(

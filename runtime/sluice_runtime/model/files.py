@@ -59,6 +59,31 @@ DUMMIES: Final[Mapping[str, Mapping[str, Any]]] = {
         "rope_theta": 1e6,
         "sliding_window": None,
     },
+    "mixtral-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "phi3-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.75,
+    },
+    "glm4-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["Glm4ForCausalLM"],
+        "model_type": "glm4",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
+    "olmo2-tiny": _DUMMY_COMMON
+    | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "rope_theta": 5e5},
 }
 """Architectures with random weights, by the name in `dummy://NAME`. Byte-level vocabulary: 256
 bytes, then `<bos>` 256, `<pad>` 257, `<eos>` 258."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,15 +18,15 @@ from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.adapters import AdapterBank, SlotShape
 from sluice_runtime.layers.backend import Backend, choose_backend, with_weights
-from sluice_runtime.layers.rope import inverse_frequencies, pair_order
+from sluice_runtime.layers.rope import in_order, inverse_frequencies, pair_order
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
 from sluice_runtime.model.quantised import QuantisedWeights
 from sluice_runtime.model.read_ahead import read_ahead
-from sluice_runtime.model.shard import Shape, Shard, Split
-from sluice_runtime.model.spec import ModelSpec, spec_from
+from sluice_runtime.model.shard import Part, Shape, Shard, Split
+from sluice_runtime.model.spec import ExpertNames, ModelSpec, spec_from
 from sluice_runtime.model.staging import CudaCopies
 from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import Checkpoint, MappedWeights, RandomWeights, WeightSource
@@ -47,6 +47,9 @@ SPLITS: Final[Mapping[str, Split]] = {
     "gate_proj": Split.ROWS,
     "up_proj": Split.ROWS,
     "down_proj": Split.COLUMNS,
+    "w1": Split.ROWS,
+    "w3": Split.ROWS,
+    "w2": Split.COLUMNS,
     "lm_head": Split.ROWS,
     "fc": Split.NONE,
 }
@@ -57,7 +60,7 @@ every rank has whole."""
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model's weights go, which part of each, and what becomes of them there."""
+    """Where a model's weights go, which part of each, what becomes of them there, and for what."""
 
     device: torch.device = CPU
     group: Group = SOLO
@@ -65,6 +68,8 @@ class Placement:
     """For adapters; None: there will be none."""
     weights: WeightDType = "auto"
     """What matrices become."""
+    context_tokens: int | None = None
+    """The longest context that is served; None: the model's."""
 
     @property
     def shard(self) -> Shard:
@@ -91,6 +96,7 @@ def load_model(
         InvalidConfigError: see `check_division`, `choose_backend` and `with_weights`.
     """
     spec = spec_from(files.config)
+    spec = spec.serving(placement.context_tokens or spec.context_length_tokens)
     check_division(spec, placement.group.size)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
     choice = choose_backend(model_dtype, spec.head_dim, placement.device, backend)
@@ -152,6 +158,20 @@ class Reader:
         """This rank's part of [out, width]."""
         return self._read(name, (out, width), SPLITS[name.rpartition(".")[2]])
 
+    def fused(self, name: str, outs: Sequence[int], width: int) -> Iterator[Tensor]:
+        """This rank's part of each of several matrices [out, width], which are one in the
+        checkpoint, one below the other."""
+        whole, begin = (sum(outs), width), 0
+        for out in outs:
+            own = self.placement.shard.part((out, width), Split.ROWS)
+            part = Part(whole, 0, begin + own.begin, own.length)
+            yield self.weights.read(f"{name}.weight", part, self.dtype)
+            begin += out
+
+    def row_norm(self, name: str, size: int) -> Tensor:
+        """This rank's part of [size], of a norm over what all ranks have."""
+        return self._read(name, (size,), Split.ROWS)
+
     def bias(self, name: str, size: int) -> Tensor:
         """This rank's part of [size], of the matrix of that name."""
         return self._read(name, (size,), SPLITS[name.rpartition(".")[2]], "bias")
@@ -167,7 +187,8 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
     vocabulary, hidden = spec.vocabulary_size, spec.hidden_size
     embedding = reader.matrix("model.embed_tokens", vocabulary, hidden)
     slots = reader.placement.slots
-    bank = AdapterBank(slots, reader.dtype, device) if slots else None
+    order = pair_order(spec.rope, spec.head_dim)
+    bank = AdapterBank(slots, reader.dtype, device, order) if slots else None
     layers = backend.layers(_layers(reader), layer_shape(spec, reader.placement.group, bank))
     norm = reader.norm("model.norm", hidden)
     head = embedding if spec.tied_embeddings else reader.matrix("lm_head", vocabulary, hidden)
@@ -201,6 +222,8 @@ def layer_shape(spec: ModelSpec, group: Group, bank: AdapterBank | None = None) 
         group,
         qkv_bias=spec.variant.qkv_bias,
         experts=spec.experts is not None,
+        post_norms=spec.variant.norms.after_attention is not None,
+        whole_qk_norm=spec.variant.whole_qk_norm,
         adapters=bank,
     )
 
@@ -214,75 +237,87 @@ def _layers(reader: Reader) -> Iterator[LayerWeights]:
 def read_layer(reader: Reader, prefix: str, width: int, index: int = 0) -> LayerWeights:
     """The layer that is called `prefix`, whose queries, keys and values are made of `width`
     inputs."""
-    spec = reader.spec
-    hidden = spec.hidden_size
+    spec, variant, names = reader.spec, reader.spec.variant, reader.spec.variant.norms
+    hidden, attention = spec.hidden_size, f"{prefix}.self_attn"
     q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
 
-    def norm(name: str, size: int) -> Tensor:
-        return reader.norm(f"{prefix}.{name}", size)
+    def norm(name: str | None) -> Tensor | None:
+        return None if name is None else reader.norm(f"{prefix}.{name}", hidden)
 
-    def matrix(name: str, out: int, width: int) -> Tensor:
-        return reader.matrix(f"{prefix}.{name}", out, width)
-
-    def head_norm(name: str) -> Tensor:
-        return norm(f"self_attn.{name}", spec.head_dim)
+    def qkv() -> Iterator[Tensor]:
+        if variant.fused_qkv:
+            return reader.fused(f"{attention}.qkv_proj", [*sizes.values()], width)
+        return (reader.matrix(f"{attention}.{name}", size, width) for name, size in sizes.items())
 
     def biases() -> tuple[Tensor, ...]:
-        sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        return tuple(
-            reader.bias(f"{prefix}.self_attn.{name}", size) for name, size in sizes.items()
-        )
+        return tuple(reader.bias(f"{attention}.{name}", size) for name, size in sizes.items())
 
+    def qk_norms(read: Callable[[str, int], Tensor], query: int, key: int) -> tuple[Tensor, Tensor]:
+        return read(f"{attention}.q_norm", query), read(f"{attention}.k_norm", key)
+
+    attention_norm = norm(names.before_attention)
+    query, key, value = qkv()
+    dim, whole = spec.head_dim, variant.whole_qk_norm
     layer = LayerWeights(
-        attention_norm=norm("input_layernorm", hidden),
-        query=matrix("self_attn.q_proj", q_size, width),
-        key=matrix("self_attn.k_proj", kv_size, width),
-        value=matrix("self_attn.v_proj", kv_size, width),
-        qkv_biases=biases() if spec.variant.qkv_bias else None,
-        head_norms=(head_norm("q_norm"), head_norm("k_norm")) if spec.variant.qk_norm else None,
-        output=matrix("self_attn.o_proj", hidden, q_size),
-        mlp_norm=norm("post_attention_layernorm", hidden),
-        mlp=_mlp(reader, f"{prefix}.mlp", index),
+        attention_norm=attention_norm,
+        query=query,
+        key=key,
+        value=value,
+        qkv_biases=biases() if variant.qkv_bias else None,
+        head_norms=qk_norms(reader.norm, dim, dim) if variant.qk_norm else None,
+        whole_norms=qk_norms(reader.row_norm, q_size, kv_size) if whole else None,
+        output=reader.matrix(f"{attention}.o_proj", hidden, q_size),
+        attention_post_norm=norm(names.after_attention),
+        mlp_norm=norm(names.before_mlp),
+        mlp=_mlp(reader, prefix, index),
+        mlp_post_norm=norm(names.after_mlp),
     )
     reader.weights.settle()
-    return in_pair_order(layer, spec)
+    return _in_pair_order(layer, spec)
 
 
-def in_pair_order(layer: LayerWeights, spec: ModelSpec) -> LayerWeights:
+def _in_pair_order(layer: LayerWeights, spec: ModelSpec) -> LayerWeights:
     """A layer as it was read, with queries and keys in the order of `pair_order`."""
     if (order := pair_order(spec.rope, spec.head_dim)) is None:
         return layer
 
-    def ordered(rows: Tensor) -> Tensor:
-        heads = rows.reshape(-1, spec.head_dim, *rows.shape[1:])
-        return heads.index_select(1, order.to(rows.device)).flatten(0, 1)
+    def both(norms: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        return norms and (in_order(norms[0], order), in_order(norms[1], order))
 
-    biases, norms = layer.qkv_biases, layer.head_norms
+    biases = layer.qkv_biases
     return replace(
         layer,
-        query=ordered(layer.query),
-        key=ordered(layer.key),
-        qkv_biases=biases and (ordered(biases[0]), ordered(biases[1]), biases[2]),
-        head_norms=norms and (ordered(norms[0]), ordered(norms[1])),
+        query=in_order(layer.query, order),
+        key=in_order(layer.key, order),
+        qkv_biases=biases and (*(in_order(bias, order) for bias in biases[:2]), biases[2]),
+        head_norms=both(layer.head_norms),
+        whole_norms=both(layer.whole_norms),
     )
 
 
 def _mlp(reader: Reader, prefix: str, layer: int) -> MlpWeights | ExpertsWeights:
-    spec, experts = reader.spec, reader.spec.experts
+    spec, experts, fused = reader.spec, reader.spec.experts, reader.spec.variant.fused_gate_up
+    hidden = spec.hidden_size
 
-    def gated(prefix: str, width: int) -> MlpWeights:
-        return MlpWeights(
-            gate=reader.matrix(f"{prefix}.gate_proj", width, spec.hidden_size),
-            up=reader.matrix(f"{prefix}.up_proj", width, spec.hidden_size),
-            down=reader.matrix(f"{prefix}.down_proj", spec.hidden_size, width),
-        )
+    def gated(prefix: str, width: int, names: ExpertNames) -> MlpWeights:
+        if fused:
+            gate, up = reader.fused(f"{prefix}.gate_up_proj", [width, width], hidden)
+        else:
+            gate, up = (
+                reader.matrix(f"{prefix}.{n}", width, hidden) for n in (names.gate, names.up)
+            )
+        return MlpWeights(gate, up, reader.matrix(f"{prefix}.{names.down}", hidden, width))
 
     if experts is None or layer not in experts.layers:
-        return gated(prefix, spec.intermediate_size)
+        return gated(f"{prefix}.mlp", spec.intermediate_size, ExpertNames())
+    names = spec.variant.expert_names
+    part = f"{prefix}.{names.part}"
     return ExpertsWeights(
-        router=reader.matrix(f"{prefix}.gate", experts.count, spec.hidden_size),
+        router=reader.matrix(f"{part}.gate", experts.count, hidden),
         experts=[
-            gated(f"{prefix}.experts.{number}", experts.width) for number in range(experts.count)
+            gated(f"{part}.experts.{number}", experts.width, names)
+            for number in range(experts.count)
         ],
         active=experts.active,
         renormalised=experts.renormalised,

@@ -58,7 +58,17 @@ QWEN3_30B = QWEN3_8B | {
 }
 
 
-@pytest.mark.parametrize(("config", "billions"), [(QWEN3_8B, 8.19), (QWEN3_30B, 30.5)])
+MIXTRAL_8X7B = QWEN3_8B | {
+    "vocab_size": 32_000,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_local_experts": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"), [(QWEN3_8B, 8.19), (QWEN3_30B, 30.5), (MIXTRAL_8X7B, 46.7)]
+)
 def test_the_number_of_weights_is_as_published(config: dict[str, Any], billions: float) -> None:
     assert (facts_of(config).parameters or 0) / 1e9 == pytest.approx(billions, rel=2e-3)
 

@@ -41,6 +41,28 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 128,
 }
 
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.75,
+    "attention_factor": 1.25,
+    "short_factor": [1.0 + 0.1 * pair for pair in range(6)],
+    "long_factor": [1.5 + pair for pair in range(6)],
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "llama3-rope": {"rope_parameters": LLAMA3_ROPE},
+    "partial-rope": {"rope_parameters": PARTIAL_ROPE},
+    # The oracle chooses by the tokens of a call, the engine by its context length: of all lengths
+    # but the first, where nothing turns, both choose alike.
+    "short-rope": {
+        "rope_parameters": LONG_ROPE,
+        "original_max_position_embeddings": SMALL["max_position_embeddings"],
+    },
+    "long-rope": {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 1},
+}
+"""What a part of a kind's name adds."""
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {
         "num_hidden_layers": 6,
@@ -55,6 +77,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {},
     "llama": {},
     "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    # transformers checks a rope of phi3 against heads of hidden_size / num_attention_heads.
+    "phi3": {"head_dim": 16, "pad_token_id": None, "eos_token_id": 258},
+    "glm4": {"pad_token_id": None, "eos_token_id": 258},
+    "glm": {"pad_token_id": None, "eos_token_id": 258, "attention_bias": False},
+    "olmo2": {"pad_token_id": None, "eos_token_id": 258},
 }
 """What each model_type sets beside SMALL. A kind begins with the first that fits."""
 
@@ -66,6 +94,14 @@ KINDS = (
     "qwen2",
     "mistral",
     "qwen3_moe",
+    "mixtral",
+    "phi3-sharded",
+    "phi3-partial-rope",
+    "phi3-short-rope",
+    "phi3-long-rope",
+    "glm",
+    "glm4-sharded",
+    "olmo2",
 )
 
 
@@ -76,7 +112,7 @@ def write_model(folder: Path, kind: str) -> Path:
 
     torch.manual_seed(7)
     name = next(name for name in FAMILIES if kind.startswith(name))
-    rope = {"rope_parameters": LLAMA3_ROPE} if "llama3-rope" in kind else {}
+    rope = next((keys for part, keys in ROPES.items() if part in kind), {})
     tied = "untied" not in kind
     settings = SMALL | FAMILIES[name] | {"tie_word_embeddings": tied} | rope
     config = AutoConfig.for_model(name, **settings)
@@ -84,6 +120,8 @@ def write_model(folder: Path, kind: str) -> Path:
     for tensor_name, tensor in model.named_parameters():
         if tensor_name.endswith("bias"):  # transformers starts them at zero
             torch.nn.init.normal_(tensor, std=0.5)
+        if "norm" in tensor_name:  # and these at one
+            torch.nn.init.uniform_(tensor, 0.5, 1.5)
     model.save_pretrained(folder, max_shard_size="100KB" if "sharded" in kind else "1GB")
     return folder
 

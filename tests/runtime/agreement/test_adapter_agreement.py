@@ -12,7 +12,7 @@ from sluice_contract.config.engine import AttentionBackend
 from sluice_runtime.model.adapters import adapter_key
 from sluice_runtime.wire.messages import Generate
 
-from tests.runtime.agreement.adapters import ATTENTION, AdapterOracle, write_adapter
+from tests.runtime.agreement.adapters import ALL, ATTENTION, AdapterOracle, write_adapter
 from tests.runtime.agreement.oracle import Oracle, PairOf, assert_agrees
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
@@ -122,11 +122,24 @@ def test_an_adapter_that_is_not_loaded_is_refused(adapted: Adapted) -> None:
     assert end.error.startswith("adapter other@00 is not loaded here; loaded: all@")
 
 
-def test_a_model_of_experts_takes_adapters_of_its_attention(
-    pair_of: PairOf, tmp_path: Path
+FUSED_MLP = ("gate_up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("kind", "matrices"),
+    [
+        ("qwen3_moe", ATTENTION),
+        ("phi3-partial-rope", ("qkv_proj", "o_proj", *FUSED_MLP)),
+        ("glm4-sharded", (*ATTENTION, *FUSED_MLP)),
+        ("olmo2", ALL),
+    ],
+)
+def test_other_families_take_adapters(
+    pair_of: PairOf, tmp_path: Path, kind: str, matrices: tuple[str, ...]
 ) -> None:
-    model, oracle = pair_of("qwen3_moe")
-    folder = write_adapter(model, tmp_path, 1, target_modules=ATTENTION)
+    """Of experts none; of matrices that a checkpoint joins, of all at once."""
+    model, oracle = pair_of(kind)
+    folder = write_adapter(model, tmp_path, 1, target_modules=matrices)
     adapted = Adapted(model, {"a": folder}, {"": oracle, "a": AdapterOracle(model, folder)})
     requests = requests_of(adapted, 8)
     done = run(adapted, in_turns(requests))

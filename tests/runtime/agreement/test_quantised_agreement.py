@@ -24,6 +24,10 @@ OTHERS = [
     (Case("qwen3_moe", chunk_size=16), "awq"),
     (Case("qwen3_moe", chunk_size=16), "fp8-blocks"),
     (Case("qwen3_moe", chunk_size=16), "compressed-channel"),
+    # Blocks that reach over two of the matrices which the checkpoint joins.
+    (Case("phi3-partial-rope", chunk_size=16), "fp8-blocks"),
+    (Case("glm4", chunk_size=16), "gptq"),
+    (Case("mixtral", chunk_size=16), "awq"),
 ]
 CASES = [
     *(pytest.param(Case(), scheme, id=scheme) for scheme in QUICK),
@@ -61,6 +65,7 @@ def in_8_bits(weight: torch.Tensor) -> torch.Tensor:
         Case("qwen3-untied", weights="int8"),
         pytest.param(Case("qwen2", weights="int8"), marks=pytest.mark.process),
         pytest.param(Case("qwen3_moe", chunk_size=16, weights="int8"), marks=pytest.mark.process),
+        pytest.param(Case("phi3-partial-rope", weights="int8"), marks=pytest.mark.process),
     ],
     ids=str,
 )

@@ -192,6 +192,12 @@ def test_experts_are_computed_without_waiting(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("name", ["mixtral", "phi3", "glm4", "olmo2"])
+def test_other_families_are_computed_without_waiting(name: str) -> None:
+    check_that_nothing_is_waited_for(ASKED["greedy"], f"dummy://{name}-tiny")
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["drawn", "scored"])
 def test_a_head_follows_and_drafts_without_waiting(name: str) -> None:
     check_that_nothing_is_waited_for(ASKED[name], head=True)

@@ -12,7 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MATRICES = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("qkv_proj", "gate_up_proj", "w1", "w2", "w3"),
+)
 Tensors = dict[str, Tensor]
 Quantise = Callable[[Tensor], tuple[Tensors, Tensor]]
 """[out, in] → what is stored, by the last part of the name, and what it means, [out, in]."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sluice_contract.config import supported
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.layers.rope import Llama3Scaling, Rope
+from sluice_runtime.layers.rope import Llama3Scaling, LongRope, Rope
 from sluice_runtime.model.spec import ARCHITECTURES, Experts, spec_from
 
 QWEN3: dict[str, Any] = {
@@ -40,6 +40,16 @@ MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+MIXTRAL = {
+    **MISTRAL,
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "sliding_window": None,
+}
+PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"], "sliding_window": None}
+GLM4 = {**MISTRAL, "architectures": ["Glm4ForCausalLM"], "head_dim": 16}
+OLMO2 = {**MISTRAL, "architectures": ["Olmo2ForCausalLM"]}
+LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4] * 8}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -62,6 +72,47 @@ SCALING = Llama3Scaling(8.0, 1.0, 4.0, 8192)
 )
 def test_both_spellings_of_rope(written: dict[str, Any], rope: Rope) -> None:
     assert spec_from(LLAMA | written).rope == rope
+
+
+def test_partial_and_interleaved_rope() -> None:
+    assert spec_from(PHI3 | {"partial_rotary_factor": 0.75}).rope == Rope(1e4, rotated=12)
+    nested = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    assert spec_from(PHI3 | {"rope_parameters": nested}).rope == Rope(1e4, rotated=12)
+    assert spec_from(GLM4).rope == Rope(1e4, rotated=8, interleaved=True)
+
+
+def test_factors_of_longrope_are_chosen_by_the_context_that_is_served() -> None:
+    """The magnitude: transformers' `_compute_longrope_parameters`."""
+    spec = spec_from(PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": 8192})
+    scaling = spec.rope.scaling
+    assert isinstance(scaling, LongRope)
+    assert scaling.magnitude == pytest.approx((1 + 2 / 13) ** 0.5)
+    assert (scaling.context_tokens, scaling.is_long) == (32_768, True)
+    for served, is_long in ((8192, False), (8193, True)):
+        scaling = spec.serving(served).rope.scaling
+        assert isinstance(scaling, LongRope)
+        assert scaling.is_long == is_long
+    given = spec_from(PHI3 | {"rope_scaling": {**LONG, "attention_factor": 1.5}}).rope.scaling
+    assert isinstance(given, LongRope)
+    assert (given.magnitude, given.original_context_tokens) == (1.5, 4096)
+
+
+def test_what_other_families_leave_out() -> None:
+    """As transformers' configuration classes have it."""
+    without = {key: value for key, value in MIXTRAL.items() if "num_key" not in key}
+    spec = spec_from({**without, "num_attention_heads": 16})
+    assert (spec.kv_heads, spec.norm_eps, spec.rope) == (8, 1e-5, Rope(1e6))
+    assert spec.experts == Experts(frozenset({0, 1}), 8, 2, 96, renormalised=True)
+    assert spec.shared_sizes == {"num_key_value_heads": 8, "intermediate_size": 96}
+    assert spec_from(OLMO2).norm_eps == spec_from(PHI3).norm_eps == 1e-5
+    assert spec_from(GLM4).norm_eps == 1.5625e-07
+
+
+def test_whether_glm_has_biases_is_written() -> None:
+    assert not spec_from(GLM4).variant.qkv_bias  # of this file
+    assert spec_from(GLM4 | {"attention_bias": True}).variant.qkv_bias
+    without = {key: value for key, value in GLM4.items() if key != "attention_bias"}
+    assert spec_from(without).variant.qkv_bias
 
 
 @pytest.mark.parametrize(
@@ -139,6 +190,23 @@ def test_a_window_is_the_longest_context() -> None:
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, ["rope_type", "linear"]),
         ({"rope_scaling": {"rope_type": "llama3"}}, ["factor", "None"]),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["rope_type"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5", "1.0"]),
+        (PHI3 | {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "0.7", "16"]),
+        (PHI3 | {"partial_rotary_factor": 1.5}, ["partial_rotary_factor", "1.5"]),
+        (PHI3 | {"rope_scaling": {"type": "yarn"}}, ["rope_type", "'yarn'", "'longrope'"]),
+        (
+            PHI3 | {"rope_scaling": {**LONG, "long_factor": [4] * 7}},
+            ["long_factor", "[4, 4", "8 numbers"],
+        ),
+        (PHI3 | {"rope_scaling": {**LONG, "short_factor": None}}, ["short_factor", "None"]),
+        (PHI3 | {"rope_scaling": {**LONG, "short_mscale": 1.1}}, ["short_mscale", "1.1"]),
+        (LLAMA | {"rope_scaling": LONG}, ["original_max_position_embeddings", "None"]),
+        (
+            PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": 1},
+            ["original_max_position_embeddings", "1", "from 2"],
+        ),
+        (OLMO2 | {"attention_bias": True}, ["attention_bias", "True"]),
+        (MIXTRAL | {"num_local_experts": 0}, ["num_local_experts", "0"]),
         ({"torch_dtype": "int8"}, ["dtype", "int8"]),
         ({"vocab_size": None}, ["vocab_size", "None"]),
         ({"hidden_size": "64"}, ["hidden_size", "'64'"]),

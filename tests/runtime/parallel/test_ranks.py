@@ -88,12 +88,16 @@ def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Gene
         ("qwen3-tiny", True, None),
         ("qwen3-tiny", False, "adapters_file"),
         ("qwen3-moe-tiny", False, "adapters"),
+        ("phi3-tiny", False, "adapters"),
+        ("olmo2-tiny", True, None),
         *(
             pytest.param(*rest, marks=pytest.mark.full)
             for rest in (
                 ("qwen3-tiny", False, None),
                 ("qwen3-tiny", True, "adapters"),
                 ("qwen2-tiny", False, None),
+                ("glm4-tiny", False, "adapters"),
+                ("mixtral-tiny", False, None),
             )
         ),
     ],

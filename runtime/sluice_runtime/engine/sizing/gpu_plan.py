@@ -65,9 +65,12 @@ class ModelBytes:
         spec, ranks = self.spec, self.ranks
         heads = (spec.heads + spec.kv_heads) * spec.head_dim
         attention = 2 * heads * spec.hidden_size // ranks
-        norms = 2 * spec.hidden_size + (2 * spec.head_dim if spec.variant.qk_norm else 0)
+        variant = spec.variant
+        norms = variant.norms.count * spec.hidden_size
+        norms += 2 * spec.head_dim if variant.qk_norm else 0
+        norms += heads // ranks if variant.whole_qk_norm else 0
         outputs = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // ranks
-        biases = outputs if spec.variant.qkv_bias else 0
+        biases = outputs if variant.qkv_bias else 0
         table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
         tables = table if spec.tied_embeddings else 2 * table
         values = spec.layers * (attention + norms + biases) + self._mlps + tables + spec.hidden_size

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def spec(
     vocabulary: int,
     *,
     tied: bool,
-    **more: int,
+    **more: Any,
 ) -> ModelSpec:
     return spec_from(
         {
@@ -92,6 +92,7 @@ def spec(
 
 MOE = "Qwen3MoeForCausalLM"
 EXPERTS = {"num_experts": 160, "num_experts_per_tok": 8, "moe_intermediate_size": 2560}
+GLM4 = {"num_key_value_heads": 2, "attention_bias": True, "partial_rotary_factor": 0.5}
 QWEN, QWEN2, LLAMA = "Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"
 WITH_EXPERTS = "Qwen3-Coder-480B-A35B"
 """Its 30,000 tensors take a second to make."""
@@ -106,8 +107,35 @@ MODELS = {
     ),
     "Llama-3-8B": (spec(LLAMA, 4096, 14_336, 32, 32, 128_256, tied=False), 8_030_261_248),
     "Llama-3-70B": (spec(LLAMA, 8192, 28_672, 80, 64, 128_256, tied=False), 70_553_706_496),
+    "Phi-4": (
+        spec("Phi3ForCausalLM", 5120, 17_920, 40, 40, 100_352, tied=False, num_key_value_heads=10),
+        14_659_507_200,
+    ),
+    "GLM-4-9B-0414": (
+        spec("Glm4ForCausalLM", 4096, 13_696, 40, 32, 151_552, tied=False, **GLM4),
+        9_400_279_040,
+    ),
+    "OLMo-2-1124-7B": (
+        spec("Olmo2ForCausalLM", 4096, 11_008, 32, 32, 100_352, tied=False, num_key_value_heads=32),
+        7_298_617_344,
+    ),
+    "Mixtral-8x7B": (
+        spec("MixtralForCausalLM", 4096, 14_336, 32, 32, 32_000, tied=False),
+        46_702_792_704,
+    ),
 }
 """With their published numbers of parameters."""
+TOLD_IN_TWO_STEPS: Final = "Mixtral-8x7B"
+"""Eight T4s hold its weights, and beside them a pool only with a larger memoryFraction."""
+
+
+def divided(names: Iterable[str]) -> list[tuple[str, int]]:
+    """With each number of ranks that can share it."""
+    return [
+        (name, ranks)
+        for name, ranks in product(sorted(names), (1, 2, 4, 8))
+        if not any(size % ranks for size in MODELS[name][0].shared_sizes.values())
+    ]
 
 
 class MetaWeights:
@@ -143,7 +171,7 @@ def of_two_layers(model: ModelSpec) -> ModelSpec:
     ("name", "ranks"),
     [
         pytest.param(*case, marks=pytest.mark.process if case == (WITH_EXPERTS, 1) else ())
-        for case in product(MODELS, (1, 2, 4, 8))
+        for case in divided(MODELS)
     ],
 )
 def test_weights_take_what_is_read_of_them(name: str, ranks: int) -> None:
@@ -218,8 +246,7 @@ def traced_bytes(model: ModelSpec, ranks: int, tokens: int, rows: int) -> int:
     return int(peak.bytes)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "ranks"), divided(MODELS))
 def test_a_step_takes_no_more_than_its_bound_and_little_less(name: str, ranks: int) -> None:
     model = MODELS[name][0]
     for tokens, rows in ((16_384, 1), (8192, 256), (2048, 256), (256, 256)):
@@ -258,7 +285,7 @@ def refusal(asked: PoolQuestion) -> str | None:
     except OutOfMemoryError as error:
         return str(error)
     tokens = pages * 16
-    assert tokens >= CONTEXT
+    assert tokens >= asked.context_tokens
     assert tokens * asked.model.token <= asked.device.available - asked.reserved
     return None
 
@@ -272,8 +299,7 @@ def test_a_refusal_says_that_quantised_weights_are_held_in_the_engines_type() ->
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "ranks"), divided(set(MODELS) - {TOLD_IN_TWO_STEPS}))
 def test_a_model_fits_each_gpu_or_the_refusal_says_what_would(name: str, ranks: int) -> None:
     for row in PRODUCTS:
         gpu = row.name, row.memory_gib
