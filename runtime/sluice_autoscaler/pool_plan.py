@@ -109,7 +109,8 @@ def planned(
     reason, message = _why(want, desired, pool.replicas, limits.maximum)
     if pool.unschedulable and desired > pool.replicas:
         desired, reason = max(limits.minimum, pool.replicas), "CapacityBlocked"
-        message = f"{message}; {pool.unschedulable} pods find no place, so no more are asked for"
+        wait = f"wait for queue {pool.queue}" if pool.queue else "find no place"
+        message = f"{message}; {pool.unschedulable} pods {wait}, so no more are asked for"
     elif steady.reason:
         reason, message = steady.reason, f"{message}; {steady.message}"
     return PoolPlan(

@@ -67,6 +67,8 @@ class PoolSample:
     """Of `surplus`: engines that move to the other pool, where they are asked for already."""
     start_seconds: float | None = None
     """Of an engine, from its place to ready, as those that are ready took; None: not known."""
+    queue: str = ""
+    """Name of the queue that pods without a place wait for; empty: they wait for nodes."""
 
 
 @dataclass(frozen=True, slots=True)

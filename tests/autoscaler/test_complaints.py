@@ -135,6 +135,10 @@ def test_one_unschedulable_pod_freezes_nothing_else() -> None:
     decision = decide(settings, History(), seen([busy, *full], *blocked))
     assert (decision.pools[DECODE].desired, decision.pools[DECODE].reason) == (3, "CapacityBlocked")
     assert "1 pods find no place" in decision.pools[DECODE].message
+    queued = [pools[0], replace(blocked[1], queue="gpus")]
+    decision = decide(settings, History(), seen([busy, *full], *queued))
+    assert decision.pools[DECODE].reason == "CapacityBlocked"
+    assert "1 pods wait for queue gpus, so no more are asked for" in decision.pools[DECODE].message
 
 
 def test_pods_without_a_place_hold_no_gpus_that_another_pool_lacks() -> None:

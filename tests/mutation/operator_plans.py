@@ -282,7 +282,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "progress: an engine that loads its model is late",
         "deployments",
-        "return reached.deadline_exceeded and not any(map(is_loading, pods))",
+        "return reached.deadline_exceeded and not waits",
         "return reached.deadline_exceeded",
         ("test_deployments", "../pool/test_pool_status"),
         package="operator/conditions",

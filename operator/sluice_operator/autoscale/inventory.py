@@ -173,6 +173,7 @@ def _sample(role: Role, pools: Mapping[Role, ScaledPool], pods: PoolPods) -> Poo
         ready=pods.ready,
         starting=pods.starting,
         unschedulable=pods.unschedulable,
+        queue=pods.queue,
         surplus=pods.surplus(replicas),
         moving=moving,
         start_seconds=pods.start_seconds,

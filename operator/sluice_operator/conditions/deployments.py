@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.conditions import reasons
-from sluice_operator.conditions.pods import first_failure, is_loading
+from sluice_operator.conditions.pods import first_failure, is_gated, is_loading
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import is_current
 
@@ -57,8 +57,9 @@ def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
 
 def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
     """Whether the deadline counts. A Deployment does not see the progress of an engine that loads
-    its model."""
-    return reached.deadline_exceeded and not any(map(is_loading, pods))
+    its model, nor that of a queue that a pod waits in."""
+    waits = any(is_loading(pod) or is_gated(pod) for pod in pods)
+    return reached.deadline_exceeded and not waits
 
 
 def progress(desired: Manifest, live: Manifest | None) -> Progress:

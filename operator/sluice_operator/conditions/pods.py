@@ -16,6 +16,7 @@ from sluice_contract.cluster.termination import EXIT_REFUSED, TOKEN_MISSING, Ter
 
 from sluice_operator.api.template import ENGINE_CONTAINER
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.engine_pool import QUEUE_LABEL
 from sluice_operator.manifests.fetching import TOKEN_VOLUME
 
 HUB_ACCESS_FIELD: Final = "spec.model.tokenSecretRef"
@@ -91,6 +92,17 @@ def is_unschedulable(pod: Manifest) -> bool:
     return _unschedulable(pod) is not None
 
 
+def is_gated(pod: Manifest) -> bool:
+    """Whether somebody, such as Kueue, keeps the pod from the scheduler."""
+    return (failure := _unschedulable(pod)) is not None and failure.reason == SCHEDULING_GATED
+
+
+def queue_of(pods: Iterable[Manifest]) -> str:
+    """Kueue's queue that pods wait for; empty where none waits."""
+    waiting = (_queue(pod) for pod in sorted(pods, key=_name) if is_gated(pod))
+    return next(filter(None, waiting), "")
+
+
 def is_loading(pod: Manifest) -> bool:
     """Whether the pod's engine loads its model and makes progress. Then its startup probe has
     passed, and its liveness probe has not ended it."""
@@ -134,7 +146,9 @@ def _unschedulable(pod: Manifest) -> PodFailure | None:
         return None
     if scheduled.get("reason") == SCHEDULING_GATED:
         gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates") or ())
-        return PodFailure(_name(pod), SCHEDULING_GATED, f"waits for its scheduling gates: {gates}")
+        queue = f" (queue {name})" if (name := _queue(pod)) else ""
+        text = f"waits for its scheduling gates: {gates}{queue}"
+        return PodFailure(_name(pod), SCHEDULING_GATED, text)
     if scheduled.get("reason") == UNSCHEDULABLE:
         text = NO_PREEMPTION.sub("", _line(scheduled.get("message")))
         return PodFailure(_name(pod), UNSCHEDULABLE, text)
@@ -243,6 +257,10 @@ def _containers(pod: Manifest) -> list[dict[str, Any]]:
 def _condition(pod: Manifest, kind: str) -> dict[str, Any]:
     entries = (pod.get("status") or {}).get("conditions") or ()
     return next((c for c in entries if c["type"] == kind), {})
+
+
+def _queue(pod: Manifest) -> str:
+    return str((pod["metadata"].get("labels") or {}).get(QUEUE_LABEL, ""))
 
 
 def _name(pod: Manifest) -> str:

@@ -13,6 +13,7 @@ from sluice_operator.api.engine import STARTUP_SECONDS
 from sluice_operator.api.model_uri import draft_claim, model_source
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
 from sluice_operator.manifests.adapters import adapter_fields
 from sluice_operator.manifests.handover import handover_secret_name
@@ -20,6 +21,11 @@ from sluice_operator.manifests.metadata import ENGINE, Owner, stamped, with_appl
 
 STABLE: Final = f"{labels.GROUP}/stable-revision"
 """Annotation: the revision of the pool that was complete last."""
+QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+"""Of Kueue: the queue by which a pod is admitted."""
+QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
+"""Labels of a service that its engines' pods have, too. Its routers are not queued: without them
+nothing is answered."""
 
 
 def pool_spec(
@@ -56,6 +62,17 @@ def pool_spec(
         resources=pool.resources,
         template=pool.template,
     )
+
+
+def queued(spec: EnginePoolSpec, service: Manifest) -> EnginePoolSpec:
+    """`spec` with the service's labels for Kueue; the pool's own labels go before."""
+    given = service["metadata"].get("labels") or {}
+    queue = {name: given[name] for name in QUEUE_LABELS if name in given}
+    if not queue:
+        return spec
+    template = spec.template or PodTemplate()
+    labels = queue | (template.labels or {})
+    return spec.model_copy(update={"template": template.model_copy(update={"labels": labels})})
 
 
 def _rdma_resource(handover: KvTransfer | None) -> str | None:

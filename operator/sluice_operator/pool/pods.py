@@ -7,7 +7,13 @@ from datetime import datetime
 from statistics import median_low
 from typing import Final
 
-from sluice_operator.conditions.pods import is_draining, is_finished, is_ready, is_unschedulable
+from sluice_operator.conditions.pods import (
+    is_draining,
+    is_finished,
+    is_ready,
+    is_unschedulable,
+    queue_of,
+)
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import note_of
 from sluice_operator.pool.observe import PoolObserved
@@ -31,6 +37,7 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
         ready=ready,
         starting=max(0, placed - ready),
         unschedulable=unschedulable,
+        queue=queue_of(live),
         live=len(live),
         draining=len(pods) - len(live),
         start_seconds=_start_seconds(live),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_operator.conditions.deployments import progress
+from sluice_operator.conditions.deployments import given_up, progress
 from sluice_operator.kube.kinds import Manifest
 
-from tests.operator.examples import complete, live, pool_plan
+from tests.operator.examples import complete, live, pods, pool_plan
 
 
 def _deployment(replicas: int = 2) -> Manifest:
@@ -58,3 +58,13 @@ def test_a_condition_of_an_older_generation_is_not_believed() -> None:
     assert not progress(_deployment(), found).deadline_exceeded
     found["status"]["observedGeneration"] = 2
     assert progress(_deployment(), found).deadline_exceeded
+
+
+@pytest.mark.parametrize("reason", ["Unschedulable", "SchedulingGated"])
+def test_a_pod_that_waits_in_a_queue_is_not_given_up_at_the_deadline(reason: str) -> None:
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    reached = progress(_deployment(), live(_deployment(), observedGeneration=1, conditions=[late]))
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": reason}
+    waiting = pods(_deployment(), 1, phase="Pending", conditions=[scheduled])
+    assert given_up(reached, waiting) is (reason == "Unschedulable")
+    assert given_up(reached, [])

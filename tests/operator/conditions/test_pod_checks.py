@@ -136,6 +136,16 @@ def test_a_failure_is_told_with_reason_and_message(case: str) -> None:
     assert "\n" not in failure.message
 
 
+def test_a_gated_pod_names_the_queue_that_it_waits_for() -> None:
+    pod = _pod(**FAILURES["scheduling gate"][0])
+    pod["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpus"}
+    failure = failure_of(pod)
+    assert failure is not None
+    assert failure.message.endswith("kueue.x-k8s.io/admission (queue gpus)")
+    assert not failure.lasting
+    assert not failure.halts
+
+
 def test_out_of_memory_names_the_limit_of_the_container() -> None:
     containers = [{"name": "other"}, {"name": "engine", "resources": {"limits": {"memory": "2Gi"}}}]
     pod = _pod(**_ended(exitCode=137, reason="OOMKilled")) | {"spec": {"containers": containers}}

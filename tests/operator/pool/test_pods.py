@@ -19,6 +19,20 @@ def test_pods_without_a_place_are_told_and_named_as_nobody_to_end(reason: str) -
     found = pods(deployment, 2, phase="Pending", conditions=[scheduled])
     told = pool_pods(pool_observed(pool(), (deployment,), found))
     assert (told.live, told.unschedulable, told.starting, told.names) == (2, 2, 0, frozenset())
+    assert told.queue == ""
+
+
+def test_the_queue_that_gated_pods_wait_for_is_told() -> None:
+    deployment = pool_plan().deployment
+    assert deployment is not None
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    plain, waiting = pods(deployment, 2, phase="Pending", conditions=[scheduled])
+    labels = waiting["metadata"]["labels"] | {"kueue.x-k8s.io/queue-name": "gpus"}
+    waiting = waiting | {"metadata": waiting["metadata"] | {"labels": labels}}
+    admitted = waiting | {"status": {"phase": "Pending"}}
+    observed = pool_observed(pool(), (deployment,), [plain, admitted, waiting])
+    assert pool_pods(observed).queue == "gpus"
+    assert pool_pods(pool_observed(pool(), (deployment,), [plain, admitted])).queue == ""
 
 
 def test_only_live_pods_are_named_and_only_the_lowest_cost_is_a_mark() -> None:

@@ -24,7 +24,7 @@ from sluice_operator.delivery.delivery import pod_fetch
 from sluice_operator.delivery.image import model_image, nodes_mount_images
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import engine_config_map
-from sluice_operator.manifests.engine_pool import pool_spec
+from sluice_operator.manifests.engine_pool import pool_spec, queued
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.service.observe import Children, Images, ServiceObserved
 from sluice_operator.service.resolve.model import fetcher_of
@@ -98,6 +98,7 @@ def resolve_pool(
     name = config["metadata"]["name"]
     fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
     fresh = fresh.model_copy(update=_model_source(observed, spec.model, top.service))
+    fresh = queued(fresh, observed.service)
     if pin is None:
         return ResolvedPool(
             fresh, accelerator, file.settings, config, replicas, is_decided_anew=True
