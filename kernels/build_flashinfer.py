@@ -165,9 +165,10 @@ def specs(every: list[Shape]) -> Iterator[tuple[str, Callable[[], Any]]]:
     for shape in every:
         dtype, dim = getattr(torch, shape.dtype), shape.head_dim
         # No rotation of its own, no sliding window, no cap of logits; for prompts, sums in float32.
-        decode = (dtype, dtype, dtype, torch.int32, dim, dim, 0, False, False)
+        pages = torch.float8_e4m3fn if shape.fp8_pages else dtype
+        decode = (dtype, pages, dtype, torch.int32, dim, dim, 0, False, False)
         yield shape.decode_module(), partial(gen_batch_decode_module, *decode)
-        for kernels in ("fa2", "fa3"):
+        for kernels in ("fa2",) if shape.fp8_pages else ("fa2", "fa3"):
             made = partial(gen_batch_prefill_module, kernels, *decode, False)
             yield shape.prefill_module(kernels), made
 

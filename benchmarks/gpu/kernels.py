@@ -161,8 +161,8 @@ class Prompt:
         if self._run is None:
             attention = FlashinferAttention(target_at(GPU, self._prefill), flashinfer_library())
             ((_, wrapper),) = attention.planned(self._pool, self._layout, self._heads)
-            (cache,) = attention.caches(self._pool)
-            self._run = partial(wrapper.run, self._queries, cache, out=self._out)
+            (cache,) = attention.caches(self._pool, self._heads)
+            self._run = partial(wrapper.run, self._queries, cache.views, out=self._out)
         self._run()
 
 

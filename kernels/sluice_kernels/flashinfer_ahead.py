@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,8 @@ class Shape:
     dtype: str
     """A key of SHORT."""
     head_dim: int
+    fp8_pages: bool = False
+    """Keys and values are stored as e4m3; FA3 does not read them."""
 
     def decode_module(self) -> str:
         """Of one token a row, without tensor cores."""
@@ -49,8 +52,9 @@ class Shape:
 
     def _types(self) -> str:
         name, dim = SHORT[self.dtype], self.head_dim
+        pages = "e4m3" if self.fp8_pages else name
         return (
-            f"dtype_q_{name}_dtype_kv_{name}_dtype_o_{name}_dtype_idx_i32_head_dim_qk_{dim}"
+            f"dtype_q_{name}_dtype_kv_{pages}_dtype_o_{name}_dtype_idx_i32_head_dim_qk_{dim}"
             f"_head_dim_vo_{dim}_posenc_0_use_swa_False_use_logits_cap_False"
         )
 
@@ -62,8 +66,10 @@ def needed_modules(shape: Shape) -> tuple[str, ...]:
 
 def hopper_module(shape: Shape, architecture: int) -> str | None:
     """What an engine on Hopper calls for long prompts; without it FA2 computes them. None: not
-    Hopper. architecture: compute capability, 90 for 9.0."""
-    return shape.prefill_module("fa3") if architecture == HOPPER else None
+    Hopper, or there is none. architecture: compute capability, 90 for 9.0."""
+    if architecture != HOPPER or shape.fp8_pages:
+        return None
+    return shape.prefill_module("fa3")
 
 
 @dataclass(frozen=True)
@@ -183,5 +189,6 @@ def use_built(folder: Path = BUILT) -> None:
 
 
 def shapes(dtypes: Iterable[str], head_dims: Iterable[int]) -> list[Shape]:
-    """All combinations."""
-    return [Shape(dtype, dim) for dtype in dtypes for dim in head_dims]
+    """All combinations, with pages of both kinds."""
+    every = product(dtypes, head_dims, (False, True))
+    return [Shape(dtype, dim, fp8_pages) for dtype, dim, fp8_pages in every]

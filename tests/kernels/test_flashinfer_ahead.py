@@ -56,6 +56,15 @@ def test_every_module_is_built_for_the_architectures_that_call_it(builder: Modul
     assert len(wanted) == 2 * 3 + len(SHARED)
 
 
+def test_of_pages_of_8_bits_there_are_modules_for_all_but_fa3(builder: ModuleType) -> None:
+    shape = Shape("bfloat16", 128, fp8_pages=True)
+    wanted = builder.plan([shape], [80, 90])
+    assert set(wanted) == {shape.decode_module(), shape.prefill_module("fa2"), *SHARED}
+    assert "dtype_q_bf16_dtype_kv_e4m3_dtype_o_bf16" in shape.decode_module()
+    assert ahead.missing_hopper_module(shape, 90) is None
+    assert shape in ahead.shapes(["bfloat16"], [128])
+
+
 def test_a_folder_serves_the_shapes_and_gpus_that_it_was_built_for(
     builder: ModuleType, tmp_path: Path
 ) -> None:

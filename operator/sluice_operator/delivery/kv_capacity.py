@@ -17,6 +17,8 @@ from sluice_operator.api.status import ModelStatus
 
 BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Of a number, by the names in config.json and in `engine.dtype`."""
+FP8_BYTES: Final = 1
+"""Of a number of the KV cache, where `engine.kvCacheDtype` is not `auto`."""
 UNSAID_DTYPE: Final = "float32"
 MIB: Final = 1 << 20
 
@@ -64,7 +66,8 @@ def _computed(
     if stored not in BYTES or dtype not in BYTES:
         return KvCapacity(missing=f"the size of {stored} and {dtype} is not known")
     ranks = max(1, accelerator.count)
-    token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * BYTES[dtype]
+    number = BYTES[dtype] if settings.get("kv_cache_dtype", "auto") == "auto" else FP8_BYTES
+    token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * number
     if accelerator.is_cpu:
         memory_bytes, place = memory_limit_bytes, "the memory limit"
         unknown = "an engine on CPUs without a memory limit tells it at its start"

@@ -43,6 +43,7 @@ from sluice_contract.config.tracing import Tracing
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 WeightDType = Literal["auto", "int8"]
+KvCacheDtype = Literal["auto", "fp8_e4m3"]
 SchedulingPolicy = Literal[
     "fcfs", "lpm", "dfs-weight", "lof", "sjf", "srtf", "hrrn", "round-robin", "random", "priority",
     "routing-key", "adaptive", "slack",
@@ -123,8 +124,8 @@ class EngineSettings(ContractModel):
     weight_dtype: WeightDType | None = Field(
         default=None, description="Type of matrices; int8: on CPUs."
     )
-    kv_cache_dtype: DType | None = Field(
-        default=None, description="Type of the KV cache; auto: the same as dtype."
+    kv_cache_dtype: KvCacheDtype | None = Field(
+        default=None, description="Type of the KV cache; auto: as dtype."
     )
     tensor_parallel_size: int | None = Field(
         default=None, ge=1, le=64, description="GPUs that share each layer of one engine."

@@ -111,6 +111,7 @@ def resolve_settings(
         *_against_host_cache(user, values),
         *_against_head(user, values),
         *_against_8_bits(accelerator, values),
+        *_against_fp8_pages(values),
     )
     if contradictions := (*_contradictions(values), *against):
         raise ContradictionsError(contradictions)
@@ -178,6 +179,17 @@ def _against_8_bits(accelerator: Accelerator, values: Mapping[str, Value]) -> It
     if (backend := values["attention_backend"]) == "torch":
         allowed = f"auto beside attentionBackend {backend}; or attentionBackend native"
         yield ConfigError("weightDtype", weights, allowed)
+
+
+def _against_fp8_pages(values: Mapping[str, Value]) -> Iterator[ConfigError]:
+    """Neither the compiled kernels nor FA3 read them, which want queries of 8 bits, too."""
+    backend, pages = values["attention_backend"], values["kv_cache_dtype"]
+    others = {
+        "native": "auto or torch",
+        "flashinfer-fa3": "auto, flashinfer, flashinfer-fa2 or torch",
+    }
+    if pages == "fp8_e4m3" and (allowed := others.get(str(backend))):
+        yield ConfigError("attentionBackend", backend, f"{allowed} beside kvCacheDtype {pages}")
 
 
 def resolved_values(resolved: Mapping[str, Resolved]) -> dict[str, Value]:

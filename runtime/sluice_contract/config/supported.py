@@ -45,11 +45,6 @@ ROWS: Final = (
         on_gpus_only=True,
     ),
     Unsupported(
-        "kvCacheDtype",
-        lambda s: s.kv_cache_dtype not in (None, "auto"),
-        "auto (a KV type of its own is not implemented yet)",
-    ),
-    Unsupported(
         "cudaGraphMaxBatch",
         lambda s: s.cuda_graph_max_batch not in (None, 0),
         "0 without an accelerator",

@@ -135,7 +135,7 @@ class Engine:
             max_running_requests=settings.max_running_requests,
             max_queued_requests=settings.max_queued_requests,
             vocabulary_size=self.model.spec.vocabulary_size,
-            kv_dtype=_name(self.model.dtype),
+            kv_dtype="fp8_e4m3" if self.model.kv_scales else _name(self.model.dtype),
             weights=self.weights,
             pid=os.getpid(),
             adapters=self.adapters.adapters if self.adapters else Adapters(),
@@ -189,8 +189,9 @@ def build_engine(
     spec = spec_from(files.config)
     config = _fitted(config, spec, gpu_memory, group)
     context = context_length(config, spec.context_length_tokens)
-    weights = config.weight_dtype or "auto"
-    placement = Placement(device.place, group, _slots(config, context), weights, context)
+    weights, kv_cache = config.weight_dtype or "auto", config.kv_cache_dtype or "auto"
+    slots = _slots(config, context)
+    placement = Placement(device.place, group, slots, weights, kv_cache, context)
     of_head = _head_spec(config, spec)
     draft = _draft_model(config, files, placement)
     model = _loaded(config, files, placement, gpu_memory, on_read)

@@ -11,7 +11,7 @@ token attend to all tokens before it in its row, whether the row extends or deco
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -56,7 +56,9 @@ class GraphAttention(Protocol):
         """For a step that decodes, which `holds` let through; None: padding only."""
         ...
 
-    def run(self, queries: Tensor, cache: tuple[Tensor, Tensor], /, *, out: Tensor) -> Tensor:
+    def run(
+        self, queries: Tensor, cache: tuple[Tensor, Tensor], /, *, out: Tensor, **scales: Any
+    ) -> Tensor:
         """queries [n, heads, dim] over a layer's keys and values → [n, heads, dim]."""
         ...
 

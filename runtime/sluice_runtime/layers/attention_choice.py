@@ -44,6 +44,7 @@ PREFILL: Final[Mapping[AttentionBackend, Prefill]] = {
 """Values of `attentionBackend` that fix what computes prompts."""
 NEEDS_CPU: Final = "it computes on CPUs"
 NEEDS_NVIDIA: Final = "it computes on NVIDIA's GPUs"
+FP8_PAGES: Final = "pages of 8 bits (kvCacheDtype)"
 UNTRIED: Final = "nobody has run this engine on GPUs of AMD"
 
 
@@ -78,7 +79,7 @@ class Situation:
     """What the choice depends on."""
 
     dtype: str
-    """Of activations and KV pool."""
+    """Of activations, and of the KV pool."""
     head_dim: int
     gpu: Gpu | None = None
     """None: CPUs compute."""
@@ -88,6 +89,8 @@ class Situation:
     """Instruction set that the compiled kernels use here."""
     native_dtypes: tuple[str, ...] = ()
     flashinfer: FlashinferState = FlashinferState()
+    fp8_pages: bool = False
+    """The KV pool's numbers have 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,8 @@ def _refusal(
 def _prefill(situation: Situation) -> Prefill:
     """FA3 only if it was built ahead: it is slow to compile, and FA2 computes everything."""
     on_hopper = situation.gpu is not None and situation.gpu.capability[0] == HOPPER
-    return "auto" if on_hopper and situation.flashinfer.fa3_missing is None else "fa2"
+    has_fa3 = on_hopper and not situation.fp8_pages and situation.flashinfer.fa3_missing is None
+    return "auto" if has_fa3 else "fa2"
 
 
 def _remarks(situation: Situation, setting: AttentionBackend, prefill: Prefill) -> str:
@@ -146,6 +150,8 @@ def _remarks(situation: Situation, setting: AttentionBackend, prefill: Prefill) 
     remarks = []
     if gpu and gpu.capability[0] == HOPPER and state.fa3_missing and setting not in PREFILL:
         remarks.append(f"FA2 computes all prompts, since FA3 lacks {state.fa3_missing}")
+    elif gpu and gpu.capability[0] == HOPPER and situation.fp8_pages:
+        remarks.append(f"FA2 computes all prompts, since FA3 does not read {FP8_PAGES}")
     modules = state.to_compile + (prefill == "fa3" and state.fa3_missing is not None)
     if modules:
         remarks.append(f"{modules} modules were not built ahead: nvcc compiles them, minutes each")
@@ -205,5 +211,7 @@ def _without_flashinfer(situation: Situation) -> str | None:
 def _without_fa3(situation: Situation) -> str | None:
     if situation.gpu is None or situation.gpu.capability[0] != HOPPER:
         return f"FA3 has no kernels for {situation.gpu}"
+    if situation.fp8_pages:
+        return f"FA3 does not read {FP8_PAGES}"
     state = situation.flashinfer
     return None if state.compiler else state.fa3_missing

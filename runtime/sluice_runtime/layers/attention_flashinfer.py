@@ -2,12 +2,14 @@
 
 Keys and values are read where they lie: each layer's are a view of the page-major pool, the same
 strides for both. A wrapper fills a pinned buffer when it plans, so it does not plan again before
-the copy of the plan before has been made. Knows nothing of requests.
+the copy of the plan before has been made. Of pages of 8 bits the wrappers take a layer's scales;
+where its heads differ, queries have those of keys instead. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -113,7 +115,7 @@ def constants(pool: PagePool, heads: int) -> dict[str, Any]:
         "page_size": pool.page_size,
         "sm_scale": shape.head_dim**-0.5,
         "q_data_type": shape.dtype,
-        "kv_data_type": shape.dtype,
+        "kv_data_type": shape.stored,
         "non_blocking": True,
     }
 
@@ -124,6 +126,43 @@ def on_host(numbers: NDArray[Any], *, pinned: bool) -> Tensor:
     return tensor.pin_memory() if pinned else tensor
 
 
+@dataclass(frozen=True)
+class LayerCache:
+    """Keys and values of one layer, as wrappers are given them."""
+
+    views: tuple[Tensor, Tensor]
+    """[page, token, head, dim]"""
+    queries: Tensor | None = None
+    """[heads, 1] What queries are multiplied by; None: nothing."""
+    scales: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `run`."""
+
+
+def layer_caches(pool: PagePool, heads: int) -> list[LayerCache]:
+    """By layer. The wrappers take one scale for all keys of a layer, since it becomes part of the
+    softmax's; the scale of values is multiplied with what they return, so it may differ."""
+    views = [(at[:, 0], at[:, 1]) for at in pool.data.unbind(1)]
+    if (scales := pool.shape.scales) is None:
+        return [LayerCache(view) for view in views]
+    group, place = heads // pool.shape.kv_heads, pool.data.device
+    caches = []
+    for view, keys, values in zip(views, scales.keys, scales.values, strict=False):
+        of_keys, of_values = _scale(keys, group, place), _scale(values, group, place)
+        if isinstance(of_keys, Tensor):
+            caches.append(LayerCache(view, of_keys, {"v_scale": of_values}))
+        else:
+            caches.append(LayerCache(view, None, {"k_scale": of_keys, "v_scale": of_values}))
+    return caches
+
+
+def _scale(by_head: Tensor, group: int, place: torch.device) -> float | Tensor:
+    """[key heads] → one number, or [query heads, 1]."""
+    first = float(by_head[0])
+    if bool((by_head == first).all()):
+        return first
+    return by_head.repeat_interleave(group)[:, None].to(place)
+
+
 class FlashinferAttention:
     """Makes the attention of each step; owns the wrappers and their workspace, which it makes when
     it sees the first step's heads."""
@@ -132,7 +171,7 @@ class FlashinferAttention:
         self._target = target
         self._library = library
         self._wrappers: dict[Kind, StepWrapper] = {}
-        self._caches: tuple[PagePool, list[tuple[Tensor, Tensor]]] | None = None
+        self._caches: tuple[PagePool, list[LayerCache]] | None = None
 
     def __call__(self, pool: PagePool, layout: TokenLayout, angles: Angles) -> FlashinferStep:
         return FlashinferStep(self, pool, layout, angles)
@@ -153,10 +192,10 @@ class FlashinferAttention:
             wrappers[part.kind].plan(pool, layout, part, heads)
             yield part.tokens, wrappers[part.kind]
 
-    def caches(self, pool: PagePool) -> list[tuple[Tensor, Tensor]]:
-        """By layer, views [page, token, head, dim] of all keys and of all values."""
+    def caches(self, pool: PagePool, heads: int) -> list[LayerCache]:
+        """See `layer_caches`."""
         if self._caches is None or self._caches[0] is not pool:
-            self._caches = pool, [(at[:, 0], at[:, 1]) for at in pool.data.unbind(1)]
+            self._caches = pool, layer_caches(pool, heads)
         return self._caches[1]
 
     def _made(self, shape: HeadShape) -> dict[Kind, StepWrapper]:
@@ -166,7 +205,7 @@ class FlashinferAttention:
         library, place = self._library, self._target.place
         prefill = partial(library.BatchPrefillWithPagedKVCacheWrapper, workspace, kv_layout=LAYOUT)
         decode = library.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, kv_layout=LAYOUT, use_tensor_cores=shape.tensor_core_decode
+            workspace, kv_layout=LAYOUT, use_tensor_cores=shape.tensor_core_decode, backend="fa2"
         )
         every: dict[Kind, Wrapper] = {"decode": decode}
         if self._target.prefill != "fa3":
@@ -213,8 +252,10 @@ class FlashinferStep:
         queries = self._storing.queries(layer, qkv, head_norm)
         if not self._parts:
             self._parts = list(self._owner.planned(pool, layout, queries.shape[1]))
-        cache = self._owner.caches(pool)[layer]
+        cache = self._owner.caches(pool, queries.shape[1])[layer]
         out = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
+        if cache.queries is not None:
+            queries = (queries * cache.queries).to(out.dtype)
         for tokens, wrapper in self._parts:
-            wrapper.run(queries[tokens], cache, out=out[tokens])
+            wrapper.run(queries[tokens], cache.views, out=out[tokens], **cache.scales)
         return out

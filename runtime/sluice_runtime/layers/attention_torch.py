@@ -67,8 +67,9 @@ class TorchAttention:
         out = torch.empty_like(queries)
         for span in self._extends:
             rows = slice(span.begin, span.end)
-            if span.mask is None:
-                # Nothing of the row is in the pool yet: it attends to its own tokens only.
+            if span.mask is None and self._pool.shape.scales is None:
+                # Nothing of the row is in the pool yet: it attends to its own tokens only, which
+                # the pool holds as they are.
                 out[rows] = _extend(queries[rows], keys[rows], values[rows], None)
             else:
                 known_keys, known_values = self._pool.gather(layer, span.page_ids)

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 from sluice_contract.base import ConfigError
-from sluice_contract.config.engine import AttentionBackend, WeightDType
+from sluice_contract.config.engine import AttentionBackend, KvCacheDtype, WeightDType
 from sluice_kernels import native
 from torch import Tensor
 
@@ -161,6 +161,20 @@ def with_weights(backend: Backend, setting: WeightDType) -> Backend:
     return NATIVE_INT8
 
 
+def with_pages(backend: Backend, setting: KvCacheDtype) -> Backend:
+    """The same over pages of the type that `kvCacheDtype` names. The compiled kernels read none of
+    8 bits: with them plain torch attends, and they compute the rest."""
+    if setting == "auto" or backend.name != NATIVE.name:
+        return backend
+    operators = replace(backend.operators, attention=TorchAttention)
+    return replace(
+        backend,
+        operators=operators,
+        layers=lambda layers, shape: PlainStack(layers, shape, operators),
+        reads_whole_pages=True,
+    )
+
+
 def _row_sampler(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
     """The kernel, on NVIDIA's GPUs."""
     if device.type != "cuda" or torch.version.hip is not None:
@@ -215,24 +229,28 @@ def choose_backend(
     head_dim: int,
     device: torch.device = CPU,
     setting: AttentionBackend = "auto",
+    pages: KvCacheDtype = "auto",
 ) -> Choice:
     """The fastest there is for a model on `device`, or the one that `setting` names.
 
     Raises:
         InvalidConfigError: that one cannot compute this model here.
     """
-    choice = choose_attention(situation(dtype, head_dim, device), setting)
+    choice = choose_attention(situation(dtype, head_dim, device, pages), setting)
     return Choice(BACKENDS[choice.name](device, choice.prefill), choice.message)
 
 
-def situation(dtype: torch.dtype, head_dim: int, device: torch.device) -> Situation:
+def situation(
+    dtype: torch.dtype, head_dim: int, device: torch.device, pages: KvCacheDtype = "auto"
+) -> Situation:
     """What is installed and built here, as far as `device` can use it."""
-    name = _name(dtype)
+    name, fp8 = _name(dtype), pages == "fp8_e4m3"
     if device.type != "cpu":
         vendor: Vendor = "AMD" if torch.version.hip else "NVIDIA"
         capability = torch.cuda.get_device_capability(device)
-        flashinfer = flashinfer_state(name, head_dim, capability)
-        return Situation(name, head_dim, Gpu(vendor, capability), flashinfer=flashinfer)
+        state = flashinfer_state(name, head_dim, capability, fp8_pages=fp8)
+        gpu = Gpu(vendor, capability)
+        return Situation(name, head_dim, gpu, flashinfer=state, fp8_pages=fp8)
     missing = native.load()
     return Situation(
         name,
@@ -240,6 +258,7 @@ def situation(dtype: torch.dtype, head_dim: int, device: torch.device) -> Situat
         native_missing=missing.message if missing else None,
         native_isa="" if missing else native.isa(),
         native_dtypes=tuple(map(_name, native.DTYPES)),
+        fp8_pages=fp8,
     )
 
 

@@ -68,6 +68,7 @@ class GraphWrapper:
         self._wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
             buffers.floats,
             kv_layout=LAYOUT,
+            backend="fa2",
             use_cuda_graph=True,
             use_tensor_cores=shape.tensor_core_decode,
             paged_kv_indptr_buffer=buffers.indptr[: batch + 1],

@@ -40,7 +40,12 @@ class Wrapper(Protocol):
         """Makes a pinned buffer of the size of the second."""
         ...
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor: ...
+    def run(
+        self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], /, *, out: Tensor, **scales: Any
+    ) -> Tensor:
+        """scales: `k_scale`, a float, and `v_scale`, a float or a tensor [heads, 1], of a cache of
+        8 bits."""
+        ...
 
 
 class Library(Kernels, Protocol):
@@ -77,7 +82,9 @@ def target_at(place: torch.device, prefill: Prefill) -> Target:
     return Target(place, capability, properties.multi_processor_count, prefill)
 
 
-def flashinfer_state(dtype: str, head_dim: int, capability: tuple[int, int]) -> FlashinferState:
+def flashinfer_state(
+    dtype: str, head_dim: int, capability: tuple[int, int], *, fp8_pages: bool = False
+) -> FlashinferState:
     """Whether flashinfer can be used for such a model on such a GPU."""
     try:
         installed = version(PACKAGE)
@@ -88,7 +95,7 @@ def flashinfer_state(dtype: str, head_dim: int, capability: tuple[int, int]) -> 
     if dtype not in flashinfer_ahead.SHORT:
         return FlashinferState(f"flashinfer does not compute {dtype}")
     shape, architecture = (
-        flashinfer_ahead.Shape(dtype, head_dim),
+        flashinfer_ahead.Shape(dtype, head_dim, fp8_pages),
         10 * capability[0] + capability[1],
     )
     return FlashinferState(

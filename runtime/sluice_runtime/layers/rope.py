@@ -183,6 +183,8 @@ def storing_step(pool: PagePool, layout: TokenLayout, angles: Angles) -> Storing
     """By the kernel where the pool is on an NVIDIA GPU, whose numbers of 16 bits it computes in 32.
     It leaves the padding page as it is, so that padding rows touch nothing."""
     if pool.data.is_cuda and torch.version.hip is None:
+        if pool.shape.scales is not None:
+            return QuantisingStep(pool, layout, angles)
         return KernelStep(pool, layout, angles)
     return TorchStep(pool, layout, rotation(angles, pool.shape.dtype))
 
@@ -208,22 +210,50 @@ class KernelStep:
     angles: Angles
 
     def queries(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
-        # Registered where there is a GPU only.
-        from sluice_kernels.triton import operators
+        places = self.layout.pages, self.layout.offsets
+        return _by_kernel(qkv, head_norm, self.angles, self.pool.data, layer, places)
 
-        weight, eps = (head_norm.weight, head_norm.eps) if head_norm else (None, 0.0)
-        angles, layout = self.angles, self.layout
-        return operators.rotate_and_store(
-            qkv,
-            weight,
-            eps,
-            angles.cos,
-            angles.sin,
-            self.pool.data,
-            layer,
-            layout.pages,
-            layout.offsets,
-        )
+
+@dataclass(frozen=True)
+class QuantisingStep:
+    """See `StoringStep`: for a pool of 8 bits, which the kernel does not write. It writes to memory
+    of the step, from which the pool stores what it makes of it."""
+
+    pool: PagePool
+    layout: TokenLayout
+    angles: Angles
+
+    def queries(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
+        tokens, shape = len(qkv), self.pool.shape
+        # As a pool of one layer: a page of one token for each token, and padding.
+        turned = qkv.new_empty((tokens + 1, 1, 2, 1, shape.kv_heads, shape.head_dim))
+        own = torch.arange(tokens, device=qkv.device)
+        places = own, torch.zeros_like(own)
+        queries = _by_kernel(qkv, head_norm, self.angles, turned, 0, places)
+        pages, padding = self.layout.pages.long(), self.pool.padding_page
+        outside = (pages < 0) | (pages >= padding)
+        # The padding page stays zero.
+        kept = turned[:tokens, 0, :, 0].masked_fill(outside[:, None, None, None], 0)
+        held, offsets = pages.masked_fill(outside, padding), self.layout.offsets.long()
+        self.pool.write(layer, held, offsets, kept[:, 0], kept[:, 1])
+        return queries
+
+
+def _by_kernel(
+    qkv: Tensor,
+    head_norm: HeadNorm | None,
+    angles: Angles,
+    pool: Tensor,
+    layer: int,
+    places: tuple[Tensor, Tensor],
+) -> Tensor:
+    # Registered where there is a GPU only.
+    from sluice_kernels.triton import operators
+
+    weight, eps = (head_norm.weight, head_norm.eps) if head_norm else (None, 0.0)
+    return operators.rotate_and_store(
+        qkv, weight, eps, angles.cos, angles.sin, pool, layer, *places
+    )
 
 
 def rotate_and_store(

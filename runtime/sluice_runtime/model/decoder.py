@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.kv.pool import KvScales, PagePool
 from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.backend import Backend
@@ -40,6 +40,8 @@ class Decoder:
     """The ranks that compute the model together: all call `hidden` and `logits`."""
     adapters: AdapterBank | None = None
     """What its matrices may have added; None: it takes no adapters."""
+    kv_scales: KvScales | None = None
+    """Of a pool of 8 bits; None: its pool has `dtype`."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -23,19 +23,20 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from sluice_contract.config.engine import AttentionBackend
+from sluice_contract.config.engine import AttentionBackend, KvCacheDtype
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.kv.pool import PagePool
+from sluice_runtime.kv.pool import KvScales, PagePool
 from sluice_runtime.layers.attention import TokenLayout
-from sluice_runtime.layers.backend import Backend, choose_backend
+from sluice_runtime.layers.backend import Backend, choose_backend, with_pages
 from sluice_runtime.layers.dense import Linear, linear
 from sluice_runtime.layers.rope import Frequencies, angles_of, inverse_frequencies
 from sluice_runtime.layers.stack import PagedStep
 from sluice_runtime.layers.stacks import FusedLayer
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import ModelFiles, of_draft
+from sluice_runtime.model.kv_scales import ones
 from sluice_runtime.model.load import Placement, Reader, layer_shape, read_layer, weights_of
 from sluice_runtime.model.spec import Config, ModelSpec, refused, spec_from, whole_number
 from sluice_runtime.model.weights import Checkpoint
@@ -155,6 +156,8 @@ class EagleHead:
     frequencies: Frequencies
     backend: Backend
     group: Group = SOLO
+    kv_scales: KvScales | None = None
+    """Ones, if the model has scales: a head's keys and values are in pages like the model's."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -196,7 +199,9 @@ def load_head(
         InvalidConfigError: see `choose_backend`.
     """
     layer, alone = spec.layer, Placement(device)
-    backend_of_head = choose_backend(model.dtype, layer.head_dim, device, backend).backend
+    pages: KvCacheDtype = "auto" if model.kv_scales is None else "fp8_e4m3"
+    choice = choose_backend(model.dtype, layer.head_dim, device, backend, pages)
+    backend_of_head = with_pages(choice.backend, pages)
     with Checkpoint(spec.folder) as checkpoint, weights_of(checkpoint, alone) as weights:
         reader = Reader(layer, weights, model.dtype, alone)
         ids = _token_ids(checkpoint, spec)
@@ -213,6 +218,7 @@ def load_head(
             token_ids=None if ids is None else ids.to(device),
             frequencies=inverse_frequencies(layer.rope, layer.head_dim).to(device),
             backend=backend_of_head,
+            kv_scales=None if pages == "auto" else ones(layer.layers, layer.kv_heads),
         )
         weights.settle()
     if left := [name for name in weights.unread() if name.split(" in ")[0] not in _MAPS]:

@@ -11,17 +11,18 @@ from typing import Final
 
 import torch
 from sluice_contract.base import ConfigError
-from sluice_contract.config.engine import AttentionBackend, WeightDType
+from sluice_contract.config.engine import AttentionBackend, KvCacheDtype, WeightDType
 from torch import Tensor
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.adapters import AdapterBank, SlotShape
-from sluice_runtime.layers.backend import Backend, choose_backend, with_weights
+from sluice_runtime.layers.backend import Backend, choose_backend, with_pages, with_weights
 from sluice_runtime.layers.rope import in_order, inverse_frequencies, pair_order
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import ModelFiles
+from sluice_runtime.model.kv_scales import kv_scales
 from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
 from sluice_runtime.model.quantised import QuantisedWeights
 from sluice_runtime.model.read_ahead import read_ahead
@@ -68,6 +69,8 @@ class Placement:
     """For adapters; None: there will be none."""
     weights: WeightDType = "auto"
     """What matrices become."""
+    pages: KvCacheDtype = "auto"
+    """What keys and values become in the KV pool."""
     context_tokens: int | None = None
     """The longest context that is served; None: the model's."""
 
@@ -99,22 +102,26 @@ def load_model(
     spec = spec.serving(placement.context_tokens or spec.context_length_tokens)
     check_division(spec, placement.group.size)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
-    choice = choose_backend(model_dtype, spec.head_dim, placement.device, backend)
-    kernels = with_weights(choice.backend, placement.weights)
+    pages = placement.pages
+    choice = choose_backend(model_dtype, spec.head_dim, placement.device, backend, pages)
+    kernels = with_pages(with_weights(choice.backend, placement.weights), pages)
     held_as = "" if placement.weights == "auto" else f"; matrices: {placement.weights}"
     logger.info("kernels: %s%s", choice.message, held_as)
 
-    def built(weights: WeightSource) -> Decoder:
-        return build_decoder(Reader(spec, weights, model_dtype, placement), kernels)
+    def built(weights: WeightSource, checkpoint: Checkpoint | None = None) -> Decoder:
+        scales = None if pages == "auto" else kv_scales(spec, checkpoint, placement.shard)
+        decoder = build_decoder(Reader(spec, weights, model_dtype, placement), kernels)
+        return replace(decoder, kv_scales=scales)
 
     if files.folder is None:
         return built(RandomWeights(seed, placement.device))
     with Checkpoint(files.folder) as checkpoint, weights_of(checkpoint, placement, on_read) as read:
         if spec.quantised is None:
-            return built(read)
+            return built(read, checkpoint)
         size = checkpoint.size_bytes >> 20
         logger.info("weights: %s, %d MiB read; held as %s", spec.quantised, size, model_dtype)
-        return built(QuantisedWeights(checkpoint, read, spec.quantised, placement.device))
+        weights = QuantisedWeights(checkpoint, read, spec.quantised, placement.device)
+        return built(weights, checkpoint)
 
 
 @contextmanager

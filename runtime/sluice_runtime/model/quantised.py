@@ -2,7 +2,8 @@
 
 A matrix is dequantised while it is loaded, so what computes it knows nothing of this. Which of them
 are quantised the files say: `modules_to_not_convert`, `ignore` and the like are not needed. Scales
-of activations and of keys and values are not read: both have the engine's type.
+of activations are not read: those have the engine's type. Scales of keys and values are read by
+`model.kv_scales`, where pages hold 8 bits.
 
 Shapes: out, in are those of the matrix [out, in], of which a rank reads a part.
 """
@@ -27,8 +28,11 @@ Fill = Callable[[Tensor], None]
 
 KEYS: Final = ("quantization_config", "compression_config")
 """Of config.json; the second one is the old name."""
-UNUSED: Final = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".output_scale")
-"""Endings of tensors that are not read: of activations, keys and values."""
+UNUSED: Final = (
+    *(".input_scale", ".activation_scale", ".output_scale"),
+    *(".k_scale", ".v_scale", ".kv_scale"),
+)
+"""Endings of tensors that are not read here: of activations, keys and values."""
 _CHUNK_ROWS: Final = 1024
 """Outputs that are dequantised at once: what this takes for a moment is float32, and more."""
 _INTS: Final = 8

@@ -122,6 +122,14 @@ def test_the_users_value_wins_and_says_so() -> None:
             'weightDtype: "int8" .* auto beside dtype float16; or dtype bfloat16 or float32',
         ),
         (
+            EngineSettings(kv_cache_dtype="fp8_e4m3", attention_backend="native"),
+            'attentionBackend: "native" .* auto or torch beside kvCacheDtype fp8_e4m3',
+        ),
+        (
+            EngineSettings(kv_cache_dtype="fp8_e4m3", attention_backend="flashinfer-fa3"),
+            'attentionBackend: "flashinfer-fa3" .* flashinfer-fa2 or torch beside kvCacheDtype',
+        ),
+        (
             EngineSettings(weight_dtype="int8", attention_backend="torch"),
             'weightDtype: "int8" .* auto beside attentionBackend torch',
         ),

@@ -25,6 +25,7 @@ VLLM = {
     "--max-num-seqs 128": {"engine": {"maxRunningRequests": 128}},
     "--gpu-memory-utilization 0.9": {"engine": {"memoryFraction": 0.9}},
     "--block-size 32": {"engine": {"pageSize": 32}},
+    "--kv-cache-dtype fp8": {"engine": {"kvCacheDtype": "fp8_e4m3"}},
     "--scheduling-policy priority": {"engine": {"schedulingPolicy": "priority"}},
     "--schedule_policy fcfs": {"engine": {"schedulingPolicy": "fcfs"}},
     "--enable-prefix-caching": {"engine": {"prefixCache": True}},
@@ -62,6 +63,7 @@ SGLANG = {
     "--enable-mixed-chunk": {"engine": {"mixedChunk": True}},
     "--cuda-graph-max-bs 256": {"engine": {"cudaGraphMaxBatch": 256}},
     "--max-running-requests 64": {"engine": {"maxRunningRequests": 64}},
+    "--kv-cache-dtype fp8_e4m3": {"engine": {"kvCacheDtype": "fp8_e4m3"}},
     "--max-prefill-tokens 8192": {"engine": {"maxPrefillTokens": 8192}},
     "--tp-size 4": {
         "engine": {"tensorParallelSize": 4},
@@ -167,7 +169,7 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
         ("--max-num-seqs --host x", "--max-num-seqs: needs a value"),
         ("--enable-prefix-caching=yes", "'yes' is not allowed; allowed: the flag alone"),
         ("--dtype int8", "--dtype: 'int8' is not allowed; allowed: auto, half"),
-        ("--kv-cache-dtype fp8", "--kv-cache-dtype: 'fp8' is not allowed"),
+        ("--kv-cache-dtype fp8_e5m2", "'fp8_e5m2' is not allowed; allowed: auto, fp8, fp8_e4m3"),
         ("--model gpt2", "--model: 'gpt2' is not allowed; allowed: /a/folder"),
         (
             "--gpu-memory-utilization 1.5",

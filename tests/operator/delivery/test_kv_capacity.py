@@ -51,6 +51,16 @@ def test_no_more_than_the_settings_can_use_and_twice_the_bytes_in_float32() -> N
     assert wide.token_bytes == 2 * TOKEN_BYTES
 
 
+def test_pages_of_8_bits_hold_twice_the_tokens() -> None:
+    plain = kv_capacity(Accelerator(product=H100, count=1))
+    half = kv_capacity(Accelerator(product=H100, count=1), {"kvCacheDtype": "fp8_e4m3"})
+    assert half.token_bytes == TOKEN_BYTES // 2
+    assert plain.tokens is not None
+    assert half.tokens in (2 * plain.tokens, 2 * plain.tokens + 1)
+    wide = {"kvCacheDtype": "fp8_e4m3", "dtype": "float32"}
+    assert kv_capacity(Accelerator(product=H100, count=1), wide).token_bytes == TOKEN_BYTES // 2
+
+
 def test_quantised_weights_take_what_the_engine_holds_of_them() -> None:
     plain = kv_capacity(Accelerator(product=H100, count=1)).tokens or 0
     files: dict[str, Any] = {"quantization": "awq", "bytes": 6_000_000_000}

@@ -69,7 +69,7 @@ EDITS: Final[dict[str, Any]] = {
     "slo.itlMilliseconds": 40,
     "slo.percentile": 90,
     "engine.dtype": "float32",
-    "engine.kvCacheDtype": "float32",
+    "engine.kvCacheDtype": "fp8_e4m3",
     "engine.tensorParallelSize": 2,
     "engine.contextLength": 2048,
     "engine.chunkSize": 256,

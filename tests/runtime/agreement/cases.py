@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from sluice_contract.config.engine import AttentionBackend, WeightDType
+from sluice_contract.config.engine import AttentionBackend, KvCacheDtype, WeightDType
 from sluice_kernels import native
 from sluice_runtime.engine.build import EngineHooks
 from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.wire.messages import Generate
 
-from tests.runtime.agreement.oracle import Oracle, assert_agrees
+from tests.runtime.agreement.oracle import TOLERANCE, Oracle, assert_agrees
 from tests.runtime.harness import Run, engine_config, generate, run_engine
 
 KV_HEADS = 2
@@ -50,6 +50,7 @@ class Case:
     host_memory: str = ""
     """Of a host cache; empty: there is none."""
     weights: WeightDType = "auto"
+    pages: KvCacheDtype = "auto"
 
     def __str__(self) -> str:
         pool = f"pool{self.pool_tokens}" if self.pool_tokens else "roomy"
@@ -64,6 +65,7 @@ class Case:
         more += "-split{}in{}".format(*self.split) if self.split else ""
         more += f"-host{self.host_memory}" if self.host_memory else ""
         more += f"-{self.weights}" if self.weights != "auto" else ""
+        more += f"-{self.pages}" if self.pages != "auto" else ""
         return f"{self.kind}-page{self.page_size}-chunk{chunk}-{mixing}-{pool}{more}"
 
 
@@ -90,9 +92,15 @@ def repeating_requests(count: int, longest: int, answer: int) -> list[Generate]:
     ]
 
 
-def check(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generate]) -> Run:
+def check(
+    case: Case,
+    folder: Path,
+    oracle: Oracle,
+    requests: Sequence[Generate],
+    share: float = TOLERANCE,
+) -> Run:
     """Compares every token, and sees to it that what the case is about really happened."""
-    run = compare(case, folder, oracle, requests)
+    run = compare(case, folder, oracle, requests, share)
     assert (run.cuts > 0) == (case.chunk_size > 0), "no prompt was cut, or one that must not be"
     mixed = run.modes["MIXED"] + run.modes["SPLIT_PREFILL"]
     assert (mixed > 0) == case.mixed, "no forward was mixed, or one that must not be"
@@ -101,7 +109,13 @@ def check(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generate]
     return run
 
 
-def compare(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generate]) -> Run:
+def compare(
+    case: Case,
+    folder: Path,
+    oracle: Oracle,
+    requests: Sequence[Generate],
+    share: float = TOLERANCE,
+) -> Run:
     """Runs the case with a shuffled allocator and poisoned pages, and compares every token."""
     pool = case.pool_tokens or roomy(requests, case.page_size)
     config = engine_config(
@@ -119,6 +133,7 @@ def compare(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generat
         attention_backend=case.backend,
         speculation={"method": "NGram", "tokens": case.drafts} if case.drafts else None,
         weight_dtype=case.weights,
+        kv_cache_dtype=case.pages,
         host_cache={"memory": case.host_memory} if case.host_memory else None,
     )
     pages = pool // case.page_size
@@ -134,10 +149,11 @@ def compare(case: Case, folder: Path, oracle: Oracle, requests: Sequence[Generat
         split=LayerSplit(*case.split) if case.split else None,
     )
     assert (run.modes["SPLIT_PREFILL"] > 0) == (case.split is not None)
-    assert assert_agrees(oracle, requests, run) > CLEAR_TOKENS
+    assert assert_agrees(oracle, requests, run, share) > CLEAR_TOKENS
     assert (run.launched_ahead > 0) == case.overlap
     compiled = case.backend == "auto" and native.load() is None
-    dealt_out = compiled and KV_HEADS % case.threads == 0 and case.kind not in OPERATOR_BY_OPERATOR
+    known = case.kind not in OPERATOR_BY_OPERATOR and case.pages == "auto"
+    dealt_out = compiled and KV_HEADS % case.threads == 0 and known
     assert run.layers == ("ShardedStack" if dealt_out else "PlainStack")
     return run
 

@@ -88,6 +88,19 @@ def test_a_model_that_drafts_for_itself_is_right() -> None:
     assert drafting.drafted_tokens - drafting.accepted_tokens <= 4
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("drafts", [SPECULATION, DRAFT, ITSELF], ids=["NGram", "Draft", "itself"])
+def test_over_pages_of_8_bits_answers_stay_the_same(drafts: dict[str, Any]) -> None:
+    """Also the draft model's: one that drafts for itself is right, as it reads the same numbers."""
+    requests = requests_of(30, 40)[:7]
+    settings: dict[str, Any] = {"kv_cache_dtype": "fp8_e4m3"}
+    without, drafting = run(requests, **settings), run(requests, speculation=drafts, **settings)
+    assert drafting.tokens == without.tokens
+    assert drafting.accepted_tokens > 0
+    if drafts is ITSELF:
+        assert drafting.drafted_tokens - drafting.accepted_tokens <= 4
+
+
 def test_a_model_catches_up_on_what_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steps draft, ten do not."""
     steps, plan = count(), Speculation.plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from sluice_runtime.engine.device import HostDevice
 from sluice_runtime.engine.eagle import _next_ids
@@ -33,11 +34,14 @@ def test_each_token_is_followed_by_the_next_one_of_its_row() -> None:
     assert min(known) >= 0, "embeddings are looked up before"
 
 
-def test_a_head_that_is_right_drafts_what_is_drawn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pages", ["auto", pytest.param("fp8_e4m3", marks=pytest.mark.process)])
+def test_a_head_that_is_right_drafts_what_is_drawn(tmp_path: Path, pages: str) -> None:
     target, speculation = right_pair(tmp_path)
     requests = requests_of(20, 30)[1:5]  # one is greedy, the others draw
     without, drafting = (
-        run_engine(engine_config(str(target), chunk_size=16, **more), requests)
+        run_engine(
+            engine_config(str(target), chunk_size=16, kv_cache_dtype=pages, **more), requests
+        )
         for more in ({}, {"speculation": speculation})
     )
     assert drafting.tokens == without.tokens

@@ -22,7 +22,7 @@ from sluice_runtime.engine.graphs import (
     batch_for,
     graph_batches,
 )
-from sluice_runtime.kv.pool import CPU, KvShape, PagePool
+from sluice_runtime.kv.pool import CPU, KvScales, KvShape, PagePool
 from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 from sluice_runtime.layers.backend import BACKENDS
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
@@ -64,9 +64,11 @@ class Site:
     def pool(self) -> PagePool:
         """Full of NaN, except for the padding page: what nobody wrote is not read."""
         spec = self.model.spec
-        shape = KvShape(spec.layers, spec.kv_heads, spec.head_dim, self.model.dtype)
+        shape = KvShape(
+            spec.layers, spec.kv_heads, spec.head_dim, self.model.dtype, self.model.kv_scales
+        )
         pool = PagePool(shape, PAGES, PAGE_SIZE, self.place)
-        pool.data[:PAGES] = float("nan")
+        pool.poison(range(PAGES))
         return pool
 
     def wrappers(self, pool: PagePool) -> GraphWrappers:
@@ -84,7 +86,9 @@ HEADS = {"group4": {"num_attention_heads": 8, "num_key_value_heads": 2}, "group2
 SITES = [
     *(pytest.param(("cuda", dim, heads), id=f"cuda-dim{dim}-{heads}", marks=pytest.mark.gpu)
       for dim in (128, 64) for heads in HEADS),
+    pytest.param(("cuda-fp8", 128, "group4"), id="cuda-fp8", marks=pytest.mark.gpu),
     pytest.param(("cpu", 16, "group2"), id="cpu"),
+    pytest.param(("cpu-fp8", 16, "group2"), id="cpu-fp8"),
 ]  # fmt: skip
 
 
@@ -92,6 +96,7 @@ SITES = [
 def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Site:
     """On a GPU with flashinfer's kernels, made for heads of 64 and 128, and with real graphs."""
     kind, head_dim, heads = request.param
+    kind, _, fp8 = kind.partition("-")
     place, dtype = torch.device(kind), torch.float32
     if kind == "cpu":
         backend = flashinfer_backend(flashinfer_on_cpu(monkeypatch))
@@ -101,6 +106,9 @@ def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sit
     spec = spec_from({**config, "head_dim": head_dim, **HEADS[heads]})
     reader = Reader(spec, RandomWeights(0, place), dtype, Placement(place))
     model = build_decoder(reader, backend)
+    if fp8:
+        by_head = torch.tensor([0.01, 0.02]).expand(spec.layers, -1)
+        model = replace(model, kv_scales=KvScales(by_head, 2 * by_head))
     return Site(model, place, CudaCapture if place.type == "cuda" else lambda: capture)
 
 
@@ -167,7 +175,7 @@ def test_a_padded_step_computes_what_it_computes_without_a_graph(site: Site) -> 
     replayed = 0
     sizes = draw.sample(range(1, LARGEST + 1), LARGEST)
     for count in sizes if site.place.type == "cuda" else sizes[:4]:
-        pool.data[:PAGES] = float("nan")
+        pool.poison(range(PAGES))
         layout = decode_step([draw.randint(1, 20) for _ in range(count)], draw, site.place)
         remember(pool, layout, generator)
         seen, wanted, apart = both(site, graphs, pool, layout)
@@ -175,7 +183,8 @@ def test_a_padded_step_computes_what_it_computes_without_a_graph(site: Site) -> 
         assert graphs.replays == replayed + 1
         replayed = graphs.replays
         torch.testing.assert_close(seen, wanted, **close)
-        torch.testing.assert_close(pool.data[:PAGES], apart.data[:PAGES], **close, equal_nan=True)
+        stored = (each.data[:PAGES].float() for each in (pool, apart))
+        torch.testing.assert_close(*stored, **close, equal_nan=True)
 
 
 def test_rows_of_several_tokens_are_computed_by_the_same_graphs(site: Site) -> None:
@@ -185,7 +194,7 @@ def test_rows_of_several_tokens_are_computed_by_the_same_graphs(site: Site) -> N
     graphs = site.graphs(pool)
     close: dict[str, Any] = {"atol": site.tolerance, "rtol": site.tolerance}
     for replays, extends in enumerate([(1,), (5, 3), (17, 1, 9)], 1):
-        pool.data[:PAGES] = float("nan")
+        pool.poison(range(PAGES))
         contexts = [count + draw.randint(0, 12) for count in extends]
         contexts += [draw.randint(1, 20) for _ in range(4 * (replays - 1))]
         layout = decode_step(contexts, draw, site.place, extends)
@@ -193,7 +202,8 @@ def test_rows_of_several_tokens_are_computed_by_the_same_graphs(site: Site) -> N
         seen, wanted, apart = both(site, graphs, pool, layout)
         assert graphs.replays == replays
         torch.testing.assert_close(seen, wanted, **close)
-        torch.testing.assert_close(pool.data[:PAGES], apart.data[:PAGES], **close, equal_nan=True)
+        stored = (each.data[:PAGES].float() for each in (pool, apart))
+        torch.testing.assert_close(*stored, **close, equal_nan=True)
 
 
 def test_long_contexts_are_not_read_again_for_each_token(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
-from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.kv.pool import FP8, KvScales, KvShape, PagePool
 
 SHAPE = KvShape(layers=3, kv_heads=2, head_dim=4, dtype=torch.float32)
+ONES = KvScales(torch.ones(3, 2), torch.ones(3, 2))
+SCALES = KvScales(torch.rand(3, 2) + 0.5, torch.rand(3, 2) / 100 + 0.001)
 
 
 def test_a_page_is_one_contiguous_piece() -> None:
@@ -38,3 +43,45 @@ def test_clearing_a_page_clears_all_its_layers_and_no_other_page() -> None:
     assert not pool.data[[0, 2]].isnan().any()
     pool.clear(torch.tensor([1]))
     assert not pool.data[1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scales", [ONES, SCALES], ids=["ones", "one a head"])
+def test_of_8_bits_what_is_gathered_is_what_was_written_cast_by_hand(
+    scales: KvScales, dtype: torch.dtype
+) -> None:
+    pool = PagePool(replace(SHAPE, dtype=dtype, scales=scales), pages=5, page_size=2)
+    assert pool.data.dtype is FP8
+    assert (
+        pool.page_bytes * dtype.itemsize
+        == PagePool(replace(SHAPE, dtype=dtype), pages=5, page_size=2).page_bytes
+    ), "as many bytes as a page has numbers"
+    written = (10 * torch.randn(2, 3, 2, 4)).to(dtype)
+    pool.write(2, torch.tensor([4, 4, 1]), torch.tensor([0, 1, 0]), *written)
+    gathered = pool.gather(2, torch.tensor([4, 1]))
+    for numbers, got, by_layer in zip(written, gathered, (scales.keys, scales.values), strict=True):
+        scale = by_layer[2][:, None]
+        stored = (numbers.float() / scale).clamp(-448, 448).to(FP8)
+        assert got.dtype is dtype
+        assert torch.equal(got[:3], (stored.float() * scale).to(dtype))
+        assert not got[3].any()
+
+
+def test_of_8_bits_what_is_too_large_is_the_largest_and_no_number_stays_none() -> None:
+    pool = PagePool(replace(SHAPE, scales=ONES), pages=1, page_size=1)
+    one = torch.tensor([[[1e6, -449.0, 448.0, float("nan")]] * 2])
+    pool.write(0, torch.tensor([0]), torch.tensor([0]), one, one)
+    keys, _ = pool.gather(0, torch.tensor([0]))
+    assert keys[0, 0, :3].tolist() == [448, -448, 448]
+    assert keys[0, 0, 3].isnan()
+
+
+def test_of_8_bits_a_page_is_cleared_and_poisoned() -> None:
+    pool = PagePool(replace(SHAPE, scales=SCALES), 3, 2, draft=replace(SHAPE, scales=ONES))
+    pool.poison([1])
+    assert pool.gather(0, torch.tensor([1]))[0].isnan().all()
+    assert pool.draft is not None
+    assert pool.draft.gather(2, torch.tensor([1]))[1].isnan().all()
+    assert not pool.gather(0, torch.tensor([0, 2]))[0].any()
+    pool.clear(torch.tensor([1]))
+    assert not pool.gather(0, torch.tensor([1]))[0].any()

@@ -130,3 +130,16 @@ def test_fa3_is_refused_where_it_cannot_be_had(gpu: Gpu, obstacle: str) -> None:
         'attentionBackend: "flashinfer-fa3" is not allowed; allowed: auto, flashinfer or torch '
         f"(flashinfer-fa3: {obstacle})"
     )
+
+
+def test_pages_of_8_bits_are_read_by_fa2_alone() -> None:
+    situation = Situation("bfloat16", 128, H200, fp8_pages=True)
+    choice = choose_attention(situation)
+    assert (choice.name, choice.prefill) == ("flashinfer", "fa2")
+    told = "FA2 computes all prompts, since FA3 does not read pages of 8 bits (kvCacheDtype)"
+    assert choice.message == f"flashinfer for sm_90; {told}"
+    with pytest.raises(InvalidConfigError, match=r"flashinfer-fa3: FA3 does not read pages of 8"):
+        choose_attention(situation, "flashinfer-fa3")
+    assert choose_attention(Situation("bfloat16", 128, T4, fp8_pages=True)).message == (
+        "flashinfer for sm_75"
+    )

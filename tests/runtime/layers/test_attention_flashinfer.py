@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from sluice_runtime.kv.pool import CPU, KvShape, PagePool
+from sluice_runtime.kv.pool import CPU, KvScales, KvShape, PagePool
 from sluice_runtime.layers.attention import TokenLayout
 from sluice_runtime.layers.attention_flashinfer import FlashinferAttention
 from sluice_runtime.layers.attention_plan import PrefillKernels
@@ -56,11 +56,12 @@ def filled(
     beyond: float,
     place: torch.device = CPU,
     dim: int = DIM,
+    scales: KvScales | None = None,
 ) -> PagePool:
     """A pool with the rows' earlier tokens; `beyond`: in all slots that no row has."""
-    shape = KvShape(LAYERS, kv_heads, dim, DTYPE)
+    shape = KvShape(LAYERS, kv_heads, dim, DTYPE, scales)
     pool = PagePool(shape, where.page_table.numel(), page_size)
-    pool.data.fill_(beyond)
+    pool.clear(torch.arange(pool.pages + 1), beyond)
     generator = torch.Generator().manual_seed(1)
     for row, context in zip(where.numbers.rows, where.numbers.contexts, strict=True):
         positions = torch.arange(int(context))
@@ -88,18 +89,26 @@ def attended(attention: Any, where: TokenLayout, pool: PagePool, heads: int) -> 
 
 
 def assert_same(
-    target: Target, library: Any, name: str, page_size: int, group: str, dim: int = DIM
+    target: Target,
+    library: Any,
+    name: str,
+    page_size: int,
+    group: str,
+    dim: int = DIM,
+    scales: KvScales | None = None,
 ) -> None:
     torch.manual_seed(0)
     (rows, extends), (heads, kv_heads) = STEPS[name], HEADS[group]
     where = layout(page_size, rows, extends)
-    wanted_pool = filled(where, page_size, kv_heads, 0.0, dim=dim)
+    wanted_pool = filled(where, page_size, kv_heads, 0.0, dim=dim, scales=scales)
     wanted = attended(TorchAttention, where, wanted_pool, heads)
-    pool = filled(where, page_size, kv_heads, float("nan"), target.place, dim)
+    pool = filled(where, page_size, kv_heads, float("nan"), target.place, dim, scales)
     seen = attended(FlashinferAttention(target, library), moved(where, target.place), pool, heads)
     close: dict[str, Any] = {"atol": TOLERANCE, "rtol": TOLERANCE}
     torch.testing.assert_close(seen.cpu(), wanted, **close)
-    torch.testing.assert_close(pool.data.cpu().nan_to_num(0.0), wanted_pool.data, **close)
+    stored = (each.data.cpu().float().nan_to_num(0.0) for each in (pool, wanted_pool))
+    if scales is None:  # of 8 bits a GPU may round what lies between two numbers otherwise
+        torch.testing.assert_close(*stored, **close)
 
 
 def moved(where: TokenLayout, place: torch.device) -> TokenLayout:
@@ -124,6 +133,65 @@ def test_every_kind_of_step_agrees_with_plain_torch(
     name: str, page_size: int, group: str, target: str, library: Any
 ) -> None:
     assert_same(TARGETS[target], library, name, page_size, group)
+
+
+BY_LAYER = KvScales(torch.tensor([[0.5] * 2, [0.02] * 2]), torch.tensor([[1.0] * 2, [0.01] * 2]))
+BY_HEAD = KvScales(torch.tensor([[0.5, 0.02], [1, 1]]), torch.tensor([[0.03, 0.03], [0.01, 0.5]]))
+SCALES = {"one a layer": BY_LAYER, "one a head": BY_HEAD}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("group", ["2", "4"])
+@pytest.mark.parametrize("scales", SCALES)
+def test_of_8_bits_every_kind_of_step_agrees_with_plain_torch(
+    name: str, group: str, scales: str, library: Any
+) -> None:
+    assert_same(AMPERE, library, name, 16, group, scales=SCALES[scales])
+
+
+@pytest.mark.parametrize(
+    ("scales", "layer", "keys", "values"),
+    [
+        (None, 0, None, None),
+        (BY_LAYER, 0, 0.5, 1.0),
+        (BY_LAYER, 1, 0.02, 0.01),
+        (BY_HEAD, 0, None, 0.03),
+        (BY_HEAD, 1, 1.0, [0.01, 0.01, 0.5, 0.5]),
+    ],
+)
+def test_a_wrapper_is_given_the_types_and_the_layers_scales(
+    scales: KvScales | None, layer: int, keys: Any, values: Any, library: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Keys of heads with scales of their own have none there: queries have them."""
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper
+    plans, runs = [], []
+
+    def plan(self: Any, *args: Any, **given: Any) -> Any:
+        plans.append(given)
+        return original_plan(self, *args, **given)
+
+    def run(self: Any, q: Tensor, cache: Any, **given: Any) -> Any:
+        runs.append((q, cache, given))
+        return original_run(self, q, cache, **given)
+
+    original_plan, original_run = wrapper.plan, wrapper.run
+    monkeypatch.setattr(wrapper, "plan", plan)
+    monkeypatch.setattr(wrapper, "run", run)
+    where = layout(16, *STEPS["decode"])
+    attended(FlashinferAttention(AMPERE, library), where,
+             filled(where, 16, 2, float("nan"), scales=scales), 4)  # fmt: skip
+    pages = DTYPE if scales is None else torch.float8_e4m3fn
+    assert (plans[0]["q_data_type"], plans[0]["kv_data_type"]) == (DTYPE, pages)
+    q, cache, given = runs[layer]
+    assert (q.dtype, cache[0].dtype, cache[1].dtype) == (DTYPE, pages, pages)
+    told: dict[str, Any] = {name: given.get(f"{name}_scale") for name in "kv"}
+    assert told["k"] is None if keys is None else told["k"] == pytest.approx(keys)
+    if isinstance(values, list):
+        assert told["v"].shape == (4, 1)
+        assert told["v"].flatten().tolist() == pytest.approx(values)
+    else:
+        assert told["v"] is None if values is None else told["v"] == pytest.approx(values)
 
 
 def test_one_object_computes_steps_of_changing_rows(library: Any) -> None:
@@ -189,3 +257,15 @@ def test_the_real_kernels_agree_with_plain_torch(
         pytest.skip(missing)
     target = target_at(torch.device("cuda", 0), prefill)
     assert_same(target, flashinfer_library(), name, page_size, group, dim)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("group", ["2", "4"])
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("dim", [128, 64], ids=["dim128", "dim64"])
+def test_of_8_bits_the_real_kernels_agree_with_plain_torch(
+    dim: int, scales: str, name: str, group: str
+) -> None:
+    target = target_at(torch.device("cuda", 0), "fa2")
+    assert_same(target, flashinfer_library(), name, 16, group, dim, SCALES[scales])

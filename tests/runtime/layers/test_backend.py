@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,15 @@ from sluice_kernels import native
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers import backend as backends
-from sluice_runtime.layers.backend import NATIVE, TORCH, Backend, choose_backend, with_weights
+from sluice_runtime.layers.attention_torch import TorchAttention
+from sluice_runtime.layers.backend import (
+    NATIVE,
+    TORCH,
+    Backend,
+    choose_backend,
+    with_pages,
+    with_weights,
+)
 from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import Rope, angles_of, inverse_frequencies
 from sluice_runtime.model.files import resolve
@@ -96,3 +105,12 @@ def test_matrices_of_8_bits_need_the_compiled_kernels() -> None:
         InvalidConfigError, match='weightDtype: "int8" is not allowed; allowed: auto, where torch'
     ):
         with_weights(TORCH, "int8")
+
+
+def test_over_pages_of_8_bits_torch_attends_and_the_kernels_compute_the_rest() -> None:
+    for backend in (NATIVE, with_weights(NATIVE, "int8")):
+        assert with_pages(backend, "auto") is backend
+        changed = with_pages(backend, "fp8_e4m3")
+        assert changed.operators == replace(backend.operators, attention=TorchAttention)
+        assert changed.reads_whole_pages
+    assert with_pages(TORCH, "fp8_e4m3") is TORCH

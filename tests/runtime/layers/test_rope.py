@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from sluice_kernels import reference
 from sluice_kernels.triton import operators
-from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.kv.pool import KvScales, KvShape, PagePool
 from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import (
     Frequencies,
     KernelStep,
+    QuantisingStep,
     Rope,
     TorchStep,
     angles_of,
@@ -26,6 +31,8 @@ from tests.runtime.layers.layouts import layout
 
 DIM, HEADS, KV_HEADS, PAGE = 64, 4, 2, 16
 SHAPE = KvShape(2, KV_HEADS, DIM, torch.float32)
+SCALES = KvScales(torch.tensor([[1, 1], [0.01, 0.02]]), torch.tensor([[1, 1], [0.03, 0.04]]))
+OF_8_BITS = replace(SHAPE, scales=SCALES)
 
 
 @pytest.mark.parametrize("normed", [True, False])
@@ -44,6 +51,35 @@ def test_the_kernel_and_torch_agree(normed: bool, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(ours.data, wanted.data)
     assert wanted.data[:, 1].any()
     assert isinstance(storing_step(ours, where, angles), TorchStep)
+
+
+def test_of_8_bits_the_pool_stores_what_the_kernel_turned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nothing of rows of padding, which graphs have."""
+    monkeypatch.setattr(operators, "rotate_and_store", reference.rotate_and_store_padded)
+    torch.manual_seed(0)
+    where = layout(PAGE)
+    n = int(where.begins[-1])
+    angles = angles_of(inverse_frequencies(Rope(10_000.0), DIM), torch.arange(n))
+    qkv = torch.randn(n, HEADS + 2 * KV_HEADS, DIM)
+    ours, wanted = (PagePool(OF_8_BITS, where.page_table.numel(), PAGE) for _ in range(2))
+    padded = where.pages.clone()
+    padded[:2] = torch.tensor([ours.padding_page, -1])
+    seen = QuantisingStep(ours, replace(where, pages=padded), angles).queries(1, qkv, None)
+    turn = rotation(angles, qkv.dtype)
+    expected = TorchStep(wanted, where, turn).queries(1, qkv, None)
+    torch.testing.assert_close(seen, expected)
+    assert not ours.data[ours.padding_page].view(torch.uint8).any()
+    assert not ours.data[where.pages[0], 1, :, where.offsets[0]].view(torch.uint8).any()
+    pages = where.pages[2:].unique()
+    for mine, theirs in zip(ours.gather(1, pages), wanted.gather(1, pages), strict=True):
+        written = mine != 0
+        torch.testing.assert_close(mine[written], theirs[written], atol=0, rtol=0.13)
+        assert int(written.sum()) > 0.9 * (n - 2) * KV_HEADS * DIM
+    assert isinstance(storing_step(ours, where, angles), TorchStep)
+    on_gpu: Any = SimpleNamespace(data=SimpleNamespace(is_cuda=True), shape=OF_8_BITS)
+    assert isinstance(storing_step(on_gpu, where, angles), QuantisingStep)
 
 
 def test_on_a_gpu_the_kernel_is_taken() -> None:

@@ -17,7 +17,7 @@ from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.model.files import resolve
-from sluice_runtime.model.load import load_model
+from sluice_runtime.model.load import Placement, load_model
 
 from tests.runtime.agreement.oracle import write_model
 from tests.runtime.harness import engine_config
@@ -186,3 +186,20 @@ def test_large_tensors_stay_in_the_mapped_file(saved: Path) -> None:
     ]
     at = model.embedding.data_ptr()
     assert any(int(begin, 16) <= at < int(end, 16) for begin, end in ranges)
+
+
+def test_scales_of_keys_and_values_need_pages_of_8_bits(
+    changed: Callable[[Callable[[Tensors], object]], Path],
+) -> None:
+    """As ever: of a checkpoint that is not quantised, what is not read is refused."""
+
+    def calibrate(tensors: Tensors) -> None:
+        for prefix in {name.partition(".q_proj")[0] for name in tensors if ".q_proj" in name}:
+            tensors |= {f"{prefix}.{kind}_scale": torch.tensor([0.5]) for kind in "kv"}
+
+    files = resolve(str(changed(calibrate)))
+    with pytest.raises(ModelLoadError, match=r"self_attn\.[kv]_scale in .* is not part of"):
+        load_model(files, "auto", 0)
+    scales = load_model(files, "auto", 0, placement=Placement(pages="fp8_e4m3")).kv_scales
+    assert scales is not None
+    assert scales.keys.unique().tolist() == scales.values.unique().tolist() == [0.5]

@@ -49,3 +49,17 @@ def test_answers_are_those_of_one_engine(
     assert load.handover is not None
     assert (load.handover.failures, load.handover.recomputed) == ({}, 0)
     assert load.steps["EXTEND"] == load.steps["MIXED"] == 0
+
+
+def test_pages_of_8_bits_are_divided_by_heads() -> None:
+    shared = SETTINGS | {"kv_cache_dtype": "fp8_e4m3"}
+    with running("mixed", **shared) as alone:
+        expected = alone.answers(requests())
+    with prefill_elsewhere(**shared) as prefill, running("decode", **shared, ranks=2) as decode:
+        answers = decode.answers(through(prefill, requests()))
+        assert decode.last is not None
+        load = decode.last.load.handover
+    for name, answer in expected.items():
+        same(answer, answers[name])
+    assert load is not None
+    assert (load.failures, load.recomputed) == ({}, 0)

@@ -87,9 +87,7 @@ DTYPES: Final = one_of(
         "float32": "float32",
     }
 )
-KV_DTYPES: Final = one_of(
-    {"auto": "auto", "float16": "float16", "bfloat16": "bfloat16", "float32": "float32"}
-)
+KV_DTYPES: Final = one_of({"auto": "auto", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3"})
 
 
 @dataclass(frozen=True)

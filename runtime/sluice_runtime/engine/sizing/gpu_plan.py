@@ -49,12 +49,14 @@ class ModelBytes:
 
     spec: ModelSpec
     itemsize: int
-    """Bytes of a value of weights, activations, keys and values."""
+    """Bytes of a value of weights and activations."""
     ranks: int = 1
     draft: ModelBytes | None = None
     """The draft model."""
     other_values: int = 0
     """Of the weights, beside those of a decoder: of a head that drafts."""
+    kv_itemsize: int | None = None
+    """Bytes of a value of keys and values; None: `itemsize`."""
 
     @property
     def weights(self) -> int:
@@ -91,7 +93,8 @@ class ModelBytes:
     def token(self) -> int:
         """Keys and values of one token."""
         spec = self.spec
-        own = spec.layers * 2 * (spec.kv_heads // self.ranks) * spec.head_dim * self.itemsize
+        itemsize = self.kv_itemsize or self.itemsize
+        own = spec.layers * 2 * (spec.kv_heads // self.ranks) * spec.head_dim * itemsize
         return own + (self.draft.token if self.draft else 0)
 
     def step(self, tokens: int, rows: int) -> int:

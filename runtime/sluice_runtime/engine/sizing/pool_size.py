@@ -128,23 +128,25 @@ class LoadedModel:
 
 def _kv_shape(model: Decoder | EagleHead) -> KvShape:
     spec, ranks = model.spec, model.group.size
-    return KvShape(spec.layers, spec.kv_heads // ranks, spec.head_dim, model.dtype)
+    kv_heads = spec.kv_heads // ranks
+    return KvShape(spec.layers, kv_heads, spec.head_dim, model.dtype, model.kv_scales)
 
 
 def model_bytes(config: EngineConfig, spec: ModelSpec, ranks: int) -> ModelBytes:
     """Before the model and its draft model are loaded: in the configured dtype, or their own."""
     draft = resolve_draft(config)
-    own = ModelBytes(spec, _itemsize(config, spec), ranks)
+    kv_itemsize = 1 if config.kv_cache_dtype == "fp8_e4m3" else None
+    own = ModelBytes(spec, _itemsize(config, spec), ranks, kv_itemsize=kv_itemsize)
     if draft is None:
         return own
     if drafts_with_head(config):
         from sluice_runtime.model.eagle import head_spec  # where a head drafts alone
 
         head = head_spec(draft, spec)
-        drafts = ModelBytes(head.layer, own.itemsize, ranks, other_values=head.other_values)
-        return replace(own, draft=drafts)
+        return replace(own, draft=replace(own, spec=head.layer, other_values=head.other_values))
     draft_spec = spec_from(draft.config)
-    return replace(own, draft=ModelBytes(draft_spec, _itemsize(config, draft_spec), ranks))
+    drafts = replace(own, spec=draft_spec, itemsize=_itemsize(config, draft_spec))
+    return replace(own, draft=drafts)
 
 
 def _itemsize(config: EngineConfig, spec: ModelSpec) -> int:

@@ -320,9 +320,13 @@ def test_a_model_fits_each_gpu_or_the_refusal_says_what_would(name: str, ranks: 
             assert refusal(question(name, *gpu, ranks, memoryFraction=float(fraction[1]))) is None
 
 
-def test_the_operators_estimate_is_the_engines_pool_to_a_few_percent() -> None:
+@pytest.mark.parametrize(("pages", "kv_itemsize"), [("auto", None), ("fp8_e4m3", 1)])
+def test_the_operators_estimate_is_the_engines_pool_to_a_few_percent(
+    pages: str, kv_itemsize: int | None
+) -> None:
     for name, ranks in (("Qwen3-8B", 1), ("Qwen3-32B", 2), ("Qwen3-Coder-480B-A35B", 8)):
-        asked = question(name, "H200", 141, ranks)
+        asked = question(name, "H200", 141, ranks, kvCacheDtype=pages)
+        asked = replace(asked, model=replace(asked.model, kv_itemsize=kv_itemsize))
         spec, accelerator = asked.model.spec, asked.config.accelerator
         status = ModelStatus(
             uri="hf://org/name",

@@ -97,6 +97,16 @@ def test_the_pool_gets_what_a_full_step_or_the_memory_fraction_leaves(
     assert engine.available_bytes == 900 * MIB
 
 
+def test_pages_of_8_bits_are_a_quarter_of_those_in_float32() -> None:
+    memory = PretendedMemory(200)
+    settings: dict[str, Any] = {"memoryFraction": 0.9, "contextLength": 4096}
+    engine = built(memory, maxRunningRequests=256, kvCacheDtype="fp8_e4m3", **settings)
+    assert 4 * engine.pool.page_bytes == 16 * TOKEN
+    left_mib = 900 - 200 - 8 - 512
+    assert pool_mib(engine) / 4 == pytest.approx(left_mib, abs=16 * TOKEN / MIB)
+    assert engine.ready("epoch").kv_dtype == "fp8_e4m3"
+
+
 def test_what_the_full_step_did_not_do_is_kept_free_too() -> None:
     """Penalties of long contexts and grammars, which requests may ask for."""
     memory = PretendedMemory(1)
