@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from sluice_contract.config.engine import KvCacheDtype
 from sluice_contract.config.kv_transfer import KvFingerprint, differences
 from sluice_contract.config.sizing import GENERAL
 
@@ -22,6 +23,7 @@ from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.pods import mounted_config_maps
 
 AUTO: Final = "auto"
+OWN_TYPES: Final = tuple(name for name in get_args(KvCacheDtype) if name != AUTO)
 NO_PAIR: Final = "NoPair"
 PAIRED: Final = Check("True", reasons.SERVING, "Engines of all pools work together.")
 
@@ -41,10 +43,11 @@ def kv_fingerprint_of(config_map: Manifest) -> KvFingerprint | None:
 
 def could_be_equal(first: KvFingerprint | None, second: KvFingerprint | None) -> bool:
     """Whether engines of both may have equal fingerprints after loading: `auto` becomes the model's
-    value."""
+    value, which is never that of a KV type of its own."""
     if first is None or second is None:
         return True
-    if AUTO in (first.kv_dtype, second.kv_dtype):
+    types = {first.kv_dtype, second.kv_dtype}
+    if AUTO in types and not types & {*OWN_TYPES}:
         second = second.model_copy(update={"kv_dtype": first.kv_dtype})
     return not differences(first, second)
 
@@ -58,9 +61,12 @@ def fingerprint_of_deployment(deployment: Manifest, children: tuple[Manifest, ..
 
 def _fingerprint(file: Mapping[str, Any]) -> KvFingerprint:
     own = file.get("kvCacheDtype", GENERAL["kv_cache_dtype"])
+    held_as = file.get("weightDtype", AUTO)
     return KvFingerprint(
         model=file["model"]["uri"],
         model_revision=file["model"].get("revision"),
+        # In the place of the digest, of which `weightDtype` is a part.
+        weights="" if held_as == AUTO else held_as,
         page_size_tokens=file.get("pageSize", GENERAL["page_size"]),
         kv_dtype=file.get("dtype", GENERAL["dtype"]) if own == AUTO else own,
         tensor_parallel_size=file.get("tensorParallelSize", GENERAL["tensor_parallel_size"]),

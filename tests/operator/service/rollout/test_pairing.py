@@ -82,9 +82,17 @@ def test_what_cannot_be_told_is_no_reason() -> None:
 
 @pytest.mark.parametrize(
     ("dtypes", "equal"),
-    [(("auto", "bfloat16"), True), (("bfloat16", "auto"), True), (("float32", "bfloat16"), False)],
+    [
+        (("auto", "bfloat16"), True),
+        (("bfloat16", "auto"), True),
+        (("float32", "bfloat16"), False),
+        (("fp8_e4m3", "fp8_e4m3"), True),
+        (("auto", "fp8_e4m3"), False),
+        (("fp8_e4m3", "auto"), False),
+        (("bfloat16", "fp8_e4m3"), False),
+    ],
 )
-def test_auto_may_turn_out_to_be_anything(dtypes: tuple[str, str], equal: bool) -> None:
+def test_auto_may_turn_out_to_be_any_type_of_a_model(dtypes: tuple[str, str], equal: bool) -> None:
     first, second = (
         KvFingerprint(model="a", page_size_tokens=16, kv_dtype=each, tensor_parallel_size=1)
         for each in dtypes
@@ -93,6 +101,24 @@ def test_auto_may_turn_out_to_be_anything(dtypes: tuple[str, str], equal: bool) 
     wider = second.model_copy(update={"tensor_parallel_size": 4})
     assert could_be_equal(first, wider) is equal
     assert not could_be_equal(first, second.model_copy(update={"model": "b"}))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "told"),
+    [
+        ("kvCacheDtype", "fp8_e4m3", "kvDtype: fp8_e4m3 and auto"),
+        ("weightDtype", "int8", "weights: int8 and "),
+    ],
+)
+def test_engines_that_hold_numbers_otherwise_are_no_pair(
+    setting: str, value: str, told: str
+) -> None:
+    """They would greet each other in vain."""
+    held = _files(APART | {"engine": {setting: value}})
+    pools = [_pool(PREFILL, (0, 1)), _pool(DECODE, (1, 0))]
+    pools[0]["status"]["revisions"][NEW]["config"] = held[PREFILL]["metadata"]["name"]
+    found = paired(pools, (*FORMER.values(), *held.values()), BEHIND)
+    assert f"prefill and decode cannot work together ({told}" in found.message
 
 
 def _status(ready: Ready, change: Manifest) -> Manifest:
