@@ -71,7 +71,7 @@ def test_a_page_names_metrics_that_there_are(page: Path) -> None:
     known = {metric.name for metric in (*metrics.ENGINE, *metrics.ROUTER, *metrics.OPERATOR)}
     text = page.read_text().replace("serving_sluice_dev", "")
     named = re.findall(r"sluice_(?!dev|kernels)[a-z_]+", text)
-    assert {name.removesuffix("_bucket") for name in named} <= known
+    assert {re.sub("_(bucket|count|sum)$", "", name) for name in named} <= known
 
 
 def test_a_query_selects_by_labels_that_the_metric_has() -> None:
