@@ -29,6 +29,7 @@ PASSING: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 """Taints that tell what a node is up to, not what it is for: it will have its GPUs again."""
 MAX_NAMES: Final = 5
 NO_SUCH_NODE: Final = "NoSuchNode"
+DEVICES_OF_CLAIM: Final = "DevicesOfClaim"
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,28 @@ def find_accelerator(pool: PoolSpec, nodes: tuple[Manifest, ...] | None) -> Acce
     if spec is None:
         check = Check("True", "NotRequired", "The engines run on CPUs.")
         return AcceleratorFinding(Accelerator(), check)
+    if spec.claim_template is not None:
+        return _of_claim(spec, spec.claim_template)
     accelerator, check = _find(pool, spec, nodes)
     return AcceleratorFinding(accelerator, check, resource_name(spec), spec.product)
 
 
 def has_accelerator(node: Manifest, pool: PoolSpec) -> bool:
-    """Whether an engine of the pool could get its accelerators on the node, were it empty."""
-    if pool.accelerator is None or not _fits(node, pool, pool.accelerator):
+    """Whether an engine of the pool could get its accelerators on the node, were it empty. False of
+    devices of a claim, which nodes do not tell."""
+    if pool.accelerator is None or pool.accelerator.claim_template is not None:
+        return False
+    if not _fits(node, pool, pool.accelerator):
         return False
     return gpus_of(node, resource_name(pool.accelerator)).count > 0
+
+
+def _of_claim(spec: AcceleratorSpec, template: str) -> AcceleratorFinding:
+    """Of devices that the scheduler allocates: which these are, only engines report."""
+    accelerator = Accelerator(product=spec.product, count=gpu_count(spec))
+    text = f"Which devices ResourceClaimTemplate {template} gives is not read"
+    check = Check("Unknown", DEVICES_OF_CLAIM, f"{text}{_sized(accelerator)}.")
+    return AcceleratorFinding(accelerator, check, f"device of {template}", spec.product)
 
 
 def _find(

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sluice_operator.api.base import (
     ApiModel,
+    DnsName,
     LabelKey,
     LabelValue,
     ResourceName,
@@ -49,6 +50,11 @@ class AcceleratorSpec(ApiModel):
         json_schema_extra=left_out(GPU_RESOURCE),
         description="Resource of the GPUs, as their device plugin calls it, e.g. amd.com/gpu.",
     )
+    claim_template: DnsName | None = Field(
+        default=None,
+        description="ResourceClaimTemplate; each engine has a claim of it, with count devices, "
+        "instead of the resource.",
+    )
 
     RULES: ClassVar = (
         Rule(
@@ -68,6 +74,12 @@ class AcceleratorSpec(ApiModel):
             lambda s: s.product_label is None or s.product is not None,
             "only beside product",
             "productLabel",
+        ),
+        Rule(
+            "!has(self.claimTemplate) || has(self.count) && !has(self.resourceName)",
+            lambda s: s.claim_template is None or (s.count is not None and s.resource_name is None),
+            "only beside count, the devices of a claim, and without resourceName",
+            "claimTemplate",
         ),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.conditions import reasons
-from sluice_operator.conditions.pods import first_failure, is_gated, is_loading
+from sluice_operator.conditions.pods import first_failure, is_gated, is_loading, missing_claim
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import is_current
 
@@ -40,10 +40,11 @@ def shortfall(
         return Check("False", failure.reason, f"{count}; {failure}")
     if reached.failure:
         return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
+    waits = f" {claim}" if (claim := missing_claim(current)) else ""
     if _is_late(reached, current):
-        text = f"{count}; no progress within the deadline."
+        text = f"{count}; no progress within the deadline.{waits}"
         return Check("False", reasons.PROGRESS_DEADLINE_EXCEEDED, text)
-    return Check("False", reason, f"{count}; {rest}.")
+    return Check("False", reason, f"{count}; {rest}.{waits}")
 
 
 def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:

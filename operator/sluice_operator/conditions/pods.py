@@ -89,7 +89,7 @@ def is_draining(pod: Manifest) -> bool:
 
 def is_unschedulable(pod: Manifest) -> bool:
     """Whether the scheduler has found no place for the pod, or may not look for one."""
-    return _unschedulable(pod) is not None
+    return _unschedulable(pod) is not None or bool(missing_claim([pod]))
 
 
 def is_gated(pod: Manifest) -> bool:
@@ -101,6 +101,19 @@ def queue_of(pods: Iterable[Manifest]) -> str:
     """Kueue's queue that pods wait for; empty where none waits."""
     waiting = (_queue(pod) for pod in sorted(pods, key=_name) if is_gated(pod))
     return next(filter(None, waiting), "")
+
+
+def missing_claim(pods: Iterable[Manifest]) -> str:
+    """The first pod that the scheduler does not look at, as it has no ResourceClaim yet; empty
+    where none is. Kubernetes makes one within a second, or tells only in an event why not."""
+    for pod in sorted(pods, key=_name):
+        made = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+        names = {entry["name"] for entry in made if entry.get("resourceClaimName")}
+        for claim, template in _claims(pod):
+            if claim not in names and not _condition(pod, "PodScheduled"):
+                text = f"pod {_name(pod)} has no ResourceClaim of ResourceClaimTemplate {template}"
+                return f"{text} yet: is there one of this name?"
+    return ""
 
 
 def is_loading(pod: Manifest) -> bool:
@@ -151,6 +164,8 @@ def _unschedulable(pod: Manifest) -> PodFailure | None:
         return PodFailure(_name(pod), SCHEDULING_GATED, text)
     if scheduled.get("reason") == UNSCHEDULABLE:
         text = NO_PREEMPTION.sub("", _line(scheduled.get("message")))
+        if templates := [template for _, template in _claims(pod)]:
+            text = f"{text} (it claims devices by ResourceClaimTemplate {', '.join(templates)})"
         return PodFailure(_name(pod), UNSCHEDULABLE, text)
     return None
 
@@ -257,6 +272,13 @@ def _containers(pod: Manifest) -> list[dict[str, Any]]:
 def _condition(pod: Manifest, kind: str) -> dict[str, Any]:
     entries = (pod.get("status") or {}).get("conditions") or ()
     return next((c for c in entries if c["type"] == kind), {})
+
+
+def _claims(pod: Manifest) -> list[tuple[str, str]]:
+    """Each claim of the pod that is made from a template: its name and the template's."""
+    claims = (pod.get("spec") or {}).get("resourceClaims") or ()
+    key = "resourceClaimTemplateName"
+    return [(claim["name"], claim[key]) for claim in claims if key in claim]
 
 
 def _queue(pod: Manifest) -> str:

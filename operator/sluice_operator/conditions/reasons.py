@@ -29,6 +29,8 @@ APPLY_FAILED: Final = "ApplyFailed"
 """The API server refuses a child, or has failed over it for long."""
 PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
 """As Deployments call it."""
+CLAIMS_NOT_SERVED: Final = "ClaimsNotServed"
+"""The API server takes no ResourceClaims of pods: their engines come without devices."""
 
 HEALTHY: Final = frozenset(
     {
@@ -38,5 +40,5 @@ HEALTHY: Final = frozenset(
 )  # fmt: skip
 """Expected in normal operation; all others cause a warning event. (The event about an edit is
 recorded when it is reverted.)"""
-STALLING: Final = frozenset({APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED})
+STALLING: Final = frozenset({APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED, CLAIMS_NOT_SERVED})
 """They need a person, whatever the other conditions say."""

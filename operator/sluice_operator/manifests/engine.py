@@ -57,6 +57,8 @@ MIN_READY_SECONDS: Final = 10
 PROGRESS_SLACK_SECONDS: Final = 120
 """For scheduling and pulling the image, beyond the time the engine may take to start."""
 """Name of the volume of the host cache's disk."""
+CLAIM: Final = "accelerator"
+"""Name, within a pod, of the claim that its devices are of."""
 FETCH_SECONDS: Final = 6 * 3600
 """For bringing the model, where each pod does."""
 
@@ -177,6 +179,8 @@ def _pod(spec: EnginePoolSpec, template: PodTemplate, selector: dict[str, str]) 
         "containers": [_container(spec, template), *sidecars],
         "volumes": _volumes(spec, template),
     }
+    if (claim := _claim_template(spec)) is not None:
+        pod["resourceClaims"] = [{"name": CLAIM, "resourceClaimTemplateName": claim}]
     return pod | _scheduling(spec, template)
 
 
@@ -263,13 +267,20 @@ def _resources(spec: EnginePoolSpec) -> Manifest:
         if cache.disk is not None:
             resources = _with_more(resources, "ephemeral-storage", bytes_of(cache.disk.size))
     devices: dict[str, int] = {}
-    if spec.accelerator is not None and (gpus := gpu_count(spec.accelerator)):
+    if _claim_template(spec) is not None:
+        resources = resources | {"claims": [{"name": CLAIM}]}
+    elif spec.accelerator is not None and (gpus := gpu_count(spec.accelerator)):
         devices[resource_name(spec.accelerator)] = gpus
     if spec.rdma_resource is not None:
         devices[spec.rdma_resource] = 1
     if not devices:
         return resources
     return resources | {"limits": devices | resources.get("limits", {})}
+
+
+def _claim_template(spec: EnginePoolSpec) -> str | None:
+    """The ResourceClaimTemplate that the devices are of, instead of an extended resource."""
+    return spec.accelerator.claim_template if spec.accelerator else None
 
 
 def _with_more(resources: Manifest, name: str, added_bytes: int) -> Manifest:

@@ -70,7 +70,7 @@ def pool_status(
     ready = sum(map(is_ready, current))
     meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
     generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
-    updated = _updated(plan, current, pods)
+    updated = _without_claims(observed, plan) or _updated(plan, current, pods)
     if updated.is_true or any(refusal.of.kind == DEPLOYMENT.kind for refusal in refused):
         updated = apply_failed(refused) or updated  # a budget alone keeps no engine from starting
     completed = generation if updated.is_true else before.get("completedGeneration")
@@ -150,6 +150,21 @@ def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> C
         return shortfall(reached, current, count, reason)
     rest = f"not all of them for {MIN_READY_SECONDS} seconds yet"
     return shortfall(reached, current, count, reason, rest)
+
+
+def _without_claims(observed: PoolObserved, plan: PoolPlan) -> Check | None:
+    """Whether the API server has dropped the claims of the engines' devices, as it does without a
+    word where it does not know them."""
+    accelerator = plan.spec.accelerator if plan.spec else None
+    if accelerator is None or accelerator.claim_template is None:
+        return None
+    for item in of_kind(observed.children, DEPLOYMENT):
+        pod = item["spec"]["template"]["spec"]
+        if revision_of(item) == plan.revision and "resourceClaims" not in pod:
+            text = "accelerator.claimTemplate: this cluster's API server drops resourceClaims of "
+            needs = "pods; it takes Kubernetes 1.34 or newer, with DynamicResourceAllocation on."
+            return Check("False", reasons.CLAIMS_NOT_SERVED, text + needs)
+    return None
 
 
 def _complete(plan: PoolPlan, spec: EnginePoolSpec, count: str) -> Check:

@@ -41,6 +41,20 @@ def _pool(**values: Any) -> PoolSpec:
         ({"accelerator": {}}, NODES, f"1 x {A100}", "True", "SmallestOfSeveral"),
         ({"accelerator": {}}, NODES[2:], "1 x nvidia.com/gpu", "False", "NoSuchNode"),
         ({"accelerator": {"product": "T4"}}, NODES, "1 x T4", "False", "NoSuchNode"),
+        (
+            {"accelerator": {"claimTemplate": "gpus", "count": 2}},
+            NODES,
+            "2 x device of gpus",
+            "Unknown",
+            "DevicesOfClaim",
+        ),
+        (
+            {"accelerator": {"claimTemplate": "gpus", "count": 2, "product": A100}},
+            None,
+            f"2 x {A100}",
+            "Unknown",
+            "DevicesOfClaim",
+        ),
         ({"accelerator": {"count": 16}}, NODES, "16 x nvidia.com/gpu", "False", "NoSuchNode"),
         (
             {"accelerator": {}},
@@ -129,3 +143,9 @@ def test_the_product_binds_the_pods() -> None:
     spec = AcceleratorSpec(product=A100)
     assert node_selector(spec, {"zone": "a"}) == {"zone": "a", "nvidia.com/gpu.product": A100}
     assert node_selector(None, None) == {}
+
+
+def test_nodes_do_not_concern_an_engine_whose_devices_are_of_a_claim() -> None:
+    claimed = {"claimTemplate": "gpus", "count": 1}
+    assert has_accelerator(NODES[0], _pool(accelerator={"count": 1}))
+    assert not has_accelerator(NODES[0], _pool(accelerator=claimed))

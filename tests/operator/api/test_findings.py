@@ -126,6 +126,15 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "allowed: all but POD_IP, POD_NAME, POD_NAMESPACE, POOL_REVISION, which the operator sets"),
     (_template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
      'spec.pools.mixed.template.env[1]: {"name":"A"} is not allowed; allowed: each name once'),
+    (_mixed(accelerator={"claimTemplate": "gpus"}),
+     'spec.pools.mixed.accelerator.claimTemplate: "gpus" is not allowed; '
+     "allowed: only beside count, the devices of a claim, and without resourceName"),
+    (_mixed(accelerator={"claimTemplate": "gpus", "count": 2, "resourceName": "amd.com/gpu"}),
+     'spec.pools.mixed.accelerator.claimTemplate: "gpus" is not allowed; '
+     "allowed: only beside count, the devices of a claim, and without resourceName"),
+    (_mixed(accelerator={"claimTemplate": "My_GPUs", "count": 2}),
+     "spec.pools.mixed.accelerator.claimTemplate: String should match pattern "
+     "'^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$'; got \"My_GPUs\""),
     ({"router": {"inferencePool": {}}},
      "spec.router.inferencePool.endpointPickerRef: Field required; allowed: an object"),
     ({"router": {"inferencePool": {"endpointPickerRef": {"name": "picker", "port": 0}}}},

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from sluice_contract.cluster.termination import TerminationMessage
 from sluice_operator.api.base import SecretKeyRef
-from sluice_operator.conditions.pods import failure_of, first_failure, is_draining, is_ready
+from sluice_operator.conditions.pods import (
+    failure_of,
+    first_failure,
+    is_draining,
+    is_ready,
+    is_unschedulable,
+    missing_claim,
+)
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.fetching import token_volumes
 
@@ -144,6 +151,39 @@ def test_a_gated_pod_names_the_queue_that_it_waits_for() -> None:
     assert failure.message.endswith("kueue.x-k8s.io/admission (queue gpus)")
     assert not failure.lasting
     assert not failure.halts
+
+
+CLAIMS = [{"name": "accelerator", "resourceClaimTemplateName": "two-gpus"}]
+MADE = [{"name": "accelerator", "resourceClaimName": "chat-0-accelerator-x"}]
+
+
+def test_an_unplaced_pod_names_the_template_of_its_devices() -> None:
+    pod = _pod(**FAILURES["unschedulable"][0])
+    pod["spec"]["resourceClaims"] = CLAIMS
+    failure = failure_of(pod)
+    assert failure is not None
+    assert failure.message.endswith("(it claims devices by ResourceClaimTemplate two-gpus)")
+
+
+@pytest.mark.parametrize(
+    ("status", "missing"),
+    [
+        ({"phase": "Pending"}, True),
+        ({"resourceClaimStatuses": [{"name": "accelerator"}]}, True),
+        ({"resourceClaimStatuses": MADE}, False),
+        ({"conditions": [{"type": "PodScheduled", "status": "True"}]}, False),
+    ],
+)
+def test_a_pod_without_its_claim_has_no_place_and_is_no_failure(
+    status: dict[str, Any], missing: bool
+) -> None:
+    """The scheduler says nothing of a pod whose template is missing."""
+    pod = _pod(**status)
+    assert missing_claim([pod]) == ""
+    pod["spec"]["resourceClaims"] = CLAIMS
+    assert ("pod chat-0 has no ResourceClaim" in missing_claim([pod])) is missing
+    assert is_unschedulable(pod) is missing
+    assert failure_of(pod) is None
 
 
 def test_out_of_memory_names_the_limit_of_the_container() -> None:

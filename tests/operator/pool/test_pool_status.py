@@ -343,3 +343,18 @@ def test_the_selector_finds_every_pod_of_the_pool() -> None:
     selector = dict(pair.split("=") for pair in _status(_ready())["selector"].split(","))
     for pod in pods(_deployment()):
         assert selector.items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_claims_that_the_api_server_drops_are_told(kept: bool) -> None:
+    accelerator = {"claimTemplate": "gpus", "count": 1}
+    spec = {"pools": {"mixed": {"accelerator": accelerator}}}
+    deployment = live(_deployment(spec), observedGeneration=1)
+    if not kept:
+        del deployment["spec"]["template"]["spec"]["resourceClaims"]
+    observed = pool_observed(pool(spec), (deployment,))
+    status = pool_status(observed, plan_pool(observed), NOW)
+    updated = find(status, "Updated")
+    assert updated is not None
+    assert updated["reason"] == ("Starting" if kept else "ClaimsNotServed")
+    assert (condition(status, "Stalled")["status"] == "True") is not kept
