@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from e2e.cluster.choose import start_cluster
 from e2e.cluster.errors import ClusterError
@@ -36,6 +37,7 @@ STUCK_REASONS = (
 )  # fmt: skip
 """Of Updated: time may help while a cluster comes up, but hardly a service that has run in it."""
 SCALED_TO_ZERO = "ScaledToZero"
+Manifest = dict[str, Any]
 Conditions = Mapping[str, Mapping[str, str]]
 
 
@@ -75,7 +77,8 @@ def deliver(cluster: Cluster, names: Mapping[str, str]) -> Mapping[str, str]:
         return {component: pushed[name] for component, name in names.items()}
 
     def load(name: str, archive: Path) -> None:
-        with Step(f"Loading the image {name} into the cluster"):
+        with Step(f"Loading the image {name} into the cluster") as step:
+            step.reached(list(names.values()).index(name), len(names), "images")
             cluster.load_image(archive)
 
     tags = images.load_images(list(names.values()), cluster.present_images, load, builder)
@@ -99,14 +102,16 @@ def await_sample(kubectl: Kubectl, was_there: bool = False) -> Conditions:
     deadline, stuck_since = time.monotonic() + READY_SECONDS, None
     with Step(f"Waiting for the InferenceService {SERVICE} to be up to date") as step:
         while not _is_updated(kubectl):
-            conditions, now = _conditions(kubectl), time.monotonic()
+            service, now = _service(kubectl), time.monotonic()
+            conditions = _conditions(service)
+            step.reached(*engines(service), "engines ready")
             step.detail(conditions.get("Updated", {}).get("message", ""))
             stuck_since = (stuck_since or now) if is_stuck(conditions, was_there) else None
             stuck = stuck_since is not None and now - stuck_since > STALLED_SECONDS
             if stuck or is_final(conditions) or now > deadline:
                 hint = f'make kubectl ARGS="edit infsvc {SERVICE}"'
                 raise ClusterError(f"the service does not come up; {hint}:\n{_table(conditions)}")
-    return _conditions(kubectl)
+    return _conditions(_service(kubectl))
 
 
 def is_stuck(conditions: Conditions, was_there: bool) -> bool:
@@ -143,13 +148,23 @@ def _is_updated(kubectl: Kubectl) -> bool:
     return True
 
 
-def _conditions(kubectl: Kubectl) -> dict[str, dict[str, str]]:
+def _service(kubectl: Kubectl) -> Manifest:
+    return kubectl.get(KIND, SERVICE, "-n", SAMPLE_NAMESPACE)
+
+
+def _conditions(service: Manifest) -> dict[str, dict[str, str]]:
     """Empty while what they say is about a former spec."""
-    found = kubectl.get(KIND, SERVICE, "-n", SAMPLE_NAMESPACE)
-    status = found.get("status", {})
-    if status.get("observedGeneration") != found["metadata"]["generation"]:
+    status = service.get("status", {})
+    if status.get("observedGeneration") != service["metadata"]["generation"]:
         return {}
     return {condition["type"]: condition for condition in status.get("conditions", [])}
+
+
+def engines(service: Manifest) -> tuple[int, int]:
+    """Of all pools: how many are ready, and how many are asked for."""
+    pools = service.get("status", {}).get("pools", {}).values()
+    counts = [(pool.get("ready", 0), pool.get("desired", 0)) for pool in pools]
+    return sum(min(pair) for pair in counts), sum(desired for _, desired in counts)
 
 
 def _table(conditions: Conditions) -> str:

@@ -1,7 +1,7 @@
 """Says what a person is waiting for and for how long. Writes to standard error only.
 
-In a terminal one line counts up in place; elsewhere (a log, CI) a line is added now and then, which
-repeats no detail.
+In a terminal one line counts up in place, with a bar where it is known how much there is to do;
+elsewhere (a log, CI) a line is added now and then, which repeats no detail.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Self
 TERMINAL_REFRESH_SECONDS = 0.5
 LOG_REFRESH_SECONDS = 15.0
 CLEAR_LINE = "\r\x1b[2K"
+BAR_CELLS = 32
 
 
 class Step:
@@ -24,7 +25,7 @@ class Step:
     def __init__(self, title: str, log_refresh_seconds: float = LOG_REFRESH_SECONDS) -> None:
         self._title = title
         self._log_refresh_seconds = log_refresh_seconds
-        self._detail = ""
+        self._detail, self._bar = "", ""
         self._start_seconds = time.monotonic()
         self._stop = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -37,6 +38,10 @@ class Step:
     def detail(self, text: str) -> None:
         """What exactly is being waited for now; shown with the next tick."""
         self._detail = text
+
+    def reached(self, done: int, total: int, what: str) -> None:
+        """How far it is, as a bar; `what` is counted."""
+        self._bar = f"{bar(done / total)} {done} of {total} {what}" if total else ""
 
     def __enter__(self) -> Self:
         self._start_seconds = time.monotonic()
@@ -65,12 +70,19 @@ class Step:
             line = f"… {self._title}  {self.elapsed_seconds:.0f} s"
             if self._in_terminal:
                 # Cut, since of a line that wraps only the last row could be cleared.
+                line = f"{line}  {self._bar}" if self._bar else line
                 line = _with_detail(line, detail)[: shutil.get_terminal_size().columns - 1]
                 sys.stderr.write(CLEAR_LINE + line)
                 sys.stderr.flush()
             else:
                 say(_with_detail(line, detail if detail != shown else ""))
                 shown = detail
+
+
+def bar(share: float) -> str:
+    """As `sluice rollout status` draws it; not full before it is."""
+    heavy = int(share * BAR_CELLS)
+    return "━" * heavy + "·" * (BAR_CELLS - heavy)
 
 
 def _with_detail(line: str, detail: str) -> str:

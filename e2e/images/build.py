@@ -62,8 +62,9 @@ def push_images(names: Sequence[str], registry: str, builder: Builder) -> dict[s
     with locked_store(folder):
         tags = _build(names, builder, folder / "context")
         pushed = {name: f"{registry}/{tag.removeprefix(LOCAL)}" for name, tag in tags.items()}
-        for name, target in pushed.items():
-            with Step(f"Pushing {target}"):
+        for number, (name, target) in enumerate(pushed.items()):
+            with Step(f"Pushing {target}") as step:
+                step.reached(number, len(pushed), "images")
                 builder.push(tags[name], target)
     return pushed
 
@@ -73,11 +74,12 @@ def _build(names: Sequence[str], builder: Builder, context: Path) -> dict[str, s
     images = with_foundations(names)
     take_context(images, context)
     tags = {image.name: tag(image, base, context) for image in images}
-    for image in images:
+    for number, image in enumerate(images):
         if not builder.has(tags[image.name]):
             from_image = {"ENGINE": tags[image.on]} if image.on in tags else {"BASE": base}
             arguments = from_image | dict(image.arguments)
             with Step(f"Building the image {image.name}") as step:
+                step.reached(number, len(images), "images")
                 builder.build(image, context, tags[image.name], arguments, step.detail)
     return {name: tags[name] for name in names}
 

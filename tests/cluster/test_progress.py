@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import threading
 
 import pytest
 
-from e2e.cluster.progress import Step
+from e2e.cluster.progress import CLEAR_LINE, Step
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -42,3 +43,37 @@ def test_a_log_has_what_is_waited_for_once_until_it_changes(
     said = [line.split(" · ")[1] for line in lines if " · " in line]
     assert said == ["no image", "no node"]
     assert len(lines) >= 80, "the seconds go on"
+
+
+class Terminal(io.StringIO):
+    """Counts what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = threading.Semaphore(0)
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        self.writes.release()
+        return count
+
+
+def test_a_terminal_has_a_bar_of_what_is_reached_and_a_log_has_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("e2e.cluster.progress.TERMINAL_REFRESH_SECONDS", 0.001)
+    with Step("Loading", log_refresh_seconds=0.001) as step:
+        step.reached(1, 4, "images")
+    assert "━" not in capsys.readouterr().err
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    with Step("Loading") as step:
+        step.reached(1, 4, "images")
+        step.detail("engine")
+        for _ in range(3):
+            assert terminal.writes.acquire(timeout=PATIENCE_SECONDS)
+    shown = [line.strip() for line in terminal.getvalue().split(CLEAR_LINE)]
+    assert f"… Loading  0 s  {'━' * 8}{'·' * 24} 1 of 4 images · engine" in shown

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.providers.kind import KindCluster
-from e2e.up import ask_sample, is_final, is_stuck
+from e2e.up import ask_sample, engines, is_final, is_stuck
 
 
 def _conditions(reason: str, stalled: str = "False") -> dict[str, dict[str, str]]:
@@ -34,6 +34,12 @@ def test_only_a_refusal_is_final() -> None:
     assert is_final(_conditions("NotImplemented", stalled="True"))
     assert not is_final(_conditions("NotImplemented"))
     assert not is_final(_conditions("ModelLoadFailed", stalled="True"))
+
+
+def test_what_is_ready_of_all_pools_is_counted_without_a_surplus() -> None:
+    pools = {"prefill": {"ready": 3, "desired": 2}, "decode": {"desired": 4, "ready": 1}}
+    assert engines({"status": {"pools": pools}}) == (3, 6)
+    assert engines({"metadata": {}}) == (0, 0)
 
 
 def test_a_service_that_is_scaled_to_zero_is_not_asked(

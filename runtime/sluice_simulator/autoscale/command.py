@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale import plot, rerun, table
 from sluice_simulator.autoscale.constants import AZURE, MOONCAKE, Constants, QueueTargets
 from sluice_simulator.autoscale.grids import POLICIES, Scene
-from sluice_simulator.autoscale.policy_comparison import contest
+from sluice_simulator.autoscale.policy_comparison import Replayed, contest, most_replays
 from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp, ramp_constants
 from sluice_simulator.errors import SimulatorError, UnusableConfigError
 from sluice_simulator.plot import check_plot
@@ -30,6 +33,7 @@ POOLS: Final[Mapping[str, Sequence[Role]]] = {
 }
 FLEETS: Final[Mapping[str, Constants]] = {"azure": AZURE, "mooncake": MOONCAKE}
 ALL: Final = "all"
+BAR_CELLS: Final = 32
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale replay") -> int:
@@ -45,7 +49,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale r
     except SimulatorError as error:
         print(error, file=sys.stderr)
         return UNUSABLE
-    rows = contest(scene, names, options.jobs)
+    with replay_bar(scene, names, is_shown=options.output == TEXT) as replayed:
+        rows = contest(scene, names, options.jobs, replayed)
     if options.output == JSON:
         print("\n".join(table.json_lines(scene, rows)))
     else:
@@ -54,6 +59,32 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale r
         replays = [plot.played(scene, row.policy, row.candidate) for row in rows]
         plot.draw(options.plot, scene.trace.name, scene, replays)
     return 0
+
+
+@contextmanager
+def replay_bar(
+    scene: Scene, names: Sequence[str], is_shown: bool, console: Console | None = None
+) -> Iterator[Replayed | None]:
+    """A bar of replays on standard error, if that is a terminal; gone at the end. `console`: where
+    it is drawn instead."""
+    console = console or Console(stderr=True)
+    if not (is_shown and console.is_terminal):
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(BAR_CELLS, complete_style="green", finished_style="green"),
+        TextColumn("{task.completed} of at most {task.total} replays"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        total = sum(most_replays(scene, name) for name in names)
+        task = progress.add_task(names[0], total=total)
+
+        def replayed(name: str, count: int) -> None:
+            progress.update(task, description=name, advance=count)
+
+        yield replayed
 
 
 def _rerun(options: argparse.Namespace) -> int:

@@ -7,10 +7,9 @@ compared at equal attainment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from sluice_simulator.autoscale.constants import GOAL
@@ -64,28 +63,54 @@ def fair(scene: Scene) -> FairScene:
     return FairScene(scene, reachable)
 
 
-def contest(scene: Scene, names: Sequence[str], jobs: int = 1) -> tuple[Row, ...]:
-    """The best of each, in the order of `names`; on `jobs` processes."""
-    ours = compete(scene, GOAL, OURS) if OURS in names else None
+Replayed = Callable[[str, int], None]
+"""Told, while policies are compared, which one has so many more replays behind it."""
+
+
+def contest(
+    scene: Scene, names: Sequence[str], jobs: int = 1, replayed: Replayed | None = None
+) -> tuple[Row, ...]:
+    """The best of each, in the order of `names`; on `jobs` processes. `replayed` is told of
+    `most_replays` of each, in other processes all at once."""
+    ours = compete(scene, GOAL, OURS, replayed) if OURS in names else None
     goal = min(GOAL, ours.outcome.attainment) if ours else GOAL
     others = [name for name in names if name != OURS]
-    task = partial(compete, scene, goal)
     if jobs > 1 and len(others) > 1:
         with ProcessPoolExecutor(min(jobs, len(others))) as pool:
-            rows = list(pool.map(task, others))
+            tasks = {pool.submit(compete, scene, goal, name): name for name in others}
+            rows = list(_finished(scene, tasks, replayed))
     else:
-        rows = list(map(task, others))
+        rows = [compete(scene, goal, name, replayed) for name in others]
     of = {row.policy: row for row in (*rows, *([ours] if ours else []))}
     return tuple(of[name] for name in names)
 
 
-def compete(scene: Scene, goal: float, name: str) -> Row:
+def _finished(
+    scene: Scene, tasks: dict[Future[Row], str], replayed: Replayed | None
+) -> Iterator[Row]:
+    for task in as_completed(tasks):
+        yield task.result()
+        if replayed:
+            replayed(tasks[task], most_replays(scene, tasks[task]))
+
+
+def most_replays(scene: Scene, name: str) -> int:
+    """How many replays tune a policy at most: halving a ladder of n takes as many as n has bits."""
+    return sum(len(ladder).bit_length() for ladder in POLICIES[name](scene))
+
+
+def compete(scene: Scene, goal: float, name: str, replayed: Replayed | None = None) -> Row:
     """The best of one policy's grid."""
-    tried = [
-        (candidate, result)
-        for ladder in POLICIES[name](scene)
-        for candidate, result in _climbed(scene, goal, ladder)
-    ]
+    tried = []
+    for ladder in POLICIES[name](scene):
+        left = len(ladder).bit_length()
+        for pair in _climbed(scene, goal, ladder):
+            tried.append(pair)
+            left -= 1
+            if replayed:
+                replayed(name, 1)
+        if replayed:
+            replayed(name, left)
     best, result = min(tried, key=lambda pair: _rank(pair[1], goal))
     outcomes = [(candidate.label, found) for candidate, found in tried]
     return Row(name, best, result, outcomes, result.attainment >= goal)

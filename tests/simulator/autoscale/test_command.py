@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from sluice_autoscaler.journal import Journal
 from sluice_contract.cluster.labels import Role
-from sluice_simulator.autoscale.command import main
+from sluice_simulator.autoscale.command import main, replay_bar
 from sluice_simulator.autoscale.constants import AZURE, QueueTargets
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
 from sluice_simulator.autoscale.grids import POLICIES, Candidate, Scene
 from sluice_simulator.autoscale.outcome import outcome
 from sluice_simulator.autoscale.policies.ours import Ours, settings_of
-from sluice_simulator.autoscale.policy_comparison import compete, play
+from sluice_simulator.autoscale.policy_comparison import compete, contest, play
 from sluice_simulator.autoscale.shapes import FORMS, RAMPS, formed, ramp
 
 from tests.simulator.autoscale.scenes import chats
@@ -57,6 +59,27 @@ def test_our_rule_is_given_the_targets(capsys: pytest.CaptureFixture[str]) -> No
         hours.append(json.loads(capsys.readouterr().out)["replica_hours"])
     left_out, seconds, requests = hours
     assert left_out < min(seconds, requests)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_bar_of_a_terminal_is_full_when_all_policies_are_done(jobs: int) -> None:
+    trace, names = chats(60.0), ["ours", "static", "all-at-once"]
+    scene = Scene(trace, replace(AZURE, max_replicas=3), [Role.MIXED])
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with replay_bar(scene, names, is_shown=True, console=screen) as replayed:
+        assert replayed is not None
+        contest(scene, names, jobs, replayed)
+    assert "4 of at most 4 replays" in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("is_terminal", "is_shown"), [(True, False), (False, True)])
+def test_there_is_no_bar_for_a_program_or_in_a_log(is_terminal: bool, is_shown: bool) -> None:
+    scene, file = Scene(chats(1.0), AZURE, [Role.MIXED]), io.StringIO()
+    screen = Console(file=file, force_terminal=is_terminal)
+    with replay_bar(scene, ["ours"], is_shown, screen) as replayed:
+        assert replayed is None
+    assert file.getvalue() == ""
 
 
 def test_targets_are_those_of_a_spec() -> None:
