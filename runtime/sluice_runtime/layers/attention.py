@@ -10,7 +10,8 @@ token attend to all tokens before it in its row, whether the row extends or deco
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -136,6 +137,16 @@ class TokenLayout:
                 numbers=others,
             ),
         )
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """How layers attend that do not take the softmax over all tokens before."""
+
+    window_tokens: int | None = None
+    """How many tokens each attends to, itself included; None: all before it."""
+    sinks: Mapping[int, Tensor] = field(default_factory=dict)
+    """By layer, [heads]: one more score of each head, whose share no token has."""
 
 
 class Attention(Protocol):

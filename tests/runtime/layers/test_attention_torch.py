@@ -1,4 +1,4 @@
-"""What plain torch asks of its fused kernels."""
+"""What plain torch asks of its fused kernels, and what windows and sinks change."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from sluice_runtime.layers.attention_torch import _extend
+from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers.attention import AttentionRule, TokenLayout
+from sluice_runtime.layers.attention_torch import TorchAttention, _extend
+from sluice_runtime.layers.rope import Angles
 from torch import Tensor
 
+from tests.runtime.layers.layouts import Row, layout
+
 HEADS, KV_HEADS, TOKENS, CONTEXT, DIM = 6, 2, 3, 7, 8
+ROWS: tuple[Row, ...] = ((40, 40), (7, 30), (5, 5), (1, 1), (1, 17), (1, 100), (1, 12))
+"""Three rows extend, of which two begin; four decode."""
 
 
 @pytest.mark.parametrize(
@@ -37,5 +44,86 @@ def test_on_gpus_heads_are_repeated_where_no_fused_kernel_has_groups(
     queries = torch.zeros(tokens, HEADS, DIM, dtype=dtype, device=device)
     keys = torch.zeros(CONTEXT, KV_HEADS, DIM, dtype=dtype, device=device)
     mask = torch.zeros(tokens, CONTEXT, dtype=dtype, device=device) if masked else None
-    assert _extend(queries, keys, keys, mask).shape == queries.shape
+    assert _extend(queries, keys, keys, mask, 0.5).shape == queries.shape
     assert asked == [(KV_HEADS if grouped else HEADS, grouped)]
+
+
+def attended(
+    where: TokenLayout, page_size: int, rule: AttentionRule | None
+) -> tuple[Tensor, Tensor, PagePool]:
+    """Queries and outputs [n, head, dim] of a step, and the pool with its keys and values."""
+    torch.manual_seed(0)
+    pages = where.page_table.numel()
+    pool = PagePool(KvShape(2, KV_HEADS, DIM, torch.float32), pages, page_size)
+    pool.data.copy_(torch.randn(pool.data.shape))
+    qkv = torch.randn(len(where.pages), HEADS + 2 * KV_HEADS, DIM)
+    unturned = Angles(torch.ones(len(qkv), DIM // 2), torch.zeros(len(qkv), DIM // 2))
+    out = TorchAttention(pool, where, unturned, rule).attend(1, qkv, None)
+    return qkv[:, :HEADS], out, pool
+
+
+def one_by_one(where: TokenLayout, queries: Tensor, pool: PagePool, rule: AttentionRule) -> Tensor:
+    """Each head of each token alone, as the models' papers have it."""
+    out, numbers, group = torch.empty_like(queries), where.numbers, HEADS // KV_HEADS
+    for i, row in enumerate(numbers.rows.tolist()):
+        keys, values = pool.gather(1, where.page_table[row])
+        begin, end = numbers.begins[i : i + 2].tolist()
+        for token in range(begin, end):
+            last = int(numbers.contexts[i]) - (end - token) + 1
+            seen = slice(max(0, last - (rule.window_tokens or last)), last)
+            for head in range(HEADS):
+                scores = keys[seen, head // group] @ queries[token, head] * DIM**-0.5
+                weights = scores.exp()
+                total = weights.sum()
+                if 1 in rule.sinks:
+                    total = total + rule.sinks[1][head].exp()
+                out[token, head] = weights / total @ values[seen, head // group]
+    return out
+
+
+SINKS = {1: torch.tensor([0.5, -1.0, 2.0, 0.0, 3.0, -9.0])}
+RULES = [
+    AttentionRule(),
+    AttentionRule(window_tokens=12),
+    AttentionRule(window_tokens=1),
+    AttentionRule(window_tokens=17, sinks=SINKS),
+    AttentionRule(window_tokens=1000, sinks=SINKS),
+    AttentionRule(sinks=SINKS),
+    AttentionRule(sinks={0: torch.ones(HEADS)}),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_windows_and_sinks_are_those_of_each_token(page_size: int, rule: AttentionRule) -> None:
+    where = layout(page_size, ROWS, extends=3)
+    queries, seen, pool = attended(where, page_size, rule)
+    torch.testing.assert_close(seen, one_by_one(where, queries, pool, rule))
+
+
+def test_a_window_is_the_same_however_a_step_is_divided() -> None:
+    """Each token as a row of its own, as graphs have it; and the first row before the others."""
+    rule, where = AttentionRule(window_tokens=12, sinks=SINKS), layout(16, ROWS, extends=3)
+    queries, wanted, pool = attended(where, 16, rule)
+    assert torch.allclose(attended(where.of_single_tokens(), 16, rule)[1], wanted, atol=1e-6)
+    first, others = where.after_row(1)
+    tokens = len(first.pages)
+    for part, own in ((first, slice(0, tokens)), (others, slice(tokens, None))):
+        torch.testing.assert_close(one_by_one(part, queries[own], pool, rule), wanted[own])
+
+
+def test_of_a_long_context_a_window_reads_its_own_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = layout(16, ((70, 2100), (1, 2000)), extends=1)
+    gathered: list[int] = []
+    gather = PagePool.gather
+
+    def spy(pool: PagePool, layer: int, page_ids: Tensor) -> tuple[Tensor, Tensor]:
+        gathered.append(page_ids.numel())
+        return gather(pool, layer, page_ids)
+
+    rule = AttentionRule(window_tokens=33)
+    monkeypatch.setattr(PagePool, "gather", spy)
+    queries, seen, pool = attended(where, 16, rule)
+    assert gathered == [8, 3], "102 tokens, the first of them the 15th of its page, and 33"
+    monkeypatch.undo()
+    torch.testing.assert_close(seen, one_by_one(where, queries, pool, rule))
