@@ -72,6 +72,7 @@ def allowed_so_far() -> dict[str, str]:
 
 
 ARCHITECTURES: Final = (
+    "GptOssForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
@@ -84,9 +85,9 @@ ARCHITECTURES: Final = (
     "Phi3ForCausalLM",
 )
 """By the names in config.json: the operator refuses others before they are downloaded. The engine's
-own table is the runtime's `model/spec.py`."""
+own table is the runtime's `model/variants.py`."""
 
-QUANTISATIONS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt")
+QUANTISATIONS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
 """By the names in config.json's `quant_method`, likewise. The engine's own table is the runtime's
 `model/quantised.py`, which refuses more by its keys."""
 

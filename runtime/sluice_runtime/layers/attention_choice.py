@@ -91,6 +91,8 @@ class Situation:
     flashinfer: FlashinferState = FlashinferState()
     fp8_pages: bool = False
     """The KV pool's numbers have 8 bits."""
+    special: str = ""
+    """What of the model's attention plain torch computes alone, e.g. sliding windows."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,8 @@ def _without_native(situation: Situation) -> str | None:
         return situation.native_missing
     if situation.dtype not in situation.native_dtypes:
         return f"the kernels do not compute {situation.dtype}"
+    if situation.special:
+        return f"the kernels do not compute {situation.special}"
     return None
 
 
@@ -205,6 +209,8 @@ def _without_flashinfer(situation: Situation) -> str | None:
         return f"flashinfer does not compute {situation.dtype}"
     if situation.head_dim not in FLASHINFER_HEAD_DIMS:
         return f"flashinfer has no kernels for heads of {situation.head_dim}"
+    if situation.special:
+        return f"{situation.special} are not implemented with flashinfer"
     return situation.flashinfer.missing
 
 

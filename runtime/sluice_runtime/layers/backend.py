@@ -114,13 +114,16 @@ def _native_layers(
     kernel knows all parts of a layer."""
     threads = torch.get_num_threads()
     more = shape.qkv_bias or shape.experts or shape.post_norms or shape.whole_qk_norm
+    more = more or shape.activation is not None
     shared = shape.group.size > 1 or shape.adapters is not None
     if shape.kv_heads % threads or shared or more:
         return PlainStack(layers, shape, operators)
     return ShardedStack(layers, shape, threads, packed)
 
 
-_TORCH: Final = Operators(rms_norm, add_rms_norm, silu_and_multiply, TorchAttention)
+_TORCH: Final = Operators(
+    rms_norm, add_rms_norm, silu_and_multiply, TorchAttention, attention_by=TorchAttention
+)
 _NATIVE: Final = Operators(
     native.rms_norm, native.add_rms_norm, native.silu_and_multiply, NativeAttention
 )
@@ -230,13 +233,16 @@ def choose_backend(
     device: torch.device = CPU,
     setting: AttentionBackend = "auto",
     pages: KvCacheDtype = "auto",
+    special: str = "",
 ) -> Choice:
-    """The fastest there is for a model on `device`, or the one that `setting` names.
+    """The fastest there is for a model on `device`, or the one that `setting` names; `special`: see
+    `Situation`.
 
     Raises:
         InvalidConfigError: that one cannot compute this model here.
     """
-    choice = choose_attention(situation(dtype, head_dim, device, pages), setting)
+    here = replace(situation(dtype, head_dim, device, pages), special=special)
+    choice = choose_attention(here, setting)
     return Choice(BACKENDS[choice.name](device, choice.prefill), choice.message)
 
 

@@ -28,6 +28,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x: [..., d]; weight: [d], or [head, d] where each head has its own.
     """
+    if weight.dtype != x.dtype:  # finer than x
+        return rms_norm(x.to(weight.dtype), weight, eps).to(x.dtype)
     if weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
     return F.rms_norm(x, weight.shape[-1:], None, eps) * weight
@@ -93,7 +95,32 @@ def pack(weight: Tensor) -> Tensor:
     return weight
 
 
+Activation = Callable[[Tensor], Tensor]
+"""[n, 2 x width], gate first → [n, width]."""
+
+
 def silu_and_multiply(gate_up: Tensor) -> Tensor:
     """silu(gate) x up: [n, 2 x width], gate first → [n, width]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gelu_and_multiply(gate_up: Tensor) -> Tensor:
+    """gelu(gate) x up, by its approximation with tanh."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+@dataclass(frozen=True)
+class ClampedSwiglu:
+    """gate x sigmoid(alpha x gate) x (up + 1), of a gate of at most `limit` and an up within it."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate = gate.clamp(max=self.limit)
+        product = (gate * self.alpha).sigmoid_().mul_(gate)
+        del gate
+        return product.mul_(up.clamp(-self.limit, self.limit).add_(1))

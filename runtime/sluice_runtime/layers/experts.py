@@ -18,11 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from sluice_runtime.layers.dense import Linear, Multiply, linear
+from sluice_runtime.layers.dense import Activation, Linear, Multiply, linear
 from sluice_runtime.layers.stack import ExpertsWeights
 
-Activation = Callable[[Tensor], Tensor]
-"""[n, 2 x width], gate first → [n, width]."""
 GroupedLinear = Callable[[Tensor, Tensor], Tensor]
 """[m, in], in the order of the experts, and how many each has, [e] → [m, out]."""
 _HOPPER: Final = (9, 0)
@@ -32,8 +30,9 @@ def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply 
     """[n, h] → [n, h]; of a rank that has a part of each expert, its part of the sum. `multiply`:
     of an expert's matrices, where each has its own product."""
     parts = weights.experts
-    gate_up = [torch.cat((part.gate, part.up)) for part in parts]
-    down = [part.down for part in parts]
+    gate_up_biases, down_biases = zip(*(part.biases for part in parts), strict=True)
+    gate_up = Products([torch.cat((part.gate, part.up)) for part in parts], gate_up_biases)
+    down = Products([part.down for part in parts], down_biases)
     if weights.router.device.type == "cpu":
         parts_of = looped(gate_up, multiply), looped(down, multiply)
         return SortedExperts(weights, *parts_of, activation)
@@ -62,16 +61,31 @@ class Choice:
 
 def chosen(x: Tensor, weights: ExpertsWeights) -> Choice:
     """For tokens [n, h]; probabilities are computed in float32."""
-    probabilities = F.linear(x, weights.router).softmax(-1, dtype=torch.float32)
+    probabilities = F.linear(x, weights.router, weights.router_bias).softmax(
+        -1, dtype=torch.float32
+    )
     shares, best = probabilities.topk(weights.active, dim=-1)
     if weights.renormalised:
         shares = shares / shares.sum(-1, keepdim=True)
     return Choice(best, shares.to(x.dtype))
 
 
-def looped(weights: Sequence[Tensor], multiply: Multiply = linear) -> GroupedLinear:
+@dataclass(frozen=True)
+class Products:
+    """One matrix of each expert."""
+
+    weights: Sequence[Tensor]
+    """[out, in]"""
+    biases: Sequence[Tensor | None]
+    """[out]; all experts have one, or none."""
+
+    def each(self, multiply: Multiply) -> list[Linear]:
+        return [multiply(*own) for own in zip(self.weights, self.biases, strict=True)]
+
+
+def looped(matrices: Products, multiply: Multiply = linear) -> GroupedLinear:
     """A product for each expert that has tokens; the host reads how many."""
-    products = [multiply(weight, None) for weight in weights]
+    products = matrices.each(multiply)
 
     def apply(x: Tensor, counts: Tensor) -> Tensor:
         groups = zip(products, torch.split(x, counts.tolist()), strict=True)
@@ -80,12 +94,17 @@ def looped(weights: Sequence[Tensor], multiply: Multiply = linear) -> GroupedLin
     return apply
 
 
-def in_one_call(weights: Sequence[Tensor]) -> GroupedLinear:
+def in_one_call(matrices: Products) -> GroupedLinear:
     """All products in one kernel."""
-    stacked = torch.stack(tuple(weights)).transpose(1, 2)
+    stacked = torch.stack(tuple(matrices.weights)).transpose(1, 2)
+    biases = [bias for bias in matrices.biases if bias is not None]
+    bias = torch.stack(biases) if biases else None
 
     def apply(x: Tensor, counts: Tensor) -> Tensor:
-        return F.grouped_mm(x, stacked, offs=counts.cumsum(0, dtype=torch.int32))
+        product = F.grouped_mm(x, stacked, offs=counts.cumsum(0, dtype=torch.int32))
+        if bias is None:
+            return product
+        return product.add_(bias.repeat_interleave(counts, 0, output_size=len(x)))
 
     return apply
 
@@ -119,13 +138,13 @@ class EveryExpert:
     def __init__(
         self,
         weights: ExpertsWeights,
-        gate_up: Sequence[Tensor],
-        down: Sequence[Tensor],
+        gate_up: Products,
+        down: Products,
         activation: Activation,
     ) -> None:
         self._weights = weights
-        self._gate_up = [linear(matrix) for matrix in gate_up]
-        self._down = [linear(matrix) for matrix in down]
+        self._gate_up = gate_up.each(linear)
+        self._down = down.each(linear)
         self._activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -3,8 +3,8 @@ step's queries, keys and values before attention: head norm, rotation, and keys 
 pool. In torch on any device; on NVIDIA's GPUs one kernel. Knows no requests.
 
 Formulas: RoFormer (Su et al. 2021), halves rotated as in the Hugging Face layout; Llama 3 scaling
-as in Meta's reference code. Angles come from positions alone, so there is no table whose length
-would bound the context.
+as in Meta's reference code, YaRN as in Peng et al. 2023. Angles come from positions alone, so there
+is no table whose length would bound the context.
 
 A kernel rotates pairs of one kind: a number of the first half of a head with that of the second.
 A head whose pairs are neighbours, or of which a part is not rotated, has its numbers in another
@@ -61,11 +61,36 @@ class LongRope:
 
 
 @dataclass(frozen=True)
+class LinearScaling:
+    """All wavelengths are stretched by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Pairs that turn less than `slow` times in the original context are stretched by `factor`,
+    those that turn more than `fast` times kept, those between blended by their number."""
+
+    factor: float
+    fast: float
+    slow: float
+    original_context_tokens: int
+    truncate: bool
+    """Whether the blend begins and ends at whole pairs."""
+
+    @property
+    def magnitude(self) -> float:
+        """By which queries and keys grow."""
+        return 0.1 * math.log(max(self.factor, 1)) + 1
+
+
+@dataclass(frozen=True)
 class Rope:
     """How positions turn into angles."""
 
     theta: float
-    scaling: Llama3Scaling | LongRope | None = None
+    scaling: Llama3Scaling | LinearScaling | YarnScaling | LongRope | None = None
     rotated: int | None = None
     """Numbers of a head that are rotated, the first ones; None: all."""
     interleaved: bool = False
@@ -92,14 +117,20 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Frequencies:
     rotated, scaling = rope.rotated or head_dim, rope.scaling
     exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     frequencies = 1.0 / (rope.theta**exponents)
+    magnitude = 1.0
+    match scaling:
+        case Llama3Scaling():
+            frequencies = _llama3(frequencies, scaling)
+        case LinearScaling(factor):
+            frequencies = frequencies / factor
+        case YarnScaling():
+            frequencies, magnitude = _yarn(frequencies, scaling, rope.theta), scaling.magnitude
+        case LongRope():
+            frequencies /= torch.tensor(scaling.long if scaling.is_long else scaling.short)
+            magnitude = scaling.magnitude
     still = (0, (head_dim - rotated) // 2)
-    if isinstance(scaling, LongRope):
-        frequencies /= torch.tensor(scaling.long if scaling.is_long else scaling.short)
-        magnitudes = torch.full_like(frequencies, scaling.magnitude)
-        return Frequencies(F.pad(frequencies, still), F.pad(magnitudes, still, value=1.0))
-    if scaling is not None:
-        frequencies = _scale(frequencies, scaling)
-    return Frequencies(F.pad(frequencies, still))
+    magnitudes = F.pad(torch.full_like(frequencies, magnitude), still, value=1.0)
+    return Frequencies(F.pad(frequencies, still), None if magnitude == 1 else magnitudes)
 
 
 def pair_order(rope: Rope, head_dim: int) -> Tensor | None:
@@ -115,7 +146,23 @@ def pair_order(rope: Rope, head_dim: int) -> Tensor | None:
     return torch.cat((first, first_still, second, second_still))
 
 
-def _scale(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
+def _yarn(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+    pairs = len(frequencies)
+
+    def pair(turns: float) -> float:
+        """Which one turns so often in the original context."""
+        wavelength = scaling.original_context_tokens / (turns * 2 * math.pi)
+        return pairs * math.log(wavelength) / math.log(theta)
+
+    first, last = pair(scaling.fast), pair(scaling.slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    blend = ((torch.arange(pairs) - first) / max(last - first, 0.001)).clamp(0, 1)
+    return (1 - blend) * frequencies + blend * frequencies / scaling.factor
+
+
+def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_context_tokens / wavelengths

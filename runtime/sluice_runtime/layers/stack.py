@@ -14,7 +14,8 @@ from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.adapters import AdapterBank
-from sluice_runtime.layers.attention import TokenLayout
+from sluice_runtime.layers.attention import AttentionRule, TokenLayout
+from sluice_runtime.layers.dense import Activation
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.parallel.group import SOLO, Group
 
@@ -26,6 +27,8 @@ class MlpWeights:
     gate: Tensor
     up: Tensor
     down: Tensor
+    biases: tuple[Tensor | None, Tensor | None] = (None, None)
+    """Of gate and up joined, and of down; only experts have some."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class ExpertsWeights:
     """Experts that compute a token."""
     renormalised: bool
     """Whether the shares of these add up to 1."""
+    router_bias: Tensor | None = None
+    """[experts]"""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,10 @@ class LayerWeights:
     all ranks; None where the variant has none."""
     attention_post_norm: Tensor | None = None
     mlp_post_norm: Tensor | None = None
+    output_bias: Tensor | None = None
+    """[h]; of one rank of several, which add their products up."""
+    sinks: Tensor | None = None
+    """[heads]; see `AttentionRule`."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,12 @@ class LayerShape:
     """Whether layers have `whole_norms`."""
     adapters: AdapterBank | None = None
     """What may be added to its matrices."""
+    activation: Activation | None = None
+    """Of gate and up; None: the backend's, `silu_and_multiply`."""
+    rule: AttentionRule | None = None
+    """How the layers attend, which have their own sinks; None: as most models do."""
+    windows: frozenset[int] = frozenset()
+    """Layers that have the rule's window."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +108,8 @@ class PagedStep:
     pool: PagePool
     layout: TokenLayout
     angles: Angles
+    window_angles: Angles | None = None
+    """In layers that have a window; None: the same."""
 
 
 class LayerStack(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import torch
@@ -19,8 +19,8 @@ from sluice_kernels import native
 from torch import Tensor
 
 from sluice_runtime.kv.pool import PagePool
-from sluice_runtime.layers.attention import Attention, TokenLayout
-from sluice_runtime.layers.dense import HeadNorm, Linear, Multiply, linear, pack
+from sluice_runtime.layers.attention import Attention, AttentionRule, TokenLayout
+from sluice_runtime.layers.dense import Activation, HeadNorm, Linear, Multiply, linear, pack
 from sluice_runtime.layers.experts import experts
 from sluice_runtime.layers.rope import Angles
 from sluice_runtime.layers.stack import (
@@ -45,6 +45,8 @@ class Operators:
     """[n, 2 x width], gate first → [n, width]."""
     attention: Callable[[PagePool, TokenLayout, Angles], Attention]
     linear: Multiply = linear
+    attention_by: Callable[[PagePool, TokenLayout, Angles, AttentionRule], Attention] | None = None
+    """By a rule; None: there is no such attention, and no model with rules comes here."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class _Layer:
     mlp_norm: Tensor | None
     mlp: Linear
     mlp_post_norm: Tensor | None
+    sinks: Tensor | None
 
 
 class PlainStack:
@@ -74,11 +77,11 @@ class PlainStack:
 
     def forward(self, x: Tensor, step: PagedStep) -> Tensor:
         """See `layers.stack.LayerStack`."""
-        attention = self._operators.attention(step.pool, step.layout, step.angles)
+        attention_of = self._attention(step)
         delta: Tensor | None = None
         for layer in self._layers:
             normed = self._entering(x, delta, layer.attention_norm)
-            delta = self._attend(layer, normed, attention)
+            delta = self._attend(layer, normed, attention_of(layer.index))
             delta = self._leaving(delta, layer.attention_post_norm)
             # Of both parts: attention's is freed before the other one computes.
             normed = self._entering(x, delta, layer.mlp_norm)
@@ -105,6 +108,21 @@ class PlainStack:
         stack = copy(self)
         stack._layers = self._layers[first:end]
         return stack
+
+    def _attention(self, step: PagedStep) -> Callable[[int], Attention]:
+        """By layer."""
+        parts, shape = self._operators, self._shape
+        if shape.rule is None:
+            common = parts.attention(step.pool, step.layout, step.angles)
+            return lambda _: common
+        assert parts.attention_by is not None, "the backend was chosen without regard to the rule"
+        sinks = {layer.index: layer.sinks for layer in self._layers if layer.sinks is not None}
+        rule, where = replace(shape.rule, sinks=sinks), (step.pool, step.layout)
+        whole = parts.attention_by(*where, step.angles, replace(rule, window_tokens=None))
+        if not shape.windows:
+            return lambda _: whole
+        windowed = parts.attention_by(*where, step.window_angles or step.angles, rule)
+        return lambda layer: windowed if layer in shape.windows else whole
 
     def _attend(self, layer: _Layer, x: Tensor, attention: Attention) -> Tensor:
         # [n, query heads + key heads + value heads, d]
@@ -136,6 +154,7 @@ def _layer(index: int, weights: LayerWeights, shape: LayerShape, operators: Oper
         multiply = operators.linear(torch.cat(parts) if len(parts) > 1 else parts[0], bias)
         return multiply if bank is None else bank.adapted(multiply, index, joined)
 
+    activation = shape.activation or operators.silu_and_multiply
     qkv_bias = None if weights.qkv_biases is None else torch.cat(weights.qkv_biases)
     return _Layer(
         index=index,
@@ -146,16 +165,21 @@ def _layer(index: int, weights: LayerWeights, shape: LayerShape, operators: Oper
             shape,
         ),
         head_norm=head_norm(weights, shape),
-        output=_summed(matrix(output=weights.output), shape.group),
+        output=_summed(matrix(weights.output_bias, output=weights.output), shape.group),
         attention_post_norm=weights.attention_post_norm,
         mlp_norm=weights.mlp_norm,
-        mlp=_summed(_mlp(weights.mlp, operators, matrix), shape.group),
+        mlp=_summed(_mlp(weights.mlp, operators, matrix, activation), shape.group),
         mlp_post_norm=weights.mlp_post_norm,
+        sinks=weights.sinks,
     )
 
 
-def _mlp(weights: MlpWeights | ExpertsWeights, operators: Operators, matrix: _Matrix) -> Linear:
-    activation = operators.silu_and_multiply
+def _mlp(
+    weights: MlpWeights | ExpertsWeights,
+    operators: Operators,
+    matrix: _Matrix,
+    activation: Activation,
+) -> Linear:
     if isinstance(weights, ExpertsWeights):
         return experts(weights, activation, operators.linear)
     gate_up, down = matrix(gate=weights.gate, up=weights.up), matrix(down=weights.down)

@@ -42,6 +42,8 @@ class Decoder:
     """What its matrices may have added; None: it takes no adapters."""
     kv_scales: KvScales | None = None
     """Of a pool of 8 bits; None: its pool has `dtype`."""
+    window_frequencies: Frequencies | None = None
+    """Of layers that have a window; None: the same."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,7 +65,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor]:
         """See `hidden`; and [n, taps x h], what enters the layers that `taps` counts, ascending."""
         x, states, first = self.embedded(token_ids), list[Tensor](), 0
-        step = PagedStep(pool, layout, angles_of(self.frequencies, positions))
+        step = self._step(positions, pool, layout)
         for tap in taps:
             x = self.layers.part(first, tap).forward(x, step)
             states.append(x.clone())  # the next layers change it
@@ -81,8 +83,12 @@ class Decoder:
     ) -> Tensor:
         """[n, h] → [n, h] through `layers`, all or a part of this model's; `hidden` may be
         changed."""
-        step = PagedStep(pool, layout, angles_of(self.frequencies, positions))
-        return layers.forward(hidden, step)
+        return layers.forward(hidden, self._step(positions, pool, layout))
+
+    def _step(self, positions: Tensor, pool: PagePool, layout: TokenLayout) -> PagedStep:
+        own = self.window_frequencies
+        windowed = None if own is None else angles_of(own, positions)
+        return PagedStep(pool, layout, angles_of(self.frequencies, positions), windowed)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[m, h] → [m, vocabulary], float32."""

@@ -50,6 +50,15 @@ DUMMIES: Final[Mapping[str, Mapping[str, Any]]] = {
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
     },
+    "gpt-oss-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "rope_theta": 15e4,
+    },
     "llama-tiny": _DUMMY_COMMON
     | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 1e4},
     "mistral-tiny": _DUMMY_COMMON

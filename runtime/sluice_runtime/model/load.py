@@ -17,6 +17,7 @@ from torch import Tensor
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 from sluice_runtime.kv.pool import CPU
 from sluice_runtime.layers.adapters import AdapterBank, SlotShape
+from sluice_runtime.layers.attention import AttentionRule
 from sluice_runtime.layers.backend import Backend, choose_backend, with_pages, with_weights
 from sluice_runtime.layers.rope import in_order, inverse_frequencies, pair_order
 from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
@@ -27,9 +28,10 @@ from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
 from sluice_runtime.model.quantised import QuantisedWeights
 from sluice_runtime.model.read_ahead import read_ahead
 from sluice_runtime.model.shard import Part, Shape, Shard, Split
-from sluice_runtime.model.spec import ExpertNames, ModelSpec, spec_from
+from sluice_runtime.model.spec import Experts, ModelSpec, spec_from
 from sluice_runtime.model.staging import CudaCopies
 from sluice_runtime.model.streamed_weights import StreamedWeights
+from sluice_runtime.model.variants import ExpertNames
 from sluice_runtime.model.weights import Checkpoint, MappedWeights, RandomWeights, WeightSource
 from sluice_runtime.parallel.group import SOLO, Group
 
@@ -45,6 +47,7 @@ SPLITS: Final[Mapping[str, Split]] = {
     "v_proj": Split.ROWS,
     "o_proj": Split.COLUMNS,
     "gate": Split.NONE,
+    "router": Split.NONE,
     "gate_proj": Split.ROWS,
     "up_proj": Split.ROWS,
     "down_proj": Split.COLUMNS,
@@ -103,7 +106,8 @@ def load_model(
     check_division(spec, placement.group.size)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
     pages = placement.pages
-    choice = choose_backend(model_dtype, spec.head_dim, placement.device, backend, pages)
+    heads = spec.head_dim, placement.device, backend, pages, spec.special_attention
+    choice = choose_backend(model_dtype, *heads)
     kernels = with_pages(with_weights(choice.backend, placement.weights), pages)
     held_as = "" if placement.weights == "auto" else f"; matrices: {placement.weights}"
     logger.info("kernels: %s%s", choice.message, held_as)
@@ -180,8 +184,31 @@ class Reader:
         return self._read(name, (size,), Split.ROWS)
 
     def bias(self, name: str, size: int) -> Tensor:
-        """This rank's part of [size], of the matrix of that name."""
-        return self._read(name, (size,), SPLITS[name.rpartition(".")[2]], "bias")
+        """This rank's part of [size], of the matrix of that name; where ranks add their products
+        up, the first one has all of it."""
+        split = SPLITS[name.rpartition(".")[2]]
+        if split is Split.COLUMNS:
+            return self._added(self._read(name, (size,), Split.NONE, "bias"))
+        return self._read(name, (size,), split, "bias")
+
+    def sinks(self, name: str, heads: int) -> Tensor:
+        """This rank's part of [heads]."""
+        return self._read(name, (heads,), Split.ROWS, "sinks")
+
+    def stack(self, name: str, shape: Shape, dim: int) -> Tensor:
+        """This rank's part, along `dim`, of a tensor that has something of each expert."""
+        return self.weights.read(name, self.placement.shard.along(shape, dim), self.dtype)
+
+    def stack_bias(self, name: str, shape: Shape) -> Tensor:
+        """[experts, out], of products that ranks add up: the first one has all of it."""
+        whole = self.placement.shard.part(shape, Split.NONE)
+        return self._added(self.weights.read(name, whole, self.dtype))
+
+    def _added(self, bias: Tensor) -> Tensor:
+        if self.placement.group.rank == 0:
+            return bias
+        self.weights.settle()  # nobody may write into its memory once it is free
+        return torch.zeros_like(bias)
 
     def _read(self, name: str, shape: Shape, split: Split, kind: str = "weight") -> Tensor:
         part = self.placement.shard.part(shape, split)
@@ -205,6 +232,7 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
             f"model.uri: tensor {left[0]} is not part of {spec.architecture} as implemented here"
         )
     frequencies = inverse_frequencies(spec.rope, spec.head_dim).to(device)
+    other = spec.windows and spec.windows.rope
     return Decoder(
         spec,
         embedding,
@@ -215,12 +243,14 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
         backend,
         reader.placement.group,
         bank,
+        inverse_frequencies(other, spec.head_dim).to(device) if other else None,
     )
 
 
 def layer_shape(spec: ModelSpec, group: Group, bank: AdapterBank | None = None) -> LayerShape:
     """Of a rank of `group`."""
     heads, kv_heads = spec.heads // group.size, spec.kv_heads // group.size
+    windows = spec.windows
     return LayerShape(
         heads,
         kv_heads,
@@ -232,6 +262,11 @@ def layer_shape(spec: ModelSpec, group: Group, bank: AdapterBank | None = None) 
         post_norms=spec.variant.norms.after_attention is not None,
         whole_qk_norm=spec.variant.whole_qk_norm,
         adapters=bank,
+        activation=spec.activation,
+        rule=(
+            AttentionRule(windows.tokens if windows else None) if spec.special_attention else None
+        ),
+        windows=windows.layers if windows else frozenset(),
     )
 
 
@@ -279,6 +314,8 @@ def read_layer(reader: Reader, prefix: str, width: int, index: int = 0) -> Layer
         mlp_norm=norm(names.before_mlp),
         mlp=_mlp(reader, prefix, index),
         mlp_post_norm=norm(names.after_mlp),
+        output_bias=reader.bias(f"{attention}.o_proj", hidden) if variant.output_bias else None,
+        sinks=reader.sinks(attention, spec.heads) if variant.sinks else None,
     )
     reader.weights.settle()
     return _in_pair_order(layer, spec)
@@ -320,6 +357,8 @@ def _mlp(reader: Reader, prefix: str, layer: int) -> MlpWeights | ExpertsWeights
         return gated(f"{prefix}.mlp", spec.intermediate_size, ExpertNames())
     names = spec.variant.expert_names
     part = f"{prefix}.{names.part}"
+    if spec.variant.fused_experts:
+        return _fused_experts(reader, part, experts)
     return ExpertsWeights(
         router=reader.matrix(f"{part}.gate", experts.count, hidden),
         experts=[
@@ -328,4 +367,33 @@ def _mlp(reader: Reader, prefix: str, layer: int) -> MlpWeights | ExpertsWeights
         ],
         active=experts.active,
         renormalised=experts.renormalised,
+    )
+
+
+def _fused_experts(reader: Reader, prefix: str, experts: Experts) -> ExpertsWeights:
+    """Of a layer that has all its experts in tensors [experts, in, out]; outputs of gate and up are
+    there in turns."""
+    count, hidden, width = experts.count, reader.spec.hidden_size, experts.width
+    name = f"{prefix}.experts"
+    gate_up = reader.stack(f"{name}.gate_up_proj", (count, hidden, 2 * width), 2)
+    gate_up_biases = reader.stack(f"{name}.gate_up_proj_bias", (count, 2 * width), 1)
+    down = reader.stack(f"{name}.down_proj", (count, width, hidden), 1)
+    down_biases = reader.stack_bias(f"{name}.down_proj_bias", (count, hidden))
+    router = f"{prefix}.router"
+    reader.weights.settle()
+    gate_up_biases = torch.cat((gate_up_biases[:, 0::2], gate_up_biases[:, 1::2]), 1)
+    return ExpertsWeights(
+        router=reader.matrix(router, count, hidden),
+        experts=[
+            MlpWeights(
+                gate=gate_up[number, :, 0::2].T,
+                up=gate_up[number, :, 1::2].T,
+                down=down[number].T,
+                biases=(gate_up_biases[number], down_biases[number]),
+            )
+            for number in range(count)
+        ],
+        active=experts.active,
+        renormalised=experts.renormalised,
+        router_bias=reader.bias(router, count),
     )

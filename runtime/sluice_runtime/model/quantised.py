@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.kv.pool import CPU
+from sluice_runtime.model.mxfp4 import Mxfp4
 from sluice_runtime.model.shard import Part
 from sluice_runtime.model.weights import Checkpoint, WeightSource
 
@@ -44,11 +45,15 @@ class Format(Protocol):
 
     @property
     def tensor(self) -> str:
-        """Last part of the name of what holds the numbers."""
+        """How the name of what holds the numbers ends, after that of `module`."""
         ...
 
-    def units(self, part: Part) -> tuple[int, int]:
-        """Outputs and inputs that are stored together: parts are read in whole ones."""
+    def module(self, name: str) -> str:
+        """What a tensor belongs to; empty: it is never quantised."""
+        ...
+
+    def units(self, part: Part) -> tuple[int, ...]:
+        """In each dimension, how many are stored together: parts are read in whole ones."""
         ...
 
     def read(self, files: QuantisedWeights, name: str, part: Part) -> Fill:
@@ -67,7 +72,10 @@ class Fp8:
 
     @property
     def tensor(self) -> str:
-        return "weight"
+        return ".weight"
+
+    def module(self, name: str) -> str:
+        return _matrix(name)
 
     def units(self, part: Part) -> tuple[int, int]:
         return self.block or (1, 1)
@@ -127,7 +135,10 @@ class Int4:
 
     @property
     def tensor(self) -> str:
-        return "qweight"
+        return ".qweight"
+
+    def module(self, name: str) -> str:
+        return _matrix(name)
 
     def units(self, part: Part) -> tuple[int, int]:
         return _INTS, self._group(part)
@@ -182,7 +193,12 @@ class Int4:
             )
 
 
-def format_from(config: Config) -> Fp8 | Int4 | None:
+def _matrix(name: str) -> str:
+    module, _, kind = name.rpartition(".")
+    return module if kind == "weight" else ""
+
+
+def format_from(config: Config) -> Format | None:
     """The format that config.json names; None: weights are not quantised.
 
     Raises:
@@ -299,12 +315,13 @@ def _gptq(keys: _Keys) -> Int4:
     return Int4("GPTQ", 0, tuple(range(0, 32, 4)), keys.group_size(), offset, symmetric)
 
 
-FORMATS: Final[Mapping[str, Callable[[_Keys], Fp8 | Int4]]] = {
+FORMATS: Final[Mapping[str, Callable[[_Keys], Format]]] = {
     "awq": _awq,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "gptq": _gptq,
     "modelopt": _modelopt,
+    "mxfp4": lambda _: Mxfp4(),
 }
 """By `quant_method`. The same names stand in `supported.py` of the contract."""
 
@@ -329,8 +346,8 @@ class QuantisedWeights:
 
     def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`; raises what `Checkpoint.find` raises."""
-        module, _, kind = name.rpartition(".")
-        if kind != "weight" or not self._is_quantised(module, part):
+        module = self._format.module(name)
+        if not module or not self._is_quantised(name, module, part):
             return self._source.read(name, part, dtype)
         covering = _covering(part, self._format.units(part)[part.dim])
         fill = self._format.read(self, module, covering)
@@ -338,13 +355,14 @@ class QuantisedWeights:
         self._pending.append((fill, target, part, covering))
         return target
 
-    def _is_quantised(self, module: str, part: Part) -> bool:
+    def _is_quantised(self, name: str, module: str, part: Part) -> bool:
         if len(part.whole) == 1:
             return False
-        stored = self._checkpoint.stored(f"{module}.{self._format.tensor}")
+        stored_as = f"{module}{self._format.tensor}"
+        stored = self._checkpoint.stored(stored_as)
         if stored is None:  # neither: what is missed is the quantised one
-            return self._checkpoint.stored(f"{module}.weight") is None
-        return self._format.tensor != "weight" or stored.dtype == "F8_E4M3"
+            return self._checkpoint.stored(name) is None
+        return stored_as != name or stored.dtype == "F8_E4M3"
 
     def read_stored(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
         """As `read`, of a tensor as the checkpoint has it."""

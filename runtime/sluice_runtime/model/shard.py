@@ -49,7 +49,10 @@ class Shard:
         """What this rank holds of a tensor."""
         if split is Split.NONE:
             return Part(whole, 0, 0, whole[0])
-        dim = 0 if split is Split.ROWS else 1
+        return self.along(whole, 0 if split is Split.ROWS else 1)
+
+    def along(self, whole: Shape, dim: int) -> Part:
+        """What this rank holds of a tensor that is divided in that dimension."""
         size = -(-whole[dim] // self.size)
         begin = min(self.rank * size, whole[dim])
         return Part(whole, dim, begin, min(size, whole[dim] - begin))

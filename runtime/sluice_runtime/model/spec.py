@@ -1,4 +1,4 @@
-"""Reads config.json into a ModelSpec: variants are data, what is not implemented is refused.
+"""Reads config.json into a ModelSpec: what is not implemented is refused.
 
 Knows no tensor and no file but the parsed config. Both spellings of transformers are read:
 `rope_theta` + `rope_scaling` + `torch_dtype`, and `rope_parameters` + `dtype`.
@@ -9,130 +9,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.layers.rope import Llama3Scaling, LongRope, Rope
-from sluice_runtime.model.quantised import Fp8, Int4, format_from
-
-Config = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class NormNames:
-    """Of a layer's norms in checkpoints; None: there is none."""
-
-    before_attention: str | None = "input_layernorm"
-    after_attention: str | None = None
-    before_mlp: str | None = "post_attention_layernorm"
-    after_mlp: str | None = None
-
-    @property
-    def count(self) -> int:
-        names = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
-        return sum(name is not None for name in names)
-
-
-@dataclass(frozen=True)
-class ExpertNames:
-    """In checkpoints: of the part with experts, and of an expert's matrices."""
-
-    part: str = "mlp"
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How one architecture differs from the common decoder."""
-
-    qk_norm: bool = False
-    """RMS norm over each head of queries and keys before the rotation."""
-    qkv_bias: bool = False
-    """Queries, keys and values have biases."""
-    head_dim: int | None = None
-    """What a missing head_dim means; None: hidden_size / num_attention_heads."""
-    window_tokens: int | None = None
-    """What a missing sliding_window means, where the key alone turns windows on."""
-    windowed: bool = False
-    """The key sliding_window alone turns windows on."""
-    experts: bool = False
-    """Layers have a feed-forward part of experts."""
-    expert_names: ExpertNames = ExpertNames()
-    expert_width: str = "moe_intermediate_size"
-    """The key of the width of an expert."""
-    norms: NormNames = NormNames()
-    whole_qk_norm: bool = False
-    """RMS norm over all heads of queries at once, and over those of keys, before the rotation."""
-    bias_by_key: bool = False
-    """attention_bias says whether queries, keys and values have biases; outputs never have."""
-    partial_rotary: bool = False
-    """partial_rotary_factor says which share of a head is rotated."""
-    interleaved: bool = False
-    """Neighbours are a pair of the rotation."""
-    fused_qkv: bool = False
-    """The checkpoint has queries, keys and values in one matrix."""
-    fused_gate_up: bool = False
-    """The checkpoint has both inputs of the gated part in one matrix."""
-    missing: Mapping[str, Any] = field(default_factory=dict)
-    """What keys mean that config.json leaves out."""
-
-
-_GLM: Final = Variant(
-    bias_by_key=True,
-    partial_rotary=True,
-    interleaved=True,
-    fused_gate_up=True,
-    missing={
-        "attention_bias": True,
-        "head_dim": 128,
-        "num_key_value_heads": 2,
-        "partial_rotary_factor": 0.5,
-        "rms_norm_eps": 1.5625e-07,
-    },
-)
-
-ARCHITECTURES: Final[Mapping[str, Variant]] = {
-    "Qwen3ForCausalLM": Variant(qk_norm=True, head_dim=128),
-    "Qwen2ForCausalLM": Variant(qkv_bias=True),
-    "Qwen3MoeForCausalLM": Variant(qk_norm=True, experts=True),
-    "LlamaForCausalLM": Variant(),
-    "MistralForCausalLM": Variant(window_tokens=4096, windowed=True),
-    "MixtralForCausalLM": Variant(
-        windowed=True,
-        experts=True,
-        expert_names=ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
-        expert_width="intermediate_size",
-        missing={
-            "norm_topk_prob": True,
-            "num_experts_per_tok": 2,
-            "num_key_value_heads": 8,
-            "num_local_experts": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-        },
-    ),
-    "Phi3ForCausalLM": Variant(
-        windowed=True,
-        partial_rotary=True,
-        fused_qkv=True,
-        fused_gate_up=True,
-        missing={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-    ),
-    "GlmForCausalLM": _GLM,
-    "Glm4ForCausalLM": replace(
-        _GLM,
-        norms=NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
-    ),
-    "Olmo2ForCausalLM": Variant(
-        norms=NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
-        whole_qk_norm=True,
-        missing={"rms_norm_eps": 1e-5},
-    ),
-}
-"""By the name in config.json's `architectures`."""
+from sluice_runtime.layers.dense import Activation
+from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
+from sluice_runtime.model.quantised import Format, format_from
+from sluice_runtime.model.variants import ARCHITECTURES, Config, Variant
 
 _EXPERTS: Final = ("num_experts", "num_local_experts")
 """Both spellings of their number."""
@@ -154,6 +38,17 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """Of those layers whose tokens attend to a few before them."""
+
+    layers: frozenset[int]
+    tokens: int
+    """Itself included."""
+    rope: Rope | None = None
+    """Of these layers; None: that of the others."""
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Everything about a model but its weights."""
 
@@ -169,13 +64,26 @@ class ModelSpec:
     norm_eps: float
     rope: Rope
     context_length_tokens: int
-    """At most the sliding window, within which attention is full attention."""
+    """At most the sliding window where layers have none of their own: within it attention is full
+    attention."""
     tied_embeddings: bool
     dtype: str
     """The checkpoint's."""
     experts: Experts | None = None
-    quantised: Fp8 | Int4 | None = None
+    quantised: Format | None = None
     """How the files hold matrices; None: as numbers of a type of `DTYPES`."""
+    windows: Windows | None = None
+    activation: Activation | None = None
+    """Of gate and up; None: silu(gate) x up."""
+
+    @property
+    def special_attention(self) -> str:
+        """What plain torch computes alone, for people; empty: nothing."""
+        parts = {
+            "sliding windows": self.windows is not None,
+            "attention sinks": self.variant.sinks,
+        }
+        return " and ".join([part for part, has in parts.items() if has])
 
     @property
     def shared_sizes(self) -> Mapping[str, int]:
@@ -229,6 +137,8 @@ def spec_from(config: Config) -> ModelSpec:
         dtype=_dtype(config),
         experts=_experts(config, layers, variant) if variant.experts else None,
         quantised=format_from(config),
+        windows=_windows(config, variant, layers),
+        activation=variant.activation(config) if variant.activation else None,
     ).serving(context)
     if heads % spec.kv_heads:
         raise refused("num_key_value_heads", spec.kv_heads, f"a divisor of {heads} heads")
@@ -279,17 +189,21 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
 
 def _refuse_unknown_features(config: Config, variant: Variant) -> None:
     read = (*(_EXPERTS if variant.experts else ()), *(_BIAS if variant.bias_by_key else ()))
-    for key, allowed in FEATURES:
+    for key, usual in FEATURES:
+        allowed = variant.features.get(key, usual)
         value = None if key in read else config.get(key)
         if value is not None and value not in allowed:
             raise refused(key, value, " or ".join(["absent", *map(repr, allowed)]))
+    kinds = ("full_attention", "sliding_attention") if variant.whole_every else ("full_attention",)
     for kind in config.get("layer_types") or ():
-        if kind != "full_attention":
-            raise refused("layer_types", kind, "'full_attention'")
+        if kind not in kinds:
+            raise refused("layer_types", kind, " or ".join(map(repr, kinds)))
 
 
 def _window(config: Config, variant: Variant) -> int | None:
-    """Tokens that the last one attends to, itself included; None: all before it."""
+    """Tokens that the last one attends to in every layer, itself included; None: all before it."""
+    if variant.whole_every is not None:
+        return None
     window = config.get("sliding_window", variant.window_tokens)
     if window is None:
         return None
@@ -298,6 +212,21 @@ def _window(config: Config, variant: Variant) -> int | None:
     if config.get("use_sliding_window") is not False:
         raise refused("sliding_window", window, "absent, null, or with use_sliding_window false")
     return None
+
+
+def _windows(config: Config, variant: Variant, layers: int) -> Windows | None:
+    """Of the layers that have one."""
+    if (every := variant.whole_every) is None:
+        return None
+    kinds = config.get("layer_types") or [
+        "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
+    ]
+    if len(kinds) != layers:
+        raise refused("layer_types", f"{len(kinds)} layers", f"{layers}, as num_hidden_layers")
+    if config.get("sliding_window") is None:
+        raise refused("sliding_window", None, "a whole number from 1")
+    windowed = frozenset(at for at, kind in enumerate(kinds) if kind == "sliding_attention")
+    return Windows(windowed, whole_number(config, "sliding_window")) if windowed else None
 
 
 def _experts(config: Config, layers: int, variant: Variant) -> Experts:
@@ -333,13 +262,20 @@ def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:
     rope = Rope(
         theta, rotated=None if rotated == head_dim else rotated, interleaved=variant.interleaved
     )
-    if kind == "default" and not any(isinstance(part, Mapping) for part in scaling.values()):
-        return rope
-    if kind == "llama3":
-        return replace(rope, scaling=_llama3(scaling))
-    if kind in ("longrope", "su"):
-        return replace(rope, scaling=_longrope(scaling, config, rotated // 2))
-    raise refused("rope_type", kind, "'default', 'llama3' or 'longrope'")
+    kind = "longrope" if kind == "su" else kind
+    nests = any(isinstance(part, Mapping) for part in scaling.values())
+    if kind not in variant.ropes or (kind == "default" and nests):
+        raise refused("rope_type", kind, " or ".join(map(repr, variant.ropes)))
+    match kind:
+        case "llama3":
+            return replace(rope, scaling=_llama3(scaling))
+        case "linear":
+            return replace(rope, scaling=LinearScaling(*_numbers(kind, scaling, "factor")))
+        case "yarn":
+            return replace(rope, scaling=_yarn(scaling))
+        case "longrope":
+            return replace(rope, scaling=_longrope(scaling, config, rotated // 2))
+    return rope
 
 
 def _rotated(scaling: Config, config: Config, variant: Variant, head_dim: int) -> int:
@@ -389,10 +325,24 @@ def _factors(scaling: Config, key: str, pairs: int) -> tuple[float, ...]:
     return tuple(map(float, numbers))
 
 
-def _llama3(scaling: Mapping[str, Any]) -> Llama3Scaling:
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+def _numbers(kind: str, scaling: Mapping[str, Any], *keys: str) -> list[float]:
     for key in keys:
         if not isinstance(scaling.get(key), int | float):
-            raise refused(key, scaling.get(key), "a number: rope type llama3 requires it")
-    factor, low, high, original = (scaling[key] for key in keys)
-    return Llama3Scaling(float(factor), float(low), float(high), int(original))
+            raise refused(key, scaling.get(key), f"a number: rope type {kind} requires it")
+    return [float(scaling[key]) for key in keys]
+
+
+def _llama3(scaling: Mapping[str, Any]) -> Llama3Scaling:
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, original = _numbers("llama3", scaling, *keys)
+    return Llama3Scaling(factor, low, high, int(original))
+
+
+def _yarn(scaling: Mapping[str, Any]) -> YarnScaling:
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        if scaling.get(key) is not None:
+            raise refused(key, scaling[key], "absent")
+    given = {"beta_fast": 32.0, "beta_slow": 1.0, **scaling}
+    keys = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
+    factor, fast, slow, original = _numbers("yarn", given, *keys)
+    return YarnScaling(factor, fast, slow, int(original), bool(scaling.get("truncate", True)))

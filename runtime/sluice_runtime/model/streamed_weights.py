@@ -11,6 +11,7 @@ device, where values are also converted. The format: 8 bytes with the length of 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -91,7 +92,9 @@ class StreamedWeights:
         target = torch.empty(part.shape, dtype=dtype, device=self._copies.device)
         # The memory may be that of a tensor which the device still reads.
         self._copies.follow()
-        lines = target if target.ndim == 2 else target.unsqueeze(0)
+        last = part.dim == len(part.shape) - 1
+        lines = target.unsqueeze(0).flatten(0, part.dim) if last else target.flatten(0, part.dim)
+        lines = lines.flatten(1)
         for rows in _blocks(file, name, part, self._block_bytes):
             count = rows.length // (rows.width * rows.dtype.itemsize)
             block, lines = lines[:count], lines[count:]
@@ -134,18 +137,23 @@ class StreamedWeights:
 
 
 def _blocks(file: _File, name: str, part: Part, block_bytes: int) -> Iterator[Rows]:
-    """The rows of a part, as many at a time as a buffer holds. A vector is one row."""
+    """The rows of a part, as many at a time as a buffer holds. A vector is one row; of a tensor of
+    more dimensions a row is the last one, or those after the divided one."""
     entry = file.tensors[name]
     dtype = STORED_DTYPES[entry["dtype"]]
-    width = part.whole[-1]
-    by_rows = len(part.whole) == 2 and part.dim == 0
+    outer, inner = math.prod(part.whole[: part.dim]), part.whole[part.dim + 1 :]
+    by_rows = bool(inner)
+    width = math.prod(inner or part.whole[-1:])
     columns = slice(None) if by_rows else slice(part.begin, part.begin + part.length)
-    count = part.length if by_rows else (*part.whole[:-1], 1)[0]
     row_bytes = width * dtype.itemsize
     if row_bytes > block_bytes:
         raise ModelLoadError(f"model.uri: {file.path}: tensor {name} has rows of {row_bytes} bytes")
-    first = file.data_begin + entry["data_offsets"][0] + (part.begin * row_bytes if by_rows else 0)
-    step = block_bytes // row_bytes
-    for row in range(0, count, step):
-        length = min(step, count - row) * row_bytes
-        yield Rows(first + row * row_bytes, length, dtype, width, columns)
+    first, step = file.data_begin + entry["data_offsets"][0], block_bytes // row_bytes
+    runs = [(0, outer)]
+    if by_rows:
+        starts = range(part.begin, outer * part.whole[part.dim], part.whole[part.dim])
+        runs = [(start, part.length) for start in starts]
+    for start, count in runs:
+        for row in range(start, start + count, step):
+            length = min(step, start + count - row) * row_bytes
+            yield Rows(first + row * row_bytes, length, dtype, width, columns)

@@ -32,9 +32,10 @@ STORED_DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32,
     "I64": torch.int64,
+    "U8": torch.uint8,
 }
 """By their names in safetensors files."""
-QUANTISED: Final = (torch.float8_e4m3fn, torch.int32, torch.int64)
+QUANTISED: Final = (torch.float8_e4m3fn, torch.int32, torch.int64, torch.uint8)
 """Types that are read as they are, and never in the place of others."""
 
 

@@ -64,10 +64,21 @@ MIXTRAL_8X7B = QWEN3_8B | {
     "num_hidden_layers": 32,
     "num_local_experts": 8,
 }
+GPT_OSS_20B = {
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+}
 
 
 @pytest.mark.parametrize(
-    ("config", "billions"), [(QWEN3_8B, 8.19), (QWEN3_30B, 30.5), (MIXTRAL_8X7B, 46.7)]
+    ("config", "billions"),
+    [(QWEN3_8B, 8.19), (QWEN3_30B, 30.5), (MIXTRAL_8X7B, 46.7), (GPT_OSS_20B, 20.9)],
 )
 def test_the_number_of_weights_is_as_published(config: dict[str, Any], billions: float) -> None:
     assert (facts_of(config).parameters or 0) / 1e9 == pytest.approx(billions, rel=2e-3)

@@ -237,12 +237,12 @@ def test_an_architecture_that_no_engine_has_is_refused_before_the_download() -> 
 def test_an_unknown_quantisation_is_refused_before_the_download() -> None:
     world = World({"model": CACHED})
     world.reconcile()
-    world.ends(0, resolved(quantization="mxfp4"))
+    world.ends(0, resolved(quantization="quark"))
     world.reconcile()
     world.reconcile()
     assert world.condition("Stalled") == ("True", "UnsupportedQuantization")
     message = (find(world.status, "Ready") or {})["message"]
-    assert all(name in message for name in ("mxfp4", *QUANTISATIONS))
+    assert all(name in message for name in ("quark", *QUANTISATIONS))
     assert "-resolve-" in world.job()["metadata"]["name"], "nothing is downloaded"
 
 

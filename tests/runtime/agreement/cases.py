@@ -19,7 +19,15 @@ from tests.runtime.harness import Run, engine_config, generate, run_engine
 
 KV_HEADS = 2
 """Of every model here: threads that divide them compute a shard each."""
-OPERATOR_BY_OPERATOR = ("qwen2", "qwen3_moe", "mixtral", "glm4", "glm4-sharded", "olmo2")
+OPERATOR_BY_OPERATOR = (
+    "qwen2",
+    "qwen3_moe",
+    "mixtral",
+    "glm4",
+    "glm4-sharded",
+    "olmo2",
+    "gpt_oss",
+)
 """Kinds with parts that the kernel of all layers does not know."""
 CLEAR_TOKENS = 100
 """A run in which fewer tokens had a clear margin would show little."""

@@ -40,6 +40,15 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 8.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 512,
+}
 
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
 LONG_ROPE = {
@@ -83,6 +92,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {"pad_token_id": None, "eos_token_id": 258},
     "glm": {"pad_token_id": None, "eos_token_id": 258, "attention_bias": False},
     "olmo2": {"pad_token_id": None, "eos_token_id": 258},
+    "gpt_oss": {
+        "num_hidden_layers": 4,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 24,
+        "swiglu_limit": 1.5,
+        "rope_parameters": YARN_ROPE,
+    },
 }
 """What each model_type sets beside SMALL. A kind begins with the first that fits."""
 
@@ -102,6 +119,7 @@ KINDS = (
     "glm",
     "glm4-sharded",
     "olmo2",
+    "gpt_oss",
 )
 
 
@@ -122,6 +140,8 @@ def write_model(folder: Path, kind: str) -> Path:
             torch.nn.init.normal_(tensor, std=0.5)
         if "norm" in tensor_name:  # and these at one
             torch.nn.init.uniform_(tensor, 0.5, 1.5)
+        if tensor_name.endswith("sinks"):
+            torch.nn.init.normal_(tensor, std=2)
     model.save_pretrained(folder, max_shard_size="100KB" if "sharded" in kind else "1GB")
     return folder
 

@@ -50,6 +50,9 @@ OTHERS = [
     Case("glm4-sharded", chunk_size=-1, mixed=False, backend="torch"),
     Case("olmo2", chunk_size=16),
     Case("olmo2", page_size=1, chunk_size=-1, backend="torch"),
+    Case("gpt_oss", page_size=1, chunk_size=16),
+    Case("gpt_oss"),
+    Case("gpt_oss", chunk_size=-1, mixed=False, prefix_cache=False),
     Case(page_size=1, chunk_size=16, mixed=False, overlap=True),
     Case(chunk_size=-1, mixed=False, overlap=True),
     Case("llama", page_size=1, chunk_size=16, backend="torch"),
@@ -57,6 +60,7 @@ OTHERS = [
     Case(chunk_size=16, split=(32, 1), overlap=True),
     Case("llama", page_size=1, chunk_size=16, split=(20, 1), backend="torch"),
     Case("qwen3_moe", page_size=1, chunk_size=16, split=(5, 1), overlap=True),
+    Case("gpt_oss", chunk_size=32, split=(32, 1), overlap=True),
 ]
 QUICK_SMALL_POOL = Case(chunk_size=32, pool_tokens=256)
 SMALL_POOLS = [
@@ -68,6 +72,7 @@ SMALL_POOLS = [
     Case(page_size=1, chunk_size=16, pool_tokens=200, overlap=True),
     Case(page_size=1, chunk_size=16, pool_tokens=200, split=(8, 1)),
     Case(chunk_size=32, pool_tokens=256, split=(16, 1), overlap=True),
+    Case("gpt_oss", chunk_size=32, pool_tokens=256, overlap=True),
 ]
 DRAFTING = [
     Case(drafts=4),
@@ -75,6 +80,7 @@ DRAFTING = [
     Case("qwen2", chunk_size=32, drafts=4, backend="torch"),
     Case("qwen3_moe", page_size=1, chunk_size=-1, mixed=False, drafts=4),
     Case("llama3-rope-sharded", chunk_size=32, pool_tokens=256, drafts=4),
+    Case("gpt_oss", chunk_size=32, drafts=4),
 ]
 BACKENDS: Final[tuple[AttentionBackend, ...]] = ("torch", "auto")
 ALL = [

@@ -19,6 +19,7 @@ SETUPS = [
     Case(page_size=16, chunk_size=32, overlap=True),
     pytest.param(Case(page_size=1, chunk_size=32), marks=pytest.mark.process),
     pytest.param(Case(page_size=16, chunk_size=32, mixed=False), marks=pytest.mark.process),
+    pytest.param(Case("gpt_oss", chunk_size=32, overlap=True), marks=pytest.mark.process),
 ]
 
 

@@ -12,7 +12,12 @@ from sluice_kernels import native
 
 from tests.runtime.agreement.cases import Case, check, random_requests
 from tests.runtime.agreement.oracle import Oracle, PairOf
-from tests.runtime.model.quantised_checkpoints import MATRICES, SCHEMES, write_quantised
+from tests.runtime.model.quantised_checkpoints import (
+    MATRICES,
+    SCHEMES,
+    write_mxfp4,
+    write_quantised,
+)
 
 pytestmark = pytest.mark.xdist_group("transformers")
 
@@ -47,6 +52,15 @@ def test_answers_are_those_of_the_dequantised_model(
     meant.mkdir()
     write_quantised(pair_of(case.kind)[0], scheme, quantised, meant)
     check(case, quantised, Oracle(meant), random_requests(16, 120, 24))
+
+
+@pytest.mark.process
+def test_experts_in_mxfp4_answer_as_their_numbers_do(pair_of: PairOf, tmp_path: Path) -> None:
+    quantised, meant = tmp_path / "quantised", tmp_path / "meant"
+    quantised.mkdir()
+    meant.mkdir()
+    write_mxfp4(pair_of("gpt_oss")[0], quantised, meant)
+    check(Case("gpt_oss"), quantised, Oracle(meant), random_requests(16, 120, 24))
 
 
 def in_8_bits(weight: torch.Tensor) -> torch.Tensor:

@@ -189,6 +189,7 @@ def test_experts_are_computed_without_waiting(
 ) -> None:
     monkeypatch.setattr(experts, "can_group", lambda weight: grouped)
     check_that_nothing_is_waited_for(ASKED["greedy"], "dummy://qwen3-moe-tiny")
+    check_that_nothing_is_waited_for(ASKED["greedy"], "dummy://gpt-oss-tiny")
 
 
 @pytest.mark.process

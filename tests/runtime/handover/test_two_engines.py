@@ -64,8 +64,9 @@ def test_engines_with_other_weights_under_the_same_name_do_not_go_together() -> 
     assert f"differ: weights: {ours} and {theirs}" in str(answer.end.error)
 
 
-def test_a_model_of_experts_is_handed_over() -> None:
-    asked, model = [generate("a", prompt(70), 12)], "dummy://qwen3-moe-tiny"
+@pytest.mark.parametrize("name", ["qwen3-moe-tiny", "gpt-oss-tiny"])
+def test_a_model_of_experts_or_windows_is_handed_over(name: str) -> None:
+    asked, model = [generate("a", prompt(70), 12)], f"dummy://{name}"
     with running("mixed", model=model) as engine:
         expected = engine.answers(asked)
     with pair("TCP", model=model) as (prefill, decode):

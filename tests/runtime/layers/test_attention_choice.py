@@ -52,6 +52,16 @@ CHOICES: dict[str, tuple[Situation, str, str]] = {
         "torch",
         f"plain torch on sm_90, {SLOWER}: flashinfer is not installed",
     ),
+    "windows on a CPU": (
+        Situation("bfloat16", 64, special="sliding windows and attention sinks", **KERNELS),
+        "torch",
+        "plain torch: the kernels do not compute sliding windows and attention sinks",
+    ),
+    "windows on a GPU": (
+        Situation("bfloat16", 64, H200, special="sliding windows"),
+        "torch",
+        f"plain torch on sm_90, {SLOWER}: sliding windows are not implemented with flashinfer",
+    ),
     "AMD": (
         Situation("bfloat16", 128, Gpu("AMD", (9, 4))),
         "torch",

@@ -10,6 +10,7 @@ import torch
 from sluice_runtime.layers.dense import Linear, silu_and_multiply
 from sluice_runtime.layers.experts import (
     EveryExpert,
+    Products,
     SortedExperts,
     chosen,
     experts,
@@ -35,16 +36,24 @@ def draw() -> Callable[..., Tensor]:
 
 
 def weights_of(
-    draw: Callable[..., Tensor], dtype: torch.dtype, renormalised: bool
+    draw: Callable[..., Tensor], dtype: torch.dtype, renormalised: bool, biased: bool = False
 ) -> ExpertsWeights:
     def matrix(*shape: int) -> Tensor:
         return draw(*shape).to(dtype)
 
+    def bias(size: int) -> Tensor | None:
+        return matrix(size) * 8 if biased else None
+
     parts = [
-        MlpWeights(matrix(WIDTH, HIDDEN), matrix(WIDTH, HIDDEN), matrix(HIDDEN, WIDTH))
+        MlpWeights(
+            matrix(WIDTH, HIDDEN),
+            matrix(WIDTH, HIDDEN),
+            matrix(HIDDEN, WIDTH),
+            (bias(2 * WIDTH), bias(HIDDEN)),
+        )
         for _ in range(COUNT)
     ]
-    return ExpertsWeights(matrix(COUNT, HIDDEN) * 4, parts, ACTIVE, renormalised)
+    return ExpertsWeights(matrix(COUNT, HIDDEN) * 4, parts, ACTIVE, renormalised, bias(COUNT))
 
 
 def one_by_one(x: Tensor, weights: ExpertsWeights) -> Tensor:
@@ -52,16 +61,20 @@ def one_by_one(x: Tensor, weights: ExpertsWeights) -> Tensor:
     choice, rows = chosen(x, weights), []
     for token, best, shares in zip(x.double(), choice.experts, choice.shares, strict=True):
         parts = [weights.experts[int(one)] for one in best]
-        made = [
-            (silu(linear(token, p.gate.double())) * linear(token, p.up.double()))
-            @ p.down.double().T
-            for p in parts
-        ]
+        made = [made_by(token, part) for part in parts]
         rows.append(sum(share.double() * one for share, one in zip(shares, made, strict=True)))
     return torch.stack(rows)
 
 
-def sorted_by(group: Callable[[list[Tensor]], object]) -> Callable[[ExpertsWeights], Linear]:
+def made_by(token: Tensor, part: MlpWeights) -> Tensor:
+    zero = torch.zeros(1).double()
+    joined, down = (zero if bias is None else bias.double() for bias in part.biases)
+    gate, up = joined.expand(2 * WIDTH).chunk(2)
+    gate = gate + linear(token, part.gate.double())
+    return linear(silu(gate) * (up + linear(token, part.up.double())), part.down.double()) + down
+
+
+def sorted_by(group: Callable[[Products], object]) -> Callable[[ExpertsWeights], Linear]:
     def make(weights: ExpertsWeights) -> Linear:
         gate_up, down = joined(weights)
         return SortedExperts(weights, group(gate_up), group(down), silu_and_multiply)  # type: ignore[arg-type]
@@ -69,9 +82,12 @@ def sorted_by(group: Callable[[list[Tensor]], object]) -> Callable[[ExpertsWeigh
     return make
 
 
-def joined(weights: ExpertsWeights) -> tuple[list[Tensor], list[Tensor]]:
+def joined(weights: ExpertsWeights) -> tuple[Products, Products]:
     parts = weights.experts
-    return [torch.cat((one.gate, one.up)) for one in parts], [one.down for one in parts]
+    return (
+        Products([torch.cat((p.gate, p.up)) for p in parts], [p.biases[0] for p in parts]),
+        Products([p.down for p in parts], [p.biases[1] for p in parts]),
+    )
 
 
 WAYS: dict[str, Callable[[ExpertsWeights], Linear]] = {
@@ -88,7 +104,7 @@ WAYS: dict[str, Callable[[ExpertsWeights], Linear]] = {
 def test_all_ways_agree(
     way: str, dtype: torch.dtype, renormalised: bool, draw: Callable[..., Tensor]
 ) -> None:
-    weights = weights_of(draw, dtype, renormalised)
+    weights = weights_of(draw, dtype, renormalised, biased=renormalised)
     for tokens in (1, 2, 37):
         x = draw(tokens, HIDDEN).to(dtype) * 6
         wanted = one_by_one(x, weights)

@@ -15,9 +15,11 @@ from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import (
     Frequencies,
     KernelStep,
+    LinearScaling,
     QuantisingStep,
     Rope,
     TorchStep,
+    YarnScaling,
     angles_of,
     inverse_frequencies,
     pair_order,
@@ -126,3 +128,33 @@ def test_a_magnitude_scales_what_turns() -> None:
     seen, expected = (angles_of(frequencies, torch.arange(4)) for frequencies in (scaled, plain))
     torch.testing.assert_close(seen.cos, expected.cos * torch.tensor([3.0, 1.0]))
     torch.testing.assert_close(seen.sin, expected.sin * torch.tensor([3.0, 1.0]))
+
+
+SCALED: dict[str, LinearScaling | YarnScaling] = {
+    "yarn": YarnScaling(32.0, 32.0, 1.0, 4096, truncate=True),
+    "yarn, not truncated": YarnScaling(32.0, 32.0, 1.0, 4096, truncate=False),
+    "linear": LinearScaling(8.0),
+}
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("transformers")
+@pytest.mark.parametrize("name", SCALED)
+def test_scaled_frequencies_are_those_of_transformers(name: str) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = SCALED[name]
+    written = {"rope_theta": 150_000.0, "rope_type": name.split(",")[0], "factor": scaling.factor}
+    if isinstance(scaling, YarnScaling):
+        written |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": scaling.truncate}
+        written["original_max_position_embeddings"] = 4096
+    config = LlamaConfig(head_dim=DIM, rope_parameters=written)
+    wanted, magnitude = ROPE_INIT_FUNCTIONS[str(written["rope_type"])](config)
+    seen = inverse_frequencies(Rope(150_000.0, scaling), DIM)
+    torch.testing.assert_close(seen.values, wanted)
+    if magnitude == 1:
+        assert seen.magnitudes is None
+    else:
+        assert seen.magnitudes is not None
+        torch.testing.assert_close(seen.magnitudes, torch.full((DIM // 2,), magnitude))

@@ -156,6 +156,47 @@ SCHEMES: dict[str, tuple[dict[str, Any], Quantise]] = {
     "gptq-no-zeros": (gptq(16), int4("gptq", 16, zeros=False)),
 }
 
+EXPERTS = ("gate_up_proj", "down_proj")
+"""Of gpt-oss: [experts, in, out]."""
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def mxfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """[experts, in, out] → `_blocks` and `_scales`, and what they mean, [experts, in, out]."""
+    experts, width, out = weight.shape
+    blocks = torch.empty(experts, out, width // 32, 16, dtype=torch.uint8)
+    scales = torch.empty(experts, out, width // 32, dtype=torch.uint8)
+    meant = torch.empty_like(weight)
+    grid = torch.tensor([*E2M1, *(-number for number in E2M1)])
+    for at in range(0, width, 32):
+        part = weight[:, at : at + 32].transpose(1, 2)
+        exponents = part.abs().amax(-1, keepdim=True).log2().floor() - 2
+        nearest = (part / 2**exponents)[..., None].sub(grid).abs().argmin(-1)
+        meant[:, at : at + 32] = (grid[nearest] * 2**exponents).transpose(1, 2)
+        blocks[:, :, at // 32] = (nearest[..., ::2] + 16 * nearest[..., 1::2]).to(torch.uint8)
+        scales[:, :, at // 32] = (exponents[..., 0] + 127).to(torch.uint8)
+    return {"_blocks": blocks, "_scales": scales}, meant
+
+
+def write_mxfp4(model: Path, quantised: Path, meant: Path) -> None:
+    """A copy of a gpt-oss `model`, its experts in MXFP4; in `meant` the same numbers."""
+    stored: Tensors = {}
+    numbers: Tensors = {}
+    for name, tensor in load_file(model / "model.safetensors").items():
+        numbers[name] = tensor
+        if name.rpartition(".")[2] not in EXPERTS:
+            stored[name] = tensor
+            continue
+        own, numbers[name] = mxfp4(tensor)
+        stored |= {f"{name}{part}": value for part, value in own.items()}
+    config = json.loads((model / "config.json").read_text())
+    save_file(stored, quantised / "model.safetensors")
+    method = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    written = {**config, "quantization_config": method}
+    (quantised / "config.json").write_text(json.dumps(written))
+    save_file(numbers, meant / "model.safetensors", {"format": "pt"})
+    (meant / "config.json").write_text(json.dumps(config))
+
 
 def write_quantised(model: Path, scheme: str, quantised: Path, meant: Path | None = None) -> Path:
     """A copy of `model` in the scheme; in `meant` the same numbers, not quantised."""

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from sluice_contract.config import supported
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.layers.rope import Llama3Scaling, LongRope, Rope
-from sluice_runtime.model.spec import ARCHITECTURES, Experts, spec_from
+from sluice_runtime.layers.dense import ClampedSwiglu
+from sluice_runtime.layers.rope import Llama3Scaling, LongRope, Rope, YarnScaling
+from sluice_runtime.model.spec import Experts, Windows, spec_from
+from sluice_runtime.model.variants import ARCHITECTURES
 
 QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -50,6 +52,28 @@ PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"], "sliding_window": None}
 GLM4 = {**MISTRAL, "architectures": ["Glm4ForCausalLM"], "head_dim": 16}
 OLMO2 = {**MISTRAL, "architectures": ["Olmo2ForCausalLM"]}
 LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4] * 8}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+GPT_OSS = {
+    **{key: value for key, value in QWEN3.items() if "window" not in key},
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 4,
+    "experts_per_token": 4,
+    "layer_types": None,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "rope_theta": 150000,
+    "rope_scaling": YARN,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -165,6 +189,24 @@ def test_a_window_is_the_longest_context() -> None:
     assert spec_from(MISTRAL | short).context_length_tokens == 512
 
 
+def test_layers_with_windows_of_their_own_keep_the_whole_context() -> None:
+    spec = spec_from(GPT_OSS | {"num_hidden_layers": 3})
+    assert spec.windows == Windows(frozenset({0, 2}), 128)
+    assert spec.context_length_tokens == 512
+    assert spec.special_attention == "sliding windows and attention sinks"
+    named = GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"]}
+    assert spec_from(named).windows == Windows(frozenset({1}), 128)
+    assert spec_from(QWEN3).special_attention == ""
+
+
+def test_what_gpt_oss_says_of_itself() -> None:
+    spec = spec_from(GPT_OSS)
+    assert spec.rope == Rope(150_000.0, YarnScaling(32.0, 32.0, 1.0, 4096, truncate=False))
+    assert spec.experts == Experts(frozenset({0, 1}), 8, 4, 96, renormalised=True)
+    assert spec.activation == ClampedSwiglu(1.702, 7.0)
+    assert (spec.head_dim, spec.norm_eps, str(spec.quantised)) == (64, 1e-5, "MXFP4")
+
+
 @pytest.mark.parametrize(
     ("changed", "parts"),
     [
@@ -180,8 +222,8 @@ def test_a_window_is_the_longest_context() -> None:
         ({"use_sliding_window": None, "sliding_window": 4096}, ["sliding_window", "4096"]),
         ({"layer_types": ["sliding_attention"]}, ["layer_types", "sliding_attention"]),
         (
-            {"quantization_config": {"quant_method": "mxfp4"}},
-            ["quantization_config.quant_method: 'mxfp4'", "allowed: 'awq' or"],
+            {"quantization_config": {"quant_method": "quark"}},
+            ["quantization_config.quant_method: 'quark'", "allowed: 'awq' or"],
         ),
         ({"compression_config": {"quant_method": "awq"}}, ["compression_config.bits", "None"]),
         ({"attention_bias": True}, ["attention_bias", "False"]),
@@ -208,6 +250,12 @@ def test_a_window_is_the_longest_context() -> None:
         (OLMO2 | {"attention_bias": True}, ["attention_bias", "True"]),
         (MIXTRAL | {"num_local_experts": 0}, ["num_local_experts", "0"]),
         ({"torch_dtype": "int8"}, ["dtype", "int8"]),
+        (GPT_OSS | {"attention_bias": False}, ["attention_bias", "True"]),
+        (GPT_OSS | {"layer_types": ["full_attention"]}, ["layer_types", "1 layers", "2, as"]),
+        (GPT_OSS | {"layer_types": ["chunked_attention"]}, ["layer_types", "'sliding_attention'"]),
+        (GPT_OSS | {"sliding_window": None}, ["sliding_window", "None", "from 1"]),
+        (GPT_OSS | {"rope_scaling": YARN | {"mscale": 1.0}}, ["mscale", "1.0", "absent"]),
+        (GPT_OSS | {"rope_scaling": LLAMA3}, ["rope_type", "llama3", "'default' or 'yarn'"]),
         ({"vocab_size": None}, ["vocab_size", "None"]),
         ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads", "3", "divisor"]),

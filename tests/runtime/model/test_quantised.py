@@ -4,12 +4,13 @@ name."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sluice_contract.config.supported import QUANTISATIONS
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.load_progress import LoadProgress
@@ -19,7 +20,14 @@ from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import Checkpoint, MappedWeights, WeightSource
 from torch import Tensor
 
-from tests.runtime.model.quantised_checkpoints import SCHEMES, awq, block_fp8, compressed, gptq
+from tests.runtime.model.quantised_checkpoints import (
+    SCHEMES,
+    awq,
+    block_fp8,
+    compressed,
+    gptq,
+    mxfp4,
+)
 from tests.runtime.model.test_streamed_weights import LateCopies
 
 NAME = "layer.q_proj"
@@ -75,6 +83,80 @@ def test_streamed_as_to_a_device(tmp_path: Path, scheme: str) -> None:
     ):
         part = read(streamed, checkpoint, scheme, Shard(1, 2), Split.COLUMNS)
     assert torch.equal(part, meant[:, WIDTH // 2 :])
+
+
+EXPERTS, INNER, OUTPUTS = 3, 96, 20
+STACK = "layer.experts.down_proj"
+
+
+def read_stack(folder: Path, shard: Shard, dim: int, *, streamed: bool = False) -> Tensor:
+    stored_as = format_from({"quantization_config": {"quant_method": "mxfp4"}})
+    assert stored_as is not None
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(Checkpoint(folder))
+        source: WeightSource = MappedWeights(checkpoint)
+        if streamed:
+            own = StreamedWeights(checkpoint, LateCopies(), LoadProgress(0), 128)
+            source = stack.enter_context(own)
+        weights = QuantisedWeights(checkpoint, source, stored_as)
+        part = weights.read(STACK, shard.along((EXPERTS, INNER, OUTPUTS), dim), torch.float32)
+        weights.settle()
+        assert not weights.unread()
+        return part
+
+
+@pytest.fixture
+def stack_of(tmp_path: Path) -> Callable[..., Tensor]:
+    """Writes experts in MXFP4; what they mean."""
+
+    def write_stack(inner: int = INNER) -> Tensor:
+        drawn = torch.randn(EXPERTS, inner, OUTPUTS, generator=torch.Generator().manual_seed(3))
+        stored, meant = mxfp4(drawn)
+        tensors = {f"{STACK}{part}": tensor.contiguous() for part, tensor in stored.items()}
+        save_file(tensors, tmp_path / "model.safetensors")
+        return meant
+
+    return write_stack
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_the_parts_of_stacked_experts_joined_are_the_numbers_that_are_meant(
+    tmp_path: Path, stack_of: Callable[..., Tensor], ranks: int, dim: int, streamed: bool
+) -> None:
+    """Two ranks cut a block of 32 inputs in two."""
+    meant = stack_of()
+    parts = [
+        read_stack(tmp_path, Shard(rank, ranks), dim, streamed=streamed) for rank in range(ranks)
+    ]
+    assert torch.equal(torch.cat(parts, dim), meant)
+
+
+@pytest.mark.process
+def test_mxfp4_means_what_transformers_makes_of_it(
+    stack_of: Callable[..., Tensor], tmp_path: Path
+) -> None:
+    """Importing it takes seconds."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    meant = stack_of()
+    stored = load_file(tmp_path / "model.safetensors")
+    parts = stored[f"{STACK}_blocks"], stored[f"{STACK}_scales"]
+    made = convert_moe_packed_tensors(*parts, dtype=torch.float32)
+    assert torch.equal(made, meant)
+
+
+def test_experts_in_mxfp4_have_whole_blocks(
+    tmp_path: Path, stack_of: Callable[..., Tensor]
+) -> None:
+    stack_of()
+    stored_as = format_from({"quantization_config": {"quant_method": "mxfp4"}})
+    assert stored_as is not None
+    with Checkpoint(tmp_path) as checkpoint:
+        weights = QuantisedWeights(checkpoint, MappedWeights(checkpoint), stored_as)
+        with pytest.raises(ModelLoadError, match=r"40 inputs of layer\.experts\.down_proj"):
+            weights.read(STACK, Shard().along((EXPERTS, 40, OUTPUTS), 1), torch.float32)
 
 
 def refusal(folder: Path, scheme: str, change: Change) -> str:
@@ -163,7 +245,7 @@ def test_what_is_not_quantised_is_read_as_it_is(tmp_path: Path, scheme: str) -> 
         ("fp8", ["quantization_config: 'fp8'", "an object"]),
         ({"bits": 4}, ["quantization_config.quant_method: None", "awq", "fp8", "gptq"]),
         ({"quant_method": "bitsandbytes"}, ["quant_method: 'bitsandbytes'", "modelopt"]),
-        ({"quant_method": "mxfp4"}, ["quant_method: 'mxfp4'"]),
+        ({"quant_method": "quark"}, ["quant_method: 'quark'", "'mxfp4'"]),
         (block_fp8(128, 128) | {"fmt": "e5m2"}, ["quantization_config.fmt: 'e5m2'", "'e4m3'"]),
         (block_fp8(128, 0), ["weight_block_size: [128, 0]", "two whole numbers"]),
         (block_fp8(128), ["weight_block_size: [128]"]),

@@ -90,6 +90,7 @@ def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Gene
         ("qwen3-moe-tiny", False, "adapters"),
         ("phi3-tiny", False, "adapters"),
         ("olmo2-tiny", True, None),
+        ("gpt-oss-tiny", False, None),
         *(
             pytest.param(*rest, marks=pytest.mark.full)
             for rest in (

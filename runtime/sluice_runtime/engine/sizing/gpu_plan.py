@@ -73,6 +73,8 @@ class ModelBytes:
         norms += heads // ranks if variant.whole_qk_norm else 0
         outputs = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // ranks
         biases = outputs if variant.qkv_bias else 0
+        biases += spec.hidden_size if variant.output_bias else 0
+        biases += spec.heads // ranks if variant.sinks else 0
         table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
         tables = table if spec.tied_embeddings else 2 * table
         values = spec.layers * (attention + norms + biases) + self._mlps + tables + spec.hidden_size
@@ -87,6 +89,9 @@ class ModelBytes:
             return spec.layers * row * spec.intermediate_size
         sparse = len(experts.layers)
         experts_of_layer = experts.count * (row * experts.width + spec.hidden_size)
+        if spec.variant.fused_experts:
+            outputs = 2 * experts.width // self.ranks + spec.hidden_size
+            experts_of_layer += experts.count * (outputs + 1)
         return (spec.layers - sparse) * row * spec.intermediate_size + sparse * experts_of_layer
 
     @property
@@ -105,7 +110,10 @@ class ModelBytes:
         if (experts := spec.experts) is not None:
             # Each token once for each of its experts; and what the router chooses, in float32.
             hidden, width = spec.hidden_size, experts.width // self.ranks
-            copies = experts.active * max(2 * hidden, hidden + 2 * width, 4 * width)
+            widest = max(2 * hidden, hidden + 2 * width, 4 * width)
+            if spec.variant.fused_experts:  # and their biases, a row for each
+                widest = max(hidden + 4 * width, 2 * hidden + width)
+            copies = experts.active * widest
             chosen = 4 * experts.count + 16 * experts.active
             feed_forward = max(feed_forward, copies + chosen + 3 * hidden)
         heads = (spec.heads + 2 * spec.kv_heads) * spec.head_dim // self.ranks

@@ -96,7 +96,12 @@ GLM4 = {"num_key_value_heads": 2, "attention_bias": True, "partial_rotary_factor
 QWEN, QWEN2, LLAMA = "Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"
 WITH_EXPERTS = "Qwen3-Coder-480B-A35B"
 """Its 30,000 tensors take a second to make."""
+OSS, OSS_EXPERTS = "GptOssForCausalLM", {"num_local_experts": 32, "num_experts_per_tok": 4}
 MODELS = {
+    "gpt-oss-20b": (
+        spec(OSS, 2880, 2880, 24, 64, 201_088, tied=False, head_dim=64, **OSS_EXPERTS),
+        20_914_757_184,
+    ),
     "Qwen3-0.6B": (spec(QWEN, 1024, 3072, 28, 16, 151_936, tied=True), 596_049_920),
     "Qwen3-8B": (spec(QWEN, 4096, 12_288, 36, 32, 151_936, tied=False), 8_190_735_360),
     "Qwen3-32B": (spec(QWEN, 5120, 25_600, 64, 64, 151_936, tied=False), 32_762_123_264),
@@ -235,7 +240,9 @@ def traced_bytes(model: ModelSpec, ranks: int, tokens: int, rows: int) -> int:
     stack = made.layers
     assert isinstance(stack, PlainStack)
     kernel = PagedKernel(model, ranks)
-    stack._operators = replace(stack._operators, attention=lambda *_: kernel)
+    stack._operators = replace(
+        stack._operators, attention=lambda *_: kernel, attention_by=lambda *_: kernel
+    )
     nothing: Any = None
     unread = PagedStep(nothing, nothing, nothing)
     with Peak() as peak:

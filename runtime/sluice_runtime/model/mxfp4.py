@@ -1,0 +1,79 @@
+"""Experts in MXFP4, as gpt-oss has them: how one of their tensors is read.
+
+Format: OCP Microscaling Formats (MX) 1.0. Of 32 inputs of an output each has 4 bits (e2m1), and all
+have one scale, a power of two (e8m0). A tensor [experts, in, out] is stored as NAME_blocks
+[experts, out, blocks, 16], the first number of a byte in its low bits, and NAME_scales [experts,
+out, blocks].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from sluice_runtime.errors import ModelLoadError
+from sluice_runtime.model.shard import Part
+
+BLOCK: Final = 32
+"""Inputs that share a scale."""
+_SCALE_OFFSET: Final = 127
+_POSITIVE: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+NUMBERS: Final = (*_POSITIVE, *(-number for number in _POSITIVE))
+"""By their 4 bits."""
+
+
+class Files(Protocol):
+    """The part of `QuantisedWeights` that is used here."""
+
+    def read_stored(self, name: str, part: Part, dtype: torch.dtype) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """See `model.quantised.Format`."""
+
+    def __str__(self) -> str:
+        return "MXFP4"
+
+    def module(self, name: str) -> str:
+        return "" if name.endswith((".weight", "bias")) else name
+
+    @property
+    def tensor(self) -> str:
+        return "_blocks"
+
+    def units(self, part: Part) -> tuple[int, ...]:
+        return 1, BLOCK, 1
+
+    def read(self, files: Files, name: str, part: Part) -> Callable[[Tensor], None]:
+        experts, width, out = part.whole
+        if width % BLOCK:
+            raise ModelLoadError(
+                f"config.json: intermediate_size, hidden_size: {width} inputs of {name} are not "
+                f"allowed; allowed: multiples of {BLOCK} with quant_method 'mxfp4'"
+            )
+        blocks = width // BLOCK
+        unit = BLOCK if part.dim == 1 else 1
+        dim, begin, length = (0, 2, 1)[part.dim], part.begin // unit, part.length // unit
+        stored = Part((experts, out, blocks, BLOCK // 2), dim, begin, length)
+        numbers = files.read_stored(f"{name}_blocks", stored, torch.uint8)
+        scaled = Part((experts, out, blocks), dim, begin, length)
+        scales = files.read_stored(f"{name}_scales", scaled, torch.uint8)
+
+        def fill(target: Tensor) -> None:
+            for expert, own, exponents in zip(target, numbers, scales, strict=True):
+                expert.copy_(dequantised(own, exponents).T)
+
+        return fill
+
+
+def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
+    """blocks [out, n, 16], scales [out, n] → float32 [out, n x 32]."""
+    table = torch.tensor(NUMBERS, device=blocks.device)
+    numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
+    exponents = scales.int()[..., None] - _SCALE_OFFSET
+    return torch.ldexp(table[numbers.int()], exponents).flatten(1)

@@ -1,0 +1,165 @@
+"""The registry of architectures: how each differs from the common decoder, and how its checkpoints
+spell that. Knows no file and no value of a config.json but what missing keys mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from sluice_runtime.layers.dense import Activation, ClampedSwiglu
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NormNames:
+    """Of a layer's norms in checkpoints; None: there is none."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+    @property
+    def count(self) -> int:
+        names = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        return sum(name is not None for name in names)
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """In checkpoints: of the part with experts, and of an expert's matrices."""
+
+    part: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How one architecture differs from the common decoder."""
+
+    qk_norm: bool = False
+    """RMS norm over each head of queries and keys before the rotation."""
+    qkv_bias: bool = False
+    """Queries, keys and values have biases."""
+    head_dim: int | None = None
+    """What a missing head_dim means; None: hidden_size / num_attention_heads."""
+    window_tokens: int | None = None
+    """What a missing sliding_window means, where the key alone turns windows on."""
+    windowed: bool = False
+    """The key sliding_window alone turns windows on."""
+    experts: bool = False
+    """Layers have a feed-forward part of experts."""
+    expert_names: ExpertNames = ExpertNames()
+    expert_width: str = "moe_intermediate_size"
+    """The key of the width of an expert."""
+    norms: NormNames = NormNames()
+    whole_qk_norm: bool = False
+    """RMS norm over all heads of queries at once, and over those of keys, before the rotation."""
+    bias_by_key: bool = False
+    """attention_bias says whether queries, keys and values have biases; outputs never have."""
+    partial_rotary: bool = False
+    """partial_rotary_factor says which share of a head is rotated."""
+    interleaved: bool = False
+    """Neighbours are a pair of the rotation."""
+    fused_qkv: bool = False
+    """The checkpoint has queries, keys and values in one matrix."""
+    fused_gate_up: bool = False
+    """The checkpoint has both inputs of the gated part in one matrix."""
+    missing: Mapping[str, Any] = field(default_factory=dict)
+    """What keys mean that config.json leaves out."""
+    output_bias: bool = False
+    """What attention gives out has a bias."""
+    sinks: bool = False
+    """Heads have attention sinks."""
+    fused_experts: bool = False
+    """All experts of a layer are in one tensor, gate and up in turns; they and the router have
+    biases."""
+    whole_every: int | None = None
+    """Of so many layers the last one attends to all tokens, the others to those in a window."""
+    ropes: tuple[str, ...] = ("default", "llama3", "longrope")
+    """Allowed types."""
+    activation: Callable[[Config], Activation] | None = None
+    """Of gate and up; None: silu(gate) x up."""
+    features: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    """What of `FEATURES` is otherwise."""
+
+
+_GLM: Final = Variant(
+    bias_by_key=True,
+    partial_rotary=True,
+    interleaved=True,
+    fused_gate_up=True,
+    missing={
+        "attention_bias": True,
+        "head_dim": 128,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1.5625e-07,
+    },
+)
+
+ARCHITECTURES: Final[Mapping[str, Variant]] = {
+    "Qwen3ForCausalLM": Variant(qk_norm=True, head_dim=128),
+    "Qwen2ForCausalLM": Variant(qkv_bias=True),
+    "Qwen3MoeForCausalLM": Variant(qk_norm=True, experts=True),
+    "LlamaForCausalLM": Variant(),
+    "MistralForCausalLM": Variant(window_tokens=4096, windowed=True),
+    "MixtralForCausalLM": Variant(
+        windowed=True,
+        experts=True,
+        expert_names=ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
+        expert_width="intermediate_size",
+        missing={
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 2,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+    ),
+    "Phi3ForCausalLM": Variant(
+        windowed=True,
+        partial_rotary=True,
+        fused_qkv=True,
+        fused_gate_up=True,
+        missing={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    ),
+    "GlmForCausalLM": _GLM,
+    "Glm4ForCausalLM": replace(
+        _GLM,
+        norms=NormNames(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+    ),
+    "Olmo2ForCausalLM": Variant(
+        norms=NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+        whole_qk_norm=True,
+        missing={"rms_norm_eps": 1e-5},
+    ),
+    "GptOssForCausalLM": Variant(
+        qkv_bias=True,
+        experts=True,
+        output_bias=True,
+        sinks=True,
+        fused_experts=True,
+        whole_every=2,
+        ropes=("default", "yarn"),
+        activation=lambda config: ClampedSwiglu(
+            float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0))
+        ),
+        expert_width="intermediate_size",
+        missing={
+            "head_dim": 64,
+            "norm_topk_prob": True,  # the softmax over the chosen ones
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 15e4,
+            "sliding_window": 128,
+        },
+        features={"attention_bias": (True,)},
+    ),
+}
+"""By the name in config.json's `architectures`."""
