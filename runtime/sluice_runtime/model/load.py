@@ -233,6 +233,7 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
         )
     frequencies = inverse_frequencies(spec.rope, spec.head_dim).to(device)
     other = spec.windows and spec.windows.rope
+    windowed = inverse_frequencies(other, spec.head_dim).to(device) if other else None
     return Decoder(
         spec,
         embedding,
@@ -243,7 +244,7 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
         backend,
         reader.placement.group,
         bank,
-        inverse_frequencies(other, spec.head_dim).to(device) if other else None,
+        window_frequencies=windowed,
     )
 
 
