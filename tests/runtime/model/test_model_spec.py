@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,6 +151,12 @@ def test_both_spellings_of_dtype(written: dict[str, Any], dtype: str) -> None:
 
 def test_the_operator_lets_through_what_the_engine_has() -> None:
     assert set(supported.ARCHITECTURES) == set(ARCHITECTURES), "both are to change together"
+
+
+def test_the_page_of_model_families_has_a_row_for_each() -> None:
+    page = Path(__file__).parents[3] / "docs/reference/model-families.md"
+    rows = re.findall(r"^\| `(\w+ForCausalLM)`", page.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(ARCHITECTURES)
 
 
 def test_a_missing_head_dim_means_what_the_architecture_says() -> None:
