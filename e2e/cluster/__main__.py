@@ -19,7 +19,7 @@ from e2e.cluster.progress import say
 from e2e.cluster.provider import Cluster
 from e2e.cluster.toolchain.binaries import ensure_binaries
 from e2e.cluster.toolchain.containerd import ensure_containerd
-from e2e.cluster.toolchain.gateway_api import http_route_definition
+from e2e.cluster.toolchain.gateway_api import http_route_definition, inference_pool_definition
 from e2e.cluster.toolchain.helm import ensure_helm
 from e2e.cluster.toolchain.prerequisites import MONITORING_PACKAGES, ensure_packages
 
@@ -45,6 +45,8 @@ def _dispatch(words: list[str]) -> int:
         ensure_containerd()
         ensure_helm()
         http_route_definition()
+        inference_pool_definition()
+        inference_pool_definition(first_release=True)
     if parsed.command in ("build", "build-monitoring"):
         ensure_packages(MONITORING_PACKAGES)
         return 0
