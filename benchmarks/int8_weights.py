@@ -3,6 +3,7 @@
 Two models of random weights: the 33.6 M-parameter Qwen3 of "CPU serving", which a large cache may
 hold, and one of the size of Qwen3-0.6B, which it does not. 1 and 16 rows with prompts of 32 tokens;
 prompts are computed before the watch starts. `--prefill` measures chunks of 512 tokens instead.
+`--pages` sets pages of 8 bits (`engine.kvCacheDtype: fp8_e4m3`) beside bfloat16, in the same way.
 Prints one JSON line a figure. On a machine shared with others the tokens of a CPU second count.
 """
 
@@ -27,7 +28,6 @@ from sluice_runtime.wire.messages import Generate, Sampling
 from benchmarks.cpu_serving import as_an_engine_process, step
 from benchmarks.turns import Measured, in_turns, report_rounds, stopwatch
 
-PROMPT_TOKENS = 32
 CHUNK_TOKENS = 512
 SMALL = (16_384, 512, 1536, 8, 8, 4, 64)
 LARGE = (151_936, 1024, 3072, 28, 16, 8, 128)
@@ -80,20 +80,18 @@ def write_model(folder: Path, sizes: tuple[int, ...]) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def engine_of(folder: Path, weights: str, threads: int) -> Engine:
+def engine_of(folder: Path, threads: int, **more: str) -> Engine:
     settings = {"kv_pool_tokens": 16_384, "chunk_size": CHUNK_TOKENS, "threads": threads}
-    config = EngineConfig.model_validate(
-        {"model": {"uri": str(folder)}, "weight_dtype": weights, **settings}
-    )
+    config = EngineConfig.model_validate({"model": {"uri": str(folder)}, **settings, **more})
     return build_engine(resolved(config), resolve(str(folder)))
 
 
-def decode(engine: Engine, rows: int, steps: int) -> Callable[[int], Measured]:
+def decode(engine: Engine, rows: int, steps: int, prompt_tokens: int) -> Callable[[int], Measured]:
     """So many steps of `rows` that all decode."""
 
     def run(shift: int) -> Measured:
         for row in range(rows):
-            prompt = [(shift * 7919 + row * 131 + i) % 16_000 for i in range(PROMPT_TOKENS)]
+            prompt = [(shift * 7919 + row * 131 + i) % 16_000 for i in range(prompt_tokens)]
             request = f"{shift}-{row}"
             sampling = Sampling(temperature=0.0)
             engine.scheduler.add(Generate(request, prompt, steps + 2, sampling, ignore_eos=True))
@@ -133,26 +131,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--prompt", type=int, default=32, help="tokens before those decoded")
     parser.add_argument("--prefill", action="store_true")
+    parser.add_argument("--pages", action="store_true")
     arguments = parser.parse_args()
     as_an_engine_process("benchmarks.int8_weights")
     host.collect_garbage_rarely()
+    named = "fp8-pages" if arguments.pages else "int8"
+    changed = {"kv_cache_dtype": "fp8_e4m3"} if arguments.pages else {"weight_dtype": "int8"}
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as made:
             write_model(Path(made), MODELS[name])
-            kinds = {"int8": "int8", "bfloat16": "auto"}
             engines = {
-                kind: engine_of(Path(made), weights, arguments.threads)
-                for kind, weights in kinds.items()
+                kind: engine_of(Path(made), arguments.threads, **settings)
+                for kind, settings in ((named, changed), ("bfloat16", {}))
             }
             if arguments.prefill:
                 runs = {kind: prefill(engine, 2) for kind, engine in engines.items()}
-                report_rounds(f"int8.prefill.{name}", "int8", in_turns(runs, arguments.rounds))
+                report_rounds(f"{named}.prefill.{name}", named, in_turns(runs, arguments.rounds))
                 continue
             for rows in (1, 16):
-                runs = {k: decode(engine, rows, arguments.steps) for k, engine in engines.items()}
+                runs = {
+                    kind: decode(engine, rows, arguments.steps, arguments.prompt)
+                    for kind, engine in engines.items()
+                }
                 seen = in_turns(runs, arguments.rounds)
-                report_rounds(f"int8.decode.{name}.{rows}_rows", "int8", seen)
+                report_rounds(f"{named}.decode.{name}.{rows}_rows", named, seen)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ FOLDER gets one library a module, which holds the code of all architectures, and
 look beside `sluice_kernels` unless an image is made elsewhere. Needs flashinfer 0.6.13, torch for
 CUDA, a C++ compiler, and nvcc: that of CUDA_HOME, or of the packages of the group
 `flashinfer-build`. No GPU. For Hopper and one number type: 34 minutes of CPU time, most of it for
-fa3. What a run was interrupted in goes on where it was: modules in the manifest are left alone, and
-objects are kept in the scratch folder.
+fa3, without the modules for pages of 8 bits. What a run was interrupted in goes on where it was:
+modules in the manifest are left alone, and objects are kept in the scratch folder.
 """
 
 from __future__ import annotations

@@ -63,6 +63,6 @@ def missing_modules(device: CudaDevice, head_dims: tuple[int, ...]) -> list[str]
         sys.path.append(str(KERNELS))
     from sluice_kernels import flashinfer_ahead
 
-    every = flashinfer_ahead.shapes(["bfloat16"], head_dims)
+    every = [flashinfer_ahead.Shape("bfloat16", dim) for dim in head_dims]
     missing = (flashinfer_ahead.missing_modules(shape, device.architecture) for shape in every)
     return list(dict.fromkeys(module for modules in missing for module in modules))

@@ -47,6 +47,8 @@ class Question(ContractModel):
     max_running_requests: int | None = None
     """None: an engine chooses it at its start, from its KV pool."""
     memory_fraction: float
+    has_fp8_pages: bool = False
+    """Keys and values have 8 bits (`kvCacheDtype`)."""
     requests: Requests
     promise: Promise
 

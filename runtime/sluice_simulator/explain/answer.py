@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sluice_contract.config.accelerators import memory_mib_of
 from sluice_contract.wire.explain import Answer, Question
 from sluice_runtime.engine.sizing.plan import running_requests
@@ -55,5 +57,7 @@ def _chosen_rows(question: Question, model: ModelShape, cost: Cost) -> int:
 
 def _model(question: Question) -> ModelShape | None:
     if question.model_config_text is not None:
-        return shape_from(question.model_config_text)
-    return known_shape(question.model_names)
+        shape: ModelShape | None = shape_from(question.model_config_text)
+    else:
+        shape = known_shape(question.model_names)
+    return replace(shape, kv_number_bytes=1) if shape and question.has_fp8_pages else shape

@@ -29,6 +29,8 @@ class ModelShape:
     intermediate: int
     vocabulary: int
     context_tokens: int
+    kv_number_bytes: int = BYTES
+    """Of a number of keys and values."""
 
     @property
     def layer_parameters(self) -> int:
@@ -54,7 +56,7 @@ class ModelShape:
     @property
     def kv_bytes(self) -> int:
         """Of a token: keys and values."""
-        return 2 * BYTES * self.layers * self.kv_heads * self.head_dim
+        return 2 * self.kv_number_bytes * self.layers * self.kv_heads * self.head_dim
 
 
 def _qwen3(size: str, layers: int, hidden: int, heads: int, intermediate: int) -> ModelShape:

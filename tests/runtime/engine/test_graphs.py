@@ -26,6 +26,7 @@ from sluice_runtime.kv.pool import CPU, KvScales, KvShape, PagePool
 from sluice_runtime.layers.attention import RowNumbers, TokenLayout
 from sluice_runtime.layers.backend import BACKENDS
 from sluice_runtime.layers.flashinfer_graphs import GraphWrappers
+from sluice_runtime.layers.flashinfer_library import flashinfer_state
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.load import Placement, Reader, build_decoder
@@ -101,6 +102,10 @@ def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sit
     if kind == "cpu":
         backend = flashinfer_backend(flashinfer_on_cpu(monkeypatch))
     else:
+        capability = torch.cuda.get_device_capability()
+        state = flashinfer_state("bfloat16", head_dim, capability, fp8_pages=bool(fp8))
+        if fp8 and state.missing:
+            pytest.skip(state.missing)
         backend, dtype = BACKENDS["flashinfer"](place, "fa2"), torch.bfloat16
     config = resolve("dummy://qwen3-tiny").config
     spec = spec_from({**config, "head_dim": head_dim, **HEADS[heads]})

@@ -138,3 +138,9 @@ def test_where_nobody_sets_it_as_many_run_at_once_as_an_engine_chooses(
     assert (
         answered(question.model_copy(update={"max_running_requests": 9})).max_running_requests == 9
     )
+
+
+def test_pages_of_8_bits_hold_twice_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice_simulator.explain.answer.NAMES", ())
+    whole, half = (answered(asked(has_fp8_pages=fp8)).kv_pool_tokens for fp8 in (False, True))
+    assert half in (2 * whole, 2 * whole + 1)

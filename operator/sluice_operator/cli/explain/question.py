@@ -49,6 +49,7 @@ def question(spec: InferenceServiceSpec, pool: PlannedPool, load: Load) -> Quest
         cuda_graph_max_batch=int(values["cuda_graph_max_batch"]),
         max_running_requests=None if requests is None else int(requests),
         memory_fraction=float(values["memory_fraction"]),
+        has_fp8_pages=values["kv_cache_dtype"] != "auto",
         requests=load.requests,
         promise=promise_of(spec),
     )
