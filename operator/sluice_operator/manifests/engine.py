@@ -62,6 +62,12 @@ CLAIM: Final = "accelerator"
 FETCH_SECONDS: Final = 6 * 3600
 """For bringing the model, where each pod does."""
 
+DISK: Final = "ephemeral-storage"
+OWN_DISK: Final = "128Mi"
+"""The container's logs, of which a kubelet keeps 50 MiB unless it is told otherwise, sockets, and
+what libraries for GPUs keep in /tmp. Not a model that each pod downloads or copies: its size is not
+known here. No limit: nothing bounds these, and a pod above a limit is evicted."""
+
 PROCESS_FIELDS: Final = (
     "image", "configRef", "modelClaim", "fetch", "modelImage", "handoverSecret", "bootstrapPort",
     "metricsPort", "drainSeconds", "accelerator", "resources", "rdmaResource", "adaptersRef",
@@ -261,11 +267,11 @@ def _ports(spec: EnginePoolSpec) -> list[Manifest]:
 
 
 def _resources(spec: EnginePoolSpec) -> Manifest:
-    resources: Manifest = spec.resources.to_json_dict() if spec.resources else {}
+    resources = _with_own_disk(spec.resources.to_json_dict() if spec.resources else {})
     if (cache := spec.host_cache) is not None:
         resources = _with_more(resources, "memory", bytes_of(cache.memory))
         if cache.disk is not None:
-            resources = _with_more(resources, "ephemeral-storage", bytes_of(cache.disk.size))
+            resources = _with_more(resources, DISK, bytes_of(cache.disk.size))
     devices: dict[str, int] = {}
     if _claim_template(spec) is not None:
         resources = resources | {"claims": [{"name": CLAIM}]}
@@ -281,6 +287,14 @@ def _resources(spec: EnginePoolSpec) -> Manifest:
 def _claim_template(spec: EnginePoolSpec) -> str | None:
     """The ResourceClaimTemplate that the devices are of, instead of an extended resource."""
     return spec.accelerator.claim_template if spec.accelerator else None
+
+
+def _with_own_disk(resources: Manifest) -> Manifest:
+    """With a request for logs and /tmp, unless the user has given a request or a limit."""
+    requests = resources.get("requests", {})
+    if DISK in requests or DISK in resources.get("limits", {}):
+        return resources
+    return resources | {"requests": requests | {DISK: OWN_DISK}}
 
 
 def _with_more(resources: Manifest, name: str, added_bytes: int) -> Manifest:

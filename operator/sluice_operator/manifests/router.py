@@ -32,9 +32,11 @@ KEYS_FOLDER: Final = f"{CONFIG_FOLDER}/{API_KEYS}"
 """Where the routers find the API keys: a file for each tenant, which changes with the Secret."""
 PROGRESS_SECONDS: Final = 120
 ROUTER_RESOURCES: Final[Manifest] = {
-    "requests": {"cpu": "50m", "memory": "128Mi"},
+    "requests": {"cpu": "50m", "memory": "128Mi", "ephemeral-storage": "64Mi"},
     "limits": {"memory": "512Mi"},
 }
+"""Of the disk: the container's logs, of which a kubelet keeps 50 MiB unless it is told otherwise.
+That, and so no limit, is the node's decision: a pod above a limit is evicted."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.deployments import RESTARTED_AT, deployment_with, to_apply
@@ -51,11 +52,33 @@ def test_a_restart_by_the_same_release_keeps_nothing_back() -> None:
         assert to_apply(applied, built) is applied, "and taken back"
 
 
+def test_requests_of_disk_wait_for_another_spec_of_the_same_service() -> None:
+    """They came with a release: an upgrade to it restarts nothing."""
+    for built in deployments():
+        former = rewritten(built, without_disk_requests)
+        assert former["spec"]["template"] != built["spec"]["template"]
+        assert to_apply(built, former)["spec"]["template"] == former["spec"]["template"]
+        former["metadata"]["annotations"]["serving.sluice.dev/inputs"] = "an edit ago"
+        assert to_apply(built, former) is built
+
+
+def without_disk_requests(pod: Manifest) -> None:
+    del pod["containers"][0]["resources"]["requests"]["ephemeral-storage"]
+
+
+def with_group(pod: Manifest) -> None:
+    pod["securityContext"]["fsGroup"] = 1000
+
+
 def of_next_release(deployment: Manifest) -> Manifest:
     """The same, with pods that are written otherwise."""
+    return rewritten(deployment, with_group)
+
+
+def rewritten(deployment: Manifest, change: Callable[[Manifest], None]) -> Manifest:
     found = copy.deepcopy(deployment)
     replicas, notes = found["spec"].pop("replicas"), found["metadata"]["annotations"]
-    found["spec"]["template"]["spec"]["securityContext"]["fsGroup"] = 1000
+    change(found["spec"]["template"]["spec"])
     inputs = notes.pop("serving.sluice.dev/inputs")
     for name in ("template", "template-fields", "desired-hash"):
         del notes[f"serving.sluice.dev/{name}"]

@@ -106,14 +106,21 @@ def test_what_does_not_is_the_same_revision(change: dict[str, Any]) -> None:
     assert revision(_spec(**change)) == revision(_spec())
 
 
+OWN_DISK_BYTES = 128 << 20
+
+
 @pytest.mark.parametrize(
     ("given", "rendered"),
     [
-        ({}, {"requests": {"memory": 2 << 30, "ephemeral-storage": 10 << 30}}),
+        ({}, {"requests": {"memory": 2 << 30, "ephemeral-storage": (10 << 30) + OWN_DISK_BYTES}}),
         (
             {"requests": {"cpu": 1, "memory": "1.5Gi"}, "limits": {"memory": "4G"}},
             {
-                "requests": {"cpu": 1, "memory": 7 << 29, "ephemeral-storage": 10 << 30},
+                "requests": {
+                    "cpu": 1,
+                    "memory": 7 << 29,
+                    "ephemeral-storage": (10 << 30) + OWN_DISK_BYTES,
+                },
                 "limits": {"memory": 4_000_000_000 + (2 << 30)},
             },
         ),
@@ -139,7 +146,15 @@ def test_memory_and_disk_of_a_host_cache_come_beside_the_container_s(
 def test_a_host_cache_without_a_disk_has_no_volume() -> None:
     pod = _deployment({"engine": {"hostCache": {"memory": "2Gi"}}})["spec"]["template"]["spec"]
     assert "host-cache" not in str(pod["volumes"])
-    assert "ephemeral-storage" not in str(pod["containers"][0]["resources"])
+    requests = {"memory": 2 << 30, "ephemeral-storage": "128Mi"}
+    assert pod["containers"][0]["resources"] == {"requests": requests}
+
+
+@pytest.mark.parametrize("kind", ["requests", "limits"])
+def test_what_a_user_says_of_an_engine_s_disk_stands(kind: str) -> None:
+    given = {kind: {"ephemeral-storage": "0"}}
+    pod = _deployment({"pools": {"mixed": {"resources": given}}})["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"] == given
 
 
 @pytest.mark.parametrize(("strategy", "beside"), [("Surge", 1), ("InPlace", 0)])
