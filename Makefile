@@ -159,9 +159,9 @@ bench-cpu: setup ## the workload "CPU serving", beside transformers; PEERS=1: be
 	$(PYTHON) -m benchmarks.cpu_serving $(if $(PEERS),--beside transformers openvino vllm)
 
 .PHONY: bench-int8
-bench-int8: setup ## weights of 8 bits beside bfloat16 on CPUs: decode at 1 and 16 rows, and prompts
-	$(PYTHON) -m benchmarks.int8_weights
-	$(PYTHON) -m benchmarks.int8_weights --prefill
+bench-int8: setup ## weights of 8 bits beside bfloat16 on CPUs: decode at 1 and 16 rows, and prompts; PEERS=1: beside OpenVINO's, too
+	$(PYTHON) -m benchmarks.int8_weights $(if $(PEERS),--beside openvino)
+	$(PYTHON) -m benchmarks.int8_weights --prefill $(if $(PEERS),--beside openvino)
 
 .PHONY: bench-speculation
 bench-speculation: setup ## drafts from prompt and answer, or of a model: tokens a second with and without, at 1 to 64 rows

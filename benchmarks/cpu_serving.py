@@ -16,7 +16,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,12 +182,15 @@ def run_transformers(folder: Path, work: Workload, threads: int) -> Measured:
 def peer_runs(name: str, folder: Path, work: Workload, threads: int) -> Iterator[Run]:
     given = {"model": str(folder), "threads": threads, "temperature": TEMPERATURE}
     with peer(name, {**given, **asdict(work)}) as run:
+        yield measured_run(run)
 
-        def measured(shift: int) -> Measured:
-            seen = run(shift)
-            return Measured(int(seen["tokens"]), seen["seconds"], seen["cpu_seconds"])
 
-        yield measured
+def measured_run(ask_peer: Callable[[int], dict[str, float]]) -> Run:
+    def run(shift: int) -> Measured:
+        seen = ask_peer(shift)
+        return Measured(int(seen["tokens"]), seen["seconds"], seen["cpu_seconds"])
+
+    return run
 
 
 def runs_of(

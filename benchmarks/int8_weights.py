@@ -4,6 +4,7 @@ Two models of random weights: the 33.6 M-parameter Qwen3 of "CPU serving", which
 hold, and one of the size of Qwen3-0.6B, which it does not. 1 and 16 rows with prompts of 32 tokens;
 prompts are computed before the watch starts. `--prefill` measures chunks of 512 tokens instead.
 `--pages` sets pages of 8 bits (`engine.kvCacheDtype: fp8_e4m3`) beside bfloat16, in the same way.
+`--beside openvino` has OpenVINO GenAI take its turn, with the same threads, tokens and steps.
 Prints one JSON line a figure. On a machine shared with others the tokens of a CPU second count.
 """
 
@@ -13,8 +14,12 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -25,10 +30,12 @@ from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.model.files import resolve
 from sluice_runtime.wire.messages import Generate, Sampling
 
-from benchmarks.cpu_serving import as_an_engine_process, step
-from benchmarks.turns import Measured, in_turns, report_rounds, stopwatch
+from benchmarks.cpu_serving import as_an_engine_process, measured_run, step
+from benchmarks.peers.environments import peer
+from benchmarks.turns import Measured, Run, in_turns, report_rounds, stopwatch
 
 CHUNK_TOKENS = 512
+CHUNKS = 2
 SMALL = (16_384, 512, 1536, 8, 8, 4, 64)
 LARGE = (151_936, 1024, 3072, 28, 16, 8, 128)
 """Vocabulary, hidden, intermediate, layers, heads, key heads and their size."""
@@ -40,6 +47,7 @@ def write_model(folder: Path, sizes: tuple[int, ...]) -> None:
     vocabulary, hidden, inner, layers, heads, kv_heads, dim = sizes
     config = {
         "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
         "vocab_size": vocabulary,
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -86,15 +94,21 @@ def engine_of(folder: Path, threads: int, **more: str) -> Engine:
     return build_engine(resolved(config), resolve(str(folder)))
 
 
-def decode(engine: Engine, rows: int, steps: int, prompt_tokens: int) -> Callable[[int], Measured]:
-    """So many steps of `rows` that all decode."""
+def prompts_of(count: int, tokens: int) -> list[list[int]]:
+    """Of which none begins like another one."""
+    return [[(row * 131 + i) % 8_000 for i in range(tokens)] for row in range(count)]
+
+
+def decode(engine: Engine, steps: int, prompts: Sequence[Sequence[int]]) -> Run:
+    """So many steps in which a row of each prompt decodes."""
+    rows = len(prompts)
 
     def run(shift: int) -> Measured:
-        for row in range(rows):
-            prompt = [(shift * 7919 + row * 131 + i) % 16_000 for i in range(prompt_tokens)]
-            request = f"{shift}-{row}"
+        for row, prompt in enumerate(prompts):
+            tokens = [token + shift for token in prompt]
             sampling = Sampling(temperature=0.0)
-            engine.scheduler.add(Generate(request, prompt, steps + 2, sampling, ignore_eos=True))
+            request = Generate(f"{shift}-{row}", tokens, steps + 2, sampling, ignore_eos=True)
+            engine.scheduler.add(request)
         made = 0
         while made < rows:
             made += step(engine) or 0
@@ -108,21 +122,53 @@ def decode(engine: Engine, rows: int, steps: int, prompt_tokens: int) -> Callabl
     return run
 
 
-def prefill(engine: Engine, chunks: int) -> Callable[[int], Measured]:
+def prefill(engine: Engine, chunks: int) -> Run:
     """One prompt after the other, of a chunk each; counted are tokens of prompts."""
 
     def run(shift: int) -> Measured:
         with stopwatch() as measured:
-            for chunk in range(chunks):
-                first = shift * 7919 + chunk * 131
-                prompt = [(first + i) % 16_000 for i in range(CHUNK_TOKENS)]
+            for chunk, prompt in enumerate(prompts_of(chunks, CHUNK_TOKENS)):
+                tokens = [token + shift for token in prompt]
                 sampling = Sampling(temperature=0.0)
-                engine.scheduler.add(Generate(f"{shift}-{chunk}", prompt, 1, sampling))
+                engine.scheduler.add(Generate(f"{shift}-{chunk}", tokens, 1, sampling))
                 while step(engine) is not None:
                     pass
             return measured(chunks * CHUNK_TOKENS)
 
     return run
+
+
+def openvino_runs(
+    folder: Path, threads: int, work: Mapping[str, Any], peers: ExitStack
+) -> dict[str, Run]:
+    """OpenVINO GenAI with weights that NNCF compressed, with and without a zero for each output."""
+    runs = {}
+    for weights in ("int8_asym", "int8_sym"):
+        exported = f"{folder}/openvino-{weights}"
+        of_peer = {"weights": weights, "exported": exported, "model": str(folder), **work}
+        run = peer("openvino", {"threads": threads, **of_peer})
+        runs[f"openvino_{weights}"] = measured_run(peers.enter_context(run))
+    return runs
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    ours: Callable[[Engine], Run]
+    theirs: Mapping[str, Any]
+    """As a peer's script reads it."""
+
+
+def workloads(arguments: argparse.Namespace) -> Iterator[Workload]:
+    if arguments.prefill:
+        prompts = prompts_of(CHUNKS, CHUNK_TOKENS)
+        theirs = {"one_by_one": True, "prompts": prompts}
+        yield Workload("prefill.{}", lambda engine: prefill(engine, CHUNKS), theirs)
+        return
+    for rows in arguments.rows:
+        prompts, steps = prompts_of(rows, arguments.prompt), arguments.steps
+        ours = partial(decode, steps=steps, prompts=prompts)
+        yield Workload(f"decode.{{}}.{rows}_rows", ours, {"steps": steps, "prompts": prompts})
 
 
 def main() -> None:
@@ -134,29 +180,34 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32, help="tokens before those decoded")
     parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--pages", action="store_true")
+    parser.add_argument("--rows", nargs="*", type=int, default=[1, 16])
+    parser.add_argument(
+        "--beside",
+        nargs="*",
+        choices=["openvino"],
+        default=[],
+        help="engines to run as well, with their own weights of 8 bits; installs several GB",
+    )
     arguments = parser.parse_args()
     as_an_engine_process("benchmarks.int8_weights")
     host.collect_garbage_rarely()
-    named = "fp8-pages" if arguments.pages else "int8"
-    changed = {"kv_cache_dtype": "fp8_e4m3"} if arguments.pages else {"weight_dtype": "int8"}
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as made:
             write_model(Path(made), MODELS[name])
-            engines = {
-                kind: engine_of(Path(made), arguments.threads, **settings)
-                for kind, settings in ((named, changed), ("bfloat16", {}))
-            }
-            if arguments.prefill:
-                runs = {kind: prefill(engine, 2) for kind, engine in engines.items()}
-                report_rounds(f"{named}.prefill.{name}", named, in_turns(runs, arguments.rounds))
-                continue
-            for rows in (1, 16):
-                runs = {
-                    kind: decode(engine, rows, arguments.steps, arguments.prompt)
-                    for kind, engine in engines.items()
-                }
-                seen = in_turns(runs, arguments.rounds)
-                report_rounds(f"{named}.decode.{name}.{rows}_rows", named, seen)
+            measure(Path(made), name, arguments)
+
+
+def measure(folder: Path, model: str, arguments: argparse.Namespace) -> None:
+    named, threads = "fp8-pages" if arguments.pages else "int8", arguments.threads
+    changed = {"kv_cache_dtype": "fp8_e4m3"} if arguments.pages else {"weight_dtype": "int8"}
+    engines = {named: engine_of(folder, threads, **changed), "bfloat16": engine_of(folder, threads)}
+    for work in workloads(arguments):
+        runs = {kind: work.ours(engine) for kind, engine in engines.items()}
+        with ExitStack() as peers:
+            if arguments.beside:
+                runs |= openvino_runs(folder, threads, work.theirs, peers)
+            seen = in_turns(runs, arguments.rounds)
+        report_rounds(f"{named}.{work.name.format(model)}", named, seen)
 
 
 if __name__ == "__main__":

