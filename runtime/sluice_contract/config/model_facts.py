@@ -46,8 +46,11 @@ class ResolvedModel(ModelFacts):
 
 
 def facts_of(config: Mapping[str, Any]) -> ModelFacts:
-    """The facts in a config.json of transformers' form. What is not as it should be is left to the
-    engine to refuse."""
+    """The facts in a config.json of transformers' form, of a model of several parts those of its
+    language model. What is not as it should be is left to the engine to refuse."""
+    if isinstance(text := config.get("text_config"), Mapping):
+        own = {key: value for key, value in text.items() if value is not None}
+        config = {**config, **own, "architectures": config.get("architectures")}
     heads = _count(config.get("num_attention_heads"))
     hidden = _count(config.get("hidden_size"))
     share = _count(hidden // heads) if hidden and heads else None

@@ -72,6 +72,8 @@ def allowed_so_far() -> dict[str, str]:
 
 
 ARCHITECTURES: Final = (
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
     "GptOssForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",

@@ -44,6 +44,8 @@ class Decoder:
     """Of a pool of 8 bits; None: its pool has `dtype`."""
     window_frequencies: Frequencies | None = None
     """Of layers that have a window; None: the same."""
+    embedding_scale: Tensor | None = None
+    """[], in the type of embeddings, by which they are multiplied; None: by 1."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,8 +98,13 @@ class Decoder:
         return self.backend.to_float(self._joined(self.head(normed)))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
-        """[n] → [n, h], what enters the first layer. A rank knows the embeddings of its tokens, and
-        takes the others' from the sum: there they are zero but for one rank."""
+        """[n] → [n, h], what enters the first layer."""
+        embedded = self._embedded(token_ids)
+        return embedded if self.embedding_scale is None else embedded.mul_(self.embedding_scale)
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """A rank knows the embeddings of its tokens, and takes the others' from the sum: there they
+        are zero but for one rank."""
         if self.group.size == 1:
             return F.embedding(token_ids, self.embedding)
         own = token_ids - self.group.rank * self._share

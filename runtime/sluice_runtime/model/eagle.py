@@ -85,6 +85,10 @@ def head_spec(files: ModelFiles, target: ModelSpec) -> HeadSpec:
     config = files.config
     if (named := config.get("architectures")) != [ARCHITECTURE] or files.folder is None:
         raise refused("architectures", named, f"[{ARCHITECTURE!r}], an EAGLE-3 head")
+    if target.embedding_scale is not None:
+        raise refused(
+            "architectures", named, f"no head with {target.architecture} (its embeddings)"
+        )
     proposed = whole_number(config, "draft_vocab_size", target.vocabulary_size)
     layer = spec_from({**config, "architectures": ["LlamaForCausalLM"]})
     own, its = target.vocabulary_size, target.hidden_size

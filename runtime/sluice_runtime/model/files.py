@@ -50,6 +50,15 @@ DUMMIES: Final[Mapping[str, Mapping[str, Any]]] = {
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
     },
+    "gemma3-tiny": _DUMMY_COMMON
+    | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_act": "gelu_pytorch_tanh",
+        "num_hidden_layers": 6,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 24,
+    },
     "gpt-oss-tiny": _DUMMY_COMMON
     | {
         "architectures": ["GptOssForCausalLM"],

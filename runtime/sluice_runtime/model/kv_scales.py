@@ -17,7 +17,7 @@ from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.kv.pool import KvScales
 from sluice_runtime.model.shard import Shard, Split
 from sluice_runtime.model.spec import ModelSpec
-from sluice_runtime.model.weights import Checkpoint
+from sluice_runtime.model.weights import Checkpoint, text_prefix
 
 KEYS: Final = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale")
 VALUES: Final = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale")
@@ -55,8 +55,9 @@ def ones(layers: int, kv_heads: int) -> KvScales:
 
 def _names(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str | None, str | None]]:
     """Of each layer's keys and values; None where there is no scale."""
+    model = text_prefix(checkpoint) if spec.variant.text_part else "model."
     for layer in range(spec.layers):
-        prefix = f"model.layers.{layer}.self_attn"
+        prefix = f"{model}layers.{layer}.self_attn"
         keys, values = (
             next((f"{prefix}.{end}" for end in ends if checkpoint.stored(f"{prefix}.{end}")), None)
             for ends in (KEYS, VALUES)

@@ -32,7 +32,13 @@ from sluice_runtime.model.spec import Experts, ModelSpec, spec_from
 from sluice_runtime.model.staging import CudaCopies
 from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.variants import ExpertNames
-from sluice_runtime.model.weights import Checkpoint, MappedWeights, RandomWeights, WeightSource
+from sluice_runtime.model.weights import (
+    Checkpoint,
+    MappedWeights,
+    RandomWeights,
+    TextPart,
+    WeightSource,
+)
 from sluice_runtime.parallel.group import SOLO, Group
 
 logger = logging.getLogger("sluice.engine")
@@ -106,7 +112,7 @@ def load_model(
     check_division(spec, placement.group.size)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
     pages = placement.pages
-    heads = spec.head_dim, placement.device, backend, pages, spec.special_attention
+    heads = spec.head_dim, placement.device, backend, pages, spec.torch_only
     choice = choose_backend(model_dtype, *heads)
     kernels = with_pages(with_weights(choice.backend, placement.weights), pages)
     held_as = "" if placement.weights == "auto" else f"; matrices: {placement.weights}"
@@ -120,12 +126,14 @@ def load_model(
     if files.folder is None:
         return built(RandomWeights(seed, placement.device))
     with Checkpoint(files.folder) as checkpoint, weights_of(checkpoint, placement, on_read) as read:
-        if spec.quantised is None:
-            return built(read, checkpoint)
-        size = checkpoint.size_bytes >> 20
-        logger.info("weights: %s, %d MiB read; held as %s", spec.quantised, size, model_dtype)
-        weights = QuantisedWeights(checkpoint, read, spec.quantised, placement.device)
-        return built(weights, checkpoint)
+        source = read
+        if spec.quantised is not None:
+            size = checkpoint.size_bytes >> 20
+            logger.info("weights: %s, %d MiB read; held as %s", spec.quantised, size, model_dtype)
+            source = QuantisedWeights(checkpoint, read, spec.quantised, placement.device)
+        if spec.variant.text_part:
+            source = TextPart(checkpoint, source)
+        return built(source, checkpoint)
 
 
 @contextmanager
@@ -162,8 +170,14 @@ class Reader:
     placement: Placement
 
     def norm(self, name: str, size: int) -> Tensor:
-        """[size]."""
-        return self._read(name, (size,), Split.NONE)
+        """[size]; see `true_norm`."""
+        whole = self.placement.shard.part((size,), Split.NONE)
+        dtype = torch.float32 if self.spec.variant.offset_norms else self.dtype
+        return self.weights.read(f"{name}.weight", whole, dtype)
+
+    def true_norm(self, norm: Tensor) -> Tensor:
+        """What the norm means, once its values are there."""
+        return norm + 1 if self.spec.variant.offset_norms else norm
 
     def matrix(self, name: str, out: int, width: int) -> Tensor:
         """This rank's part of [out, width]."""
@@ -232,19 +246,20 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
             f"model.uri: tensor {left[0]} is not part of {spec.architecture} as implemented here"
         )
     frequencies = inverse_frequencies(spec.rope, spec.head_dim).to(device)
-    other = spec.windows and spec.windows.rope
+    other, scale = spec.windows and spec.windows.rope, spec.embedding_scale
     windowed = inverse_frequencies(other, spec.head_dim).to(device) if other else None
     return Decoder(
         spec,
         embedding,
         layers,
-        norm,
+        reader.true_norm(norm),
         backend.operators.linear(head, None),
         frequencies,
         backend,
         reader.placement.group,
         bank,
         window_frequencies=windowed,
+        embedding_scale=None if scale is None else torch.tensor(scale).to(device, reader.dtype),
     )
 
 
@@ -265,7 +280,9 @@ def layer_shape(spec: ModelSpec, group: Group, bank: AdapterBank | None = None) 
         adapters=bank,
         activation=spec.activation,
         rule=(
-            AttentionRule(windows.tokens if windows else None) if spec.special_attention else None
+            AttentionRule(windows.tokens if windows else None)
+            if windows or spec.variant.sinks
+            else None
         ),
         windows=windows.layers if windows else frozenset(),
     )
@@ -319,7 +336,27 @@ def read_layer(reader: Reader, prefix: str, width: int, index: int = 0) -> Layer
         sinks=reader.sinks(attention, spec.heads) if variant.sinks else None,
     )
     reader.weights.settle()
-    return _in_pair_order(layer, spec)
+    return _in_pair_order(_with_true_norms(layer, reader), spec)
+
+
+def _with_true_norms(layer: LayerWeights, reader: Reader) -> LayerWeights:
+    """A layer as it was read, with norms as they are meant; that of queries has their scale."""
+    if not reader.spec.variant.offset_norms:
+        return layer
+    assert layer.head_norms is not None, "queries are scaled by their norm"
+    query, key = layer.head_norms
+
+    def true(norm: Tensor | None) -> Tensor | None:
+        return None if norm is None else reader.true_norm(norm)
+
+    return replace(
+        layer,
+        attention_norm=true(layer.attention_norm),
+        attention_post_norm=true(layer.attention_post_norm),
+        mlp_norm=true(layer.mlp_norm),
+        mlp_post_norm=true(layer.mlp_post_norm),
+        head_norms=(reader.true_norm(query) * reader.spec.query_scale, reader.true_norm(key)),
+    )
 
 
 def _in_pair_order(layer: LayerWeights, spec: ModelSpec) -> LayerWeights:

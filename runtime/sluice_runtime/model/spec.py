@@ -75,13 +75,21 @@ class ModelSpec:
     windows: Windows | None = None
     activation: Activation | None = None
     """Of gate and up; None: silu(gate) x up."""
+    query_scale: float = 1.0
+    """By which scores differ from q k / sqrt(head_dim)."""
 
     @property
-    def special_attention(self) -> str:
+    def embedding_scale(self) -> float | None:
+        """By which embeddings are multiplied; None: they are not."""
+        return math.sqrt(self.hidden_size) if self.variant.scaled_embedding else None
+
+    @property
+    def torch_only(self) -> str:
         """What plain torch computes alone, for people; empty: nothing."""
         parts = {
             "sliding windows": self.windows is not None,
             "attention sinks": self.variant.sinks,
+            "norms of float32": self.variant.offset_norms,
         }
         return " and ".join([part for part, has in parts.items() if has])
 
@@ -111,7 +119,7 @@ def spec_from(config: Config) -> ModelSpec:
     """
     architecture = _architecture(config)
     variant = ARCHITECTURES[architecture]
-    config = {**variant.missing, **config}
+    config = {**variant.defaults, **(_text_config(config) if variant.text_part else config)}
     _refuse_unknown_features(config, variant)
     if variant.bias_by_key:
         variant = replace(variant, qkv_bias=bool(config["attention_bias"]))
@@ -119,6 +127,7 @@ def spec_from(config: Config) -> ModelSpec:
     heads, hidden = whole_number(config, "num_attention_heads"), whole_number(config, "hidden_size")
     layers = whole_number(config, "num_hidden_layers")
     head_dim = whole_number(config, "head_dim", variant.head_dim or hidden // heads)
+    rope, window_rope = _ropes(config, variant, head_dim)
     context = min(whole_number(config, "max_position_embeddings"), window or sys.maxsize)
     spec = ModelSpec(
         architecture=architecture,
@@ -131,14 +140,19 @@ def spec_from(config: Config) -> ModelSpec:
         kv_heads=whole_number(config, "num_key_value_heads", heads),
         head_dim=head_dim,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=_rope(config, variant, head_dim),
+        rope=rope,
         context_length_tokens=context,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=_dtype(config),
         experts=_experts(config, layers, variant) if variant.experts else None,
         quantised=format_from(config),
-        windows=_windows(config, variant, layers),
+        windows=_windows(config, variant, layers, window_rope),
         activation=variant.activation(config) if variant.activation else None,
+        query_scale=(
+            math.sqrt(head_dim / whole_number(config, "query_pre_attn_scalar"))
+            if variant.scaled_queries
+            else 1.0
+        ),
     ).serving(context)
     if heads % spec.kv_heads:
         raise refused("num_key_value_heads", spec.kv_heads, f"a divisor of {heads} heads")
@@ -147,6 +161,14 @@ def spec_from(config: Config) -> ModelSpec:
 
 def refused(key: str, value: object, allowed: str) -> ModelLoadError:
     return ModelLoadError(f"config.json: {key}: {value!r} is not allowed; allowed: {allowed}")
+
+
+def _text_config(config: Config) -> Config:
+    """Of the language model; what it leaves out stands beside it."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise refused("text_config", text, "an object")
+    return {**config, **{key: value for key, value in text.items() if value is not None}}
 
 
 def _architecture(config: Config) -> str:
@@ -183,6 +205,8 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("attn_logit_softcapping", ()),
     ("final_logit_softcapping", ()),
     ("is_encoder_decoder", (False,)),
+    ("hidden_activation", ()),
+    ("use_bidirectional_attention", (False,)),
 )
 """Keys that change what a model computes, with the values that are implemented; None always is."""
 
@@ -194,7 +218,7 @@ def _refuse_unknown_features(config: Config, variant: Variant) -> None:
         value = None if key in read else config.get(key)
         if value is not None and value not in allowed:
             raise refused(key, value, " or ".join(["absent", *map(repr, allowed)]))
-    kinds = ("full_attention", "sliding_attention") if variant.whole_every else ("full_attention",)
+    kinds = _KINDS if variant.whole_every else _KINDS[:1]
     for kind in config.get("layer_types") or ():
         if kind not in kinds:
             raise refused("layer_types", kind, " or ".join(map(repr, kinds)))
@@ -214,10 +238,11 @@ def _window(config: Config, variant: Variant) -> int | None:
     return None
 
 
-def _windows(config: Config, variant: Variant, layers: int) -> Windows | None:
-    """Of the layers that have one."""
-    if (every := variant.whole_every) is None:
+def _windows(config: Config, variant: Variant, layers: int, rope: Rope | None) -> Windows | None:
+    """Of the layers that have one, with their own rope."""
+    if variant.whole_every is None:
         return None
+    every = whole_number(config, "sliding_window_pattern", variant.whole_every)
     kinds = config.get("layer_types") or [
         "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)
     ]
@@ -226,7 +251,7 @@ def _windows(config: Config, variant: Variant, layers: int) -> Windows | None:
     if config.get("sliding_window") is None:
         raise refused("sliding_window", None, "a whole number from 1")
     windowed = frozenset(at for at, kind in enumerate(kinds) if kind == "sliding_attention")
-    return Windows(windowed, whole_number(config, "sliding_window")) if windowed else None
+    return Windows(windowed, whole_number(config, "sliding_window"), rope) if windowed else None
 
 
 def _experts(config: Config, layers: int, variant: Variant) -> Experts:
@@ -249,6 +274,28 @@ def _experts(config: Config, layers: int, variant: Variant) -> Experts:
         width=whole_number(config, variant.expert_width),
         renormalised=bool(config.get("norm_topk_prob", False)),
     )
+
+
+_KINDS: Final = ("full_attention", "sliding_attention")
+"""Of layers, as `layer_types` and `rope_parameters` name them."""
+
+
+def _ropes(config: Config, variant: Variant, head_dim: int) -> tuple[Rope, Rope | None]:
+    """Of most layers, and of those with a window where it is another."""
+    if not variant.window_rope:
+        return _rope(config, variant, head_dim), None
+    written = config.get("rope_parameters") or {}
+    if not isinstance(written, Mapping) or set(written) - {*_KINDS}:
+        raise refused("rope_parameters", written, "an object for each of " + ", ".join(_KINDS))
+    old = (
+        {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})},
+        {"rope_theta": config["rope_local_base_freq"]},
+    )
+    whole, windowed = (
+        _rope({"rope_parameters": {**own, **(written.get(kind) or {})}}, variant, head_dim)
+        for kind, own in zip(_KINDS, old, strict=True)
+    )
+    return whole, windowed
 
 
 def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from sluice_runtime.layers.dense import Activation, ClampedSwiglu
+from sluice_runtime.layers.dense import Activation, ClampedSwiglu, gelu_and_multiply
 
 Config = Mapping[str, Any]
 
@@ -70,8 +70,8 @@ class Variant:
     """The checkpoint has queries, keys and values in one matrix."""
     fused_gate_up: bool = False
     """The checkpoint has both inputs of the gated part in one matrix."""
-    missing: Mapping[str, Any] = field(default_factory=dict)
-    """What keys mean that config.json leaves out."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of keys that may be missing."""
     output_bias: bool = False
     """What attention gives out has a bias."""
     sinks: bool = False
@@ -85,6 +85,17 @@ class Variant:
     """Allowed types."""
     activation: Callable[[Config], Activation] | None = None
     """Of gate and up; None: silu(gate) x up."""
+    offset_norms: bool = False
+    """Norms are computed in float32; checkpoints have their weights less 1."""
+    scaled_embedding: bool = False
+    """Embeddings are multiplied by sqrt(hidden_size)."""
+    scaled_queries: bool = False
+    """Scores are divided by sqrt(query_pre_attn_scalar), not by sqrt(head_dim)."""
+    window_rope: bool = False
+    """Layers with a window have a rope of their own."""
+    text_part: bool = False
+    """The language model is a part of the checkpoint, which has a config in text_config and tensors
+    with a prefix (`TextPart`). The other parts are not read."""
     features: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """What of `FEATURES` is otherwise."""
 
@@ -94,12 +105,47 @@ _GLM: Final = Variant(
     partial_rotary=True,
     interleaved=True,
     fused_gate_up=True,
-    missing={
+    defaults={
         "attention_bias": True,
         "head_dim": 128,
         "num_key_value_heads": 2,
         "partial_rotary_factor": 0.5,
         "rms_norm_eps": 1.5625e-07,
+    },
+)
+
+_GEMMA3: Final = Variant(
+    qk_norm=True,
+    norms=NormNames(
+        after_attention="post_attention_layernorm",
+        before_mlp="pre_feedforward_layernorm",
+        after_mlp="post_feedforward_layernorm",
+    ),
+    offset_norms=True,
+    scaled_embedding=True,
+    scaled_queries=True,
+    whole_every=6,
+    window_rope=True,
+    ropes=("default", "linear"),
+    activation=lambda _: gelu_and_multiply,
+    defaults={
+        "head_dim": 256,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rope_local_base_freq": 1e4,
+        "rope_theta": 1e6,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+        "vocab_size": 262_208,
+    },
+    features={
+        "hidden_act": ("gelu_pytorch_tanh",),
+        "hidden_activation": ("gelu_pytorch_tanh",),
     },
 )
 
@@ -114,7 +160,7 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
         experts=True,
         expert_names=ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
         expert_width="intermediate_size",
-        missing={
+        defaults={
             "norm_topk_prob": True,
             "num_experts_per_tok": 2,
             "num_key_value_heads": 8,
@@ -128,8 +174,10 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
         partial_rotary=True,
         fused_qkv=True,
         fused_gate_up=True,
-        missing={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        defaults={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": replace(_GEMMA3, text_part=True),
     "GlmForCausalLM": _GLM,
     "Glm4ForCausalLM": replace(
         _GLM,
@@ -138,7 +186,7 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
     "Olmo2ForCausalLM": Variant(
         norms=NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
         whole_qk_norm=True,
-        missing={"rms_norm_eps": 1e-5},
+        defaults={"rms_norm_eps": 1e-5},
     ),
     "GptOssForCausalLM": Variant(
         qkv_bias=True,
@@ -152,7 +200,7 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
             float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0))
         ),
         expert_width="intermediate_size",
-        missing={
+        defaults={
             "head_dim": 64,
             "norm_topk_prob": True,  # the softmax over the chosen ones
             "rms_norm_eps": 1e-5,

@@ -94,6 +94,14 @@ def test_numbers_that_are_none_are_not_known(value: object) -> None:
     assert facts_of(LLAMA | {"num_hidden_layers": value}).layers is None
 
 
+def test_of_a_model_of_several_parts_the_facts_are_those_of_its_language_model() -> None:
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "dtype": "bfloat16"}
+    text = {**QWEN3_8B, "architectures": None, "dtype": None}
+    facts = facts_of({**outer, "text_config": text})
+    assert facts == facts_of({**outer, **QWEN3_8B})
+    assert facts.architecture == "Gemma3ForConditionalGeneration"
+
+
 @pytest.mark.parametrize("value", [None, [], "LlamaForCausalLM", [7], ["x" * 200]])
 def test_an_architecture_is_the_first_of_a_list(value: object) -> None:
     assert facts_of(LLAMA | {"architectures": value}).architecture is None

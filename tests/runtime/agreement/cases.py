@@ -26,6 +26,7 @@ OPERATOR_BY_OPERATOR = (
     "glm4",
     "glm4-sharded",
     "olmo2",
+    "gemma3_text",
     "gpt_oss",
 )
 """Kinds with parts that the kernel of all layers does not know."""

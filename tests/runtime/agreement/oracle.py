@@ -92,6 +92,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {"pad_token_id": None, "eos_token_id": 258},
     "glm": {"pad_token_id": None, "eos_token_id": 258, "attention_bias": False},
     "olmo2": {"pad_token_id": None, "eos_token_id": 258},
+    "gemma3_text": {
+        "num_hidden_layers": 6,
+        "hidden_size": 72,
+        "num_attention_heads": 4,
+        "query_pre_attn_scalar": 40,
+        "sliding_window": 24,
+        "layer_types": [*["sliding_attention"] * 2, "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
     "gpt_oss": {
         "num_hidden_layers": 4,
         "num_local_experts": 6,
@@ -119,6 +131,7 @@ KINDS = (
     "glm",
     "glm4-sharded",
     "olmo2",
+    "gemma3_text",
     "gpt_oss",
 )
 

@@ -50,6 +50,8 @@ OTHERS = [
     Case("glm4-sharded", chunk_size=-1, mixed=False, backend="torch"),
     Case("olmo2", chunk_size=16),
     Case("olmo2", page_size=1, chunk_size=-1, backend="torch"),
+    Case("gemma3_text", page_size=1, chunk_size=16),
+    Case("gemma3_text", chunk_size=32, split=(32, 2), overlap=True),
     Case("gpt_oss", page_size=1, chunk_size=16),
     Case("gpt_oss"),
     Case("gpt_oss", chunk_size=-1, mixed=False, prefix_cache=False),

@@ -193,6 +193,11 @@ def test_experts_are_computed_without_waiting(
 
 
 @pytest.mark.process
+def test_windows_norms_and_scales_of_gemma_are_computed_without_waiting() -> None:
+    check_that_nothing_is_waited_for(ASKED["greedy"], "dummy://gemma3-tiny")
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["mixtral", "phi3", "glm4", "olmo2"])
 def test_other_families_are_computed_without_waiting(name: str) -> None:
     check_that_nothing_is_waited_for(ASKED["greedy"], f"dummy://{name}-tiny")

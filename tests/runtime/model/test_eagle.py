@@ -12,7 +12,7 @@ from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.engine.sizing.pool_size import LoadedModel, model_bytes
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.eagle import head_spec, load_head
-from sluice_runtime.model.files import resolve
+from sluice_runtime.model.files import DUMMIES, resolve
 from sluice_runtime.model.spec import spec_from
 
 from tests.runtime import eagle_folder
@@ -136,6 +136,13 @@ def test_other_tensors_are_refused_by_name(target: Path, tmp_path: Path, case: s
         engine_of(target, head)
     places = {"folder": head, "file": head / eagle_folder.FILE}
     assert str(refused.value) == f"speculation.draft.uri: {said.format_map(places)}"
+
+
+def test_a_model_that_scales_its_embeddings_has_no_head(tmp_path: Path) -> None:
+    """It would have to scale them likewise."""
+    files = resolve(str(write(tmp_path / "head", HEAD, random_head())))
+    with pytest.raises(ModelLoadError, match="no head with Gemma3ForCausalLM"):
+        head_spec(files, spec_from(DUMMIES["gemma3-tiny"]))
 
 
 def test_a_head_that_is_no_folder_is_named(target: Path, tmp_path: Path) -> None:

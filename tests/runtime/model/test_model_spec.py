@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sluice_contract.config import supported
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.layers.dense import ClampedSwiglu
-from sluice_runtime.layers.rope import Llama3Scaling, LongRope, Rope, YarnScaling
+from sluice_runtime.layers.dense import ClampedSwiglu, gelu_and_multiply
+from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
 from sluice_runtime.model.spec import Experts, Windows, spec_from
 from sluice_runtime.model.variants import ARCHITECTURES
 
@@ -75,6 +75,25 @@ GPT_OSS = {
     "rope_theta": 150000,
     "rope_scaling": YARN,
     "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+}
+GEMMA3 = {
+    **{key: value for key, value in QWEN3.items() if "window" not in key},
+    "architectures": ["Gemma3ForCausalLM"],
+    "head_dim": 128,
+    "num_hidden_layers": 12,
+    "layer_types": None,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 64,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+"""As released files spell it."""
+GEMMA3_ROPES = {
+    "rope_scaling": None,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -155,7 +174,7 @@ def test_the_operator_lets_through_what_the_engine_has() -> None:
 
 def test_the_page_of_model_families_has_a_row_for_each() -> None:
     page = Path(__file__).parents[3] / "docs/reference/model-families.md"
-    rows = re.findall(r"^\| `(\w+ForCausalLM)`", page.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+For\w+)`", page.read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(ARCHITECTURES)
 
 
@@ -201,10 +220,40 @@ def test_layers_with_windows_of_their_own_keep_the_whole_context() -> None:
     spec = spec_from(GPT_OSS | {"num_hidden_layers": 3})
     assert spec.windows == Windows(frozenset({0, 2}), 128)
     assert spec.context_length_tokens == 512
-    assert spec.special_attention == "sliding windows and attention sinks"
+    assert spec.torch_only == "sliding windows and attention sinks"
     named = GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"]}
     assert spec_from(named).windows == Windows(frozenset({1}), 128)
-    assert spec_from(QWEN3).special_attention == ""
+    assert spec_from(QWEN3).torch_only == ""
+
+
+@pytest.mark.parametrize("written", [{}, GEMMA3_ROPES], ids=["released", "transformers 5"])
+def test_what_gemma_3_says_of_itself(written: dict[str, Any]) -> None:
+    spec = spec_from(GEMMA3 | written)
+    assert spec.rope == Rope(1e6, LinearScaling(8.0))
+    windowed = frozenset(range(12)) - {5, 11}
+    assert spec.windows == Windows(windowed, 64, Rope(1e4))
+    assert (spec.query_scale, spec.embedding_scale, spec.tied_embeddings) == (2.0, 8.0, True)
+    assert spec.activation is gelu_and_multiply
+    assert spec_from(GEMMA3 | {"sliding_window_pattern": 12}).windows == Windows(
+        frozenset(range(11)), 64, Rope(1e4)
+    )
+
+
+def test_of_a_model_of_several_parts_the_language_model_is_read() -> None:
+    """Released files leave out what transformers' class has by default."""
+    text = {"hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34}
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {**text, "sliding_window": 1024, "dtype": None},
+        "vision_config": {"hidden_size": 1152, "hidden_act": "gelu"},
+        "torch_dtype": "bfloat16",
+        "quantization_config": {"quant_method": "fp8"},
+    }
+    spec = spec_from(whole)
+    assert (spec.hidden_size, spec.heads, spec.kv_heads, spec.head_dim) == (2560, 8, 4, 256)
+    assert (spec.layers, spec.dtype, str(spec.quantised)) == (34, "bfloat16", "FP8")
+    assert spec.windows is not None
+    assert spec.windows.tokens == 1024
 
 
 def test_what_gpt_oss_says_of_itself() -> None:
@@ -258,6 +307,11 @@ def test_what_gpt_oss_says_of_itself() -> None:
         (OLMO2 | {"attention_bias": True}, ["attention_bias", "True"]),
         (MIXTRAL | {"num_local_experts": 0}, ["num_local_experts", "0"]),
         ({"torch_dtype": "int8"}, ["dtype", "int8"]),
+        (GEMMA3 | {"final_logit_softcapping": 30.0}, ["final_logit_softcapping", "30.0"]),
+        (GEMMA3 | {"hidden_activation": "gelu"}, ["hidden_activation", "gelu_pytorch_tanh"]),
+        (GEMMA3 | {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
+        (GEMMA3 | {"rope_parameters": {"rope_theta": 1e4}}, ["rope_parameters", "full_attention"]),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, ["text_config: None", "object"]),
         (GPT_OSS | {"attention_bias": False}, ["attention_bias", "True"]),
         (GPT_OSS | {"layer_types": ["full_attention"]}, ["layer_types", "1 layers", "2, as"]),
         (GPT_OSS | {"layer_types": ["chunked_attention"]}, ["layer_types", "'sliding_attention'"]),

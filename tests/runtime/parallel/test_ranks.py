@@ -91,6 +91,7 @@ def with_adapters(asked: list[Generate], adapters: dict[str, Path]) -> list[Gene
         ("phi3-tiny", False, "adapters"),
         ("olmo2-tiny", True, None),
         ("gpt-oss-tiny", False, None),
+        ("gemma3-tiny", True, None),
         *(
             pytest.param(*rest, marks=pytest.mark.full)
             for rest in (

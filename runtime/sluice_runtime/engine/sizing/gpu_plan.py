@@ -78,7 +78,10 @@ class ModelBytes:
         table = -(-spec.vocabulary_size // ranks) * spec.hidden_size
         tables = table if spec.tied_embeddings else 2 * table
         values = spec.layers * (attention + norms + biases) + self._mlps + tables + spec.hidden_size
-        return (values + self.other_values) * self.itemsize
+        own = (values + self.other_values) * self.itemsize
+        if variant.offset_norms:  # of float32
+            own += (spec.layers * norms + spec.hidden_size) * (4 - self.itemsize)
+        return own
 
     @property
     def _mlps(self) -> int:
