@@ -43,7 +43,7 @@ TESTS = (
     _tests("graphs", 90, GRAPHS, chosen="dim128", dims=(128,)),
     _tests("agreement-bfloat16", 150, AGREEMENT, chosen="bfloat16 and dim128", dims=(128,)),
     _tests("agreement-graphs", 150, AGREEMENT, chosen="graphs and dim128", dims=(128,)),
-    _tests("attention", 90, ATTENTION, chosen="dim128", dims=(128,)),
+    _tests("attention", 90, ATTENTION, chosen="dim128 and not 8_bits", dims=(128,)),
     _tests("sampling", 90, "tests/gpu/test_sampling.py"),
     _tests("kernels", 90, "tests/gpu/test_kernels.py"),
     _tests("operators", 60, OPERATORS, dims=(128,)),
@@ -52,8 +52,9 @@ TESTS = (
     _tests("memory", 60, "tests/gpu/test_host_blocks.py"),
     _tests("weights", 60, "tests/gpu/test_weights.py"),
     _tests("trained-model", 90, "tests/gpu/test_trained_model.py", dims=(64,)),
-    _tests("attention-dim64", 90, ATTENTION, chosen="dim64", dims=(64,)),
+    _tests("attention-dim64", 90, ATTENTION, chosen="dim64 and not 8_bits", dims=(64,)),
     _tests("graphs-dim64", 90, GRAPHS, chosen="dim64", dims=(64,)),
+    _tests("fp8-pages", 120, ATTENTION, GRAPHS, chosen="8_bits or fp8", dims=(128,)),
     _tests("agreement-dim64", 120, AGREEMENT, chosen="dim64 and not float32", dims=(64,)),
 )
 BENCHES = (
