@@ -58,6 +58,13 @@ class ApiServer:
         kubectl = self._binaries.program("kubectl")
         return [str(kubectl), f"--kubeconfig={self.kubeconfig}", *words]
 
+    def serving_certificate(self, name: str, hosts: Sequence[str]) -> tuple[Path, Certificate]:
+        """A server's certificate for these hosts, and the authority that issued it."""
+        folder = self.directory / f"servers-of-{os.getpid()}"
+        return self._authority.certificate, issue(
+            self._authority, folder, name, user=name, hosts=hosts
+        )
+
     def user_kubeconfig(self, user: str, groups: Sequence[str] = ()) -> Path:
         """A kubeconfig of another user, who may do what RBAC grants: for tests of roles."""
         folder = self.directory / f"users-of-{os.getpid()}"  # other processes may do the same
@@ -144,11 +151,18 @@ class ControlPlane(ApiServer):
             address=ADDRESS,
             port=self._port,
             service_subnet=SERVICE_SUBNET,
-            extra={**APISERVER_FLAGS, **self._gates},
+            extra={**APISERVER_FLAGS, **self._aggregation_flags(), **self._gates},
         )
         # Collects its garbage a third as often: it computes a sixth less, and is gone soon.
         return Daemon(
             "kube-apiserver", ["env", "GOGC=400", *argv], self.directory / "kube-apiserver.log"
+        )
+
+    def _aggregation_flags(self) -> dict[str, str]:
+        pki, name = self.directory / "pki", controlplane.FRONT_PROXY
+        authority = create_authority(pki, "front-proxy-ca")
+        return controlplane.aggregation_flags(
+            authority.certificate, issue(authority, pki, name, user=name)
         )
 
     def _serving_certificate(self) -> Certificate:

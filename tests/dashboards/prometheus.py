@@ -42,10 +42,11 @@ class Target:
     revision: str = ""
     service: str = NAME
     path: str = "/metrics"
+    namespace: str = NAMESPACE
 
     def to_config(self, number: int) -> Mapping[str, Any]:
         labels = {
-            "namespace": NAMESPACE,
+            "namespace": self.namespace,
             "pod": self.pod,
             SERVICE: self.service,
             ROLE: self.role,

@@ -15,6 +15,7 @@ from e2e.cluster.bare.certs import Certificate
 
 SERVICE_ACCOUNT_ISSUER = "https://kubernetes.default.svc.cluster.local"
 READY_REQUEST_SECONDS = 2.0
+FRONT_PROXY = "front-proxy-client"
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,20 @@ def apiserver_argv(
         "profiling": "false",
     }
     return [str(binary), *flags({**values, **extra})]
+
+
+def aggregation_flags(authority: Path, client: Certificate) -> dict[str, str]:
+    """Of an API server that passes requests on to others (APIServices): what they know it by.
+    `authority`: of `client`, the certificate that it shows them."""
+    return {
+        "requestheader-client-ca-file": str(authority),
+        "requestheader-allowed-names": FRONT_PROXY,
+        "requestheader-username-headers": "X-Remote-User",
+        "requestheader-group-headers": "X-Remote-Group",
+        "requestheader-extra-headers-prefix": "X-Remote-Extra-",
+        "proxy-client-cert-file": str(client.certificate),
+        "proxy-client-key-file": str(client.key),
+    }
 
 
 def controller_manager_argv(

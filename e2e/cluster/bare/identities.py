@@ -4,6 +4,7 @@ which, as which user; what each may do is Kubernetes' own RBAC."""
 from __future__ import annotations
 
 from e2e.cluster.bare.certs import Certificate, create_authority, create_signing_key, issue
+from e2e.cluster.bare.controlplane import FRONT_PROXY
 from e2e.cluster.bare.kubeconfig import write_kubeconfig
 from e2e.cluster.bare.layout import Layout
 
@@ -23,7 +24,7 @@ def ensure_identities(layout: Layout) -> Certificate:
     create_signing_key(pki / "service-account.key")
     _issue_servers(layout, authority)
     front_proxy = create_authority(pki, "front-proxy-ca")
-    issue(front_proxy, pki, "front-proxy-client", user="front-proxy-client")
+    issue(front_proxy, pki, FRONT_PROXY, user=FRONT_PROXY)
     masters = ["system:masters"]
     issue(authority, pki, "kubelet-client", user="kube-apiserver-kubelet-client", groups=masters)
     for name, user in COMPONENT_USERS.items():

@@ -107,13 +107,10 @@ def _apiserver(layout: Layout) -> list[str]:
             "kubelet-certificate-authority": str(_inside(layout, "pki/ca.crt")),
             "kubelet-client-certificate": str(_inside(layout, "pki/kubelet-client.crt")),
             "kubelet-client-key": str(_inside(layout, "pki/kubelet-client.key")),
-            "requestheader-client-ca-file": str(_inside(layout, "pki/front-proxy-ca.crt")),
-            "requestheader-allowed-names": "front-proxy-client",
-            "requestheader-username-headers": "X-Remote-User",
-            "requestheader-group-headers": "X-Remote-Group",
-            "requestheader-extra-headers-prefix": "X-Remote-Extra-",
-            "proxy-client-cert-file": str(_inside(layout, "pki/front-proxy-client.crt")),
-            "proxy-client-key-file": str(_inside(layout, "pki/front-proxy-client.key")),
+            **controlplane.aggregation_flags(
+                _inside(layout, "pki/front-proxy-ca.crt"),
+                _certificate(layout, controlplane.FRONT_PROXY),
+            ),
         },
     )
 
