@@ -6,6 +6,8 @@ from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.examples import pool_plan, service_plan
 
+DISK: Manifest = {"ephemeral-storage": "128Mi"}
+"""Of every engine."""
 CLAIMED: Manifest = {"claimTemplate": "two-gpus", "count": 2}
 
 
@@ -21,7 +23,7 @@ def pod_of(spec: Manifest) -> Manifest:
 
 
 def test_the_pod_has_a_claim_of_the_template_and_its_engine_uses_it() -> None:
-    resources = {"requests": {"cpu": 1}, "limits": {"memory": "32Gi"}}
+    resources = {"requests": {"cpu": 1, **DISK}, "limits": {"memory": "32Gi"}}
     pod = pod_of(spec_of(CLAIMED | {"product": "NVIDIA-A100-SXM4-40GB"}, resources=resources))
     (claim,), (engine,) = pod["resourceClaims"], pod["containers"]
     assert claim == {"name": "accelerator", "resourceClaimTemplateName": "two-gpus"}
@@ -41,4 +43,7 @@ def test_another_template_is_another_revision_and_without_one_nothing_changes() 
     assert len({plain.revision, claimed.revision, other.revision}) == 3
     pod = pod_of(spec_of({"count": 2}))
     assert "resourceClaims" not in pod
-    assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 2}}
+    assert pod["containers"][0]["resources"] == {
+        "requests": DISK,
+        "limits": {"nvidia.com/gpu": 2},
+    }
