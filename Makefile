@@ -126,6 +126,10 @@ soak: setup ## ten minutes of two pools under load, engines killed and clients g
 attack: setup ## two minutes (LONG=1: ten) of honest tenants beside hostile clients, engines hung and killed: none of them fails
 	$(PYTEST) -m full tests/attack -k $(if $(LONG),600,120) -s --timeout 1200
 
+.PHONY: compatibility
+compatibility: setup ## other people's clients, load generators and linters against Sluice, and docs/compatibility.md: ONLY=guidellm
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.clients.compatibility "$(ONLY)"
+
 ## On a GPU: each ends within eight minutes; the next run goes on where it was
 
 GPU_RUN := python3 -m e2e.gpu_runs

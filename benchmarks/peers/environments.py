@@ -108,14 +108,16 @@ def asked(
                 process.kill()
 
 
-def python_with(name: str, packages: Packages) -> Path:
+def python_with(name: str, packages: Packages, version: str = "3.11") -> Path:
     """The Python of an environment, which is made if it is not there."""
     folder = cache_directory() / "peers" / name
     python, stamp = folder / "bin" / "python", folder / "packages"
     if not stamp.exists() or stamp.read_text() != repr(packages):
         print(f"… making the environment of {name}", file=sys.stderr)
         uv = find_uv()
-        subprocess.run([uv, "venv", "--quiet", "--clear", "--python=3.11", folder], check=True)
+        subprocess.run(
+            [uv, "venv", "--quiet", "--clear", f"--python={version}", folder], check=True
+        )
         overrides = folder / "overrides.txt"
         overrides.write_text("\n".join(packages.overrides))
         install = [uv, "pip", "install", "--quiet", f"--python={python}"]

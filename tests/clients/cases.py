@@ -4,12 +4,13 @@ ours but this folder. Needs the standard library only.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from e2e.model.tasks import make_prompt
 
@@ -18,6 +19,7 @@ MODEL: Final = "qwen3"
 KEY: Final = "none"
 PAGE: Final = Path("docs/how-to/use-with-openai-clients.md")
 PAGE_URL: Final = "http://localhost:8000/v1"
+MESSAGE_CHARACTERS: Final = 600
 
 _QUESTION, ANSWER = make_prompt("copy", 32, seed=1)
 QUESTION: Final = _QUESTION.removesuffix("\n")
@@ -25,7 +27,25 @@ _LOOKUP, VALUE = make_prompt("lookup", 32, seed=1)
 CONTEXT, LOOKED_UP = _LOOKUP.removesuffix("\n").rsplit("\n", 1)
 """A conversation: the context, a call of a tool, its result `LOOKED_UP`, then `VALUE`."""
 
+PARAMETERS: Final = {
+    "type": "object",
+    "properties": {"name": {"enum": ["which"]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+TOOL: Final = {"name": "key", "description": "Tells the key.", "parameters": PARAMETERS}
+
 Case = Callable[[str], None]
+
+
+def named(name: str, case: Case) -> Case:
+    """The case under another name."""
+
+    def run(url: str) -> None:
+        case(url)
+
+    run.__name__ = name
+    return run
 
 
 def snippet(heading: str, url: str) -> str:
@@ -44,17 +64,25 @@ def run_snippet(heading: str, url: str) -> None:
 
 
 def run(heading: str, cases: Sequence[Case]) -> None:
-    """Runs the cases and what the page has below `heading`, and tells of those that fail."""
+    """Runs the cases and what the page has below `heading`."""
     (url,) = sys.argv[1:]
 
     def page(url: str) -> None:
         run_snippet(heading, url)
 
-    failed = False
-    for case in (*cases, page):
+    run_cases((*cases, page), url)
+
+
+def run_cases(cases: Iterable[Case], url: str) -> NoReturn:
+    """Tells of the cases that fail; the last line is what each said, by name, "" of those that
+    pass."""
+    outcomes: dict[str, str] = {}
+    for case in cases:
+        outcomes[case.__name__] = ""
         try:
             case(url)
-        except Exception:
-            failed = True
+        except Exception as error:
+            outcomes[case.__name__] = f"{type(error).__name__}: {error}"[:MESSAGE_CHARACTERS]
             print(f"--- {case.__name__}", traceback.format_exc()[-3000:], file=sys.stderr)
-    sys.exit(failed)
+    print(f"\n{json.dumps(outcomes)}")
+    sys.exit(any(outcomes.values()))

@@ -7,10 +7,8 @@ an environment that has it.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -28,12 +26,11 @@ from tests.clients.cases import (
     VALUE,
     run_snippet,
 )
-from tests.clients.environments import CLIENTS, ENVIRONMENTS, failures_of, made
-from tests.runtime.launch.processes import HANG_SECONDS, program, running, write_config
+from tests.clients.environments import CLIENTS, ENVIRONMENTS, failures_of, made, serving
+from tests.runtime.launch.processes import HANG_SECONDS
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("clients"), pytest.mark.timeout(600)]
 
-FOLDER = Path("e2e/model/sluice-tiny").resolve()
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 TOOL: Any = {
     "name": "key",
@@ -57,16 +54,8 @@ class City(pydantic.BaseModel):
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of a router before one engine."""
-    folder = tmp_path_factory.mktemp("clients")
-    served = {"uri": f"file://{FOLDER}", "name": MODEL}
-    engine = write_config(folder, model=served, toolCallFormat="hermes", kvPoolTokens=32768)
-    router = folder / "router.json"
-    with running(program(engine)) as process:
-        server = {"host": "127.0.0.1", "port": 0, "metricsPort": 0, "lameDuckSeconds": 0}
-        router.write_text(json.dumps({"engines": [process.ready_url()], "server": server}))
-        with running([sys.executable, "-m", "sluice_router", "--config", str(router)]) as before:
-            host, port = before.wait_for(r"listening on (\S+) port (\d+)").groups()
-            yield f"http://{host}:{port}/v1"
+    with serving(tmp_path_factory.mktemp("clients")) as place:
+        yield f"{place.url}/v1"
 
 
 @pytest.fixture(scope="module")

@@ -3,29 +3,21 @@ names: each panel has data."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import os
-import re
 import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import pytest
 
-from e2e.cluster.toolchain.cache import cache_directory
+from tests.clients.load_tools import vllm_archive
 from tests.dashboards.prometheus import Target, scraping
 from tests.disaggregated.asking import ask_all, text
 from tests.disaggregated.engines import MODEL, EngineProcess
 
 pytestmark = [pytest.mark.process, pytest.mark.full, pytest.mark.xdist_group("dashboards")]
-VERSION: Final = "0.33.0"
-SHA256: Final = "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112"
-DOWNLOAD_SECONDS: Final = 300.0
 CHOSEN: Final = {
     "$__rate_interval": "30s",
     "$__interval": "30s",
@@ -37,26 +29,12 @@ WITHOUT_DATA: Final = {"vllm:iteration_tokens_total_count"}
 """An engine's API process does not know of a step how many tokens it computed."""
 
 
-def dashboards(folder: Path) -> list[dict[str, Any]]:
-    """Those of the release, downloaded once."""
-    archive = folder / f"vllm-{VERSION}.tar.gz"
-    if not archive.exists():
-        content = _download()
-        assert hashlib.sha256(content).hexdigest() == SHA256
-        archive.write_bytes(content)
-    with tarfile.open(fileobj=io.BytesIO(archive.read_bytes())) as files:
+def dashboards() -> list[dict[str, Any]]:
+    """Those of the release."""
+    with tarfile.open(vllm_archive()) as files:
         names = [n for n in files.getnames() if "/observability/" in n and n.endswith(".json")]
         opened = [files.extractfile(name) for name in names]
         return [json.load(file) for file in opened if file is not None]
-
-
-def _download() -> bytes:
-    index = os.environ.get("UV_DEFAULT_INDEX", "https://pypi.org/simple").rstrip("/")
-    page = httpx.get(f"{index}/vllm/", follow_redirects=True, timeout=DOWNLOAD_SECONDS)
-    found = re.search(rf'href="([^"#]+vllm-{re.escape(VERSION)}\.tar\.gz)', page.text)
-    assert found is not None, f"{index} has no source distribution of vLLM {VERSION}"
-    url = page.url.join(found[1])
-    return httpx.get(url, follow_redirects=True, timeout=DOWNLOAD_SECONDS).content
 
 
 def queries(panels: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -72,9 +50,7 @@ def queries(panels: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 def test_every_panel_of_vllms_dashboards_has_data(
     tmp_path: Path,
 ) -> None:
-    cache = cache_directory() / "peers"
-    cache.mkdir(parents=True, exist_ok=True)
-    found = dashboards(cache)
+    found = dashboards()
     assert len(found) >= 3
     engine = EngineProcess(
         tmp_path / "engine",
