@@ -12,7 +12,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.cluster import ports
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvTransfer, wire_error
-from sluice_contract.config.sizing import resolved_values
+from sluice_contract.config.sizing import Value, resolved_values
 from sluice_contract.http_errors import shown_json
 
 from sluice_operator.accelerators.find import AcceleratorFinding, find_accelerator
@@ -54,6 +54,8 @@ from sluice_operator.service.resolve.settings import (
 )
 from sluice_operator.validation.errors import INVALID, Refusal
 
+AGREED: Final = (*DEFAULTED, "weight_dtype")
+"""In which engines that hand each other the KV cache must be alike."""
 BY_ENGINE: Final = "the engine's choice"
 """Of a setting that is not resolved here."""
 
@@ -216,8 +218,8 @@ def _not_shared(
     """Refusals of settings in which the pools of a service must agree and do not."""
     (first, settings), *others = settings_of.items()
     for other, theirs in others:
-        for name in DEFAULTED:
-            if settings[name].value != theirs[name].value:
+        for name in AGREED:
+            if _value(settings, name) != _value(theirs, name):
                 pools = (first, other) if _sets(spec, first, name) else (other, first)
                 yield _unlike(spec, settings_of, name, *pools)
 
@@ -232,10 +234,15 @@ def _unlike(
     place, key = "spec.engine", to_camel(name)
     if _sets(spec, pool, name):
         place = f"spec.pools.{pool}.engine"
-    ours, theirs = (shown_json(settings_of[role][name].value) for role in (pool, beside))
+    ours, theirs = (shown_json(_value(settings_of[role], name)) for role in (pool, beside))
     text = f"{place}.{key}: {ours} in pool {pool} is not allowed beside {theirs} in pool {beside}"
     reason = "allowed: the same in both, which hand each other the KV cache"
     return Refusal(INVALID, f"{place}.{key}", f"{text}; {reason}")
+
+
+def _value(settings: Settings, name: str) -> Value:
+    """Of a setting that all pools must have alike; `auto` where none is resolved."""
+    return settings[name].value if name in settings else "auto"
 
 
 def _sets(spec: InferenceServiceSpec, role: Role, name: str) -> bool:

@@ -28,6 +28,7 @@ from sluice_operator.service.rollout.surge import (
     Shares,
     are_complete,
     counts_of,
+    desired_pair,
     reason_of,
 )
 
@@ -47,7 +48,7 @@ def plan_in_place(pools: Pools, stable: Revisions) -> Rollout:
     desired = {pool.role: pool.desired.name for pool in pools}
     former: Former = {pool.role: _kept(pool, pools, stable) for pool in pools}
     is_held = False
-    if all(_has_come_up(pool, former[pool.role]) for pool in pools):
+    if desired_pair(pools) and all(_has_come_up(pool, former[pool.role]) for pool in pools):
         after = _next(pools, former)
         is_held = not all(_may_end(pool, former, after, stable) for pool in pools)
         former = former if is_held else after
@@ -182,7 +183,7 @@ def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Sh
 
 
 def _reason(pools: Pools, former: Former, *, is_held: bool) -> tuple[str, str]:
-    if are_complete(pools) or not any(pool.others for pool in pools):
+    if are_complete(pools) or not any(p.others for p in pools) or not desired_pair(pools):
         return reason_of(pools)
     reason = HALTED if is_held else IN_PLACE
     left = ", ".join(f"pool {role}: {count}" for role, count in former.items())

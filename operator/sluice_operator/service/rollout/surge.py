@@ -119,10 +119,16 @@ def plan_rollout(pools: tuple[PoolState, ...], stable: Revisions) -> Rollout:
 
 
 def are_complete(pools: tuple[PoolState, ...]) -> bool:
-    """Whether the desired revisions have shown that they work. A pool without engines shows
-    nothing; the other pools decide for it."""
-    shown = any(pool.is_complete for pool in pools)
+    """Whether the desired revisions have shown that they work, which they do only with each other.
+    A pool without engines shows nothing; the other pools decide for it."""
+    shown = any(pool.is_complete for pool in pools) and desired_pair(pools)
     return shown and all(pool.is_complete or pool.is_asleep for pool in pools)
+
+
+def desired_pair(pools: tuple[PoolState, ...]) -> bool:
+    """Whether the desired revisions of all pools work together. Unknown fingerprints count as
+    equal."""
+    return len({pool.desired.fingerprint for pool in pools} - {""}) <= 1
 
 
 def _first_shares(pool: PoolState, kept: list[Revision], stopped: bool) -> Shares:
@@ -234,6 +240,9 @@ def reason_of(pools: tuple[PoolState, ...]) -> tuple[str, str]:
     done = [pool.role for pool in pools if pool.is_complete]
     if are_complete(pools):
         return COMPLETE, f"{counts}; the former revisions go."
+    if not desired_pair(pools):
+        unlike = "the former revisions stay, as those of the pools cannot work together"
+        return WAITS_FOR_POOL, f"{counts}; {unlike}."
     if done:
         return WAITS_FOR_POOL, f"{counts}; the former revisions stay until every pool is complete."
     return ROLLING_OUT, f"{counts}; the former revisions stay until all are."

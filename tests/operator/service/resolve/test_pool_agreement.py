@@ -81,6 +81,25 @@ def test_what_a_user_sets_against_what_the_sibling_has_is_refused_by_name(
     assert len(refusal.parts) == 1
 
 
+@pytest.mark.parametrize(("key", "value"), [("weightDtype", "int8"), ("kvCacheDtype", "fp8_e4m3")])
+@pytest.mark.parametrize("pool", [PREFILL, DECODE])
+def test_a_type_of_one_pool_s_numbers_alone_is_refused_by_name(
+    pool: Role, key: str, value: str, before: list[Manifest]
+) -> None:
+    alone = _spec(**{pool.value: {"engine": {key: value}}})
+    for refusal in (service_plan(alone).refusal, _plan(alone, before).refusal):
+        assert refusal is not None
+        assert refusal.field == f"spec.pools.{pool}.engine.{key}"
+        other = DECODE if pool is PREFILL else PREFILL
+        text = f'"{value}" in pool {pool} is not allowed beside "auto" in pool {other}'
+        assert text in refusal.message
+    assert service_plan(_spec() | {"engine": {key: value}}).refusal is None
+
+
+def test_auto_by_name_in_one_pool_is_what_the_other_has_anyway(before: list[Manifest]) -> None:
+    assert _plan(_spec(prefill={"engine": {"weightDtype": "auto"}}), before).refusal is None
+
+
 @pytest.mark.usefixtures("_upgraded")
 @pytest.mark.parametrize("back", [PREFILL, DECODE])
 def test_one_pool_that_returns_to_a_former_release_s_revision_goes_on_with_its_sibling(

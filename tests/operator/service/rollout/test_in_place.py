@@ -263,6 +263,16 @@ def test_the_partners_of_a_last_former_engine_stay_with_it() -> None:
     assert cluster.serving() == 1
 
 
+def test_new_engines_that_would_be_no_partners_of_each_other_end_no_former_one() -> None:
+    cluster = deployed(prefill=2, decode=2)
+    cluster.edit("2", "int8")
+    cluster.wanted[DECODE] = cluster.there[DECODE]["decode-1"]
+    plans = cluster.roll()
+    assert plans[-1].shares[PREFILL] == {"prefill-2": 0, "prefill-1": 2}
+    assert "cannot work together" in plans[-1].message
+    assert cluster.least_serving == 2
+
+
 def test_of_a_smaller_pool_the_engines_that_are_ready_stay() -> None:
     cluster = deployed(mixed=2)
     cluster.edit("2", "y")

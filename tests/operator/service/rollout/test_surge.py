@@ -75,6 +75,18 @@ def test_a_revision_that_serves_stays_while_the_stable_one_is_down() -> None:
     assert found.shares[MIXED] == {"a": 3, "b": 2}
 
 
+def test_new_engines_that_are_no_partners_of_each_other_end_no_former_one() -> None:
+    """Prefill was edited alone, so that its new engines can work with nobody."""
+    prefill = PoolState(PREFILL, 1, full("p2", 1, "int8"), (full("p1", 1, "auto"),))
+    pools = (prefill, PoolState(DECODE, 1, full("d1", 1, "auto")))
+    before = {PREFILL: "p1", DECODE: "d1"}
+    plan = plan_rollout(pools, before)
+    assert (plan.stable, plan.reason) == (before, "WaitsForPool")
+    assert "cannot work together" in plan.message
+    assert plan.shares == {PREFILL: {"p2": 1, "p1": 1}, DECODE: {"d1": 1}}
+    assert plan_rollout(pools, plan.stable).shares == plan.shares
+
+
 def test_completeness_is_noted_before_the_former_revision_goes() -> None:
     first = one(2, full("b", 2), full("a", 2), stable="a")
     assert first.shares[MIXED] == {"b": 2, "a": 2}
