@@ -86,6 +86,10 @@ binaries: setup
 prometheus: setup
 	@$(PYTHON) -m e2e.cluster build-monitoring
 
+.PHONY: keda
+keda: setup
+	@$(PYTHON) -m e2e.cluster build-keda
+
 .PHONY: images
 images: setup
 	@$(PYTHON) -m e2e.images build engine-pretended router operator fetch
@@ -115,7 +119,7 @@ mutate: setup ## breaks listed lines one at a time, and the tests must notice ea
 	$(PYTHON) -m tests.mutation "$(ONLY)"
 
 .PHONY: test-full
-test-full: test ## the long matrices and soaks as well
+test-full: test keda ## the long matrices and soaks as well
 	$(PYTEST) -m full tests e2e/stories --timeout 3600
 
 .PHONY: soak

@@ -1,5 +1,5 @@
 """`python -m e2e.cluster COMMAND`, from the root: `up`, `down`, `build`, `build-monitoring`,
-`status`, `kubectl …`, `load-image FILE`, `kubeconfig`.
+`build-keda`, `status`, `kubectl …`, `load-image FILE`, `kubeconfig`.
 
 Environment: CLUSTER (bare, kind, current; empty chooses), SLUICE_CLUSTER (its name, else sluice),
 SLUICE_STATE and SLUICE_CACHE (where clusters and builds are kept).
@@ -21,6 +21,7 @@ from e2e.cluster.toolchain.binaries import ensure_binaries
 from e2e.cluster.toolchain.containerd import ensure_containerd
 from e2e.cluster.toolchain.gateway_api import http_route_definition, inference_pool_definition
 from e2e.cluster.toolchain.helm import ensure_helm
+from e2e.cluster.toolchain.keda import ensure_keda
 from e2e.cluster.toolchain.prerequisites import MONITORING_PACKAGES, ensure_packages
 
 
@@ -49,6 +50,9 @@ def _dispatch(words: list[str]) -> int:
         inference_pool_definition(first_release=True)
     if parsed.command in ("build", "build-monitoring"):
         ensure_packages(MONITORING_PACKAGES)
+        return 0
+    if parsed.command == "build-keda":
+        ensure_keda()
         return 0
     if parsed.command == "up":
         start_cluster()
@@ -100,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "build", help="make the cluster's programs, helm and what tests install, once"
     )
     commands.add_parser("build-monitoring", help="install Prometheus, for the tests of alerts")
+    commands.add_parser("build-keda", help="build KEDA, for the test of level full, once")
     commands.add_parser("status", help="whether it runs, and where its files are")
     commands.add_parser("kubeconfig", help="print the path of its kubeconfig")
     commands.add_parser("kubectl", help="kubectl with all words that follow")

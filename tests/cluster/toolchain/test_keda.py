@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.errors import ClusterError
+from e2e.cluster.errors import ClusterError, CommandFailedError
 from e2e.cluster.toolchain import keda
 
 
@@ -15,10 +15,10 @@ def fake_go(folder: Path, checksum: str) -> Path:
     """Downloads a module with one manifest, and writes its own arguments as both programs."""
     (folder / "source" / "config").mkdir(parents=True)
     (folder / "source" / "config" / "role.yaml").write_text("kind: ClusterRole")
-    said = json.dumps({"Sum": checksum, "Dir": str(folder / "source")})
+    module = json.dumps({"Sum": checksum, "Dir": str(folder / "source")})
     fake = folder / "go"
     build = 'while [ "$1" != -o ]; do shift; done; echo "$@" | tee "$2operator" > "$2adapter"'
-    fake.write_text(f"#!/bin/sh\nif [ \"$1\" = mod ]; then echo '{said}'; exit; fi\n{build}\n")
+    fake.write_text(f"#!/bin/sh\nif [ \"$1\" = mod ]; then echo '{module}'; exit; fi\n{build}\n")
     fake.chmod(0o755)
     return fake
 
@@ -39,3 +39,12 @@ def test_another_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ClusterError, match=r"h1:other; expected: h1:R6z2"):
         keda.ensure_keda(tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*")), "nothing is left that looks like a build"
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fake_go(tmp_path, keda.CHECKSUM)
+    fake.write_text(f"{fake.read_text()}exit 1\n")
+    monkeypatch.setattr(keda, "ensure_go", lambda: fake)
+    with pytest.raises(CommandFailedError):
+        keda.ensure_keda(tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*"))

@@ -30,7 +30,7 @@ from tests.operator.harness.process import OperatorProcess
 pytestmark = [
     pytest.mark.apiserver,
     pytest.mark.full,
-    pytest.mark.timeout(3600),  # KEDA may have to be built
+    pytest.mark.timeout(2 * 3600),  # by itself, it builds KEDA
     pytest.mark.xdist_group("keda"),
 ]
 StartOperator = Callable[..., OperatorProcess]
