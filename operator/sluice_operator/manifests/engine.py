@@ -42,8 +42,10 @@ from sluice_operator.manifests.model_image import (
 )
 from sluice_operator.manifests.pods import (
     CONTAINER_SECURITY,
+    DISK,
     KILL_SLACK_SECONDS,
     POD_SECURITY,
+    add_disk_request,
     config_mount,
     config_volume,
     http_probe,
@@ -62,7 +64,6 @@ CLAIM: Final = "accelerator"
 FETCH_SECONDS: Final = 6 * 3600
 """For bringing the model, where each pod does."""
 
-DISK: Final = "ephemeral-storage"
 OWN_DISK: Final = "128Mi"
 """The container's logs, of which a kubelet keeps 50 MiB unless it is told otherwise, sockets, and
 what libraries for GPUs keep in /tmp. Not a model that each pod downloads or copies: its size is not
@@ -267,7 +268,8 @@ def _ports(spec: EnginePoolSpec) -> list[Manifest]:
 
 
 def _resources(spec: EnginePoolSpec) -> Manifest:
-    resources = _with_own_disk(spec.resources.to_json_dict() if spec.resources else {})
+    given = spec.resources.to_json_dict() if spec.resources else {}
+    resources = add_disk_request(given, OWN_DISK)
     if (cache := spec.host_cache) is not None:
         resources = _with_more(resources, "memory", bytes_of(cache.memory))
         if cache.disk is not None:
@@ -287,14 +289,6 @@ def _resources(spec: EnginePoolSpec) -> Manifest:
 def _claim_template(spec: EnginePoolSpec) -> str | None:
     """The ResourceClaimTemplate that the devices are of, instead of an extended resource."""
     return spec.accelerator.claim_template if spec.accelerator else None
-
-
-def _with_own_disk(resources: Manifest) -> Manifest:
-    """With a request for logs and /tmp, unless the user has given a request or a limit."""
-    requests = resources.get("requests", {})
-    if DISK in requests or DISK in resources.get("limits", {}):
-        return resources
-    return resources | {"requests": requests | {DISK: OWN_DISK}}
 
 
 def _with_more(resources: Manifest, name: str, added_bytes: int) -> Manifest:

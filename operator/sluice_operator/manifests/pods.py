@@ -21,6 +21,7 @@ CONTAINER_SECURITY: Final[Manifest] = {
 CONFIG_VOLUME: Final = "config"
 KILL_SLACK_SECONDS: Final = 10
 """Between the end of draining and SIGKILL."""
+DISK: Final = "ephemeral-storage"
 
 
 def identity() -> list[Manifest]:
@@ -47,6 +48,15 @@ def http_probe(
         "failureThreshold": failures,
         "successThreshold": 1,
     }
+
+
+def add_disk_request(resources: Manifest, size: str) -> Manifest:
+    """With a request of the disk for logs and /tmp, unless the user has given a request or a limit
+    of it."""
+    requests = resources.get("requests", {})
+    if DISK in requests or DISK in resources.get("limits", {}):
+        return resources
+    return resources | {"requests": requests | {DISK: size}}
 
 
 def spread(selector: dict[str, str]) -> list[Manifest]:

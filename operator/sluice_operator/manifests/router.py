@@ -18,8 +18,10 @@ from sluice_operator.manifests.handover import handover_mounts, handover_volumes
 from sluice_operator.manifests.metadata import ROUTER, Owner, child_labels, selector_labels
 from sluice_operator.manifests.pods import (
     CONTAINER_SECURITY,
+    DISK,
     KILL_SLACK_SECONDS,
     POD_SECURITY,
+    add_disk_request,
     config_mount,
     config_volume,
     http_probe,
@@ -31,12 +33,14 @@ API_KEYS: Final = "api-keys"
 KEYS_FOLDER: Final = f"{CONFIG_FOLDER}/{API_KEYS}"
 """Where the routers find the API keys: a file for each tenant, which changes with the Secret."""
 PROGRESS_SECONDS: Final = 120
+OWN_DISK: Final = "64Mi"
+"""The container's logs, of which a kubelet keeps 50 MiB unless it is told otherwise. That, and so
+no limit, is the node's decision: a pod above a limit is evicted."""
 ROUTER_RESOURCES: Final[Manifest] = {
-    "requests": {"cpu": "50m", "memory": "128Mi", "ephemeral-storage": "64Mi"},
+    "requests": {"cpu": "50m", "memory": "128Mi", DISK: OWN_DISK},
     "limits": {"memory": "512Mi"},
 }
-"""Of the disk: the container's logs, of which a kubelet keeps 50 MiB unless it is told otherwise.
-That, and so no limit, is the node's decision: a pod above a limit is evicted."""
+"""Without `router.resources`."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def _container(router: RouterDeployment) -> Manifest:
         "startupProbe": http_probe("/health", period=1, failures=60, port="metrics"),
         "livenessProbe": http_probe("/health", period=10, failures=3, port="metrics"),
         "readinessProbe": http_probe("/ready", period=2, failures=2, port="metrics"),
-        "resources": router.resources.to_json_dict() if router.resources else ROUTER_RESOURCES,
+        "resources": _resources(router),
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -123,6 +127,12 @@ def _container(router: RouterDeployment) -> Manifest:
             *_keys_mounts(router.keys_secret),
         ],
     }
+
+
+def _resources(router: RouterDeployment) -> Manifest:
+    if router.resources is None:
+        return ROUTER_RESOURCES
+    return add_disk_request(router.resources.to_json_dict(), OWN_DISK)
 
 
 def _keys_volumes(secret: str | None) -> list[Manifest]:

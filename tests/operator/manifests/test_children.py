@@ -66,6 +66,27 @@ def _refused(entry: ApiModel) -> None:
     assert not all(rule.holds(entry) for rule in entry.RULES), entry
 
 
+@pytest.mark.parametrize(
+    ("given", "disk"),
+    [
+        (None, "64Mi"),
+        ({"limits": {"memory": "1Gi"}}, "64Mi"),
+        ({"requests": {"ephemeral-storage": "0"}}, "0"),
+        ({"limits": {"ephemeral-storage": "1Gi"}}, None),
+    ],
+)
+def test_a_router_asks_for_its_disk_unless_its_resources_say_something_of_it(
+    given: Manifest | None, disk: str | None
+) -> None:
+    """As an engine does."""
+    spec: Manifest = {"router": {"resources": given} if given else {}}
+    (pod,) = (
+        pod for pod in _pods(_rendered(spec)) if pod["spec"]["containers"][0]["name"] != ENGINE
+    )
+    requests = pod["spec"]["containers"][0]["resources"].get("requests", {})
+    assert requests.get("ephemeral-storage") == disk
+
+
 def test_only_routers_get_a_token(manifests: tuple[Manifest, ...]) -> None:
     tokens = {
         m["metadata"]["labels"][labels.ROLE]: m["spec"]["template"]["spec"][
