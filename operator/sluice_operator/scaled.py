@@ -118,6 +118,8 @@ class PoolPods:
     """Pods that have a place and are not ready yet."""
     unschedulable: int = 0
     """Pods without a place, also those that a scheduling gate holds back."""
+    claimless: tuple[datetime, ...] = ()
+    """Of these, those without their ResourceClaim: when each was made."""
     queue: str = ""
     """Kueue's, that some of these wait for; empty where none does."""
     live: int = 0

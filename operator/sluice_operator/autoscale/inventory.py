@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Final
 
 from sluice_autoscaler.sample import PoolSample
@@ -20,6 +21,8 @@ from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledPool, ScaledS
 
 AGAIN_SECONDS: Final = 300.0
 """Two writes from outside within so many seconds are a contest."""
+CLAIM_SECONDS: Final = 10.0
+"""A pod without a ResourceClaim is new for so long: Kubernetes makes one within a second."""
 SILENT_SECONDS: Final = 600.0
 """After the last of them the pool is scaled again."""
 
@@ -120,9 +123,9 @@ class ScalingInventory:
 
     def pool_samples(self, key: Key) -> Mapping[Role, PoolSample]:
         """The scaled pools of a service that is known, as they are now."""
-        pods = self._pods[key]
+        pods, now = self._pods[key], self._clock.now()
         pools = self._services[key].pools
-        return {role: _sample(role, pools, pods[role]) for role in pools}
+        return {role: _sample(role, pools, pods[role], now) for role in pools}
 
     def pods(self, key: Key) -> Mapping[Role, PoolPods]:
         """The pods of every pool of a service that is known."""
@@ -162,8 +165,11 @@ def _newer(pool: ScaledPool, before: ScaledService | None, role: Role) -> Scaled
     )
 
 
-def _sample(role: Role, pools: Mapping[Role, ScaledPool], pods: PoolPods) -> PoolSample:
+def _sample(
+    role: Role, pools: Mapping[Role, ScaledPool], pods: PoolPods, now: datetime
+) -> PoolSample:
     """Engines that are to leave for the other pool count there already."""
+    new = sum((now - made).total_seconds() < CLAIM_SECONDS for made in pods.claimless)
     moves = (pool.move for pool in pools.values() if pool.move and pool.move.source is role)
     moving = sum(move.engines for move in moves if pools[role].replicas == move.source_before)
     replicas = pools[role].replicas - moving
@@ -172,7 +178,7 @@ def _sample(role: Role, pools: Mapping[Role, ScaledPool], pods: PoolPods) -> Poo
         replicas=replicas,
         ready=pods.ready,
         starting=pods.starting,
-        unschedulable=pods.unschedulable,
+        unschedulable=pods.unschedulable - new,
         queue=pods.queue,
         surplus=pods.surplus(replicas),
         moving=moving,

@@ -12,6 +12,7 @@ from sluice_operator.conditions.pods import (
     is_finished,
     is_ready,
     is_unschedulable,
+    missing_claim,
     queue_of,
 )
 from sluice_operator.kube.kinds import Manifest
@@ -37,6 +38,11 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
         ready=ready,
         starting=max(0, placed - ready),
         unschedulable=unschedulable,
+        claimless=tuple(
+            datetime.fromisoformat(made)
+            for pod in live
+            if missing_claim([pod]) and (made := pod["metadata"].get("creationTimestamp"))
+        ),
         queue=queue_of(live),
         live=len(live),
         draining=len(pods) - len(live),

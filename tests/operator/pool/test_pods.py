@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.pool.pods import pool_pods
@@ -33,6 +35,16 @@ def test_the_queue_that_gated_pods_wait_for_is_told() -> None:
     observed = pool_observed(pool(), (deployment,), [plain, admitted, waiting])
     assert pool_pods(observed).queue == "gpus"
     assert pool_pods(pool_observed(pool(), (deployment,), [plain, admitted])).queue == ""
+
+
+def test_of_pods_without_their_claims_it_is_told_when_they_were_made() -> None:
+    claimed = {"pools": {"mixed": {"accelerator": {"claimTemplate": "gpus", "count": 1}}}}
+    deployment = pool_plan(claimed).deployment
+    assert deployment is not None
+    (pod,) = pods(deployment, 1, phase="Pending")
+    made = pod | {"metadata": pod["metadata"] | {"creationTimestamp": "2026-01-02T03:04:05Z"}}
+    told = pool_pods(pool_observed(pool(claimed), (deployment,), [made]))
+    assert (told.unschedulable, told.claimless) == (1, (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),))
 
 
 def test_only_live_pods_are_named_and_only_the_lowest_cost_is_a_mark() -> None:
