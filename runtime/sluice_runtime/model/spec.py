@@ -299,8 +299,8 @@ def _ropes(config: Config, variant: Variant, head_dim: int) -> tuple[Rope, Rope 
 
 
 def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:
-    nested = config.get("rope_parameters") or {}
-    scaling = nested or config.get("rope_scaling") or {}
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    scaling = variant.rope if scaling is None else scaling
     if not isinstance(scaling, Mapping):
         raise refused("rope_parameters", scaling, "an object")
     kind = scaling.get("rope_type", scaling.get("type", "default"))

@@ -83,6 +83,8 @@ class Variant:
     """Of so many layers the last one attends to all tokens, the others to those in a window."""
     ropes: tuple[str, ...] = ("default", "llama3", "longrope")
     """Allowed types."""
+    rope: Config = field(default_factory=dict)
+    """What missing rope_parameters and rope_scaling mean."""
     activation: Callable[[Config], Activation] | None = None
     """Of gate and up; None: silu(gate) x up."""
     offset_norms: bool = False
@@ -196,6 +198,12 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
         fused_experts=True,
         whole_every=2,
         ropes=("default", "yarn"),
+        rope={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
         activation=lambda config: ClampedSwiglu(
             float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0))
         ),

@@ -264,6 +264,19 @@ def test_what_gpt_oss_says_of_itself() -> None:
     assert (spec.head_dim, spec.norm_eps, str(spec.quantised)) == (64, 1e-5, "MXFP4")
 
 
+@pytest.mark.parametrize("written", [{}, {"rope_scaling": None, "rope_parameters": None}])
+def test_gpt_oss_without_a_rope_has_the_default_of_transformers(written: dict[str, Any]) -> None:
+    without = {key: value for key, value in GPT_OSS.items() if key != "rope_scaling"}
+    assert spec_from(without | written).rope == spec_from(GPT_OSS).rope
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    assert spec_from(without | plain).rope == Rope(1e4)
+
+
+def test_rope_scaling_goes_before_rope_parameters() -> None:
+    both = {"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "default"}}
+    assert spec_from(LLAMA | both).rope == Rope(1e4, SCALING)
+
+
 @pytest.mark.parametrize(
     ("changed", "parts"),
     [
