@@ -16,6 +16,31 @@ MAX_WORD: Final = 128
 MAX_COUNT: Final = 1 << 53
 """Larger numbers are not kept exactly by every reader of JSON."""
 
+_GEMMA3: Final = {
+    "head_dim": 256,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+    "vocab_size": 262_208,
+}
+SIZES: Final[Mapping[str, Mapping[str, int]]] = {
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Glm4ForCausalLM": {"head_dim": 128, "num_key_value_heads": 2},
+    "GlmForCausalLM": {"head_dim": 128, "num_key_value_heads": 2},
+    "GptOssForCausalLM": {"head_dim": 64, "num_key_value_heads": 8},
+    "MistralForCausalLM": {"num_key_value_heads": 8},
+    "MixtralForCausalLM": {"num_key_value_heads": 8, "num_local_experts": 8},
+    "Qwen3ForCausalLM": {"head_dim": 128},
+    "Qwen3MoeForCausalLM": {"num_key_value_heads": 4},
+}
+"""By architecture: what keys that config.json leaves out mean to transformers, and so to the
+engine, which reads this table too. A key that is null is not left out."""
+
 
 class ModelFacts(ContractModel):
     """From config.json; None where it does not say so."""
@@ -51,14 +76,16 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     if isinstance(text := config.get("text_config"), Mapping):
         own = {key: value for key, value in text.items() if value is not None}
         config = {**config, **own, "architectures": config.get("architectures")}
+    named = config.get("architectures")
+    architecture = _word(named[0]) if isinstance(named, list) and named else None
+    config = {**SIZES.get(architecture or "", {}), **config}
     heads = _count(config.get("num_attention_heads"))
     hidden = _count(config.get("hidden_size"))
     share = _count(hidden // heads) if hidden and heads else None
-    named = config.get("architectures")
     kv_heads = _count(config.get("num_key_value_heads")) or heads
     head_dim = _count(config.get("head_dim")) or share
     return ModelFacts(
-        architecture=_word(named[0]) if isinstance(named, list) and named else None,
+        architecture=architecture,
         layers=_count(config.get("num_hidden_layers")),
         kv_heads=kv_heads,
         head_dim=head_dim,

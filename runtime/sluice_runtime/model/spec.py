@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from sluice_contract.config.model_facts import SIZES
+
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.dense import Activation
 from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
@@ -119,14 +121,15 @@ def spec_from(config: Config) -> ModelSpec:
     """
     architecture = _architecture(config)
     variant = ARCHITECTURES[architecture]
-    config = {**variant.defaults, **(_text_config(config) if variant.text_part else config)}
+    config = _text_config(config) if variant.text_part else config
+    config = {**SIZES.get(architecture, {}), **variant.defaults, **config}
     _refuse_unknown_features(config, variant)
     if variant.bias_by_key:
         variant = replace(variant, qkv_bias=bool(config["attention_bias"]))
     window = _window(config, variant)
     heads, hidden = whole_number(config, "num_attention_heads"), whole_number(config, "hidden_size")
     layers = whole_number(config, "num_hidden_layers")
-    head_dim = whole_number(config, "head_dim", variant.head_dim or hidden // heads)
+    head_dim = whole_number(config, "head_dim", hidden // heads)
     rope, window_rope = _ropes(config, variant, head_dim)
     context = min(whole_number(config, "max_position_embeddings"), window or sys.maxsize)
     spec = ModelSpec(

@@ -46,8 +46,6 @@ class Variant:
     """RMS norm over each head of queries and keys before the rotation."""
     qkv_bias: bool = False
     """Queries, keys and values have biases."""
-    head_dim: int | None = None
-    """What a missing head_dim means; None: hidden_size / num_attention_heads."""
     window_tokens: int | None = None
     """What a missing sliding_window means, where the key alone turns windows on."""
     windowed: bool = False
@@ -71,7 +69,7 @@ class Variant:
     fused_gate_up: bool = False
     """The checkpoint has both inputs of the gated part in one matrix."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of keys that may be missing."""
+    """Of keys that may be missing, but sizes: those are in the contract's `SIZES`."""
     output_bias: bool = False
     """What attention gives out has a bias."""
     sinks: bool = False
@@ -109,8 +107,6 @@ _GLM: Final = Variant(
     fused_gate_up=True,
     defaults={
         "attention_bias": True,
-        "head_dim": 128,
-        "num_key_value_heads": 2,
         "partial_rotary_factor": 0.5,
         "rms_norm_eps": 1.5625e-07,
     },
@@ -131,19 +127,10 @@ _GEMMA3: Final = Variant(
     ropes=("default", "linear"),
     activation=lambda _: gelu_and_multiply,
     defaults={
-        "head_dim": 256,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "max_position_embeddings": 131_072,
-        "num_attention_heads": 8,
-        "num_hidden_layers": 26,
-        "num_key_value_heads": 4,
         "query_pre_attn_scalar": 256,
         "rope_local_base_freq": 1e4,
         "rope_theta": 1e6,
         "sliding_window": 4096,
-        "tie_word_embeddings": True,
-        "vocab_size": 262_208,
     },
     features={
         "hidden_act": ("gelu_pytorch_tanh",),
@@ -152,7 +139,7 @@ _GEMMA3: Final = Variant(
 )
 
 ARCHITECTURES: Final[Mapping[str, Variant]] = {
-    "Qwen3ForCausalLM": Variant(qk_norm=True, head_dim=128),
+    "Qwen3ForCausalLM": Variant(qk_norm=True),
     "Qwen2ForCausalLM": Variant(qkv_bias=True),
     "Qwen3MoeForCausalLM": Variant(qk_norm=True, experts=True),
     "LlamaForCausalLM": Variant(),
@@ -165,8 +152,6 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
         defaults={
             "norm_topk_prob": True,
             "num_experts_per_tok": 2,
-            "num_key_value_heads": 8,
-            "num_local_experts": 8,
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
         },
@@ -209,7 +194,6 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
         ),
         expert_width="intermediate_size",
         defaults={
-            "head_dim": 64,
             "norm_topk_prob": True,  # the softmax over the chosen ones
             "rms_norm_eps": 1e-5,
             "rope_theta": 15e4,

@@ -102,6 +102,15 @@ def test_of_a_model_of_several_parts_the_facts_are_those_of_its_language_model()
     assert facts.architecture == "Gemma3ForConditionalGeneration"
 
 
+def test_what_gemma_3_leaves_out_has_the_defaults_of_transformers() -> None:
+    """The language model of google/gemma-3-4b-it; its embeddings are tied."""
+    text = {"hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34}
+    facts = facts_of({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text})
+    assert (facts.layers, facts.kv_heads, facts.head_dim) == (34, 4, 256)
+    assert facts.context_tokens == 131_072
+    assert (facts.parameters or 0) / 1e9 == pytest.approx(3.88, rel=2e-3)
+
+
 @pytest.mark.parametrize("value", [None, [], "LlamaForCausalLM", [7], ["x" * 200]])
 def test_an_architecture_is_the_first_of_a_list(value: object) -> None:
     assert facts_of(LLAMA | {"architectures": value}).architecture is None

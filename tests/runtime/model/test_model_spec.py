@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sluice_contract.config import supported
+from sluice_contract.config.model_facts import facts_of
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.dense import ClampedSwiglu, gelu_and_multiply
 from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
@@ -254,6 +255,25 @@ def test_of_a_model_of_several_parts_the_language_model_is_read() -> None:
     assert (spec.layers, spec.dtype, str(spec.quantised)) == (34, "bfloat16", "FP8")
     assert spec.windows is not None
     assert spec.windows.tokens == 1024
+
+
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+def test_the_operator_knows_the_sizes_that_a_sparse_config_leaves_to_the_engine(
+    architecture: str,
+) -> None:
+    sizes = ("vocab", "hidden", "intermediate", "num_hidden", "num_attention", "max_position")
+    written = {key: value for key, value in MOE.items() if key.startswith(sizes)}
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    if architecture in ("GptOssForCausalLM", "Qwen3MoeForCausalLM"):
+        experts["num_experts"] = 8
+    config = written | experts | {"num_attention_heads": 16}
+    config |= {"architectures": [architecture], "text_config": {}}
+    spec, facts = spec_from(config), facts_of(config)
+    assert (spec.layers, spec.kv_heads, spec.head_dim) == (
+        facts.layers,
+        facts.kv_heads,
+        facts.head_dim,
+    )
 
 
 def test_what_gpt_oss_says_of_itself() -> None:
