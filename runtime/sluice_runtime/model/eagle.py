@@ -34,12 +34,12 @@ from sluice_runtime.layers.dense import Linear, linear
 from sluice_runtime.layers.rope import Frequencies, angles_of, inverse_frequencies
 from sluice_runtime.layers.stack import PagedStep
 from sluice_runtime.layers.stacks import FusedLayer
+from sluice_runtime.model.config_json import Config, refused, whole_number
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import ModelFiles, of_draft
 from sluice_runtime.model.kv_scales import ones
 from sluice_runtime.model.load import Placement, Reader, layer_shape, read_layer, weights_of
-from sluice_runtime.model.spec import ModelSpec, refused, spec_from, whole_number
-from sluice_runtime.model.variants import Config
+from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.model.weights import Checkpoint
 from sluice_runtime.parallel.group import SOLO, Group
 

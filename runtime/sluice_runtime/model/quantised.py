@@ -19,11 +19,11 @@ from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.kv.pool import CPU
+from sluice_runtime.model.config_json import Config
 from sluice_runtime.model.mxfp4 import Mxfp4
 from sluice_runtime.model.shard import Part
 from sluice_runtime.model.weights import Checkpoint, WeightSource
 
-Config = Mapping[str, Any]
 Fill = Callable[[Tensor], None]
 """Writes a matrix that was read, once its values are there, into [out, in] of any float type."""
 

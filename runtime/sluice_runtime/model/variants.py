@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sluice_runtime.layers.dense import Activation, ClampedSwiglu, gelu_and_multiply
-
-Config = Mapping[str, Any]
+from sluice_runtime.model.config_json import Config
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,134 @@
+"""Reads how positions turn into angles (`Rope`) from a config.json: what is not implemented is
+refused.
+
+Both spellings of transformers are read: `rope_theta` + `rope_scaling`, and `rope_parameters`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
+from sluice_runtime.model.config_json import Config, refused, whole_number
+from sluice_runtime.model.variants import Variant
+
+LAYER_KINDS: Final = ("full_attention", "sliding_attention")
+"""Of layers, as `layer_types` and `rope_parameters` name them."""
+
+
+def ropes(config: Config, variant: Variant, head_dim: int) -> tuple[Rope, Rope | None]:
+    """Of most layers, and of those with a window where it is another."""
+    if not variant.window_rope:
+        return _rope(config, variant, head_dim), None
+    written = config.get("rope_parameters") or {}
+    if not isinstance(written, Mapping) or set(written) - {*LAYER_KINDS}:
+        raise refused("rope_parameters", written, "an object for each of " + ", ".join(LAYER_KINDS))
+    old = (
+        {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})},
+        {"rope_theta": config["rope_local_base_freq"]},
+    )
+    whole, windowed = (
+        _rope({"rope_parameters": {**own, **(written.get(kind) or {})}}, variant, head_dim)
+        for kind, own in zip(LAYER_KINDS, old, strict=True)
+    )
+    return whole, windowed
+
+
+def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    scaling = variant.rope if scaling is None else scaling
+    if not isinstance(scaling, Mapping):
+        raise refused("rope_parameters", scaling, "an object")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    theta = float(scaling.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    rotated = _rotated(scaling, config, variant, head_dim)
+    rope = Rope(
+        theta, rotated=None if rotated == head_dim else rotated, interleaved=variant.interleaved
+    )
+    kind = "longrope" if kind == "su" else kind
+    nests = any(isinstance(part, Mapping) for part in scaling.values())
+    if kind not in variant.ropes or (kind == "default" and nests):
+        raise refused("rope_type", kind, " or ".join(map(repr, variant.ropes)))
+    match kind:
+        case "llama3":
+            return replace(rope, scaling=_llama3(scaling))
+        case "linear":
+            return replace(rope, scaling=LinearScaling(*_numbers(kind, scaling, "factor")))
+        case "yarn":
+            return replace(rope, scaling=_yarn(scaling))
+        case "longrope":
+            return replace(rope, scaling=_longrope(scaling, config, rotated // 2))
+    return rope
+
+
+def _rotated(scaling: Config, config: Config, variant: Variant, head_dim: int) -> int:
+    """Numbers of a head that are rotated."""
+    key = "partial_rotary_factor"
+    share = scaling.get(key, config.get(key))
+    if share is None or share == 1:
+        return head_dim
+    if not variant.partial_rotary:
+        raise refused(key, share, "1.0")
+    rotated = int(head_dim * share) if isinstance(share, int | float) else 0
+    if not 0 < rotated <= head_dim or rotated % 2 or head_dim % 2:
+        raise refused(key, share, f"a share of a head of {head_dim} that is an even number")
+    return rotated
+
+
+def _longrope(scaling: Config, config: Config, pairs: int) -> LongRope:
+    key = "original_max_position_embeddings"
+    # As transformers reads it: what stands outside goes first.
+    original = whole_number({key: config.get(key, scaling.get(key))}, key)
+    for name in ("short_mscale", "long_mscale"):
+        if scaling.get(name) is not None:
+            raise refused(name, scaling[name], "absent")
+    factor = scaling.get("factor") or whole_number(config, "max_position_embeddings") / original
+    magnitude = scaling.get("attention_factor")
+    if magnitude is None:
+        if original < _LEAST_ORIGINAL:
+            raise refused(key, original, f"a whole number from {_LEAST_ORIGINAL}")
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return LongRope(
+        short=_factors(scaling, "short_factor", pairs),
+        long=_factors(scaling, "long_factor", pairs),
+        original_context_tokens=original,
+        magnitude=float(magnitude),
+    )
+
+
+_LEAST_ORIGINAL: Final = 2
+"""Tokens: of one the logarithm is 0."""
+
+
+def _factors(scaling: Config, key: str, pairs: int) -> tuple[float, ...]:
+    value = scaling.get(key)
+    numbers = value if isinstance(value, list) else []
+    if len(numbers) != pairs or not all(isinstance(one, int | float) and one for one in numbers):
+        raise refused(key, value, f"{pairs} numbers, one for each pair that is rotated")
+    return tuple(map(float, numbers))
+
+
+def _numbers(kind: str, scaling: Mapping[str, Any], *keys: str) -> list[float]:
+    for key in keys:
+        if not isinstance(scaling.get(key), int | float):
+            raise refused(key, scaling.get(key), f"a number: rope type {kind} requires it")
+    return [float(scaling[key]) for key in keys]
+
+
+def _llama3(scaling: Mapping[str, Any]) -> Llama3Scaling:
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    factor, low, high, original = _numbers("llama3", scaling, *keys)
+    return Llama3Scaling(factor, low, high, int(original))
+
+
+def _yarn(scaling: Mapping[str, Any]) -> YarnScaling:
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        if scaling.get(key) is not None:
+            raise refused(key, scaling[key], "absent")
+    given = {"beta_fast": 32.0, "beta_slow": 1.0, **scaling}
+    keys = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
+    factor, fast, slow, original = _numbers("yarn", given, *keys)
+    return YarnScaling(factor, fast, slow, int(original), bool(scaling.get("truncate", True)))
