@@ -28,17 +28,17 @@ _HOPPER: Final = (9, 0)
 
 def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply = linear) -> Linear:
     """[n, h] → [n, h]; of a rank that has a part of each expert, its part of the sum. `multiply`:
-    of an expert's matrices, where each has its own product."""
-    parts = weights.experts
+    of an expert's matrices, where each has its own product. What is returned holds none of
+    `weights` that it has joined or packed."""
+    parts, router = weights.experts, Router.of(weights)
     gate_up_biases, down_biases = zip(*(part.biases for part in parts), strict=True)
-    gate_up = Products([torch.cat((part.gate, part.up)) for part in parts], gate_up_biases)
-    down = Products([part.down for part in parts], down_biases)
+    gate_up = Products([(part.gate, part.up) for part in parts], gate_up_biases)
+    down = Products([(part.down,) for part in parts], down_biases)
     if weights.router.device.type == "cpu":
-        parts_of = looped(gate_up, multiply), looped(down, multiply)
-        return SortedExperts(weights, *parts_of, activation)
+        return SortedExperts(router, looped(gate_up, multiply), looped(down, multiply), activation)
     if can_group(weights.router):
-        return SortedExperts(weights, in_one_call(gate_up), in_one_call(down), activation)
-    return EveryExpert(weights, gate_up, down, activation)
+        return SortedExperts(router, in_one_call(gate_up), in_one_call(down), activation)
+    return EveryExpert(router, gate_up, down, activation)
 
 
 def can_group(weight: Tensor) -> bool:
@@ -47,6 +47,22 @@ def can_group(weight: Tensor) -> bool:
     if weight.dtype != torch.bfloat16 or torch.version.hip is not None:
         return False
     return torch.cuda.is_available() and torch.cuda.get_device_capability(weight.device) >= _HOPPER
+
+
+@dataclass(frozen=True)
+class Router:
+    """What chooses experts: `ExpertsWeights` without the experts."""
+
+    weight: Tensor
+    """[e, h]."""
+    bias: Tensor | None
+    """[e]."""
+    active: int
+    renormalised: bool
+
+    @classmethod
+    def of(cls, weights: ExpertsWeights) -> Router:
+        return cls(weights.router, weights.router_bias, weights.active, weights.renormalised)
 
 
 @dataclass(frozen=True)
@@ -59,13 +75,11 @@ class Choice:
     """[n, k], of the sum, in the type of the tokens."""
 
 
-def chosen(x: Tensor, weights: ExpertsWeights) -> Choice:
+def chosen(x: Tensor, router: Router) -> Choice:
     """For tokens [n, h]; probabilities are computed in float32."""
-    probabilities = F.linear(x, weights.router, weights.router_bias).softmax(
-        -1, dtype=torch.float32
-    )
-    shares, best = probabilities.topk(weights.active, dim=-1)
-    if weights.renormalised:
+    probabilities = F.linear(x, router.weight, router.bias).softmax(-1, dtype=torch.float32)
+    shares, best = probabilities.topk(router.active, dim=-1)
+    if router.renormalised:
         shares = shares / shares.sum(-1, keepdim=True)
     return Choice(best, shares.to(x.dtype))
 
@@ -74,13 +88,17 @@ def chosen(x: Tensor, weights: ExpertsWeights) -> Choice:
 class Products:
     """One matrix of each expert."""
 
-    weights: Sequence[Tensor]
-    """[out, in]"""
+    weights: Sequence[tuple[Tensor, ...]]
+    """[out, in], or parts of it, one below the other. These parts have the same shapes in all
+    experts."""
     biases: Sequence[Tensor | None]
     """[out]; all experts have one, or none."""
 
     def each(self, multiply: Multiply) -> list[Linear]:
-        return [multiply(*own) for own in zip(self.weights, self.biases, strict=True)]
+        own = zip(self.weights, self.biases, strict=True)
+        return [
+            multiply(torch.cat(parts) if len(parts) > 1 else parts[0], bias) for parts, bias in own
+        ]
 
 
 def looped(matrices: Products, multiply: Multiply = linear) -> GroupedLinear:
@@ -96,7 +114,12 @@ def looped(matrices: Products, multiply: Multiply = linear) -> GroupedLinear:
 
 def in_one_call(matrices: Products) -> GroupedLinear:
     """All products in one kernel."""
-    stacked = torch.stack(tuple(matrices.weights)).transpose(1, 2)
+    joined, count = (
+        torch.cat([m for parts in matrices.weights for m in parts]),
+        len(matrices.biases),
+    )
+    shape = count, len(joined) // count, joined.shape[1]
+    stacked = joined.view(shape).transpose(1, 2)
     biases = [bias for bias in matrices.biases if bias is not None]
     bias = torch.stack(biases) if biases else None
 
@@ -113,18 +136,18 @@ def in_one_call(matrices: Products) -> GroupedLinear:
 class SortedExperts:
     """Each token once for each of its experts, in the order of the experts."""
 
-    weights: ExpertsWeights
+    router: Router
     gate_up: GroupedLinear
     down: GroupedLinear
     activation: Activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        choice = chosen(x, self.weights)
+        choice = chosen(x, self.router)
         flat = choice.experts.flatten()
         order = flat.argsort(stable=True)
-        counts = flat.new_zeros(len(self.weights.experts))
+        counts = flat.new_zeros(len(self.router.weight))
         counts.scatter_add_(0, flat, torch.ones_like(flat))
-        inner = self.activation(self.gate_up(x[order // self.weights.active], counts))
+        inner = self.activation(self.gate_up(x[order // self.router.active], counts))
         products = self.down(inner, counts)
         del inner
         # Back in the order of tokens, so that a sum does not depend on who else is in the step.
@@ -137,18 +160,18 @@ class EveryExpert:
 
     def __init__(
         self,
-        weights: ExpertsWeights,
+        router: Router,
         gate_up: Products,
         down: Products,
         activation: Activation,
     ) -> None:
-        self._weights = weights
+        self._router = router
         self._gate_up = gate_up.each(linear)
         self._down = down.each(linear)
         self._activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        choice = chosen(x, self._weights)
+        choice = chosen(x, self._router)
         shares = x.new_zeros(len(x), len(self._down)).scatter_(1, choice.experts, choice.shares)
         total = torch.zeros_like(x)
         for own, gate_up, down in zip(shares.unbind(1), self._gate_up, self._down, strict=True):

@@ -11,6 +11,7 @@ from sluice_runtime.layers.dense import Linear, silu_and_multiply
 from sluice_runtime.layers.experts import (
     EveryExpert,
     Products,
+    Router,
     SortedExperts,
     chosen,
     experts,
@@ -58,7 +59,7 @@ def weights_of(
 
 def one_by_one(x: Tensor, weights: ExpertsWeights) -> Tensor:
     """In float64, from the choice that the router makes."""
-    choice, rows = chosen(x, weights), []
+    choice, rows = chosen(x, Router.of(weights)), []
     for token, best, shares in zip(x.double(), choice.experts, choice.shares, strict=True):
         parts = [weights.experts[int(one)] for one in best]
         made = [made_by(token, part) for part in parts]
@@ -77,7 +78,7 @@ def made_by(token: Tensor, part: MlpWeights) -> Tensor:
 def sorted_by(group: Callable[[Products], object]) -> Callable[[ExpertsWeights], Linear]:
     def make(weights: ExpertsWeights) -> Linear:
         gate_up, down = joined(weights)
-        return SortedExperts(weights, group(gate_up), group(down), silu_and_multiply)  # type: ignore[arg-type]
+        return SortedExperts(Router.of(weights), group(gate_up), group(down), silu_and_multiply)  # type: ignore[arg-type]
 
     return make
 
@@ -85,8 +86,8 @@ def sorted_by(group: Callable[[Products], object]) -> Callable[[ExpertsWeights],
 def joined(weights: ExpertsWeights) -> tuple[Products, Products]:
     parts = weights.experts
     return (
-        Products([torch.cat((p.gate, p.up)) for p in parts], [p.biases[0] for p in parts]),
-        Products([p.down for p in parts], [p.biases[1] for p in parts]),
+        Products([(p.gate, p.up) for p in parts], [p.biases[0] for p in parts]),
+        Products([(p.down,) for p in parts], [p.biases[1] for p in parts]),
     )
 
 
@@ -94,7 +95,9 @@ WAYS: dict[str, Callable[[ExpertsWeights], Linear]] = {
     "as on this device": lambda weights: experts(weights, silu_and_multiply),
     "looped": sorted_by(looped),
     "in one call": sorted_by(in_one_call),
-    "every expert": lambda weights: EveryExpert(weights, *joined(weights), silu_and_multiply),
+    "every expert": lambda weights: EveryExpert(
+        Router.of(weights), *joined(weights), silu_and_multiply
+    ),
 }
 
 
@@ -116,5 +119,5 @@ def test_all_ways_agree(
 def test_shares_add_up_to_one_only_where_they_are_renormalised(draw: Callable[..., Tensor]) -> None:
     x = draw(5, HIDDEN)
     for renormalised in (True, False):
-        choice = chosen(x, weights_of(draw, torch.float32, renormalised))
+        choice = chosen(x, Router.of(weights_of(draw, torch.float32, renormalised)))
         assert torch.allclose(choice.shares.sum(-1), torch.ones(5)) == renormalised
