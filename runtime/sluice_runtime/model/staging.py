@@ -79,6 +79,11 @@ class Rows:
     """Values of a row in the file."""
     columns: slice
 
+    @property
+    def wanted(self) -> int:
+        """Values of a row that are wanted."""
+        return int(self.columns.stop - self.columns.start)
+
 
 class StagingBuffer:
     """`size` bytes of host memory; used by one thread at a time."""

@@ -1,11 +1,11 @@
 """Reads safetensors files to a device: several threads read blocks from disk into buffers, from
 which they are copied while the next blocks are read.
 
-Host memory holds the buffers and no tensor. What is divided by rows is read in part; what is
-divided by columns is read whole, since its columns lie scattered in the file, and cut on the
-device, where values are also converted. The format: 8 bytes with the length of a JSON header
-(little-endian), the header, then data at the offsets that it names
-(https://huggingface.co/docs/safetensors).
+Host memory holds the buffers and no tensor. What of a part lies together in the file, as rows do,
+is read alone. Where that is little at a time, as of columns, whole rows are read and cut on the
+device, where values are also converted: one more read and copy costs more than the bytes. The
+format: 8 bytes with the length of a JSON header (little-endian), the header, then data at the
+offsets that it names (https://huggingface.co/docs/safetensors).
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ READERS: Final = 8
 """Threads: a solid-state disk answers several requests at once faster than one after the other."""
 BUFFERS: Final = 12
 """More than readers, so that a reader has another buffer while its last one is copied."""
+
+SHORT_BYTES: Final = 256 << 10
+"""What lies together and is shorter is read with what lies between: about what a disk and a bus
+move in the time that one more read and copy take."""
 
 _LENGTH_BYTES: Final = 8
 
@@ -92,12 +96,10 @@ class StreamedWeights:
         target = torch.empty(part.shape, dtype=dtype, device=self._copies.device)
         # The memory may be that of a tensor which the device still reads.
         self._copies.follow()
-        last = part.dim == len(part.shape) - 1
-        lines = target.unsqueeze(0).flatten(0, part.dim) if last else target.flatten(0, part.dim)
-        lines = lines.flatten(1)
+        left = target.view(-1)
         for rows in _blocks(file, name, part, self._block_bytes):
-            count = rows.length // (rows.width * rows.dtype.itemsize)
-            block, lines = lines[:count], lines[count:]
+            count, width = rows.length // (rows.width * rows.dtype.itemsize), rows.wanted
+            block, left = left[: count * width].view(count, width), left[count * width :]
             self._pending.append((self._readers.submit(self._move, file, rows, block), rows.length))
         return target
 
@@ -137,23 +139,24 @@ class StreamedWeights:
 
 
 def _blocks(file: _File, name: str, part: Part, block_bytes: int) -> Iterator[Rows]:
-    """The rows of a part, as many at a time as a buffer holds. A vector is one row; of a tensor of
-    more dimensions a row is the last one, or those after the divided one."""
+    """What is read of a file for a part, as much at a time as a buffer holds, in the order in which
+    the part has it. The file has the part in runs of `run` values, one in each `line`."""
     entry = file.tensors[name]
     dtype = STORED_DTYPES[entry["dtype"]]
-    outer, inner = math.prod(part.whole[: part.dim]), part.whole[part.dim + 1 :]
-    by_rows = bool(inner)
-    width = math.prod(inner or part.whole[-1:])
-    columns = slice(None) if by_rows else slice(part.begin, part.begin + part.length)
-    row_bytes = width * dtype.itemsize
-    if row_bytes > block_bytes:
-        raise ModelLoadError(f"model.uri: {file.path}: tensor {name} has rows of {row_bytes} bytes")
-    first, step = file.data_begin + entry["data_offsets"][0], block_bytes // row_bytes
-    runs = [(0, outer)]
-    if by_rows:
-        starts = range(part.begin, outer * part.whole[part.dim], part.whole[part.dim])
-        runs = [(start, part.length) for start in starts]
-    for start, count in runs:
-        for row in range(start, start + count, step):
-            length = min(step, start + count - row) * row_bytes
-            yield Rows(first + row * row_bytes, length, dtype, width, columns)
+    first, size = file.data_begin + entry["data_offsets"][0], dtype.itemsize
+    lines, inner = math.prod(part.whole[: part.dim]), math.prod(part.whole[part.dim + 1 :])
+    line, run, begin = part.whole[part.dim] * inner, part.length * inner, part.begin * inner
+    most = block_bytes // size
+    if not lines * run:
+        return
+    if run == line:  # each run begins where the last one ends
+        lines, line, run = 1, lines * line, lines * run
+    if lines > 1 and run * size < SHORT_BYTES and line <= most:
+        for at in range(0, lines, most // line):
+            length = min(most // line, lines - at) * line * size
+            yield Rows(first + at * line * size, length, dtype, line, slice(begin, begin + run))
+        return
+    for start in range(begin, lines * line, line):
+        for at in range(start, start + run, most):
+            width = min(most, start + run - at)
+            yield Rows(first + at * size, width * size, dtype, width, slice(0, width))

@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from sluice_contract.config.supported import QUANTISATIONS
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.load_progress import LoadProgress
+from sluice_runtime.model.mxfp4 import Mxfp4
 from sluice_runtime.model.quantised import FORMATS, QuantisedWeights, format_from
 from sluice_runtime.model.shard import Shard, Split
+from sluice_runtime.model.staging import Wait
 from sluice_runtime.model.streamed_weights import StreamedWeights
 from sluice_runtime.model.weights import Checkpoint, MappedWeights, WeightSource
 from torch import Tensor
@@ -131,6 +133,38 @@ def test_the_parts_of_stacked_experts_joined_are_the_numbers_that_are_meant(
         read_stack(tmp_path, Shard(rank, ranks), dim, streamed=streamed) for rank in range(ranks)
     ]
     assert torch.equal(torch.cat(parts, dim), meant)
+
+
+class CountedCopies(LateCopies):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def begin(self, rows: Tensor, columns: slice, target: Tensor) -> Wait:
+        self.count += 1
+        return super().begin(rows, columns, target)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_stacked_experts_are_read_in_whole_buffers(tmp_path: Path, ranks: int, dim: int) -> None:
+    """Not by output, of which gpt-oss has 92,160 in a layer."""
+    experts, width, out = 4, 512, 96
+    blocks = torch.randint(256, (experts, out, width // 32, 16), dtype=torch.uint8)
+    scales = torch.full((experts, out, width // 32), 127, dtype=torch.uint8)
+    save_file(
+        {f"{STACK}_blocks": blocks, f"{STACK}_scales": scales}, tmp_path / "model.safetensors"
+    )
+    part, copies = Shard(ranks - 1, ranks).along((experts, width, out), dim), CountedCopies()
+    buffer = blocks.nbytes // 4
+    with (
+        Checkpoint(tmp_path) as checkpoint,
+        StreamedWeights(checkpoint, copies, LoadProgress(0), buffer) as streamed,
+    ):
+        weights = QuantisedWeights(checkpoint, streamed, Mxfp4())
+        weights.read(STACK, part, torch.float32)
+        weights.settle()
+    assert copies.count <= 4 + 1
 
 
 @pytest.mark.process
