@@ -35,6 +35,7 @@ FETCH_CONTAINER: Final = "fetch-model"
 COPIER_CONTAINER: Final = "model-copier"
 COPY_CONTAINER: Final = "copy-model"
 LINK_CONTAINER: Final = "link-model"
+MAX_LABELS: Final = 32
 RESERVED_CONTAINERS: Final = (
     ENGINE_CONTAINER, FETCH_CONTAINER, COPIER_CONTAINER, COPY_CONTAINER, LINK_CONTAINER,
 )  # fmt: skip
@@ -155,7 +156,9 @@ class PodTemplate(ApiModel):
         default=None, max_length=32, description="Annotations of the pods."
     )
     labels: dict[str, LabelValue] | None = Field(
-        default=None, max_length=32, description="Labels of the pods, beside the operator's own."
+        default=None,
+        max_length=MAX_LABELS,
+        description="Labels of the pods, beside the operator's own.",
     )
     node_selector: dict[str, LabelValue] | None = Field(
         default=None, max_length=32, description="Labels a node must have."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from sluice_contract.cluster import labels, ports
@@ -64,14 +65,17 @@ def pool_spec(
     )
 
 
-def queued(spec: EnginePoolSpec, service: Manifest) -> EnginePoolSpec:
-    """`spec` with the service's labels for Kueue; the pool's own labels go before."""
-    given = service["metadata"].get("labels") or {}
-    queue = {name: given[name] for name in QUEUE_LABELS if name in given}
+def queue_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Those of `labels` that are for Kueue; an empty one names no queue."""
+    return {name: value for name in QUEUE_LABELS if (value := (labels or {}).get(name))}
+
+
+def with_queue_labels(spec: EnginePoolSpec, queue: Mapping[str, str]) -> EnginePoolSpec:
+    """`spec` with labels for Kueue, on its pods; the pool's own labels go before."""
     if not queue:
         return spec
     template = spec.template or PodTemplate()
-    labels = queue | (template.labels or {})
+    labels = {**queue, **(template.labels or {})}
     return spec.model_copy(update={"template": template.model_copy(update={"labels": labels})})
 
 

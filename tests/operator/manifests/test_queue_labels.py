@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.service.plan import ServicePlan, plan_service
 
-from tests.operator.examples import pool_observed, service, service_observed
+from tests.operator.examples import live, pool_observed, service, service_observed
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -15,6 +16,19 @@ PRIORITY = "kueue.x-k8s.io/priority-class"
 def planned(labels: dict[str, str], pool: Manifest | None = None) -> ServicePlan:
     spec = {"pools": {"mixed": {"template": pool}}} if pool else {}
     return plan_service(service_observed(service(spec, labels=labels)))
+
+
+def at_work(plan: ServicePlan) -> list[Manifest]:
+    """What the plan has made, with its engines."""
+    deployment = plan_pool(pool_observed(plan.pools[0].manifest)).deployment
+    assert deployment is not None
+    return [live(item, uid=item["metadata"]["name"]) for item in (*plan.apply, deployment)]
+
+
+def next_plan(
+    children: list[Manifest], labels: dict[str, str], spec: Manifest | None = None
+) -> ServicePlan:
+    return plan_service(service_observed(service(spec, labels=labels), children))
 
 
 def engine_labels(plan: ServicePlan) -> dict[str, str]:
@@ -48,3 +62,59 @@ def test_a_queue_is_no_other_revision_and_without_one_nothing_is_added() -> None
     ]
     assert revisions[0] == revisions[1]
     assert "template" not in without.pools[0].manifest["spec"]
+
+
+TOLERATES: Manifest = {
+    "pools": {"mixed": {"template": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}}
+}
+
+
+@pytest.mark.parametrize("before", [{}, {QUEUE: "other"}, {QUEUE: "gpus"}])
+def test_a_queue_waits_for_the_next_edit_of_a_pool_that_is_there(before: dict[str, str]) -> None:
+    """As where an earlier release did not pass the label on, and as where somebody sets it now."""
+    first = planned(before)
+    plan = next_plan(at_work(first), {QUEUE: "gpus"})
+    assert plan.pools[0].manifest == first.pools[0].manifest
+    assert engine_labels(plan).get(QUEUE) == before.get(QUEUE)
+    change = f"pool mixed: label {QUEUE} {before.get(QUEUE, 'none')} to gpus"
+    assert (change in plan.upgrade) is (before.get(QUEUE) != "gpus")
+
+    for edit in (TOLERATES, {"rollout": {"upgrade": "2"}}, {"engine": {"chunkSize": 128}}):
+        edited = next_plan(at_work(first), {QUEUE: "gpus"}, edit)
+        assert engine_labels(edited)[QUEUE] == "gpus"
+        assert not any("label" in text for text in edited.upgrade)
+
+
+def test_a_label_that_is_removed_stays_until_the_next_edit() -> None:
+    plan = next_plan(at_work(planned({QUEUE: "gpus"})), {})
+    assert engine_labels(plan)[QUEUE] == "gpus"
+    assert f"pool mixed: label {QUEUE} gpus to none" in plan.upgrade
+    assert QUEUE not in engine_labels(next_plan(at_work(plan), {}, TOLERATES))
+
+
+def test_an_edit_that_is_taken_back_returns_to_the_queue_of_the_pods_that_are_there() -> None:
+    first = planned({})
+    edit: Manifest = {"engine": {"chunkSize": 128}}
+    edited = next_plan(at_work(first), {QUEUE: "gpus"}, edit)
+    back = next_plan(
+        [*at_work(edited), *at_work(first)[-1:], config_map_of(first)], {QUEUE: "gpus"}
+    )
+    assert back.refusal is None
+    assert QUEUE not in engine_labels(back)
+
+
+def test_labels_that_leave_no_room_for_the_queue_are_refused_by_name() -> None:
+    own = {f"team-{number}": "search" for number in range(32)}
+    plan = planned({QUEUE: "gpus", PRIORITY: "high"}, {"labels": own})
+    assert plan.refusal is not None
+    assert plan.refusal.field == "spec.pools.mixed.template.labels"
+    assert f"32 labels are not allowed beside {PRIORITY} and {QUEUE}" in plan.refusal.message
+    assert "at most 32" in plan.refusal.message
+    assert planned({}, {"labels": own}).refusal is None
+    fewer = dict(list(own.items())[2:])
+    assert planned({QUEUE: "gpus", PRIORITY: "high"}, {"labels": fewer}).refusal is None
+    assert planned({QUEUE: "gpus"}, {"labels": fewer | {QUEUE: "x", "one": "more"}}).refusal is None
+
+
+def config_map_of(plan: ServicePlan) -> Manifest:
+    return live(plan.pools[0].config_map)

@@ -20,11 +20,17 @@ from sluice_operator.accelerators.node_requirements import gpu_count, is_nvidia,
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.pool import EnginePoolSpec, ModelFetch, ModelImage
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.template import MAX_LABELS
 from sluice_operator.delivery.delivery import pod_fetch
 from sluice_operator.delivery.image import model_image, nodes_mount_images
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import engine_config_map
-from sluice_operator.manifests.engine_pool import pool_spec, queued
+from sluice_operator.manifests.engine_pool import (
+    QUEUE_LABELS,
+    pool_spec,
+    queue_labels,
+    with_queue_labels,
+)
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.service.observe import Children, Images, ServiceObserved
 from sluice_operator.service.resolve.model import fetcher_of
@@ -100,19 +106,20 @@ def resolve_pool(
     name = config["metadata"]["name"]
     fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
     fresh = fresh.model_copy(update=_model_source(observed, spec.model, top.service))
-    fresh = queued(fresh, observed.service)
+    queue = queue_labels(observed.service["metadata"].get("labels"))
+    queued = with_queue_labels(fresh, queue)
     if pin is None:
         return ResolvedPool(
-            fresh, accelerator, file.settings, config, replicas, is_decided_anew=True
+            queued, accelerator, file.settings, config, replicas, is_decided_anew=True
         )
-    kept = EngineFile(pin.settings, pin.text)
+    kept, kept_spec = EngineFile(pin.settings, pin.text), pinned_spec(fresh, pin)
     return ResolvedPool(
-        spec=pinned_spec(fresh, pin),
+        spec=kept_spec,
         accelerator=accelerator,
         settings=pin.settings,
         config_map=_config_map(top, role, kept),
         replicas=replicas,
-        upgrade=refused or tuple(_changes(fresh, file, pin)),
+        upgrade=refused or tuple(_changes(kept_spec, queued, file, pin)),
     )
 
 
@@ -161,6 +168,7 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
         pin = pins.get(role)
         accelerator = find_accelerator(spec.pool(role), observed.nodes).accelerator
         if pin is None:
+            yield from _too_many_labels(observed.service, spec, role)
             yield from _without_image(observed.images, spec, role)
             yield from _at_metrics_port(spec, role)
         try:
@@ -177,6 +185,21 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
         yield from _not_shared(spec, settings_of)
     if spec.is_disaggregated:
         yield from _of_handover(spec)
+
+
+def _too_many_labels(
+    service: Manifest, spec: InferenceServiceSpec, role: Role
+) -> Iterator[Refusal]:
+    """Refuses a pool whose own labels leave no room for those that name the service's queue."""
+    template = spec.pool(role).template
+    own = set(template.labels or ()) if template else set()
+    more = sorted(queue_labels(service["metadata"].get("labels")).keys() - own)
+    if not more or len(own) + len(more) <= MAX_LABELS:
+        return
+    field = f"spec.pools.{role}.template.labels"
+    beside = f"{len(own)} labels are not allowed beside {' and '.join(more)} of the service"
+    allowed = f"at most {MAX_LABELS} on a pod, these included"
+    yield Refusal(INVALID, field, f"{field}: {beside}; allowed: {allowed}")
 
 
 def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal]:
@@ -327,9 +350,10 @@ def _default_image(images: Images, spec: InferenceServiceSpec, role: Role, pin: 
     return configured or (str(pin.fields.get("image", "")) if pin else "")
 
 
-def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]:
+def _changes(
+    kept: EnginePoolSpec, fresh: EnginePoolSpec, file: EngineFile, pin: Pin
+) -> Iterator[str]:
     """What differs between the two, for a person."""
-    kept = pinned_spec(fresh, pin)
     names = ("image", "handover_secret", "drain_seconds", "startup_seconds", "metrics_port")
     pairs = [(to_camel(name), getattr(kept, name), getattr(fresh, name)) for name in names]
     if kept.fetch and fresh.fetch:
@@ -341,6 +365,7 @@ def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]
         for name in ("copier", "mounted"):
             old, new = getattr(kept.model_image, name), getattr(fresh.model_image, name)
             pairs.append((f"modelImage.{name}", old, new))
+    pairs += [(f"label {name}", _label(kept, name), _label(fresh, name)) for name in QUEUE_LABELS]
     before, after = resolved_values(pin.settings), resolved_values(file.settings)
     # What carries the KV cache stays, and files of earlier releases do not tell its source.
     for name in sorted((before.keys() | after.keys()) - {HANDOVER_BACKEND}):
@@ -350,3 +375,8 @@ def _changes(fresh: EnginePoolSpec, file: EngineFile, pin: Pin) -> Iterator[str]
     if not changes and file.text != pin.text:
         changes = ["the engine's file"]
     yield from (f"pool {fresh.role}: {change}" for change in changes)
+
+
+def _label(spec: EnginePoolSpec, name: str) -> str:
+    labels = (spec.template.labels if spec.template else None) or {}
+    return labels.get(name, "none")

@@ -26,10 +26,11 @@ from sluice_contract.config.sizing import Source
 from sluice_operator.api.model_uri import adapter_claims
 from sluice_operator.api.pool import EnginePoolSpec, HubNetwork, ModelFetch
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.apply.field_ownership import applied_spec
+from sluice_operator.apply.field_ownership import applied_manifest, applied_spec
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import ENGINE_FILE, RESOLVED
 from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
+from sluice_operator.manifests.engine_pool import queue_labels, with_queue_labels
 from sluice_operator.manifests.hub import CA_FILE, ca_name, hub_ports
 from sluice_operator.manifests.metadata import digest, note_of
 from sluice_operator.service.observe import Children
@@ -49,6 +50,8 @@ class Pin(NamedTuple):
     text: str
     """The engine's file."""
     settings: Settings
+    queue: Mapping[str, str]
+    """Labels for Kueue, as the pods have them."""
     in_use: bool
     """It is the EnginePool's, not only that of a Deployment."""
 
@@ -90,8 +93,8 @@ def router_inputs(spec: InferenceServiceSpec) -> str:
 def pins_of(children: Children, role: Role, inputs: str) -> Iterator[Pin]:
     """What was decided for a pool whose inputs had the hash `inputs`, as far as that is known; what
     is in use first."""
-    for fields, in_use in _decided(children, role):
-        if fields.get("inputs") == inputs and (pin := _pin(children, fields, in_use)):
+    for decided in _decided(children, role):
+        if decided.fields.get("inputs") == inputs and (pin := _pin(children, decided)):
             yield pin
 
 
@@ -120,8 +123,8 @@ def kept_certificates(children: Children, service: str) -> str:
 
 def backend_in_use(children: Children) -> KvBackend | None:
     """What carries the KV cache between the engines that are there; None where nothing does."""
-    for fields, _ in (decided for role in Role for decided in _decided(children, role)):
-        item = _config_map_of(children, fields)
+    for decided in (noted for role in Role for noted in _decided(children, role)):
+        item = _config_map_of(children, decided.fields)
         transfer = _json(item["data"][ENGINE_FILE]).get("kvTransfer") if item else None
         try:
             backend = KvTransfer.model_validate(transfer).backend
@@ -133,17 +136,17 @@ def backend_in_use(children: Children) -> KvBackend | None:
 
 
 def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
-    """`fresh` with what was decided before."""
+    """`fresh`, which has no labels for Kueue but the pool's own, with what was decided before."""
     own = {k: v for k, v in fresh.to_json_dict().items() if k not in PINNED_FIELDS}
     if not pin.has_key:
         own.pop("handoverSecret", None)
-    return EnginePoolSpec.model_validate(own | pin.fields)
+    return with_queue_labels(EnginePoolSpec.model_validate(own | pin.fields), pin.queue)
 
 
 def _kept_fetches(children: Children) -> Iterator[ModelFetch]:
-    for fields, _ in (decided for role in Role for decided in _decided(children, role)):
+    for decided in (noted for role in Role for noted in _decided(children, role)):
         try:
-            yield ModelFetch.model_validate(fields.get("fetch"))
+            yield ModelFetch.model_validate(decided.fields.get("fetch"))
         except ValidationError:  # none, edited, or of another release
             continue
 
@@ -160,18 +163,31 @@ def _set_fields(part: BaseModel | None) -> Manifest:
     return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
 
 
-def _decided(children: Children, role: Role) -> Iterator[tuple[Manifest, bool]]:
-    """`PINNED_FIELDS` of pools and revisions, and whether they are in use."""
+class _Decided(NamedTuple):
+    """What is noted of a decision, without the engine's file."""
+
+    fields: Manifest
+    queue: Mapping[str, str]
+    in_use: bool
+
+
+def _decided(children: Children, role: Role) -> Iterator[_Decided]:
+    """Of pools and revisions."""
     for pool in of_kind(children, ENGINE_POOL):
         if pool["spec"]["role"] == role and (applied := applied_spec(pool)):
-            yield {name: applied[name] for name in PINNED_FIELDS if name in applied}, True
+            fields: Manifest = {name: applied[name] for name in PINNED_FIELDS if name in applied}
+            template = applied.get("template") or {}
+            yield _Decided(fields, queue_labels(template.get("labels")), in_use=True)
     for deployment in of_kind(children, DEPLOYMENT):
-        if decided := _json(note_of(deployment, PINNED)):
-            yield decided, False
+        if fields := _json(note_of(deployment, PINNED)):
+            applied = applied_manifest(deployment) or {"spec": {}}
+            template = applied["spec"].get("template") or {}
+            labels = (template.get("metadata") or {}).get("labels")
+            yield _Decided(fields, queue_labels(labels), in_use=False)
 
 
-def _pin(children: Children, fields: Manifest, in_use: bool) -> Pin | None:
-    item = _config_map_of(children, fields)
+def _pin(children: Children, decided: _Decided) -> Pin | None:
+    item = _config_map_of(children, decided.fields)
     if item is None:
         return None
     try:
@@ -179,7 +195,7 @@ def _pin(children: Children, fields: Manifest, in_use: bool) -> Pin | None:
     except ValueError:
         return None
     text = item["data"][ENGINE_FILE]
-    return Pin(fields, text, settings, in_use) if settings else None
+    return Pin(decided.fields, text, settings, decided.queue, decided.in_use) if settings else None
 
 
 def _config_map_of(children: Children, fields: Manifest) -> Manifest | None:
