@@ -122,6 +122,8 @@ class PoolPods:
     """Of these, those without their ResourceClaim: when each was made."""
     queue: str = ""
     """Kueue's, that some of these wait for; empty where none does."""
+    queued: int = 0
+    """How many of these do."""
     live: int = 0
     """Pods that are not being deleted."""
     draining: int = 0

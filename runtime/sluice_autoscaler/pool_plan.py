@@ -109,8 +109,7 @@ def planned(
     reason, message = _why(want, desired, pool.replicas, limits.maximum)
     if pool.unschedulable and desired > pool.replicas:
         desired, reason = max(limits.minimum, pool.replicas), "CapacityBlocked"
-        wait = f"wait for queue {pool.queue}" if pool.queue else "find no place"
-        message = f"{message}; {pool.unschedulable} pods {wait}, so no more are asked for"
+        message = f"{message}; {_blocked(pool)}, so no more are asked for"
     elif steady.reason:
         reason, message = steady.reason, f"{message}; {steady.message}"
     return PoolPlan(
@@ -180,6 +179,14 @@ def _why(want: Want, desired: int, current: int, maximum: int) -> tuple[str, str
     if desired < current:
         return "LessWork", text
     return ("AtMaximum" if want.engines > maximum else "Enough"), text
+
+
+def _blocked(pool: PoolSample) -> str:
+    """What pods without a place wait for."""
+    without_node = pool.unschedulable - pool.queued
+    waits = [f"{pool.queued} pods wait for queue {pool.queue}"] if pool.queued else []
+    waits += [f"{without_node} pods find no place"] if without_node else []
+    return ", ".join(waits)
 
 
 STARTUP_SECONDS: Final = 30.0

@@ -69,6 +69,8 @@ class PoolSample:
     """Of an engine, from its place to ready, as those that are ready took; None: not known."""
     queue: str = ""
     """Name of the queue that pods without a place wait for; empty: they wait for nodes."""
+    queued: int = 0
+    """How many of `unschedulable` wait for it; the others wait for nodes."""
 
 
 @dataclass(frozen=True, slots=True)

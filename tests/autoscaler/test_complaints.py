@@ -135,10 +135,14 @@ def test_one_unschedulable_pod_freezes_nothing_else() -> None:
     decision = decide(settings, History(), seen([busy, *full], *blocked))
     assert (decision.pools[DECODE].desired, decision.pools[DECODE].reason) == (3, "CapacityBlocked")
     assert "1 pods find no place" in decision.pools[DECODE].message
-    queued = [pools[0], replace(blocked[1], queue="gpus")]
-    decision = decide(settings, History(), seen([busy, *full], *queued))
-    assert decision.pools[DECODE].reason == "CapacityBlocked"
-    assert "1 pods wait for queue gpus, so no more are asked for" in decision.pools[DECODE].message
+    for pods, queued, text in (
+        (1, 1, "; 1 pods wait for queue gpus, so no more are asked for"),
+        (3, 2, "; 2 pods wait for queue gpus, 1 pods find no place, so no more are asked for"),
+    ):
+        waiting = replace(blocked[1], unschedulable=pods, queue="gpus", queued=queued)
+        decision = decide(settings, History(), seen([busy, *full], pools[0], waiting))
+        assert decision.pools[DECODE].reason == "CapacityBlocked"
+        assert text in decision.pools[DECODE].message
 
 
 def test_pods_without_a_place_hold_no_gpus_that_another_pool_lacks() -> None:

@@ -244,10 +244,11 @@ class RevisionStatus(ApiModel):
     name: str = Field(description="Hash of everything that changes the engine process.")
     config: str = Field(description="ConfigMap of the revision.")
     replicas: int = Field(description="Pods of the revision.")
-    ready: int = Field(description="Pods of the revision that answer.")
+    ready: int = Field(description="Of them, those that answer.")
     loading: int | None = Field(
-        default=None, description="Pods of the revision that load their model and make progress."
+        default=None, description="Of them, those that load their model and make progress."
     )
+    gated: int | None = Field(default=None, description="Of them, those with scheduling gates.")
     current: bool = Field(description="Whether this is the revision the spec asks for.")
 
 

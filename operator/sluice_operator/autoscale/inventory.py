@@ -180,6 +180,7 @@ def _sample(
         starting=pods.starting,
         unschedulable=pods.unschedulable - new,
         queue=pods.queue,
+        queued=pods.queued,
         surplus=pods.surplus(replicas),
         moving=moving,
         start_seconds=pods.start_seconds,

@@ -8,7 +8,16 @@ from typing import Any
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.conditions import reasons
-from sluice_operator.conditions.pods import first_failure, is_gated, is_loading, missing_claim
+from sluice_operator.conditions.pods import (
+    SCHEDULING_GATED,
+    first_failure,
+    has_left_queue_since,
+    is_draining,
+    is_gated,
+    is_loading,
+    is_ready,
+    missing_claim,
+)
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import is_current
 
@@ -24,6 +33,8 @@ class Progress:
     deadline_exceeded: bool
     failure: str | None
     """Why no pod can even be created, e.g. a quota."""
+    exceeded_since: str = ""
+    """When the deadline passed, as Kubernetes writes it."""
 
 
 def shortfall(
@@ -36,12 +47,13 @@ def shortfall(
     """Why a Deployment that was applied is not complete: its pods' failures, its controller's
     message, or what the `rest` does (`reason`). `count` says how many there are."""
     current = tuple(pods)
-    if failure := first_failure(current):
+    failure, is_late = first_failure(current), _is_late(reached, current)
+    if failure and not (is_late and failure.reason == SCHEDULING_GATED):
         return Check("False", failure.reason, f"{count}; {failure}")
     if reached.failure:
         return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
     waits = f" {claim}" if (claim := missing_claim(current)) else ""
-    if _is_late(reached, current):
+    if is_late:
         text = f"{count}; no progress within the deadline.{waits}"
         return Check("False", reasons.PROGRESS_DEADLINE_EXCEEDED, text)
     return Check("False", reason, f"{count}; {rest}.{waits}")
@@ -58,9 +70,24 @@ def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
 
 def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
     """Whether the deadline counts. A Deployment does not see the progress of an engine that loads
-    its model, nor that of a queue that a pod waits in."""
-    waits = any(is_loading(pod) or is_gated(pod) for pod in pods)
+    its model, nor that of a queue that a pod waits in. Other pods that are not ready count."""
+    unready = [pod for pod in pods if not is_ready(pod) and not is_draining(pod)]
+    since = reached.exceeded_since
+    waits = bool(unready) and all(is_gated(pod) or makes_progress(pod, since) for pod in unready)
     return reached.deadline_exceeded and not waits
+
+
+def makes_progress(pod: Manifest, exceeded_since: str) -> bool:
+    """Whether a pod makes progress that its Deployment does not see: its engine loads its model, or
+    it starts since its queue let it, when the deadline had passed (`exceeded_since`)."""
+    return is_loading(pod) or (exceeded_since != "" and has_left_queue_since(pod, exceeded_since))
+
+
+def exceeded_since(live: Manifest) -> str:
+    """When a Deployment's deadline passed, as Kubernetes writes it; empty where it has not."""
+    moving = _condition(live.get("status") or {}, "Progressing")
+    is_exceeded = moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED
+    return str(moving.get("lastTransitionTime", "")) if is_exceeded else ""
 
 
 def progress(desired: Manifest, live: Manifest | None) -> Progress:
@@ -77,20 +104,24 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
         complete=seen and all(count == replicas for count in counts),
         deadline_exceeded=seen and moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED,
         failure=failure.get("message") if failure.get("status") == "True" else None,
+        exceeded_since=exceeded_since(live),
     )
 
 
-def has_stopped(live: Manifest, *, loads: bool) -> bool:
-    """Whether a Deployment's controller has said that it comes no further; `loads`: an engine of it
-    loads its model, so that the deadline does not count."""
+def has_stopped(live: Manifest, waiting: int) -> bool:
+    """Whether a Deployment's controller has said that it comes no further; `waiting` as below."""
     failure = _condition(live.get("status") or {}, "ReplicaFailure")
-    return is_late(live, loads=loads) or failure.get("status") == "True"
+    return has_passed_deadline(live, waiting) or failure.get("status") == "True"
 
 
-def is_late(live: Manifest, *, loads: bool) -> bool:
-    """Whether a Deployment's controller has said that its deadline has passed; `loads` as above."""
-    moving = _condition(live.get("status") or {}, "Progressing")
-    return moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED and not loads
+def has_passed_deadline(live: Manifest, waiting: int) -> bool:
+    """Whether a Deployment's controller has said that its deadline has passed. The deadline does
+    not count while all pods that are not ready load their model or wait in a queue (`waiting`)."""
+    status = live.get("status") or {}
+    moving = _condition(status, "Progressing")
+    unready = status.get("replicas", 0) - status.get("readyReplicas", 0)
+    waits = 0 < waiting >= unready
+    return moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED and not waits
 
 
 def _condition(status: Manifest, kind: str) -> dict[str, Any]:

@@ -34,6 +34,8 @@ MODEL_REASONS: Final = frozenset({"ModelLoadFailed", "NotAModel"})
 UNSCHEDULABLE: Final = "Unschedulable"
 SCHEDULING_GATED: Final = "SchedulingGated"
 """The scheduler does not look at the pod before somebody, such as Kueue, lets it."""
+KUEUE_GATES: Final = "kueue.x-k8s.io/"
+"""How the names of Kueue's gates begin."""
 ACCELERATOR_MISSING: Final = "AcceleratorMissing"
 """An engine found no GPU that it can use."""
 NO_PREEMPTION: Final = re.compile(r"(?<=\.) not found$")
@@ -97,10 +99,23 @@ def is_gated(pod: Manifest) -> bool:
     return (failure := _unschedulable(pod)) is not None and failure.reason == SCHEDULING_GATED
 
 
+def is_queued(pod: Manifest) -> bool:
+    """Whether it is Kueue that does, in a queue that the pod names."""
+    gates = _gates(pod)
+    return is_gated(pod) and bool(_queue(pod)) and any(g.startswith(KUEUE_GATES) for g in gates)
+
+
+def has_left_queue_since(pod: Manifest, time: str) -> bool:
+    """Whether the pod starts, and its queue let it at `time` (as Kubernetes writes it) or later."""
+    scheduled = _condition(pod, "PodScheduled")
+    placed = scheduled.get("status") == "True" and scheduled.get("lastTransitionTime", "") >= time
+    is_starting = not is_ready(pod) and not is_draining(pod) and failure_of(pod) is None
+    return placed and bool(_queue(pod)) and is_starting
+
+
 def queue_of(pods: Iterable[Manifest]) -> str:
     """Kueue's queue that pods wait for; empty where none waits."""
-    waiting = (_queue(pod) for pod in sorted(pods, key=_name) if is_gated(pod))
-    return next(filter(None, waiting), "")
+    return next((_queue(pod) for pod in sorted(pods, key=_name) if is_queued(pod)), "")
 
 
 def missing_claim(pods: Iterable[Manifest]) -> str:
@@ -132,10 +147,13 @@ def is_finished(pod: Manifest) -> bool:
 
 
 def first_failure(pods: Iterable[Manifest]) -> PodFailure | None:
-    """The most important failure: a lasting one, else that of the first pod by name."""
+    """The most important failure: a lasting one, else that of the first pod by name. A pod that
+    waits for its gates comes last: a queue may be long."""
     failures = [failure for pod in sorted(pods, key=_name) if (failure := failure_of(pod))]
-    return next(
-        (failure for failure in failures if failure.lasting), failures[0] if failures else None
+    return min(
+        failures,
+        key=lambda failure: (not failure.lasting, failure.reason == SCHEDULING_GATED),
+        default=None,
     )
 
 
@@ -158,9 +176,10 @@ def _unschedulable(pod: Manifest) -> PodFailure | None:
     if scheduled.get("status") != "False":
         return None
     if scheduled.get("reason") == SCHEDULING_GATED:
-        gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates") or ())
-        queue = f" (queue {name})" if (name := _queue(pod)) else ""
-        text = f"waits for its scheduling gates: {gates}{queue}"
+        gates, name = _gates(pod), _queue(pod)
+        is_kueue = name and any(gate.startswith(KUEUE_GATES) for gate in gates)
+        text = f"waits for its scheduling gates: {', '.join(gates)}"
+        text += f" (queue {name})" if is_kueue else ""
         return PodFailure(_name(pod), SCHEDULING_GATED, text)
     if scheduled.get("reason") == UNSCHEDULABLE:
         text = NO_PREEMPTION.sub("", _line(scheduled.get("message")))
@@ -279,6 +298,10 @@ def _claims(pod: Manifest) -> list[tuple[str, str]]:
     claims = (pod.get("spec") or {}).get("resourceClaims") or ()
     key = "resourceClaimTemplateName"
     return [(claim["name"], claim[key]) for claim in claims if key in claim]
+
+
+def _gates(pod: Manifest) -> list[str]:
+    return [gate["name"] for gate in pod["spec"].get("schedulingGates") or ()]
 
 
 def _queue(pod: Manifest) -> str:

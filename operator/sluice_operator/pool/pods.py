@@ -10,6 +10,7 @@ from typing import Final
 from sluice_operator.conditions.pods import (
     is_draining,
     is_finished,
+    is_queued,
     is_ready,
     is_unschedulable,
     missing_claim,
@@ -44,6 +45,7 @@ def pool_pods(observed: PoolObserved) -> PoolPods:
             if missing_claim([pod]) and (made := pod["metadata"].get("creationTimestamp"))
         ),
         queue=queue_of(live),
+        queued=sum(map(is_queued, live)),
         live=len(live),
         draining=len(pods) - len(live),
         start_seconds=_start_seconds(live),

@@ -39,7 +39,12 @@ from sluice_operator.conditions.conditions import (
     not_stalled,
     reconciling,
 )
-from sluice_operator.conditions.deployments import given_up, shortfall
+from sluice_operator.conditions.deployments import (
+    exceeded_since,
+    given_up,
+    makes_progress,
+    shortfall,
+)
 from sluice_operator.conditions.pods import (
     MODEL_REASONS,
     PodFailure,
@@ -47,7 +52,7 @@ from sluice_operator.conditions.pods import (
     halting_failure,
     is_draining,
     is_finished,
-    is_loading,
+    is_gated,
     is_ready,
 )
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
@@ -242,7 +247,11 @@ def _revisions(
 ) -> list[RevisionStatus]:
     counts = Counter(revision_of(pod) for pod in pods)
     ready = Counter(revision_of(pod) for pod in pods if is_ready(pod))
-    loading = Counter(revision_of(pod) for pod in pods if is_loading(pod))
+    since = {revision_of(d): exceeded_since(d) for d in of_kind(observed.children, DEPLOYMENT)}
+    loading = Counter(
+        revision_of(pod) for pod in pods if makes_progress(pod, since.get(revision_of(pod), ""))
+    )
+    gated = Counter(revision_of(pod) for pod in pods if is_gated(pod) and not is_draining(pod))
     revisions = [
         RevisionStatus(
             name=name,
@@ -250,6 +259,7 @@ def _revisions(
             replicas=counts[name],
             ready=ready[name],
             loading=loading[name] or None,
+            gated=gated[name] or None,
             current=name == plan.revision,
         )
         for deployment in of_kind(observed.children, DEPLOYMENT)

@@ -5,10 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sluice_operator.conditions.deployments import given_up, progress
+from sluice_operator.conditions.deployments import given_up, progress, shortfall
 from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.examples import complete, live, pods, pool_plan
+
+SINCE = "2026-01-02T03:04:05Z"
+GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+
+
+def _late(deployment: Manifest) -> Manifest:
+    """It has come no further by its deadline."""
+    late = {
+        "type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded",
+        "lastTransitionTime": SINCE,
+    }  # fmt: skip
+    return live(deployment, observedGeneration=1, conditions=[late])
 
 
 def _deployment(replicas: int = 2) -> Manifest:
@@ -68,3 +80,48 @@ def test_a_pod_that_waits_in_a_queue_is_not_given_up_at_the_deadline(reason: str
     waiting = pods(_deployment(), 1, phase="Pending", conditions=[scheduled])
     assert given_up(reached, waiting) is (reason == "Unschedulable")
     assert given_up(reached, [])
+
+
+PULLS: Manifest = {"state": {"waiting": {"reason": "ImagePullBackOff"}}}
+CRASHES: Manifest = {"lastState": {"terminated": {"exitCode": 1}}, "restartCount": 2}
+LOADS: Manifest = {"started": True, "state": {"running": {}}}
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_given_up"), [(PULLS, True), (CRASHES, True), ({}, True), (LOADS, False)]
+)
+def test_a_pod_in_a_queue_excuses_no_other_pod(beside: Manifest, *, is_given_up: bool) -> None:
+    reached = progress(_deployment(), _late(_deployment()))
+    gated, other = pods(_deployment(), 2, phase="Pending", conditions=[GATED])
+    engine = {"name": "engine", "ready": False, **beside}
+    other = other | {"status": {"phase": "Running", "containerStatuses": [engine]}}
+    assert given_up(reached, [gated, other]) is is_given_up
+    ready, leaving = pods(_deployment(), 2)
+    leaving = leaving | {"metadata": leaving["metadata"] | {"deletionTimestamp": SINCE}}
+    assert not given_up(reached, [gated, ready, leaving])
+    updated = shortfall(reached, [gated, other], "0 of 2 engines ready")
+    assert (updated.reason == "SchedulingGated") is (beside is LOADS)
+    assert (updated.reason == "ProgressDeadlineExceeded") is (beside == {})
+
+
+@pytest.mark.parametrize(
+    ("queue", "placed", "is_given_up"),
+    [
+        ("gpus", "2026-01-02T03:04:06Z", False),
+        ("gpus", "2026-01-02T03:04:04Z", True),
+        ("", "2026-01-02T03:04:06Z", True),
+    ],
+)
+def test_a_pod_that_its_queue_lets_after_the_deadline_may_start(
+    queue: str, placed: str, *, is_given_up: bool
+) -> None:
+    """The Deployment's condition stays until the pod is ready."""
+    reached = progress(_deployment(), _late(_deployment()))
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": placed}
+    (pod,) = pods(_deployment(), 1, phase="Pending", conditions=[scheduled])
+    labels = pod["metadata"]["labels"] | {"kueue.x-k8s.io/queue-name": queue}
+    pod = pod | {"metadata": pod["metadata"] | {"labels": labels}}
+    assert given_up(reached, [pod]) is is_given_up
+    ended = {"name": "engine", "ready": False, **CRASHES}
+    failing = pod | {"status": pod["status"] | {"containerStatuses": [ended]}}
+    assert given_up(reached, [failing])

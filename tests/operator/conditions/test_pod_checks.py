@@ -151,6 +151,10 @@ def test_a_gated_pod_names_the_queue_that_it_waits_for() -> None:
     assert failure.message.endswith("kueue.x-k8s.io/admission (queue gpus)")
     assert not failure.lasting
     assert not failure.halts
+    pod["spec"]["schedulingGates"] = [{"name": "example.com/licence"}]
+    failure = failure_of(pod)
+    assert failure is not None
+    assert failure.message.endswith("gates: example.com/licence"), "it is not Kueue that waits"
 
 
 CLAIMS = [{"name": "accelerator", "resourceClaimTemplateName": "two-gpus"}]
@@ -223,6 +227,16 @@ def test_the_lasting_failure_is_told_first() -> None:
     found = first_failure([waiting, broken])
     assert found is not None
     assert (found.pod, found.lasting) == ("b", True)
+
+
+def test_one_that_waits_for_its_gates_is_told_last() -> None:
+    waiting = _pod("a", **FAILURES["scheduling gate"][0])
+    found = first_failure([waiting, _pod("b", **FAILURES["crash"][0])])
+    assert found is not None
+    assert found.pod == "b"
+    found = first_failure([waiting])
+    assert found is not None
+    assert found.reason == "SchedulingGated"
 
 
 def test_else_the_first_pod_by_name() -> None:

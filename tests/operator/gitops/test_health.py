@@ -23,6 +23,7 @@ CURRENT, IN_PROGRESS, FAILED = "Current", "InProgress", "Failed"
 STATES = {
     "pool-draining": (DEGRADED, FAILED),
     "pool-edited": (HEALTHY, CURRENT),
+    "pool-gated-for-long": (PROGRESSING, IN_PROGRESS),
     "pool-given-up": (DEGRADED, FAILED),
     "pool-hanging": (DEGRADED, FAILED),
     "pool-killed": (PROGRESSING, IN_PROGRESS),

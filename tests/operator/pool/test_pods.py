@@ -32,9 +32,17 @@ def test_the_queue_that_gated_pods_wait_for_is_told() -> None:
     labels = waiting["metadata"]["labels"] | {"kueue.x-k8s.io/queue-name": "gpus"}
     waiting = waiting | {"metadata": waiting["metadata"] | {"labels": labels}}
     admitted = waiting | {"status": {"phase": "Pending"}}
-    observed = pool_observed(pool(), (deployment,), [plain, admitted, waiting])
-    assert pool_pods(observed).queue == "gpus"
-    assert pool_pods(pool_observed(pool(), (deployment,), [plain, admitted])).queue == ""
+
+    def told(gate: str, *others: Manifest) -> tuple[str, int, int]:
+        gated = waiting | {"spec": waiting["spec"] | {"schedulingGates": [{"name": gate}]}}
+        counts = pool_pods(pool_observed(pool(), (deployment,), [plain, admitted, gated, *others]))
+        return counts.queue, counts.queued, counts.unschedulable
+
+    no_node = scheduled | {"reason": "Unschedulable"}
+    unplaced = waiting | {"status": {"phase": "Pending", "conditions": [no_node]}}
+    assert told("kueue.x-k8s.io/admission") == ("gpus", 1, 2)
+    assert told("kueue.x-k8s.io/admission", unplaced) == ("gpus", 1, 3)
+    assert told("example.com/licence") == ("", 0, 2), "it is not Kueue that waits"
 
 
 def test_of_pods_without_their_claims_it_is_told_when_they_were_made() -> None:

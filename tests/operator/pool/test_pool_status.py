@@ -148,6 +148,17 @@ def _loading(**engine: Any) -> PoolObserved:
     return pool_observed(pool(THREE_NEW), children, [*coming, *pods(old)])
 
 
+def _gated() -> PoolObserved:
+    """The deadline has passed, and engines of the new revision wait in a queue."""
+    observed = _loading()
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    for pod in observed.pods:
+        if "containerStatuses" in pod["status"]:
+            pod["status"] = {"phase": "Pending", "conditions": [gated]}
+            pod["spec"] = pod["spec"] | {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}
+    return observed
+
+
 def _draining() -> PoolObserved:
     """As when they load, but they are going away."""
     observed = _loading()
@@ -201,6 +212,7 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
     "no-quota": (_no_quota, Told("False", "False", "ReplicaFailure")),
     "too-slow": (_too_slow, Told("False", "False", "ProgressDeadlineExceeded")),
     "loading-for-long": (_loading, Told("True", "False", "RollingOut")),
+    "gated-for-long": (_gated, Told("True", "False", "SchedulingGated")),
     "hanging": (lambda: _loading(started=False), Told("True", "False", "ProgressDeadlineExceeded")),
     "draining": (_draining, Told("True", "False", "ProgressDeadlineExceeded")),
     "scaled-to-zero": (_scaled_to_zero, Told("True", "True", "ScaledToZero")),

@@ -15,7 +15,7 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.apply.field_ownership import applied_manifest, applied_spec
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
-from sluice_operator.conditions.deployments import has_stopped, is_late
+from sluice_operator.conditions.deployments import has_passed_deadline, has_stopped
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
@@ -41,13 +41,13 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
     uids = {pool["metadata"]["uid"] for pool in pools}
     planned = {name: count for pool in pools for name, count in _planned(pool).items()}
     failed = {name for pool in pools for name in _failed(pool)}
-    loading = {name for pool in pools for name in _loading(pool)}
+    waiting = {name: count for pool in pools for name, count in _waiting(pool)}
     revisions: dict[str, Revision] = {}
     for item in of_kind(children, DEPLOYMENT):
         if controller_uid(item) not in uids or is_being_deleted(item):
             continue
         fingerprint = fingerprint_of_deployment(item, children)
-        state = _revision(item, fingerprint, loads=revision_of(item) in loading)
+        state = _revision(item, fingerprint, waiting.get(revision_of(item), 0))
         revisions[state.name] = replace(
             state,
             planned=planned.get(state.name, state.replicas),
@@ -108,14 +108,13 @@ def _failed(pool: Manifest) -> tuple[str, ...]:
     return tuple(entry["name"] for entry in status.get("revisions") or () if entry["current"])
 
 
-def _loading(pool: Manifest) -> Iterator[str]:
-    """The revisions of which a pool says that engines load."""
+def _waiting(pool: Manifest) -> Iterator[tuple[str, int]]:
+    """How many pods of each revision load their model or wait in a queue, as the pool says."""
     for entry in (pool.get("status") or {}).get("revisions") or ():
-        if entry.get("loading"):
-            yield entry["name"]
+        yield entry["name"], (entry.get("loading") or 0) + (entry.get("gated") or 0)
 
 
-def _revision(deployment: Manifest, fingerprint: str, *, loads: bool) -> Revision:
+def _revision(deployment: Manifest, fingerprint: str, waiting: int) -> Revision:
     spec, status = deployment["spec"], deployment.get("status") or {}
     replicas = spec.get("replicas", 1)
     seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
@@ -127,7 +126,7 @@ def _revision(deployment: Manifest, fingerprint: str, *, loads: bool) -> Revisio
         available=status.get("availableReplicas", 0),
         settled=seen and all(count == replicas for count in counts),
         fingerprint=fingerprint,
-        stopped=has_stopped(deployment, loads=loads),
-        is_late=is_late(deployment, loads=loads),
+        stopped=has_stopped(deployment, waiting),
+        is_late=has_passed_deadline(deployment, waiting),
         is_tried=not note_of(deployment, UNTRIED),
     )

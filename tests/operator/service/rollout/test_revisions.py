@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.resolve.pools import resolve_pool
+from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.revisions import pool_state
 from sluice_operator.service.rollout.surge import PoolState
 
@@ -119,6 +121,40 @@ def test_a_deployment_whose_engines_load_is_not_late() -> None:
     assert not _state(pool(NEW) | {"status": {"revisions": [loading]}}, late).desired.stopped
     done = loading | {"loading": None}
     assert _state(pool(NEW) | {"status": {"revisions": [done]}}, late).desired.stopped
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_late"),
+    [
+        ({"gated": 2}, False),
+        ({"gated": 1, "loading": 1}, False),
+        ({"gated": 1}, True),
+        ({"loading": 1}, True),
+        ({}, True),
+    ],
+)
+def test_one_whose_engines_wait_in_a_queue_is_not_late(
+    counts: dict[str, int], *, is_late: bool
+) -> None:
+    """In place, a roll-out that is late gives the places of its new engines back."""
+    status = {"conditions": [LATE], "replicas": 3, "readyReplicas": 1}
+    late = _deployment(NEW, **status)
+    revision = {"name": revision_of(late), "current": True, **counts}
+    desired = _state(pool(NEW) | {"status": {"revisions": [revision]}}, late).desired
+    assert (desired.is_late, desired.stopped) == (is_late, is_late)
+
+
+def test_a_roll_out_in_place_waits_for_a_queue_longer_than_its_deadline() -> None:
+    status: Manifest = {"replicas": 1, "conditions": [LATE]}
+    old = with_replicas(_deployment(OLD, replicas=2, readyReplicas=2), 2)
+    new = with_replicas(_deployment(NEW, **status), 1)
+    names = revision_of(new), revision_of(old)
+    for counts, shares in (({"gated": 1}, (1, 2)), ({}, (0, 3))):
+        there = pool_with(NEW, **{names[1]: 2})
+        there["status"] = {"revisions": [{"name": names[0], "current": True, **counts}]}
+        state = replace(_state(there, new, old), replicas=3)
+        plan = plan_in_place((state,), {state.role: names[1]})
+        assert tuple(plan.shares[state.role].get(name) for name in names) == shares
 
 
 def test_engines_are_counted_as_planned_and_not_as_somebody_edited_them() -> None:
