@@ -1,8 +1,9 @@
 """Paged attention in plain torch: the reference, and the implementation where no kernel was built.
 
-Extend rows are computed one by one; decode rows in spans of similar length, which gather little
-padding and no more than stays in a core's cache. Of a window only the pages that it touches are
-gathered. Knows nothing of requests.
+Extend rows are computed one by one, long ones in pieces, whose masks are bounded; decode rows in
+spans of similar length, which gather little padding: on CPUs no more than stays in a core's cache,
+on GPUs as much as one launch is worth. Of a window only the pages that it touches are gathered.
+Knows nothing of requests. `sizing.gpu_plan` counts what this takes of a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import Angles, rotate_and_store, rotation
 
 SPAN_BYTES: Final = 1 << 20
-"""Keys and values of one layer that decode rows gather at a time."""
+"""Keys and values of one layer that decode rows gather at a time, on CPUs."""
+GPU_SPAN_BYTES: Final = 256 << 20
+"""The same on GPUs, where each span costs several launches."""
+MASK_BYTES: Final = 128 << 20
+"""Most that a mask of extend rows takes, and that all those take which are kept for other layers.
+While one is made, it takes as much again."""
+_ALIGNED: Final = 16
+"""Values: torch copies masks whose rows begin elsewhere, for its kernels for GPUs."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,13 @@ class ExtendSpan:
     """Tokens of the row in `page_ids`."""
     page_ids: Tensor
     """[pages] the last ones of the row, as far back as these tokens attend."""
-    mask: Tensor | None
-    """[tokens, known], added to scores; None when the row begins with this span."""
+    begins_row: bool
+    """Each token attends to all tokens before it, which are those of the span: no mask is needed,
+    and nothing of the row was in the pool."""
+
+    @property
+    def tokens(self) -> int:
+        return self.end - self.begin
 
 
 @dataclass(frozen=True)
@@ -48,11 +61,13 @@ class DecodeSpan:
     page_ids: Tensor
     """[rows, pages of the longest]."""
     mask: Tensor
-    """[rows, 1, 1, slots], added to scores: the same for all heads."""
+    """[rows, 1, 1, slots], added to scores: the same for all heads. With sinks one slot more, the
+    last, which all see."""
 
 
 class TorchAttention:
-    """Attention of one step; masks are made once and serve all layers."""
+    """Attention of one step. Masks are made once and serve all layers, but those of extend rows
+    that are too large to be kept."""
 
     def __init__(
         self,
@@ -67,68 +82,108 @@ class TorchAttention:
         self._rule = rule or AttentionRule()
         window = self._rule.window_tokens
         self._extends = list(_extend_spans(pool, layout, window))
-        self._decodes = list(_decode_spans(pool, layout, window))
+        self._decodes = list(_decode_spans(pool, layout, self._rule))
+        self._masks: dict[tuple[int, int], Tensor] = {}
+        """Of extend rows, by flat tokens [begin, end)."""
+        self._kept_bytes = 0
 
     def attend(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
         """See `layers.attention.Attention`."""
         queries, keys, values = rotate_and_store(
             qkv, head_norm, self._turn, self._pool, layer, self._layout
         )
-        scale, sinks = queries.shape[-1] ** -0.5, self._rule.sinks.get(layer)
         out = torch.empty_like(queries)
         for span in self._extends:
             rows = slice(span.begin, span.end)
-            # Where nothing of the row is in the pool yet, it attends to its own tokens only, if the
-            # pool holds them as they are.
-            known, mask = (keys[rows], values[rows]), span.mask
-            if mask is not None or self._pool.shape.scales is not None:
-                known_keys, known_values = self._pool.gather(layer, span.page_ids)
-                known = known_keys[: span.known], known_values[: span.known]
-            if sinks is None:
-                out[rows] = _extend(queries[rows], *known, mask, scale)
-                continue
-            sunk = _with_sinks(queries[rows], *known, sinks / scale)
-            wider = _sink_mask(mask, rows.stop - rows.start, queries)
-            out[rows] = _extend(*sunk, wider, scale)[..., : queries.shape[-1]]
+            self._extend(layer, span, queries[rows], (keys[rows], values[rows]), out[rows])
         for decode in self._decodes:
-            known, tokens = self._pool.gather(layer, decode.page_ids), decode.tokens
-            if sinks is None:
-                out[tokens] = _decode(queries[tokens], *known, decode.mask, scale)
-                continue
-            sunk = _with_sinks(queries[tokens], *known, sinks / scale)
-            wider = F.pad(decode.mask, (1, 0))
-            out[tokens] = _decode(*sunk, wider, scale)[..., : queries.shape[-1]]
+            out[decode.tokens] = self._decode(layer, decode, queries[decode.tokens])
         return out
+
+    def _extend(
+        self,
+        layer: int,
+        span: ExtendSpan,
+        queries: Tensor,
+        known: tuple[Tensor, Tensor],
+        out: Tensor,
+    ) -> None:
+        """queries, out [span's tokens, head, dim]; known: their keys and values."""
+        # Of 8 bits the pool does not hold them as they are.
+        if not span.begins_row or self._pool.shape.scales is not None:
+            keys, values = self._pool.gather(layer, span.page_ids)
+            known = keys[: span.known], values[: span.known]
+        dim, sinks = queries.shape[-1], self._rule.sinks.get(layer)
+        scale = dim**-0.5
+        if span.begins_row and sinks is None:
+            out.copy_(_extend(queries, *known, None, scale))
+            return
+        copies = 1 if _on_cpu(queries) else queries.shape[1] // known[0].shape[1]
+        slots = span.known
+        if sinks is not None:
+            queries, keys, values = _with_sinks(queries, *known, sinks / scale)
+            known, slots = (keys, values), slots + 1
+        token_bytes = copies * _aligned(span.known + 1) * self._pool.shape.dtype.itemsize
+        tokens = max(1, MASK_BYTES // token_bytes)
+        for begin in range(0, span.tokens, tokens):
+            piece = slice(begin, min(begin + tokens, span.tokens))
+            mask = self._mask(span, piece, copies)[:, :slots]
+            out[piece] = _extend(queries[piece], *known, mask, scale)[..., :dim]
+
+    def _decode(self, layer: int, span: DecodeSpan, queries: Tensor) -> Tensor:
+        """[rows, head, dim] of the span's tokens."""
+        keys, values = self._pool.gather(layer, span.page_ids)
+        dim, sinks = queries.shape[-1], self._rule.sinks.get(layer)
+        scale = dim**-0.5
+        if sinks is not None:
+            queries, keys, values = _with_sinks(queries, keys, values, sinks / scale)
+        return _decode(queries, keys, values, span.mask[..., : keys.shape[1]], scale)[..., :dim]
+
+    def _mask(self, span: ExtendSpan, piece: slice, copies: int) -> Tensor:
+        """`_causal_mask`, so many times."""
+        key = span.begin + piece.start, span.begin + piece.stop
+        if (kept := self._masks.get(key)) is not None:
+            return kept
+        mask = _causal_mask(span, piece, self._rule.window_tokens, self._pool)
+        mask = mask.expand(copies, *mask.shape).flatten(0, 1)
+        if self._kept_bytes + mask.nbytes <= MASK_BYTES:
+            self._masks[key] = mask
+            self._kept_bytes += mask.nbytes
+        return mask
+
+
+def _on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
+def _aligned(values: int) -> int:
+    return -(-values // _ALIGNED) * _ALIGNED
 
 
 def _with_sinks(
     queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """queries [n, head, dim]; keys, values [..., tokens, kv_head, dim]; sinks [head] → the same
-    with one token more, the first, to which a query head's score is its sink and whose value is
+    with one token more, the last, to which a query head's score is its sink and whose value is
     zero. A dimension more holds these scores; seven others, which are zero, keep rows aligned."""
     wide = F.pad(queries, (0, 8))
     wide[..., queries.shape[-1]] = sinks
-    keys, values = (F.pad(x, (0, 8, 0, 0, 1, 0)) for x in (keys, values))
-    keys[..., 0, :, queries.shape[-1]] = 1
+    keys, values = (F.pad(x, (0, 8, 0, 0, 0, 1)) for x in (keys, values))
+    keys[..., -1, :, queries.shape[-1]] = 1
     return wide, keys, values
-
-
-def _sink_mask(mask: Tensor | None, tokens: int, like: Tensor) -> Tensor:
-    """[tokens, known] → [tokens, 1 + known], the first of which all see."""
-    if mask is None:
-        mask = _hidden_after(tokens, tokens, like.dtype, like.device)
-    return F.pad(mask, (1, 0))
 
 
 def _extend(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """queries [n, head, dim]; keys, values [known, kv_head, dim] → [n, head, dim]."""
-    grouped = queries.device.type == "cpu" or (mask is None and queries.dtype.itemsize == 2)
+    """queries [n, head, dim]; keys, values [known, kv_head, dim] → [n, head, dim]. mask: [n,
+    known]; on GPUs once for each query head of a key head, [heads / kv_heads x n, known]."""
+    if mask is not None and not _on_cpu(queries):
+        return _extend_folded(queries, keys, values, mask, scale)
+    grouped = _on_cpu(queries) or queries.dtype.itemsize == 2
     if not grouped:
-        # Of torch's fused kernels for GPUs the one with masks, or for float32, has no groups; what
-        # torch would take instead writes out all scores: gigabytes for a long context.
+        # Of torch's fused kernels for GPUs the one for float32 has no groups; what torch would take
+        # instead writes out all scores: gigabytes for a long context.
         group = queries.shape[1] // keys.shape[1]
         keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
     q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, values))
@@ -136,6 +191,21 @@ def _extend(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )
     return attended[0].transpose(0, 1)
+
+
+def _extend_folded(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> Tensor:
+    """See `_extend`. The fused kernel with masks has no groups: the query heads that share a key
+    head are its query positions, as in `_decode`, so that no key is repeated."""
+    tokens, heads, dim = queries.shape
+    kv_heads = keys.shape[1]
+    # [kv_head, group x n, dim]
+    folded = queries.view(tokens, kv_heads, -1, dim).permute(1, 2, 0, 3).flatten(1, 2)
+    k, v = (x.transpose(0, 1)[None] for x in (keys, values))
+    attended = F.scaled_dot_product_attention(folded[None], k, v, attn_mask=mask, scale=scale)
+    by_head = attended[0].reshape(heads, tokens, dim)
+    return by_head.transpose(0, 1)
 
 
 def _decode(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -164,16 +234,18 @@ def _extend_spans(pool: PagePool, layout: TokenLayout, window: int | None) -> It
         first = oldest // pool.page_size
         pages = layout.page_table[rows[i], first : -(-context // pool.page_size)]
         known = context - first * pool.page_size
-        mask = _causal_mask(tokens, known, window, pool)
-        yield ExtendSpan(begins[i], begins[i + 1], known, pages, mask)
+        begins_row = tokens == known and (window is None or known <= window)
+        yield ExtendSpan(begins[i], begins[i + 1], known, pages, begins_row)
 
 
-def _decode_spans(pool: PagePool, layout: TokenLayout, window: int | None) -> Iterator[DecodeSpan]:
+def _decode_spans(pool: PagePool, layout: TokenLayout, rule: AttentionRule) -> Iterator[DecodeSpan]:
     """The decode rows, shortest first, cut into spans of SPAN_BYTES, one row at least."""
+    window = rule.window_tokens
     contexts, order = layout.contexts[layout.extends :].sort()
     rows = layout.rows[layout.extends :][order]
     tokens = layout.begins[layout.extends : -1][order]
-    slots = SPAN_BYTES // (pool.shape.bytes_per_token // pool.shape.layers)
+    span_bytes = SPAN_BYTES if _on_cpu(pool.data) else GPU_SPAN_BYTES
+    slots = span_bytes // (pool.shape.bytes_per_token // pool.shape.layers)
     # The host sorts the same numbers again, so that it need not wait for the device.
     counts = np.sort(layout.numbers.page_counts(pool.page_size)[layout.extends :])
     pages = counts if window is None else counts.clip(max=_window_pages(window, pool.page_size))
@@ -181,7 +253,10 @@ def _decode_spans(pool: PagePool, layout: TokenLayout, window: int | None) -> It
     for end in range(1, len(most) + 1):
         if end == len(most) or (end + 1 - begin) * most[end] * pool.page_size > slots:
             own = rows[begin:end], contexts[begin:end], most[end - 1]
-            yield DecodeSpan(tokens[begin:end], *_last_pages(pool, layout, own, window))
+            page_ids, mask = _last_pages(pool, layout, own, window)
+            # The sink's slot.
+            mask = F.pad(mask, (0, 1)) if rule.sinks else mask
+            yield DecodeSpan(tokens[begin:end], page_ids, mask)
             begin = end
 
 
@@ -211,17 +286,14 @@ def _added(hidden: Tensor, pool: PagePool) -> Tensor:
     return mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
 
-def _causal_mask(tokens: int, known: int, window: int | None, pool: PagePool) -> Tensor | None:
-    if tokens == known and (window is None or known <= window):
-        return None
-    hidden = _hidden_after(tokens, known, pool.shape.dtype, pool.data.device)
-    if window is None:
-        return hidden
-    return hidden + torch.full_like(hidden, float("-inf")).tril(known - tokens - window)
-
-
-def _hidden_after(tokens: int, known: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[tokens, known] what hides from each of the last tokens those after it."""
-    return torch.full((tokens, known), float("-inf"), dtype=dtype, device=device).triu(
-        known - tokens + 1
-    )
+def _causal_mask(span: ExtendSpan, piece: slice, window: int | None, pool: PagePool) -> Tensor:
+    """[tokens of the piece, known and some more], added to scores: all see what is beyond `known`,
+    where a sink may be."""
+    shape = piece.stop - piece.start, _aligned(span.known + 1)
+    hidden = torch.full(shape, float("-inf"), dtype=pool.shape.dtype, device=pool.data.device)
+    own = span.known - span.tokens + piece.start
+    mask = hidden.triu(own + 1)
+    if window is not None:
+        mask += hidden.tril_(own - window)
+    mask[:, span.known :] = 0
+    return mask

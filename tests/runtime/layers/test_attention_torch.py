@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers import attention_torch
 from sluice_runtime.layers.attention import AttentionRule, TokenLayout
 from sluice_runtime.layers.attention_torch import TorchAttention, _extend
 from sluice_runtime.layers.rope import Angles
@@ -25,7 +26,6 @@ ROWS: tuple[Row, ...] = ((40, 40), (7, 30), (5, 5), (1, 1), (1, 17), (1, 100), (
     [
         ("cpu", torch.float32, True, True),
         ("meta", torch.bfloat16, False, True),
-        ("meta", torch.bfloat16, True, False),
         ("meta", torch.float32, False, False),
     ],
 )
@@ -48,18 +48,43 @@ def test_on_gpus_heads_are_repeated_where_no_fused_kernel_has_groups(
     assert asked == [(KV_HEADS if grouped else HEADS, grouped)]
 
 
+def test_on_gpus_nothing_is_repeated_beside_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[torch.Size, torch.Size]] = []
+
+    def spy(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, scale: float) -> Tensor:
+        shapes.append((q.shape, k.shape))
+        return torch.empty_like(q)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    queries = torch.zeros(TOKENS, HEADS, DIM, device="meta")
+    keys = torch.zeros(CONTEXT, KV_HEADS, DIM, device="meta")
+    mask = torch.zeros(HEADS // KV_HEADS * TOKENS, CONTEXT, device="meta")
+    assert _extend(queries, keys, keys, mask, 0.5).shape == queries.shape
+    assert shapes == [((1, KV_HEADS, 9, DIM), (1, KV_HEADS, CONTEXT, DIM))]
+
+
 def attended(
     where: TokenLayout, page_size: int, rule: AttentionRule | None
 ) -> tuple[Tensor, Tensor, PagePool]:
     """Queries and outputs [n, head, dim] of a step, and the pool with its keys and values."""
+    attention, qkv = step_of(where, page_size, rule)
+    return qkv[:, :HEADS], attention.attend(1, qkv, None), attention._pool
+
+
+def step_of(
+    where: TokenLayout, page_size: int, rule: AttentionRule | None
+) -> tuple[TorchAttention, Tensor]:
+    """Over a pool of random numbers, and queries, keys and values."""
     torch.manual_seed(0)
     pages = where.page_table.numel()
     pool = PagePool(KvShape(2, KV_HEADS, DIM, torch.float32), pages, page_size)
     pool.data.copy_(torch.randn(pool.data.shape))
     qkv = torch.randn(len(where.pages), HEADS + 2 * KV_HEADS, DIM)
-    unturned = Angles(torch.ones(len(qkv), DIM // 2), torch.zeros(len(qkv), DIM // 2))
-    out = TorchAttention(pool, where, unturned, rule).attend(1, qkv, None)
-    return qkv[:, :HEADS], out, pool
+    return TorchAttention(pool, where, unturned(len(qkv)), rule), qkv
+
+
+def unturned(tokens: int) -> Angles:
+    return Angles(torch.ones(tokens, DIM // 2), torch.zeros(tokens, DIM // 2))
 
 
 def one_by_one(where: TokenLayout, queries: Tensor, pool: PagePool, rule: AttentionRule) -> Tensor:
@@ -101,15 +126,70 @@ def test_windows_and_sinks_are_those_of_each_token(page_size: int, rule: Attenti
     torch.testing.assert_close(seen, one_by_one(where, queries, pool, rule))
 
 
+@pytest.mark.parametrize("rule", RULES, ids=range(len(RULES)))
+@pytest.mark.parametrize("mask_bytes", [1, 3000, 1 << 20], ids=["single tokens", "pieces", "whole"])
+def test_on_gpus_pieces_are_the_whole(
+    mask_bytes: int, rule: AttentionRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU computes them, here on a CPU."""
+    where = layout(16, ROWS, extends=3)
+    wanted = attended(where, 16, rule)[1]
+    made: list[int] = []
+    causal_mask = attention_torch._causal_mask
+
+    def spy(*arguments: Any) -> Tensor:
+        mask = causal_mask(*arguments)
+        made.append(mask.nbytes * HEADS // KV_HEADS)
+        return mask
+
+    monkeypatch.setattr(attention_torch, "_on_cpu", lambda _: False)
+    monkeypatch.setattr(attention_torch, "MASK_BYTES", mask_bytes)
+    monkeypatch.setattr(attention_torch, "_causal_mask", spy)
+    torch.testing.assert_close(attended(where, 16, rule)[1], wanted)
+    one_token = 3 * 48 * 4
+    assert made
+    assert all(size <= max(mask_bytes, one_token) for size in made)
+
+
+def test_masks_are_made_once_a_step_unless_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Tensor] = []
+    causal_mask = attention_torch._causal_mask
+
+    def spy(*arguments: Any) -> Tensor:
+        made.append(causal_mask(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(attention_torch, "_causal_mask", spy)
+    for mask_bytes, masks in ((1 << 20, 3), (1, 2 * (40 + 7 + 5))):
+        made.clear()
+        monkeypatch.setattr(attention_torch, "MASK_BYTES", mask_bytes)
+        attention, qkv = step_of(layout(16, ROWS, extends=3), 16, RULES[-2])
+        for _ in range(2):
+            attention.attend(1, qkv, None)
+        assert len(made) == masks
+
+
+def test_on_gpus_decode_rows_are_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each span costs several launches, in each layer."""
+    where = layout(16, ((1, 2000),) * 16, extends=0)
+    assert len(step_of(where, 16, None)[0]._decodes) == 4
+    monkeypatch.setattr(attention_torch, "_on_cpu", lambda _: False)
+    assert len(step_of(where, 16, None)[0]._decodes) == 1
+
+
 def test_a_window_is_the_same_however_a_step_is_divided() -> None:
     """Each token as a row of its own, as graphs have it; and the first row before the others."""
     rule, where = AttentionRule(window_tokens=12, sinks=SINKS), layout(16, ROWS, extends=3)
-    queries, wanted, pool = attended(where, 16, rule)
+    attention, qkv = step_of(where, 16, rule)
+    wanted, pool = attention.attend(1, qkv, None), attention._pool
     assert torch.allclose(attended(where.of_single_tokens(), 16, rule)[1], wanted, atol=1e-6)
     first, others = where.after_row(1)
     tokens = len(first.pages)
     for part, own in ((first, slice(0, tokens)), (others, slice(tokens, None))):
-        torch.testing.assert_close(one_by_one(part, queries[own], pool, rule), wanted[own])
+        # Its keys and values are in the pool already: the same are stored again.
+        attention = TorchAttention(pool, part, unturned(len(part.pages)), rule)
+        seen = attention.attend(1, qkv[own], None)
+        torch.testing.assert_close(seen, wanted[own])
 
 
 def test_of_a_long_context_a_window_reads_its_own_pages(monkeypatch: pytest.MonkeyPatch) -> None:

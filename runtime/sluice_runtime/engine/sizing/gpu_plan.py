@@ -20,6 +20,7 @@ from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import OutOfMemoryError
+from sluice_runtime.layers.attention_torch import GPU_SPAN_BYTES, MASK_BYTES
 from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.scheduler.kv_allocator import pages_for
 
@@ -127,6 +128,22 @@ class ModelBytes:
         sampling = sampling_bytes(rows, spec.vocabulary_size, spec.context_length_tokens)
         return tokens * widest * self.itemsize + sampling
 
+    def gathered(self, context_tokens: int) -> int:
+        """At most, where attention gathers keys and values of a layer, which plain torch does: of
+        one context, or of decode rows, and masks of layers with a window and without. A first
+        chunk, which is measured, needs none of them."""
+        spec, stored = self.spec, self.kv_itemsize or self.itemsize
+        token_values = 2 * (spec.kv_heads // self.ranks) * spec.head_dim
+        tokens = max(context_tokens, GPU_SPAN_BYTES // (token_values * stored))
+        values = tokens * token_values
+        most = values * self.itemsize
+        if spec.variant.sinks:  # copied, each head being longer by 8
+            most += most * (spec.head_dim + 8) // spec.head_dim
+        if self.kv_itemsize is not None:  # cast in float32: keys, then values
+            most = max(most, values * (stored + self.itemsize + 4))
+        own = most + 4 * MASK_BYTES
+        return max(own, self.draft.gathered(context_tokens) if self.draft else 0)
+
     def over(self, ranks: int) -> ModelBytes:
         """The same model over another number of ranks."""
         return replace(self, ranks=ranks, draft=self.draft and self.draft.over(ranks))
@@ -148,13 +165,16 @@ class PoolQuestion:
     context_tokens: int
     device: DeviceBytes
     step: int
-    """Bytes that a full step takes."""
+    """Bytes that a full step takes, whose prompts begin."""
+    gathers: bool = False
+    """Whether attention gathers keys and values: see `ModelBytes.gathered`."""
 
     @property
     def least_reserved(self) -> int:
-        """Bytes of a full step, the CUDA graphs and a fixed part."""
+        """Bytes of a full step, also one in a long context, the CUDA graphs and a fixed part."""
         graphs = (self.config.cuda_graph_max_batch or 0) * GRAPH_ROW_MIB
-        return self.step + (graphs + FIXED_MIB) * MIB
+        gathered = self.model.gathered(self.context_tokens) if self.gathers else 0
+        return self.step + gathered + (graphs + FIXED_MIB) * MIB
 
     @property
     def reserved(self) -> int:

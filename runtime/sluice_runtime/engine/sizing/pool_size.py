@@ -49,6 +49,7 @@ from sluice_runtime.engine.sizing.plan import (
 from sluice_runtime.engine.warm_up import full_step
 from sluice_runtime.errors import OutOfMemoryError
 from sluice_runtime.kv.pool import KvShape, PagePool
+from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import drafts_with_head, resolve_draft
 from sluice_runtime.model.spec import ModelSpec, spec_from
@@ -240,7 +241,8 @@ def pages_in_device_memory(
     rows = config.max_running_requests or 1
     step = max(step, sampling_bytes(rows, spec.vocabulary_size, loaded.context_tokens))
     part = model_bytes(config, spec, loaded.model.group.size)
-    question = PoolQuestion(config, part, loaded.context_tokens, device, step)
+    gathers = loaded.model.backend.name == TORCH.name
+    question = PoolQuestion(config, part, loaded.context_tokens, device, step, gathers)
     pool_pages = device_pool_pages(question)
     _log.info(
         "memory of the GPU: %d of %d MiB are left by the weights; a full step of %d tokens takes "

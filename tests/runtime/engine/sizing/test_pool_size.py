@@ -107,6 +107,14 @@ def test_pages_of_8_bits_are_a_quarter_of_those_in_float32() -> None:
     assert engine.ready("epoch").kv_dtype == "fp8_e4m3"
 
 
+def test_what_plain_torch_gathers_in_a_long_context_is_kept_free_too() -> None:
+    """256 MiB of keys and values, and four masks of 128."""
+    memory = PretendedMemory(200)
+    needed = 200 + 8 + 512 + 256 + 4 * 128
+    with pytest.raises(OutOfMemoryError, match=f"a full step needs {needed} MiB"):
+        built(memory, attentionBackend="torch", memoryFraction=0.9, contextLength=4096)
+
+
 def test_what_the_full_step_did_not_do_is_kept_free_too() -> None:
     """Penalties of long contexts and grammars, which requests may ask for."""
     memory = PretendedMemory(1)
