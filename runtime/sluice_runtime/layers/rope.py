@@ -78,10 +78,13 @@ class YarnScaling:
     original_context_tokens: int
     truncate: bool
     """Whether the blend begins and ends at whole pairs."""
+    attention_factor: float | None = None
+    """By which queries and keys grow; None: by what follows from `factor`."""
 
     @property
     def magnitude(self) -> float:
-        """By which queries and keys grow."""
+        if self.attention_factor is not None:
+            return self.attention_factor
         return 0.1 * math.log(max(self.factor, 1)) + 1
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
 from sluice_runtime.model.config_json import Config, refused, whole_number
@@ -17,6 +17,7 @@ from sluice_runtime.model.variants import Variant
 
 LAYER_KINDS: Final = ("full_attention", "sliding_attention")
 """Of layers, as `layer_types` and `rope_parameters` name them."""
+_ORIGINAL: Final = "original_max_position_embeddings"
 
 
 def ropes(config: Config, variant: Variant, head_dim: int) -> tuple[Rope, Rope | None]:
@@ -58,7 +59,7 @@ def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:
         case "linear":
             return replace(rope, scaling=LinearScaling(*_numbers(kind, scaling, "factor")))
         case "yarn":
-            return replace(rope, scaling=_yarn(scaling))
+            return replace(rope, scaling=_yarn(scaling, config))
         case "longrope":
             return replace(rope, scaling=_longrope(scaling, config, rotated // 2))
     return rope
@@ -79,23 +80,21 @@ def _rotated(scaling: Config, config: Config, variant: Variant, head_dim: int) -
 
 
 def _longrope(scaling: Config, config: Config, pairs: int) -> LongRope:
-    key = "original_max_position_embeddings"
-    # As transformers reads it: what stands outside goes first.
-    original = whole_number({key: config.get(key, scaling.get(key))}, key)
+    original = whole_number({**scaling, **_outside(config)}, _ORIGINAL)
     for name in ("short_mscale", "long_mscale"):
         if scaling.get(name) is not None:
             raise refused(name, scaling[name], "absent")
     factor = scaling.get("factor") or whole_number(config, "max_position_embeddings") / original
-    magnitude = scaling.get("attention_factor")
+    magnitude = _attention_factor("longrope", scaling)
     if magnitude is None:
         if original < _LEAST_ORIGINAL:
-            raise refused(key, original, f"a whole number from {_LEAST_ORIGINAL}")
+            raise refused(_ORIGINAL, original, f"a whole number from {_LEAST_ORIGINAL}")
         magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return LongRope(
         short=_factors(scaling, "short_factor", pairs),
         long=_factors(scaling, "long_factor", pairs),
         original_context_tokens=original,
-        magnitude=float(magnitude),
+        magnitude=magnitude,
     )
 
 
@@ -106,29 +105,44 @@ _LEAST_ORIGINAL: Final = 2
 def _factors(scaling: Config, key: str, pairs: int) -> tuple[float, ...]:
     value = scaling.get(key)
     numbers = value if isinstance(value, list) else []
-    if len(numbers) != pairs or not all(isinstance(one, int | float) and one for one in numbers):
+    if len(numbers) != pairs or not all(isinstance(n, int | float) and n for n in numbers):
         raise refused(key, value, f"{pairs} numbers, one for each pair that is rotated")
     return tuple(map(float, numbers))
 
 
-def _numbers(kind: str, scaling: Mapping[str, Any], *keys: str) -> list[float]:
+def _numbers(kind: str, scaling: Config, *keys: str) -> list[float]:
     for key in keys:
         if not isinstance(scaling.get(key), int | float):
             raise refused(key, scaling.get(key), f"a number: rope type {kind} requires it")
     return [float(scaling[key]) for key in keys]
 
 
-def _llama3(scaling: Mapping[str, Any]) -> Llama3Scaling:
-    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+def _llama3(scaling: Config) -> Llama3Scaling:
+    keys = ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL)
     factor, low, high, original = _numbers("llama3", scaling, *keys)
     return Llama3Scaling(factor, low, high, int(original))
 
 
-def _yarn(scaling: Mapping[str, Any]) -> YarnScaling:
-    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+def _yarn(scaling: Config, config: Config) -> YarnScaling:
+    """Betas of null and a missing original context mean what they mean to transformers."""
+    for key in ("mscale", "mscale_all_dim"):
         if scaling.get(key) is not None:
             raise refused(key, scaling[key], "absent")
-    given = {"beta_fast": 32.0, "beta_slow": 1.0, **scaling}
-    keys = ("factor", "beta_fast", "beta_slow", "original_max_position_embeddings")
-    factor, fast, slow, original = _numbers("yarn", given, *keys)
-    return YarnScaling(factor, fast, slow, int(original), bool(scaling.get("truncate", True)))
+    betas = {"beta_fast": 32.0, "beta_slow": 1.0}
+    written = {**scaling, **{key: scaling.get(key) or beta for key, beta in betas.items()}}
+    context = {_ORIGINAL: config.get("max_position_embeddings")}
+    numbers = {**context, **written, **_outside(config)}
+    factor, fast, slow, original = _numbers("yarn", numbers, "factor", *betas, _ORIGINAL)
+    truncate, magnitude = bool(scaling.get("truncate", True)), _attention_factor("yarn", scaling)
+    return YarnScaling(factor, fast, slow, int(original), truncate, magnitude)
+
+
+def _outside(config: Config) -> Config:
+    """The original context where it stands beside the rope, as in Phi-3: it goes first."""
+    return {_ORIGINAL: config[_ORIGINAL]} if config.get(_ORIGINAL) is not None else {}
+
+
+def _attention_factor(kind: str, scaling: Config) -> float | None:
+    if scaling.get("attention_factor") is None:
+        return None
+    return _numbers(kind, scaling, "attention_factor")[0]

@@ -11,6 +11,9 @@ from typing import Any, Final
 from sluice_runtime.layers.dense import Activation, ClampedSwiglu, gelu_and_multiply
 from sluice_runtime.model.config_json import Config
 
+_ROPES: Final = ("default", "llama3", "longrope")
+_WITH_YARN: Final = (*_ROPES, "yarn")
+
 
 @dataclass(frozen=True)
 class NormNames:
@@ -78,7 +81,7 @@ class Variant:
     biases."""
     whole_every: int | None = None
     """Of so many layers the last one attends to all tokens, the others to those in a window."""
-    ropes: tuple[str, ...] = ("default", "llama3", "longrope")
+    ropes: tuple[str, ...] = _ROPES
     """Allowed types."""
     rope: Config = field(default_factory=dict)
     """What missing rope_parameters and rope_scaling mean."""
@@ -138,10 +141,10 @@ _GEMMA3: Final = Variant(
 )
 
 ARCHITECTURES: Final[Mapping[str, Variant]] = {
-    "Qwen3ForCausalLM": Variant(qk_norm=True),
-    "Qwen2ForCausalLM": Variant(qkv_bias=True),
-    "Qwen3MoeForCausalLM": Variant(qk_norm=True, experts=True),
-    "LlamaForCausalLM": Variant(),
+    "Qwen3ForCausalLM": Variant(qk_norm=True, ropes=_WITH_YARN),
+    "Qwen2ForCausalLM": Variant(qkv_bias=True, ropes=_WITH_YARN),
+    "Qwen3MoeForCausalLM": Variant(qk_norm=True, experts=True, ropes=_WITH_YARN),
+    "LlamaForCausalLM": Variant(ropes=_WITH_YARN),
     "MistralForCausalLM": Variant(window_tokens=4096, windowed=True),
     "MixtralForCausalLM": Variant(
         windowed=True,

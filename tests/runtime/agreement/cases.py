@@ -21,7 +21,9 @@ KV_HEADS = 2
 """Of every model here: threads that divide them compute a shard each."""
 OPERATOR_BY_OPERATOR = (
     "qwen2",
+    "qwen2-yarn-rope",
     "qwen3_moe",
+    "qwen3_moe-yarn-rope",
     "mixtral",
     "glm4",
     "glm4-sharded",

@@ -49,6 +49,15 @@ YARN_ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 512,
 }
+SHORT_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 4.0,
+    "beta_fast": None,
+    "attention_factor": 1.25,
+    "original_max_position_embeddings": 64,
+}
+"""The prompts of most requests are longer."""
 
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
 LONG_ROPE = {
@@ -69,6 +78,7 @@ ROPES: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": SMALL["max_position_embeddings"],
     },
     "long-rope": {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 1},
+    "yarn-rope": {"rope_parameters": SHORT_YARN_ROPE},
 }
 """What a part of a kind's name adds."""
 
@@ -133,6 +143,10 @@ KINDS = (
     "olmo2",
     "gemma3_text",
     "gpt_oss",
+    "qwen3-yarn-rope",
+    "qwen2-yarn-rope",
+    "qwen3_moe-yarn-rope",
+    "llama-yarn-rope",
 )
 
 

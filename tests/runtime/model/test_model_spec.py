@@ -292,6 +292,19 @@ def test_gpt_oss_without_a_rope_has_the_default_of_transformers(written: dict[st
     assert spec_from(without | plain).rope == Rope(1e4)
 
 
+@pytest.mark.parametrize("config", [QWEN2, QWEN3, MOE, LLAMA])
+def test_yarn_as_transformers_reads_it(config: dict[str, Any]) -> None:
+    written = {"type": "yarn", "factor": 4.0, "beta_fast": None, "attention_factor": None}
+    of_model = spec_from(config | {"rope_scaling": written}).rope
+    assert of_model == Rope(1e4, YarnScaling(4.0, 32.0, 1.0, 512, truncate=True))
+    assert isinstance(of_model.scaling, YarnScaling)
+    assert of_model.scaling.magnitude == pytest.approx(1.1386294)
+    written |= {"original_max_position_embeddings": 128, "attention_factor": 1.5}
+    scaling = spec_from(config | {"rope_scaling": written}).rope.scaling
+    assert isinstance(scaling, YarnScaling)
+    assert (scaling.original_context_tokens, scaling.magnitude) == (128, 1.5)
+
+
 def test_rope_scaling_goes_before_rope_parameters() -> None:
     both = {"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "default"}}
     assert spec_from(LLAMA | both).rope == Rope(1e4, SCALING)
@@ -318,7 +331,9 @@ def test_rope_scaling_goes_before_rope_parameters() -> None:
         ({"compression_config": {"quant_method": "awq"}}, ["compression_config.bits", "None"]),
         ({"attention_bias": True}, ["attention_bias", "False"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["rope_type", "yarn", "llama3"]),
+        (MISTRAL | {"rope_scaling": YARN}, ["rope_type", "yarn", "llama3"]),
+        ({"rope_scaling": YARN | {"factor": None}}, ["factor", "None", "type yarn"]),
+        ({"rope_scaling": YARN | {"attention_factor": "1"}}, ["attention_factor", "'1'"]),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, ["rope_type", "linear"]),
         ({"rope_scaling": {"rope_type": "llama3"}}, ["factor", "None"]),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["rope_type"]),
