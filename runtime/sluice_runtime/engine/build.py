@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from sluice_contract.base import ConfigError
 from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
-from sluice_contract.config.engine import EngineConfig, WeightDType
+from sluice_contract.config.engine import EngineConfig
 
 from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
@@ -189,9 +189,7 @@ def build_engine(
     spec = spec_from(files.config)
     config = _fitted(config, spec, gpu_memory, group)
     context = context_length(config, spec.context_length_tokens)
-    weights, kv_cache = config.weight_dtype or "auto", config.kv_cache_dtype or "auto"
-    slots = _slots(config, context)
-    placement = Placement(device.place, group, slots, weights, kv_cache, context)
+    placement = _placement(config, context, device, group)
     of_head = _head_spec(config, spec)
     draft = _draft_model(config, files, placement)
     model = _loaded(config, files, placement, gpu_memory, on_read)
@@ -205,12 +203,7 @@ def build_engine(
 
     def runner_over(pool: PagePool) -> Runner:
         rows = _rows(loaded, pool, device, matchers, loader)
-        follows = _head_drafts(config, head, pool, rows, device)
-        drafts = follows or _drafts(draft, pool, rows, device)
-        runner = Runner(model, pool, rows, device, hooks.on_logits, drafts)
-        if follows is not None:
-            runner.follow_with(follows)
-        return runner
+        return _runner(loaded, pool, rows, device, hooks.on_logits)
 
     loaded = LoadedModel(config, model, context, draft or head)
     tier = tier_pages(loaded)
@@ -227,18 +220,24 @@ def build_engine(
         grammars=GrammarQueue(compiler, matchers, live_grammars(gpu_memory)),
         grammar_compiler=compiler,
         model=model,
-        weights=weights_digest(files, config.seed, _name(model.dtype), _held_as(weights, model)),
+        weights=weights_digest(files, config.seed, _name(model.dtype), _held_as(placement, model)),
         adapters=loader,
         host_cache=cache,
         available_bytes=(gpu_memory.read() if gpu_memory else host.memory()).available,
     )
 
 
-def _held_as(weights: WeightDType, model: Decoder) -> str:
+def _held_as(placement: Placement, model: Decoder) -> str:
     """What else than files decides which keys and values a model computes: see `LongRope`."""
     scaling = model.spec.rope.scaling
     is_long = isinstance(scaling, LongRope) and scaling.is_long
-    return f"{weights}, long factors" if is_long else weights
+    return f"{placement.weights}, long factors" if is_long else placement.weights
+
+
+def _placement(config: EngineConfig, context: int, device: Device, group: Group) -> Placement:
+    weights, kv_cache = config.weight_dtype or "auto", config.kv_cache_dtype or "auto"
+    slots = _slots(config, context)
+    return Placement(device.place, group, slots, weights, kv_cache, context)
 
 
 def _fitted(
@@ -264,6 +263,21 @@ def _rows(
     with allocation("sampling", tables, "maxRunningRequests"):
         adapters = loader.table if loader else None
         return allocated_rows(loaded.model, pool, sizes, device, matchers, adapters)
+
+
+def _runner(
+    loaded: LoadedModel, pool: PagePool, rows: RowState, device: Device, on_logits: OnLogits | None
+) -> Runner:
+    """With what drafts for it, a head or a model."""
+    draft = loaded.draft
+    if draft is None or isinstance(draft, Decoder):
+        drafts = _drafts(draft, pool, rows, device)
+        return Runner(loaded.model, pool, rows, device, on_logits, drafts)
+    follows = _head_drafts(loaded.config, draft, pool, rows, device)
+    runner = Runner(loaded.model, pool, rows, device, on_logits, follows)
+    if follows is not None:
+        runner.follow_with(follows)
+    return runner
 
 
 def _settings(
@@ -369,9 +383,9 @@ def _head(
 
 
 def _head_drafts(
-    config: EngineConfig, head: EagleHead | None, pool: PagePool, rows: RowState, device: Device
+    config: EngineConfig, head: EagleHead, pool: PagePool, rows: RowState, device: Device
 ) -> EagleDrafts | None:
-    if head is None or pool.draft is None or config.speculation is None:
+    if pool.draft is None or config.speculation is None:
         return None
     from sluice_runtime.engine.draft import DraftDraws
     from sluice_runtime.engine.eagle import EagleDrafts

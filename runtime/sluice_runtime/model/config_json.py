@@ -20,3 +20,11 @@ def whole_number(config: Config, key: str, default: int | None = None) -> int:
     if not isinstance(value, int) or value < 1:
         raise refused(key, value, "a whole number from 1")
     return value
+
+
+def object_of(config: Config, key: str) -> Config | None:
+    """None: it is null or missing."""
+    value = config.get(key)
+    if not isinstance(value, Mapping | None):
+        raise refused(key, value, "an object")
+    return value

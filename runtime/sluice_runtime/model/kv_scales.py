@@ -34,8 +34,8 @@ def kv_scales(spec: ModelSpec, checkpoint: Checkpoint | None, shard: Shard) -> K
         ModelLoadError: some layers have scales and others not, or one cannot be a scale.
     """
     names = list(_names(spec, checkpoint)) if checkpoint else []
-    found = [name for pair in names for name in pair if name is not None]
-    if checkpoint is None or not found:
+    stored = [name for pair in names for name in pair if name is not None]
+    if checkpoint is None or not stored:
         _log.info("KV cache: fp8_e4m3; scales: 1, since the checkpoint has none")
         return ones(spec.layers, spec.kv_heads // shard.size)
     layers = [
@@ -43,7 +43,7 @@ def kv_scales(spec: ModelSpec, checkpoint: Checkpoint | None, shard: Shard) -> K
          for name, kind in zip(pair, ("k_scale", "v_scale"), strict=True)]
         for layer, pair in enumerate(names)
     ]  # fmt: skip
-    _log.info("KV cache: fp8_e4m3; scales: the checkpoint's, %s first", found[0])
+    _log.info("KV cache: fp8_e4m3; scales: the checkpoint's, %s first", stored[0])
     keys, values = (torch.stack(kind) for kind in zip(*layers, strict=True))
     return KvScales(keys, values)
 

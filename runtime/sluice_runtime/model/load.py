@@ -112,8 +112,9 @@ def load_model(
     check_division(spec, placement.group.size)
     model_dtype: torch.dtype = getattr(torch, spec.dtype if dtype == "auto" else dtype)
     pages = placement.pages
-    heads = spec.head_dim, placement.device, backend, pages, spec.torch_only
-    choice = choose_backend(model_dtype, *heads)
+    choice = choose_backend(
+        model_dtype, spec.head_dim, placement.device, backend, pages, spec.torch_only
+    )
     kernels = with_pages(with_weights(choice.backend, placement.weights), pages)
     held_as = "" if placement.weights == "auto" else f"; matrices: {placement.weights}"
     logger.info("kernels: %s%s", choice.message, held_as)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
-from sluice_runtime.model.config_json import Config, refused, whole_number
+from sluice_runtime.model.config_json import Config, object_of, refused, whole_number
 from sluice_runtime.model.variants import Variant
 
 LAYER_KINDS: Final = ("full_attention", "sliding_attention")
@@ -24,27 +24,25 @@ def ropes(config: Config, variant: Variant, head_dim: int) -> tuple[Rope, Rope |
     """Of most layers, and of those with a window where it is another."""
     if not variant.window_rope:
         return _rope(config, variant, head_dim), None
-    written = config.get("rope_parameters") or {}
-    if not isinstance(written, Mapping) or set(written) - {*LAYER_KINDS}:
+    written = object_of(config, "rope_parameters") or {}
+    if set(written) - {*LAYER_KINDS}:
         raise refused("rope_parameters", written, "an object for each of " + ", ".join(LAYER_KINDS))
     old = (
-        {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})},
+        {"rope_theta": config["rope_theta"], **(object_of(config, "rope_scaling") or {})},
         {"rope_theta": config["rope_local_base_freq"]},
     )
     whole, windowed = (
-        _rope({"rope_parameters": {**own, **(written.get(kind) or {})}}, variant, head_dim)
+        _rope({"rope_parameters": {**own, **(object_of(written, kind) or {})}}, variant, head_dim)
         for kind, own in zip(LAYER_KINDS, old, strict=True)
     )
     return whole, windowed
 
 
 def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    scaling = object_of(config, "rope_scaling") or object_of(config, "rope_parameters")
     scaling = variant.rope if scaling is None else scaling
-    if not isinstance(scaling, Mapping):
-        raise refused("rope_parameters", scaling, "an object")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    theta = float(scaling.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    (theta,) = _numbers(kind, {"rope_theta": 10_000.0, **config, **scaling}, "rope_theta")
     rotated = _rotated(scaling, config, variant, head_dim)
     rope = Rope(
         theta, rotated=None if rotated == head_dim else rotated, interleaved=variant.interleaved
@@ -84,7 +82,8 @@ def _longrope(scaling: Config, config: Config, pairs: int) -> LongRope:
     for name in ("short_mscale", "long_mscale"):
         if scaling.get(name) is not None:
             raise refused(name, scaling[name], "absent")
-    factor = scaling.get("factor") or whole_number(config, "max_position_embeddings") / original
+    ratio = whole_number(config, "max_position_embeddings") / original
+    (factor,) = _numbers("longrope", {"factor": scaling.get("factor") or ratio}, "factor")
     magnitude = _attention_factor("longrope", scaling)
     if magnitude is None:
         if original < _LEAST_ORIGINAL:
