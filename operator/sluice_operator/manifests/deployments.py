@@ -75,12 +75,14 @@ def with_trial(manifest: Manifest, live: Manifest | None) -> Manifest:
     return manifest | {"metadata": manifest["metadata"] | {"annotations": annotations}}
 
 
-def to_apply(built: Manifest, applied: Manifest | None) -> Manifest:
-    """The Deployment to apply: `applied` if `built` has the same inputs, else `built`.
+def to_apply(
+    built: Manifest, applied: Manifest | None, former_inputs: frozenset[str] = frozenset()
+) -> Manifest:
+    """The Deployment to apply: the pods of `applied` if `built` has the same inputs, else `built`.
 
     `built`: as this release makes it. `applied`: as an earlier release applied the live one.
-    `built` is also used if somebody has edited the live pods, which have restarted anyway, or if
-    only a restart is new.
+    `former_inputs`: hashes of the same inputs by earlier releases. `built` is also used if somebody
+    has edited the live pods, which have restarted anyway, or if only a restart is new.
     """
     if applied is None:
         return built
@@ -89,17 +91,22 @@ def to_apply(built: Manifest, applied: Manifest | None) -> Manifest:
         return built
     fields = fields_hash(applied["spec"].get("template"), _ATOMIC)
     edited = fields != note_of(applied, TEMPLATE_FIELDS)
-    if edited or note_of(applied, INPUTS) != note_of(built, INPUTS):
+    if edited or note_of(applied, INPUTS) not in {note_of(built, INPUTS), *former_inputs}:
         return built
     mark = restart_mark(_annotations(built["spec"]["template"]).get(RESTARTED_AT))
-    return with_replicas(_restarted(applied, mark), built["spec"]["replicas"])
+    kept = _restarted(applied, mark, built["spec"]["strategy"])
+    return with_replicas(kept, built["spec"]["replicas"])
 
 
-def _restarted(applied: Manifest, mark: dict[str, str]) -> Manifest:
-    """`applied` with the restart `mark`, and otherwise the same pods."""
-    template = applied["spec"]["template"]
+def _restarted(
+    applied: Manifest, mark: dict[str, str], strategy: Manifest | None = None
+) -> Manifest:
+    """`applied` with the restart `mark` and, where one is given, another strategy; otherwise the
+    same pods."""
+    template, former = applied["spec"]["template"], applied["spec"].get("strategy")
+    strategy = strategy or former
     before = _annotations(template)
-    if restart_mark(before.get(RESTARTED_AT)) == mark:
+    if restart_mark(before.get(RESTARTED_AT)) == mark and strategy == former:
         return applied
     annotations = {key: value for key, value in before.items() if key != RESTARTED_AT} | mark
     metadata = {k: v for k, v in template["metadata"].items() if k != "annotations"}
@@ -109,7 +116,7 @@ def _restarted(applied: Manifest, mark: dict[str, str]) -> Manifest:
     spec = {key: value for key, value in applied["spec"].items() if key != "replicas"}
     made = applied | {
         "metadata": applied["metadata"] | {"annotations": notes},
-        "spec": spec | {"template": template | {"metadata": metadata}},
+        "spec": spec | {"strategy": strategy, "template": template | {"metadata": metadata}},
     }
     return deployment_with(made, applied["spec"].get("replicas", 1), note_of(applied, INPUTS))
 

@@ -166,8 +166,18 @@ def pinned_fields(spec: EnginePoolSpec) -> Manifest:
 
 
 def _inputs(spec: EnginePoolSpec) -> str:
-    numbers = ("replicas", "revisions", "podSurge", "restartedAt", "adaptersDigest")
-    return digest({key: value for key, value in spec.to_json_dict().items() if key not in numbers})
+    return digest(_decided_by_user(spec))
+
+
+def former_inputs(spec: EnginePoolSpec) -> frozenset[str]:
+    """The hash of earlier releases for engines in place, or with a budget."""
+    return frozenset({digest(_decided_by_user(spec) | {"inPlace": True})})
+
+
+def _decided_by_user(spec: EnginePoolSpec) -> Manifest:
+    """Without numbers, and how pods replace each other: these change no pod."""
+    numbers = ("replicas", "revisions", "podSurge", "inPlace", "restartedAt", "adaptersDigest")
+    return {key: value for key, value in spec.to_json_dict().items() if key not in numbers}
 
 
 def _pod(spec: EnginePoolSpec, template: PodTemplate, selector: dict[str, str]) -> Manifest:

@@ -29,7 +29,12 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.deployments import to_apply, with_replicas, with_trial
 from sluice_operator.manifests.disruption import disruption_budget
-from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
+from sluice_operator.manifests.engine import (
+    engine_deployment,
+    former_inputs,
+    revision,
+    revision_of,
+)
 from sluice_operator.manifests.metadata import ENGINE, is_current, owner
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.validation.errors import Refusal
@@ -96,7 +101,8 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
     parent = owner(ENGINE_POOL, observed.pool, spec.service_name)
     built = with_replicas(engine_deployment(parent, spec), _engines(spec))
     live = live_deployment(observed, built)
-    deployment = with_trial(to_apply(built, applied_manifest(live) if live else None), live)
+    kept = to_apply(built, applied_manifest(live) if live else None, former_inputs(spec))
+    deployment = with_trial(kept, live)
     budget = disruption_budget(parent, parent.name, ENGINE, spec.role)
     former = tuple(_former(observed, spec))
     prune = _left_over(observed, (deployment, budget), spec)

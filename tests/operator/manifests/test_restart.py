@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import pytest
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.deployments import RESTARTED_AT, deployment_with, to_apply
+from sluice_operator.manifests.metadata import digest
+from sluice_operator.pool.plan import plan_pool
 
-from tests.operator.examples import of, pool_plan, service_plan
+from tests.operator.examples import live, of, pool, pool_observed, pool_plan, service_plan
 
 RESTART: Manifest = {"rollout": {"restartedAt": "2026-01-02T03:04:05Z"}}
 
@@ -60,6 +63,48 @@ def test_requests_of_disk_wait_for_another_spec_of_the_same_service() -> None:
         assert to_apply(built, former)["spec"]["template"] == former["spec"]["template"]
         former["metadata"]["annotations"]["serving.sluice.dev/inputs"] = "an edit ago"
         assert to_apply(built, former) is built
+
+
+SCALED: Manifest = {
+    "accelerator": {"count": 1},
+    "autoscaling": {"minReplicas": 1, "maxReplicas": 3},
+}
+MANNERS: list[Manifest] = [
+    {"rollout": {"strategy": "InPlace"}},
+    {"pools": {"mixed": SCALED}, "autoscaling": {"gpuBudget": 4}},
+]
+
+
+@pytest.mark.parametrize("spec", MANNERS)
+@pytest.mark.parametrize("taken_back", [False, True])
+def test_another_manner_to_replace_pods_replaces_none_of_a_former_release(
+    spec: Manifest, taken_back: bool
+) -> None:
+    """A budget, which is a manner too, can be added while a service serves."""
+    plain = {key: value for key, value in spec.items() if key == "pools"}
+    before, after = (spec, plain) if taken_back else (plain, spec)
+    former = rewritten(deployments(before)[1], without_disk_requests)
+    desired = _planned(after, former)
+    assert desired["spec"]["template"] == former["spec"]["template"]
+    strategy = deployments(after)[1]["spec"]["strategy"]
+    assert desired["spec"]["strategy"] == strategy != former["spec"]["strategy"]
+    assert _planned(after, desired) == desired, "once is enough"
+
+
+@pytest.mark.parametrize("spec", MANNERS)
+def test_pods_stay_whose_inputs_an_earlier_release_hashed_with_the_manner(spec: Manifest) -> None:
+    former = rewritten(deployments(spec)[1], without_disk_requests)
+    numbers = ("replicas", "revisions", "podSurge", "restartedAt", "adaptersDigest")
+    inputs = {key: value for key, value in pool(spec)["spec"].items() if key not in numbers}
+    assert inputs["inPlace"] is True
+    former["metadata"]["annotations"]["serving.sluice.dev/inputs"] = digest(inputs)
+    assert _planned(spec, former)["spec"]["template"] == former["spec"]["template"]
+
+
+def _planned(spec: Manifest, applied: Manifest) -> Manifest:
+    deployment = plan_pool(pool_observed(pool(spec), (live(applied),))).deployment
+    assert deployment is not None
+    return deployment
 
 
 def without_disk_requests(pod: Manifest) -> None:

@@ -25,7 +25,12 @@ from sluice_operator.kube.kinds import (
     of_kind,
 )
 from sluice_operator.manifests.deployments import TEMPLATE, UNTRIED, to_apply
-from sluice_operator.manifests.engine import engine_deployment, revision, revision_of
+from sluice_operator.manifests.engine import (
+    engine_deployment,
+    former_inputs,
+    revision,
+    revision_of,
+)
 from sluice_operator.manifests.engine_pool import STABLE
 from sluice_operator.manifests.metadata import Owner, note_of
 from sluice_operator.service.observe import Children
@@ -61,22 +66,27 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
 
 def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:
     """Whether this release would write the pods of a pool differently for the same inputs."""
-    built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
-    stays = any(
-        revision_of(item) == revision(spec) and to_apply(built, applied_manifest(item)) is not built
-        for item in of_kind(children, DEPLOYMENT)
-    )
+    stays = any(desired is not built for built, _, desired in _same_revision(children, top, spec))
     return (f"pool {spec.role}: its pods",) if stays else ()
 
 
 def replaces_pods(children: Children, top: Owner, spec: EnginePoolSpec) -> bool:
     """Whether a revision that stays gets new pods, e.g. for a new toleration."""
-    built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
     return any(
-        revision_of(item) == revision(spec)
-        and note_of(item, TEMPLATE) != note_of(to_apply(built, applied_manifest(item)), TEMPLATE)
-        for item in of_kind(children, DEPLOYMENT)
+        note_of(live, TEMPLATE) != note_of(desired, TEMPLATE)
+        for _, live, desired in _same_revision(children, top, spec)
     )
+
+
+def _same_revision(
+    children: Children, top: Owner, spec: EnginePoolSpec
+) -> Iterator[tuple[Manifest, Manifest, Manifest]]:
+    """The Deployment of the revision that `spec` asks for, where it is there: as this release makes
+    it, the live one, and the one to apply."""
+    built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
+    for live in of_kind(children, DEPLOYMENT):
+        if revision_of(live) == revision(spec):
+            yield built, live, to_apply(built, applied_manifest(live), former_inputs(spec))
 
 
 def stable_revisions(service: Manifest, children: Children) -> Revisions:
