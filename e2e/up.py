@@ -193,7 +193,7 @@ def print_next_steps(cluster: Cluster) -> None:
         f'            make kubectl ARGS="describe infsvc {SERVICE}"\n'
         f'Change it:  make kubectl ARGS="edit infsvc {SERVICE}"   (replicas, chunkSize, ...)\n'
         f"Own tools:  export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}"
-        f"   (kubectl, k9s, helm)\n"
+        f"   (kubectl, k9s, helm, .venv/bin/sluice top)\n"
         f"Remove all: make down"
     )
 

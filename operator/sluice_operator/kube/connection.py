@@ -102,7 +102,10 @@ async def _by_kubeconfig(
 ) -> LogIn:
     places = environment.get("KUBECONFIG") or "~/.kube/config"
     if not _exists(places):
-        raise OperatorError(f"no API server: neither a service account nor a kubeconfig {places}")
+        raise OperatorError(
+            f"no API server: neither a service account nor a kubeconfig {places}; "
+            "KUBECONFIG has the path of one"
+        )
     try:
         loader = await config.load_kube_config(
             places, client_configuration=configuration, persist_config=False

@@ -74,17 +74,17 @@ def allowed_so_far() -> dict[str, str]:
 ARCHITECTURES: Final = (
     "Gemma3ForCausalLM",
     "Gemma3ForConditionalGeneration",
+    "Glm4ForCausalLM",
+    "GlmForCausalLM",
     "GptOssForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "Glm4ForCausalLM",
-    "GlmForCausalLM",
     "MixtralForCausalLM",
     "Olmo2ForCausalLM",
     "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
 )
 """By the names in config.json: the operator refuses others before they are downloaded. The engine's
 own table is the runtime's `model/variants.py`."""

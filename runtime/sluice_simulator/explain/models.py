@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
+
 BYTES: Final = 2
 """Of a weight, and of a number in the KV cache: bfloat16."""
 
@@ -105,6 +107,7 @@ def shape_from(text: str) -> ModelShape:
     config = json.loads(text)
     if not isinstance(config, dict):
         raise ValueError("config.json: allowed is a JSON object")
+    _refuse_what_no_engine_loads(config)
     for key in ("num_experts", "num_local_experts"):
         if value := config.get(key):
             raise ValueError(f"config.json: {key}: {value!r} is not allowed; allowed: no experts")
@@ -120,6 +123,17 @@ def shape_from(text: str) -> ModelShape:
         vocabulary=_number(config, "vocab_size"),
         context_tokens=_number(config, "max_position_embeddings"),
     )
+
+
+def _refuse_what_no_engine_loads(config: dict[str, Any]) -> None:
+    for name in config.get("architectures") or ():
+        if name not in ARCHITECTURES:
+            allowed = ", ".join(ARCHITECTURES)
+            raise ValueError(f"config.json: architectures: {name!r}; allowed: {allowed}")
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method not in (None, *QUANTISATIONS):
+        allowed = ", ".join(QUANTISATIONS)
+        raise ValueError(f"config.json: quant_method: {method!r}; allowed: {allowed}")
 
 
 def _number(config: dict[str, Any], key: str, otherwise: int | None = None) -> int:

@@ -52,6 +52,11 @@ def test_a_config_json_gives_a_shape_or_names_the_key() -> None:
         shape_from("[]")
     with pytest.raises(ValueError, match="num_experts: 8 is not allowed"):
         shape_from(json.dumps(config | {"num_experts": 8}))
+    with pytest.raises(ValueError, match=r"architectures: 'FalconForCausalLM'; allowed: .*Llama"):
+        shape_from(json.dumps(config | {"architectures": ["FalconForCausalLM"]}))
+    quantised = {"quantization_config": {"quant_method": "bitsandbytes"}}
+    with pytest.raises(ValueError, match="quant_method: 'bitsandbytes'; allowed: awq"):
+        shape_from(json.dumps(config | quantised))
 
 
 def test_the_limits_of_a_h200_are_those_of_its_preset() -> None:
