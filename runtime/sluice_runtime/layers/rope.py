@@ -234,7 +234,7 @@ def storing_step(pool: PagePool, layout: TokenLayout, angles: Angles) -> Storing
     It leaves the padding page as it is, so that padding rows touch nothing."""
     if pool.data.is_cuda and torch.version.hip is None:
         if pool.shape.scales is not None:
-            return QuantisingStep(pool, layout, angles)
+            return QuantisingStep.of_step(pool, layout, angles)
         return KernelStep(pool, layout, angles)
     return TorchStep(pool, layout, rotation(angles, pool.shape.dtype))
 
@@ -270,22 +270,39 @@ class QuantisingStep:
     of the step, from which the pool stores what it makes of it."""
 
     pool: PagePool
-    layout: TokenLayout
     angles: Angles
+    pages: Tensor
+    """[n] of the pool; the padding page for tokens of padding."""
+    offsets: Tensor
+    """[n] slot in that page."""
+    is_padding: Tensor
+    """[n, 1, 1, 1]"""
+    places: tuple[Tensor, Tensor]
+    """[n] page and slot in the memory of the step."""
+
+    @classmethod
+    def of_step(cls, pool: PagePool, layout: TokenLayout, angles: Angles) -> QuantisingStep:
+        """What is the same in all layers is computed here."""
+        pages = layout.pages.long()
+        is_padding = (pages < 0) | (pages >= pool.padding_page)
+        own = torch.arange(len(pages), device=pages.device)
+        return cls(
+            pool,
+            angles,
+            pages.masked_fill(is_padding, pool.padding_page),
+            layout.offsets.long(),
+            is_padding[:, None, None, None],
+            (own, torch.zeros_like(own)),
+        )
 
     def queries(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
         tokens, shape = len(qkv), self.pool.shape
         # As a pool of one layer: a page of one token for each token, and padding.
         turned = qkv.new_empty((tokens + 1, 1, 2, 1, shape.kv_heads, shape.head_dim))
-        own = torch.arange(tokens, device=qkv.device)
-        places = own, torch.zeros_like(own)
-        queries = _by_kernel(qkv, head_norm, self.angles, turned, 0, places)
-        pages, padding = self.layout.pages.long(), self.pool.padding_page
-        outside = (pages < 0) | (pages >= padding)
+        queries = _by_kernel(qkv, head_norm, self.angles, turned, 0, self.places)
         # The padding page stays zero.
-        kept = turned[:tokens, 0, :, 0].masked_fill(outside[:, None, None, None], 0)
-        held, offsets = pages.masked_fill(outside, padding), self.layout.offsets.long()
-        self.pool.write(layer, held, offsets, kept[:, 0], kept[:, 1])
+        kept = turned[:tokens, 0, :, 0].masked_fill(self.is_padding, 0)
+        self.pool.write(layer, self.pages, self.offsets, kept[:, 0], kept[:, 1])
         return queries
 
 

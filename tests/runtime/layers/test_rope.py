@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from sluice_runtime.layers.rope import (
     storing_step,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.runtime.layers.layouts import layout
 
@@ -68,7 +70,8 @@ def test_of_8_bits_the_pool_stores_what_the_kernel_turned(
     ours, wanted = (PagePool(OF_8_BITS, where.page_table.numel(), PAGE) for _ in range(2))
     padded = where.pages.clone()
     padded[:2] = torch.tensor([ours.padding_page, -1])
-    seen = QuantisingStep(ours, replace(where, pages=padded), angles).queries(1, qkv, None)
+    step = QuantisingStep.of_step(ours, replace(where, pages=padded), angles)
+    seen = step.queries(1, qkv, None)
     turn = rotation(angles, qkv.dtype)
     expected = TorchStep(wanted, where, turn).queries(1, qkv, None)
     torch.testing.assert_close(seen, expected)
@@ -80,8 +83,42 @@ def test_of_8_bits_the_pool_stores_what_the_kernel_turned(
         torch.testing.assert_close(mine[written], theirs[written], atol=0, rtol=0.13)
         assert int(written.sum()) > 0.9 * (n - 2) * KV_HEADS * DIM
     assert isinstance(storing_step(ours, where, angles), TorchStep)
-    on_gpu: Any = SimpleNamespace(data=SimpleNamespace(is_cuda=True), shape=OF_8_BITS)
+    on_gpu: Any = SimpleNamespace(
+        data=SimpleNamespace(is_cuda=True), shape=OF_8_BITS, padding_page=ours.padding_page
+    )
     assert isinstance(storing_step(on_gpu, where, angles), QuantisingStep)
+
+
+class Operators(TorchDispatchMode):
+    """Names of those that were called inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_of_8_bits_a_layer_computes_nothing_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operator is a launch, in each layer."""
+    turned = torch.zeros(48, HEADS, DIM)
+    monkeypatch.setattr(operators, "rotate_and_store", lambda *_: turned)
+    where = layout(PAGE)
+    n = int(where.begins[-1])
+    angles = angles_of(inverse_frequencies(Rope(10_000.0), DIM), torch.arange(n))
+    pool = PagePool(OF_8_BITS, where.page_table.numel(), PAGE)
+    of_step = {"arange", "zeros_like", "lt", "ge", "bitwise_or"}
+    with Operators() as once:
+        step = QuantisingStep.of_step(pool, where, angles)
+    assert once.names >= of_step
+    with Operators() as layer:
+        step.queries(1, torch.zeros(n, HEADS + 2 * KV_HEADS, DIM), None)
+    assert not layer.names & of_step
+    assert "index_put_" in layer.names
 
 
 def test_on_a_gpu_the_kernel_is_taken() -> None:
