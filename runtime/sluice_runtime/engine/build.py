@@ -64,7 +64,8 @@ from sluice_runtime.model.files import (
     of_draft,
     resolve_draft,
 )
-from sluice_runtime.model.load import Placement, load_model
+from sluice_runtime.model.layer_tensors import Placement
+from sluice_runtime.model.load import load_model
 from sluice_runtime.model.load_progress import OnRead, unreported
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.model.weights_digest import weights_digest

@@ -38,7 +38,8 @@ from sluice_runtime.model.config_json import Config, refused, whole_number
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import ModelFiles, of_draft
 from sluice_runtime.model.kv_scales import ones
-from sluice_runtime.model.load import Placement, Reader, layer_shape, read_layer, weights_of
+from sluice_runtime.model.layer_tensors import Placement, Reader, read_layer
+from sluice_runtime.model.load import layer_shape, weights_of
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.model.weights import Checkpoint
 from sluice_runtime.parallel.group import SOLO, Group

@@ -1,37 +1,34 @@
-"""Builds a Decoder from a spec and a source of weights. Knows the checkpoint's tensor names."""
+"""Builds a Decoder from a spec and a source of weights. Layers: see `model.layer_tensors`."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import torch
 from sluice_contract.base import ConfigError
-from sluice_contract.config.engine import AttentionBackend, KvCacheDtype, WeightDType
-from torch import Tensor
+from sluice_contract.config.engine import AttentionBackend
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
-from sluice_runtime.kv.pool import CPU
-from sluice_runtime.layers.adapters import AdapterBank, SlotShape
+from sluice_runtime.layers.adapters import AdapterBank
 from sluice_runtime.layers.attention import AttentionRule
 from sluice_runtime.layers.backend import Backend, choose_backend, with_pages, with_weights
-from sluice_runtime.layers.rope import in_order, inverse_frequencies, pair_order
-from sluice_runtime.layers.stack import ExpertsWeights, LayerShape, LayerWeights, MlpWeights
+from sluice_runtime.layers.rope import inverse_frequencies, pair_order
+from sluice_runtime.layers.stack import LayerShape, LayerWeights
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.kv_scales import kv_scales
+from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Placement, Reader, read_layer
 from sluice_runtime.model.load_progress import LoadProgress, OnRead, unreported
 from sluice_runtime.model.quantised import QuantisedWeights
 from sluice_runtime.model.read_ahead import read_ahead
-from sluice_runtime.model.shard import Part, Shape, Shard, Split
-from sluice_runtime.model.spec import Experts, ModelSpec, spec_from
+from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.model.staging import CudaCopies
 from sluice_runtime.model.streamed_weights import StreamedWeights
-from sluice_runtime.model.variants import ExpertNames
 from sluice_runtime.model.weights import (
     Checkpoint,
     MappedWeights,
@@ -39,56 +36,12 @@ from sluice_runtime.model.weights import (
     TextPart,
     WeightSource,
 )
-from sluice_runtime.parallel.group import SOLO, Group
+from sluice_runtime.parallel.group import Group
 
 logger = logging.getLogger("sluice.engine")
 
 HARMLESS: Final = ("rotary_emb.inv_freq", "lm_head.weight")
 """Endings of tensors that need not be read: derived from others, or tied to the embedding."""
-
-SPLITS: Final[Mapping[str, Split]] = {
-    "embed_tokens": Split.ROWS,
-    "q_proj": Split.ROWS,
-    "k_proj": Split.ROWS,
-    "v_proj": Split.ROWS,
-    "o_proj": Split.COLUMNS,
-    "gate": Split.NONE,
-    "router": Split.NONE,
-    "gate_proj": Split.ROWS,
-    "up_proj": Split.ROWS,
-    "down_proj": Split.COLUMNS,
-    "w1": Split.ROWS,
-    "w3": Split.ROWS,
-    "w2": Split.COLUMNS,
-    "lm_head": Split.ROWS,
-    "fc": Split.NONE,
-}
-"""Matrices by the last part of their names, divided as Megatron-LM does: a rank has whole heads, a
-share of the feed-forward part, of each expert too, and a share of the vocabulary. Norms and routers
-every rank has whole."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a model's weights go, which part of each, what becomes of them there, and for what."""
-
-    device: torch.device = CPU
-    group: Group = SOLO
-    slots: SlotShape | None = None
-    """For adapters; None: there will be none."""
-    weights: WeightDType = "auto"
-    """What matrices become."""
-    pages: KvCacheDtype = "auto"
-    """What keys and values become in the KV pool."""
-    context_tokens: int | None = None
-    """The longest context that is served; None: the model's."""
-
-    @property
-    def shard(self) -> Shard:
-        return Shard(self.group.rank, self.group.size)
-
-
-WHOLE_ON_CPU: Final = Placement()
 
 
 def load_model(
@@ -161,75 +114,6 @@ def check_division(spec: ModelSpec, ranks: int) -> None:
         raise InvalidConfigError(str(ConfigError("tensorParallelSize", ranks, allowed)))
 
 
-@dataclass(frozen=True)
-class Reader:
-    """What is read of a checkpoint: tensors of one model, of one type, to one place."""
-
-    spec: ModelSpec
-    weights: WeightSource
-    dtype: torch.dtype
-    placement: Placement
-
-    def norm(self, name: str, size: int) -> Tensor:
-        """[size]; see `true_norm`."""
-        whole = self.placement.shard.part((size,), Split.NONE)
-        dtype = torch.float32 if self.spec.variant.offset_norms else self.dtype
-        return self.weights.read(f"{name}.weight", whole, dtype)
-
-    def true_norm(self, norm: Tensor) -> Tensor:
-        """What the norm means, once its values are there."""
-        return norm + 1 if self.spec.variant.offset_norms else norm
-
-    def matrix(self, name: str, out: int, width: int) -> Tensor:
-        """This rank's part of [out, width]."""
-        return self._read(name, (out, width), SPLITS[name.rpartition(".")[2]])
-
-    def fused(self, name: str, outs: Sequence[int], width: int) -> Iterator[Tensor]:
-        """This rank's part of each of several matrices [out, width], which are one in the
-        checkpoint, one below the other."""
-        whole, begin = (sum(outs), width), 0
-        for out in outs:
-            own = self.placement.shard.part((out, width), Split.ROWS)
-            part = Part(whole, 0, begin + own.begin, own.length)
-            yield self.weights.read(f"{name}.weight", part, self.dtype)
-            begin += out
-
-    def row_norm(self, name: str, size: int) -> Tensor:
-        """This rank's part of [size], of a norm over what all ranks have."""
-        return self._read(name, (size,), Split.ROWS)
-
-    def bias(self, name: str, size: int) -> Tensor:
-        """This rank's part of [size], of the matrix of that name; where ranks add their products
-        up, the first one has all of it."""
-        split = SPLITS[name.rpartition(".")[2]]
-        if split is Split.COLUMNS:
-            return self._added(self._read(name, (size,), Split.NONE, "bias"))
-        return self._read(name, (size,), split, "bias")
-
-    def sinks(self, name: str, heads: int) -> Tensor:
-        """This rank's part of [heads]."""
-        return self._read(name, (heads,), Split.ROWS, "sinks")
-
-    def stack(self, name: str, shape: Shape, dim: int) -> Tensor:
-        """This rank's part, along `dim`, of a tensor that has something of each expert."""
-        return self.weights.read(name, self.placement.shard.along(shape, dim), self.dtype)
-
-    def stack_bias(self, name: str, shape: Shape) -> Tensor:
-        """[experts, out], of products that ranks add up: the first one has all of it."""
-        whole = self.placement.shard.part(shape, Split.NONE)
-        return self._added(self.weights.read(name, whole, self.dtype))
-
-    def _added(self, bias: Tensor) -> Tensor:
-        if self.placement.group.rank == 0:
-            return bias
-        self.weights.settle()  # nobody may write into its memory once it is free
-        return torch.zeros_like(bias)
-
-    def _read(self, name: str, shape: Shape, split: Split, kind: str = "weight") -> Tensor:
-        part = self.placement.shard.part(shape, split)
-        return self.weights.read(f"{name}.{kind}", part, self.dtype)
-
-
 def build_decoder(reader: Reader, backend: Backend) -> Decoder:
     """Reads every tensor, joins those that are multiplied together, checks that none is left."""
     spec, weights, device = reader.spec, reader.weights, reader.placement.device
@@ -293,146 +177,3 @@ def _layers(reader: Reader) -> Iterator[LayerWeights]:
     """One after the other: matrices that are joined exist twice for one layer at a time."""
     for index in range(reader.spec.layers):
         yield read_layer(reader, f"model.layers.{index}", reader.spec.hidden_size, index)
-
-
-def read_layer(reader: Reader, prefix: str, width: int, index: int = 0) -> LayerWeights:
-    """The layer that is called `prefix`, whose queries, keys and values are made of `width`
-    inputs."""
-    spec, variant, names = reader.spec, reader.spec.variant, reader.spec.variant.norms
-    hidden, attention = spec.hidden_size, f"{prefix}.self_attn"
-    q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    sizes = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-
-    def norm(name: str | None) -> Tensor | None:
-        return None if name is None else reader.norm(f"{prefix}.{name}", hidden)
-
-    def qkv() -> Iterator[Tensor]:
-        if variant.fused_qkv:
-            return reader.fused(f"{attention}.qkv_proj", [*sizes.values()], width)
-        return (reader.matrix(f"{attention}.{name}", size, width) for name, size in sizes.items())
-
-    def biases() -> tuple[Tensor, ...]:
-        return tuple(reader.bias(f"{attention}.{name}", size) for name, size in sizes.items())
-
-    def qk_norms(read: Callable[[str, int], Tensor], query: int, key: int) -> tuple[Tensor, Tensor]:
-        return read(f"{attention}.q_norm", query), read(f"{attention}.k_norm", key)
-
-    attention_norm = norm(names.before_attention)
-    query, key, value = qkv()
-    dim, whole = spec.head_dim, variant.whole_qk_norm
-    layer = LayerWeights(
-        attention_norm=attention_norm,
-        query=query,
-        key=key,
-        value=value,
-        qkv_biases=biases() if variant.qkv_bias else None,
-        head_norms=qk_norms(reader.norm, dim, dim) if variant.qk_norm else None,
-        whole_norms=qk_norms(reader.row_norm, q_size, kv_size) if whole else None,
-        output=reader.matrix(f"{attention}.o_proj", hidden, q_size),
-        attention_post_norm=norm(names.after_attention),
-        mlp_norm=norm(names.before_mlp),
-        mlp=_mlp(reader, prefix, index),
-        mlp_post_norm=norm(names.after_mlp),
-        output_bias=reader.bias(f"{attention}.o_proj", hidden) if variant.output_bias else None,
-        sinks=reader.sinks(attention, spec.heads) if variant.sinks else None,
-    )
-    reader.weights.settle()
-    return _in_pair_order(_with_true_norms(layer, reader), spec)
-
-
-def _with_true_norms(layer: LayerWeights, reader: Reader) -> LayerWeights:
-    """A layer as it was read, with norms as they are meant; that of queries has their scale."""
-    if not reader.spec.variant.offset_norms:
-        return layer
-    assert layer.head_norms is not None, "queries are scaled by their norm"
-    query, key = layer.head_norms
-
-    def true(norm: Tensor | None) -> Tensor | None:
-        return None if norm is None else reader.true_norm(norm)
-
-    return replace(
-        layer,
-        attention_norm=true(layer.attention_norm),
-        attention_post_norm=true(layer.attention_post_norm),
-        mlp_norm=true(layer.mlp_norm),
-        mlp_post_norm=true(layer.mlp_post_norm),
-        head_norms=(reader.true_norm(query) * reader.spec.query_scale, reader.true_norm(key)),
-    )
-
-
-def _in_pair_order(layer: LayerWeights, spec: ModelSpec) -> LayerWeights:
-    """A layer as it was read, with queries and keys in the order of `pair_order`."""
-    if (order := pair_order(spec.rope, spec.head_dim)) is None:
-        return layer
-
-    def both(norms: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-        return norms and (in_order(norms[0], order), in_order(norms[1], order))
-
-    biases = layer.qkv_biases
-    return replace(
-        layer,
-        query=in_order(layer.query, order),
-        key=in_order(layer.key, order),
-        qkv_biases=biases and (*(in_order(bias, order) for bias in biases[:2]), biases[2]),
-        head_norms=both(layer.head_norms),
-        whole_norms=both(layer.whole_norms),
-    )
-
-
-def _mlp(reader: Reader, prefix: str, layer: int) -> MlpWeights | ExpertsWeights:
-    spec, experts, fused = reader.spec, reader.spec.experts, reader.spec.variant.fused_gate_up
-    hidden = spec.hidden_size
-
-    def gated(prefix: str, width: int, names: ExpertNames) -> MlpWeights:
-        if fused:
-            gate, up = reader.fused(f"{prefix}.gate_up_proj", [width, width], hidden)
-        else:
-            gate, up = (
-                reader.matrix(f"{prefix}.{n}", width, hidden) for n in (names.gate, names.up)
-            )
-        return MlpWeights(gate, up, reader.matrix(f"{prefix}.{names.down}", hidden, width))
-
-    if experts is None or layer not in experts.layers:
-        return gated(f"{prefix}.mlp", spec.intermediate_size, ExpertNames())
-    names = spec.variant.expert_names
-    part = f"{prefix}.{names.part}"
-    if spec.variant.fused_experts:
-        return _fused_experts(reader, part, experts)
-    return ExpertsWeights(
-        router=reader.matrix(f"{part}.gate", experts.count, hidden),
-        experts=[
-            gated(f"{part}.experts.{number}", experts.width, names)
-            for number in range(experts.count)
-        ],
-        active=experts.active,
-        renormalised=experts.renormalised,
-    )
-
-
-def _fused_experts(reader: Reader, prefix: str, experts: Experts) -> ExpertsWeights:
-    """Of a layer that has all its experts in tensors [experts, in, out]; outputs of gate and up are
-    there in turns."""
-    count, hidden, width = experts.count, reader.spec.hidden_size, experts.width
-    name = f"{prefix}.experts"
-    gate_up = reader.stack(f"{name}.gate_up_proj", (count, hidden, 2 * width), 2)
-    gate_up_biases = reader.stack(f"{name}.gate_up_proj_bias", (count, 2 * width), 1)
-    down = reader.stack(f"{name}.down_proj", (count, width, hidden), 1)
-    down_biases = reader.stack_bias(f"{name}.down_proj_bias", (count, hidden))
-    router = f"{prefix}.router"
-    reader.weights.settle()
-    gate_up_biases = torch.cat((gate_up_biases[:, 0::2], gate_up_biases[:, 1::2]), 1)
-    return ExpertsWeights(
-        router=reader.matrix(router, count, hidden),
-        experts=[
-            MlpWeights(
-                gate=gate_up[number, :, 0::2].T,
-                up=gate_up[number, :, 1::2].T,
-                down=down[number].T,
-                biases=(gate_up_biases[number], down_biases[number]),
-            )
-            for number in range(count)
-        ],
-        active=experts.active,
-        renormalised=experts.renormalised,
-        router_bias=reader.bias(router, count),
-    )

@@ -22,7 +22,8 @@ from sluice_runtime.layers.stacks import FusedLayer
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.eagle import EagleHead
 from sluice_runtime.model.files import resolve
-from sluice_runtime.model.load import Placement, Reader, build_decoder, layer_shape, read_layer
+from sluice_runtime.model.layer_tensors import Placement, Reader, read_layer
+from sluice_runtime.model.load import build_decoder, layer_shape
 from sluice_runtime.model.shard import Part
 from sluice_runtime.model.spec import ModelSpec, spec_from
 from sluice_runtime.parallel.group import SOLO

@@ -17,7 +17,8 @@ from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.model.files import resolve
-from sluice_runtime.model.load import Placement, load_model
+from sluice_runtime.model.layer_tensors import Placement
+from sluice_runtime.model.load import load_model
 
 from tests.runtime.agreement.oracle import write_model
 from tests.runtime.harness import engine_config

@@ -15,7 +15,8 @@ from sluice_runtime.kv.pool import KvShape, PagePool
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.model.files import DUMMIES
-from sluice_runtime.model.load import WHOLE_ON_CPU, Reader, build_decoder, check_division
+from sluice_runtime.model.layer_tensors import WHOLE_ON_CPU, Reader
+from sluice_runtime.model.load import build_decoder, check_division
 from sluice_runtime.model.load_progress import LoadProgress
 from sluice_runtime.model.shard import Part, Shard, Split
 from sluice_runtime.model.spec import spec_from

@@ -34,7 +34,8 @@ from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.layers.stack import PagedStep
 from sluice_runtime.layers.stacks import PlainStack
 from sluice_runtime.model.decoder import Decoder
-from sluice_runtime.model.load import Placement, Reader, build_decoder
+from sluice_runtime.model.layer_tensors import Placement, Reader
+from sluice_runtime.model.load import build_decoder
 from sluice_runtime.model.quantised import format_from
 from sluice_runtime.model.shard import Part
 from sluice_runtime.model.spec import ModelSpec, spec_from
