@@ -7,24 +7,32 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluice_contract.cluster import ports
+from sluice_contract.cluster import labels, ports
 from sluice_contract.cluster.labels import ROUTER_ROLE
 
 from sluice_operator.api.route import EndpointPickerRef, GatewayRef, RouteHeader, RouteSpec
 from sluice_operator.kube.kinds import HTTP_ROUTE, INFERENCE_POOL, SERVICE, Manifest
-from sluice_operator.manifests.metadata import ROUTER, Owner, selector_labels
+from sluice_operator.manifests.metadata import ROUTER, Owner, digest, note_of, selector_labels
 
 GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
+INVALID_KIND: Final = "InvalidKind"
+"""A Gateway's reason: it does not know the kind of a backend."""
 NO_TIMEOUT: Final = "0s"
 """Answers are streams: a Gateway's own limit would cut them."""
 
 
+POOL_REFUSED: Final = f"{labels.GROUP}/inference-pool-refused"
+"""Annotation of an HTTPRoute: hash of the route and the InferencePool that were asked for when one
+of its Gateways said that it does not know the kind."""
 FAIL_OPEN: Final = "FailOpen"
 """Any router answers as well as another: requests need no picker to be answered."""
 
 
-def http_route(owner: Owner, route: RouteSpec, *, by_pool: bool = False) -> Manifest:
-    """The HTTPRoute NAME. `by_pool`: to the InferencePool NAME, not to the Service."""
+def http_route(
+    owner: Owner, route: RouteSpec, *, by_pool: bool = False, refused: str = ""
+) -> Manifest:
+    """The HTTPRoute NAME. `by_pool`: to the InferencePool NAME, not to the Service. `refused`: what
+    `pool_refusal` has said."""
     backend: Manifest = {"group": "", "kind": SERVICE.kind, "port": ports.SERVICE_HTTP}
     if by_pool:
         # A backend of this kind has its port from the InferencePool.
@@ -40,7 +48,28 @@ def http_route(owner: Owner, route: RouteSpec, *, by_pool: bool = False) -> Mani
     hosts = {"hostnames": list(route.hostnames)} if route.hostnames else {}
     parents = [_parent(parent) for parent in route.parent_refs]
     spec = {"parentRefs": parents, **hosts, "rules": [rule]}
-    return owner.child(HTTP_ROUTE, owner.service, ROUTER) | {"spec": spec}
+    made = owner.child(HTTP_ROUTE, owner.service, ROUTER) | {"spec": spec}
+    if refused:
+        made["metadata"]["annotations"] = {POOL_REFUSED: refused}
+    return made
+
+
+def pool_refusal(live: Manifest, route: RouteSpec, picker: EndpointPickerRef) -> str:
+    """Hash of `route` and `picker` if a Gateway of the `live` HTTPRoute has said of these that it
+    does not know InferencePools, which would answer every request by 500; else empty."""
+    asked = digest([route.to_json_dict(), picker.to_json_dict()])
+    backends = [
+        ref for rule in live["spec"].get("rules") or () for ref in rule.get("backendRefs") or ()
+    ]
+    by_pool = any(ref.get("kind") == INFERENCE_POOL.kind for ref in backends)
+    parents = (live.get("status") or {}).get("parents") or ()
+    unknown = any(
+        condition["reason"] == INVALID_KIND
+        and condition.get("observedGeneration") == live["metadata"].get("generation")
+        for parent in parents
+        for condition in parent.get("conditions") or ()
+    )
+    return asked if note_of(live, POOL_REFUSED) == asked or (by_pool and unknown) else ""
 
 
 def inference_pool(owner: Owner, picker: EndpointPickerRef) -> Manifest:

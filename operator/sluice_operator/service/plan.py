@@ -26,6 +26,7 @@ from sluice_operator.kube.kinds import (
     POD_MONITOR,
     PROMETHEUS_RULE,
     SERVICE_CHILDREN,
+    Kind,
     Manifest,
     Reference,
     controller_uid,
@@ -47,7 +48,7 @@ from sluice_operator.manifests.network import (
     pool_service,
     router_policy,
 )
-from sluice_operator.manifests.route import http_route, inference_pool
+from sluice_operator.manifests.route import http_route, inference_pool, pool_refusal
 from sluice_operator.manifests.slo_rules import prometheus_rule
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
 from sluice_operator.service.observe import Children, ServiceObserved
@@ -252,14 +253,23 @@ def _optional_children(
     if pool is not None:
         yield inference_pool(top, pool.endpoint_picker_ref)
     if HTTP_ROUTE in kinds and router is not None and router.route is not None:
-        yield http_route(top, router.route, by_pool=pool is not None and _has_pool(observed, top))
+        refused = ""
+        if pool is not None and (live := _named(observed, HTTP_ROUTE, top.service)):
+            refused = pool_refusal(live, router.route, pool.endpoint_picker_ref)
+        by_pool = pool is not None and not refused and _has_pool(observed, top)
+        yield http_route(top, router.route, by_pool=by_pool, refused=refused)
+
+
+def _named(observed: ServiceObserved, kind: Kind, name: str) -> Manifest | None:
+    items = of_kind(observed.children, kind)
+    return next((item for item in items if item["metadata"]["name"] == name), None)
 
 
 def _has_pool(observed: ServiceObserved, top: Owner) -> bool:
     """Whether the InferencePool is there. A route to one that the API server refuses, or that
     somebody has deleted, would lead nowhere; the Service is there all the time."""
-    pools = of_kind(observed.children, INFERENCE_POOL)
-    return any(p["metadata"]["name"] == top.service and not is_being_deleted(p) for p in pools)
+    pool = _named(observed, INFERENCE_POOL, top.service)
+    return pool is not None and not is_being_deleted(pool)
 
 
 def _with_one_port(observed: ServiceObserved) -> tuple[str, ...]:

@@ -132,6 +132,26 @@ def test_a_route_leads_to_the_pool_once_that_is_there_and_to_the_service_before(
     assert backend(pooled(kinds=(HTTP_ROUTE,), children=(pool,))) == "Service"
 
 
+def test_of_a_gateway_that_knows_no_pools_the_route_leads_to_the_service_until_it_is_edited() -> (
+    None
+):
+    (pool,) = of_kind(pooled().apply, INFERENCE_POOL)
+    (route,) = of_kind(pooled(children=(pool,)).apply, HTTP_ROUTE)
+
+    def unknown(generation: int) -> Manifest:
+        condition = {"type": "ResolvedRefs", "status": "False", "reason": "InvalidKind"}
+        said = [{"conditions": [condition | {"observedGeneration": generation}]}]
+        metadata = route["metadata"] | {"generation": 2}
+        return route | {"metadata": metadata, "status": {"parents": said}}
+
+    assert backend(pooled(children=(pool, unknown(1)))) == "InferencePool", "of an earlier spec"
+    refused = pooled(children=(pool, unknown(2)))
+    assert backend(refused) == "Service"
+    (held,) = of_kind(refused.apply, HTTP_ROUTE)
+    assert backend(pooled(children=(pool, held))) == "Service"
+    assert backend(pooled(PICKER | {"port": 9003}, children=(pool, held))) == "InferencePool"
+
+
 @pytest.mark.parametrize("kinds", [(), (HTTP_ROUTE,), KINDS])
 def test_a_pool_is_planned_where_the_kind_is(kinds: tuple[Any, ...]) -> None:
     plan = pooled(kinds=kinds)

@@ -25,6 +25,8 @@ from sluice_operator.kube.kinds import (
     Manifest,
     of_kind,
 )
+from sluice_operator.manifests.metadata import note_of
+from sluice_operator.manifests.route import INVALID_KIND, POOL_REFUSED
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
 
@@ -41,13 +43,13 @@ def optional_checks(
     routed, pooled = _route_check(observed, plan), _pool_check(observed, plan)
     checks = {
         OPTIONAL_KINDS_APPLIED: applied,
-        ROUTE_ACCEPTED: routed and (_not_applied(HTTP_ROUTE, failed) or routed),
-        INFERENCE_POOL_ACCEPTED: pooled and (_not_applied(INFERENCE_POOL, failed) or pooled),
+        ROUTE_ACCEPTED: routed and (_apply_failure(HTTP_ROUTE, failed) or routed),
+        INFERENCE_POOL_ACCEPTED: pooled and (_apply_failure(INFERENCE_POOL, failed) or pooled),
     }
     return {name: check for name, check in checks.items() if check is not None}
 
 
-def _not_applied(kind: Kind, failed: list[Refused]) -> Check | None:
+def _apply_failure(kind: Kind, failed: list[Refused]) -> Check | None:
     if all(refusal.of.kind != kind.kind for refusal in failed):
         return None
     text = f"There is no such {kind.kind}, or an older one: see {OPTIONAL_KINDS_APPLIED}."
@@ -81,7 +83,7 @@ def _route_check(observed: ServiceObserved, plan: ServicePlan) -> Check | None:
     if HTTP_ROUTE not in observed.optional_kinds:
         return _not_installed("route", HTTP_ROUTE, "the service is reached at status.url")
     name = observed.service["metadata"]["name"]
-    gateways = _answers(observed, HTTP_ROUTE)
+    gateways = _gateway_conditions(observed, HTTP_ROUTE)
     if refusal := _refusal(gateways):
         return refusal
     accepting = [gateway for gateway, condition in gateways if _accepts(condition)]
@@ -89,11 +91,11 @@ def _route_check(observed: ServiceObserved, plan: ServicePlan) -> Check | None:
         text = "Not every Gateway of spec.router.route.parentRefs has answered: is each there?"
         return Check("Unknown", "NoAnswer", text)
     hosts = ", ".join(route.hostnames or ("every host of its listeners",))
-    text = f"Gateway {', '.join(accepting)} sends {_meant(route, name)} of {hosts} here."
+    text = f"Gateway {', '.join(accepting)} sends {_matched_requests(route, name)} of {hosts} here."
     return Check("True", "Accepted", text)
 
 
-def _meant(route: RouteSpec, name: str) -> str:
+def _matched_requests(route: RouteSpec, name: str) -> str:
     header = route.header
     with_header = f" with {header.name}: {header.value or name}" if header else ""
     return f"requests below {route.prefix(name)}{with_header}"
@@ -106,7 +108,11 @@ def _pool_check(observed: ServiceObserved, plan: ServicePlan) -> Check | None:
     if INFERENCE_POOL not in observed.optional_kinds:
         does = "install the Gateway API Inference Extension, 1.0 or newer. A route leads to the "
         return _not_installed("inferencePool", INFERENCE_POOL, f"{does}Service until then")
-    gateways = _answers(observed, INFERENCE_POOL)
+    if any(note_of(route, POOL_REFUSED) for route in of_kind(plan.apply, HTTP_ROUTE)):
+        text = "A Gateway of spec.router.route does not know InferencePools, so the route leads to "
+        text += "the Service. Another is tried when route or inferencePool of spec.router changes."
+        return Check("False", INVALID_KIND, text)
+    gateways = _gateway_conditions(observed, INFERENCE_POOL)
     if refusal := _refusal(gateways):
         return refusal
     accepting = [gateway for gateway, condition in gateways if _accepts(condition)]
@@ -130,7 +136,7 @@ def _refusal(gateways: list[tuple[str, Manifest]]) -> Check | None:
     return None
 
 
-def _answers(observed: ServiceObserved, kind: Kind) -> list[tuple[str, Manifest]]:
+def _gateway_conditions(observed: ServiceObserved, kind: Kind) -> list[tuple[str, Manifest]]:
     """What Gateways say of the service's object of the kind: Gateway and condition."""
     name = observed.service["metadata"]["name"]
     named = (item for item in of_kind(observed.children, kind) if _name(item) == name)

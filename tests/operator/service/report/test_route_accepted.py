@@ -124,6 +124,25 @@ def test_of_an_inference_pool_it_is_what_the_gateways_say(
     assert says in condition["message"]
 
 
+def test_a_route_that_leads_past_the_pool_to_the_service_is_told_of() -> None:
+    kinds = (INFERENCE_POOL, HTTP_ROUTE)
+    asked = service({"router": {"route": ROUTE, "inferencePool": POOL}})
+    observed = service_observed(asked, optional_kinds=kinds)
+    for gateways in ([], [answer(RESOLVED, "False", "InvalidKind")]):
+        optional = [m for kind in kinds for m in of_kind(plan_service(observed).apply, kind)]
+        parent = {"parentRef": ROUTE["parentRefs"][0], "conditions": gateways}
+        children = tuple(
+            child
+            | {"metadata": child["metadata"] | {"generation": 1}, "status": {"parents": [parent]}}
+            for child in optional
+        )
+        observed = service_observed(asked, children=children, optional_kinds=kinds)
+    status = service_status(observed, plan_service(observed), NOW)
+    (pool,) = (each for each in status["conditions"] if each["type"] == "InferencePoolAccepted")
+    assert (pool["status"], pool["reason"]) == ("False", "InvalidKind")
+    assert "the route leads to the Service" in pool["message"]
+
+
 def test_without_the_inference_extension_it_says_what_to_install() -> None:
     condition = of_pool(kinds=(HTTP_ROUTE,))
     assert (condition["status"], condition["reason"]) == ("False", "NotInstalled")
