@@ -1,7 +1,8 @@
 """The plans for an InferenceService, without a cluster: what applying it would create.
 
 Pure. Where nodes are not given, accelerators are what the spec says. A cluster with the Gateway API
-is assumed, one with the Prometheus operator is not.
+and its Inference Extension is assumed, one with the Prometheus operator is not: where the extension
+is missing, or a Gateway does not know it, an HTTPRoute leads to the Service.
 """
 
 from __future__ import annotations
