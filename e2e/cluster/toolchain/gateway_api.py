@@ -35,7 +35,7 @@ def inference_pool_definition(*, first_release: bool = False) -> Path:
 
 
 def _module(module: str, checksum: str | None = None) -> Path:
-    found = json.loads(run([ensure_go(), "mod", "download", "-json", module]))
-    if checksum not in (None, found["Sum"]):
-        raise ClusterError(f"{module} has the checksum {found['Sum']}, not {checksum}")
-    return Path(found["Dir"])
+    downloaded = json.loads(run([ensure_go(), "mod", "download", "-json", module]))
+    if checksum not in (None, downloaded["Sum"]):
+        raise ClusterError(f"{module} has the checksum {downloaded['Sum']}, not {checksum}")
+    return Path(downloaded["Dir"])

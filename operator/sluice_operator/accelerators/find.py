@@ -57,7 +57,7 @@ def find_accelerator(pool: PoolSpec, nodes: tuple[Manifest, ...] | None) -> Acce
         check = Check("True", "NotRequired", "The engines run on CPUs.")
         return AcceleratorFinding(Accelerator(), check)
     if spec.claim_template is not None:
-        return _of_claim(spec, spec.claim_template)
+        return _claim_finding(spec, spec.claim_template)
     accelerator, check = _find(pool, spec, nodes)
     return AcceleratorFinding(accelerator, check, resource_name(spec), spec.product)
 
@@ -72,7 +72,7 @@ def has_accelerator(node: Manifest, pool: PoolSpec) -> bool:
     return gpus_of(node, resource_name(pool.accelerator)).count > 0
 
 
-def _of_claim(spec: AcceleratorSpec, template: str) -> AcceleratorFinding:
+def _claim_finding(spec: AcceleratorSpec, template: str) -> AcceleratorFinding:
     """Of devices that the scheduler allocates: which these are, only engines report."""
     accelerator = Accelerator(product=spec.product, count=gpu_count(spec))
     text = f"Which devices ResourceClaimTemplate {template} gives is not read"
