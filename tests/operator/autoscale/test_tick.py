@@ -76,8 +76,8 @@ async def test_what_was_written_counts_before_its_event_comes_back() -> None:
 
 async def test_a_pod_without_its_claim_has_no_place_only_after_some_seconds() -> None:
     world = World(scaled_service(replicas=2))
-    without = {"ready": 1, "unschedulable": 1, "claimless": (START,)}
-    world.inventory.pool_seen(KEY, Role.MIXED, PoolPods(2, 1, live=2, planned=2, **without))
+    seen = PoolPods(2, 1, ready=1, unschedulable=1, claimless=(START,), live=2, planned=2)
+    world.inventory.pool_seen(KEY, Role.MIXED, seen)
     assert world.inventory.pool_samples(KEY)[Role.MIXED].unschedulable == 0
     world.clock.elapsed_seconds += 10.0
     assert world.inventory.pool_samples(KEY)[Role.MIXED].unschedulable == 1

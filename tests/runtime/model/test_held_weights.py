@@ -13,7 +13,8 @@ from sluice_runtime.engine.sizing.gpu_plan import ModelBytes
 from sluice_runtime.layers import experts
 from sluice_runtime.layers.backend import TORCH
 from sluice_runtime.model.files import resolve
-from sluice_runtime.model.load import Placement, Reader, build_decoder, load_model
+from sluice_runtime.model.layer_tensors import Placement, Reader
+from sluice_runtime.model.load import build_decoder, load_model
 from sluice_runtime.parallel.group import Solo
 from torch import Tensor
 
