@@ -11,136 +11,24 @@ from sluice_contract.config import supported
 from sluice_contract.config.model_facts import facts_of
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.dense import ClampedSwiglu, gelu_and_multiply
-from sluice_runtime.layers.rope import LinearScaling, Llama3Scaling, LongRope, Rope, YarnScaling
+from sluice_runtime.layers.rope import LinearScaling, Rope, YarnScaling
 from sluice_runtime.model.spec import Experts, Windows, spec_from
 from sluice_runtime.model.variants import ARCHITECTURES
 
-QWEN3: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "sliding_window": None,
-    "use_sliding_window": False,
-    "max_window_layers": 2,
-    "layer_types": ["full_attention", "full_attention"],
-    "attention_bias": False,
-    "quantization_config": None,
-}
-LLAMA = {**QWEN3, "architectures": ["LlamaForCausalLM"]}
-QWEN2 = {**QWEN3, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 131_072}
-MISTRAL = {
-    **{key: value for key, value in QWEN3.items() if "window" not in key},
-    "architectures": ["MistralForCausalLM"],
-    "max_position_embeddings": 32_768,
-}
-MOE = {
-    **QWEN3,
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-}
-MIXTRAL = {
-    **MISTRAL,
-    "architectures": ["MixtralForCausalLM"],
-    "num_local_experts": 8,
-    "sliding_window": None,
-}
-PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"], "sliding_window": None}
-GLM4 = {**MISTRAL, "architectures": ["Glm4ForCausalLM"], "head_dim": 16}
-OLMO2 = {**MISTRAL, "architectures": ["Olmo2ForCausalLM"]}
-LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4] * 8}
-YARN = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 4096,
-}
-GPT_OSS = {
-    **{key: value for key, value in QWEN3.items() if "window" not in key},
-    "architectures": ["GptOssForCausalLM"],
-    "num_local_experts": 8,
-    "num_experts_per_tok": 4,
-    "experts_per_token": 4,
-    "layer_types": None,
-    "attention_bias": True,
-    "sliding_window": 128,
-    "swiglu_limit": 7.0,
-    "rope_theta": 150000,
-    "rope_scaling": YARN,
-    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
-}
-GEMMA3 = {
-    **{key: value for key, value in QWEN3.items() if "window" not in key},
-    "architectures": ["Gemma3ForCausalLM"],
-    "head_dim": 128,
-    "num_hidden_layers": 12,
-    "layer_types": None,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "query_pre_attn_scalar": 32,
-    "sliding_window": 64,
-    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-}
-"""As released files spell it."""
-GEMMA3_ROPES = {
-    "rope_scaling": None,
-    "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    },
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-SCALING = Llama3Scaling(8.0, 1.0, 4.0, 8192)
-
-
-@pytest.mark.parametrize(
-    ("written", "rope"),
-    [
-        ({}, Rope(10_000.0)),
-        ({"rope_theta": 1e6, "rope_scaling": None}, Rope(1e6)),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, Rope(1e6)),
-        ({"rope_theta": 5e5, "rope_scaling": LLAMA3}, Rope(5e5, SCALING)),
-        ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, Rope(5e5, SCALING)),
-    ],
+from tests.runtime.model.configs import (
+    GEMMA3,
+    GEMMA3_ROPES,
+    GLM4,
+    GPT_OSS,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    MOE,
+    OLMO2,
+    PHI3,
+    QWEN2,
+    QWEN3,
 )
-def test_both_spellings_of_rope(written: dict[str, Any], rope: Rope) -> None:
-    assert spec_from(LLAMA | written).rope == rope
-
-
-def test_partial_and_interleaved_rope() -> None:
-    assert spec_from(PHI3 | {"partial_rotary_factor": 0.75}).rope == Rope(1e4, rotated=12)
-    nested = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
-    assert spec_from(PHI3 | {"rope_parameters": nested}).rope == Rope(1e4, rotated=12)
-    assert spec_from(GLM4).rope == Rope(1e4, rotated=8, interleaved=True)
-
-
-def test_factors_of_longrope_are_chosen_by_the_context_that_is_served() -> None:
-    """The magnitude: transformers' `_compute_longrope_parameters`."""
-    spec = spec_from(PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": 8192})
-    scaling = spec.rope.scaling
-    assert isinstance(scaling, LongRope)
-    assert scaling.magnitude == pytest.approx((1 + 2 / 13) ** 0.5)
-    assert (scaling.context_tokens, scaling.is_long) == (32_768, True)
-    for served, is_long in ((8192, False), (8193, True)):
-        scaling = spec.serving(served).rope.scaling
-        assert isinstance(scaling, LongRope)
-        assert scaling.is_long == is_long
-    given = spec_from(PHI3 | {"rope_scaling": {**LONG, "attention_factor": 1.5}}).rope.scaling
-    assert isinstance(given, LongRope)
-    assert (given.magnitude, given.original_context_tokens) == (1.5, 4096)
 
 
 def test_what_other_families_leave_out() -> None:
@@ -284,32 +172,6 @@ def test_what_gpt_oss_says_of_itself() -> None:
     assert (spec.head_dim, spec.norm_eps, str(spec.quantised)) == (64, 1e-5, "MXFP4")
 
 
-@pytest.mark.parametrize("written", [{}, {"rope_scaling": None, "rope_parameters": None}])
-def test_gpt_oss_without_a_rope_has_the_default_of_transformers(written: dict[str, Any]) -> None:
-    without = {key: value for key, value in GPT_OSS.items() if key != "rope_scaling"}
-    assert spec_from(without | written).rope == spec_from(GPT_OSS).rope
-    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-    assert spec_from(without | plain).rope == Rope(1e4)
-
-
-@pytest.mark.parametrize("config", [QWEN2, QWEN3, MOE, LLAMA])
-def test_yarn_as_transformers_reads_it(config: dict[str, Any]) -> None:
-    written = {"type": "yarn", "factor": 4.0, "beta_fast": None, "attention_factor": None}
-    of_model = spec_from(config | {"rope_scaling": written}).rope
-    assert of_model == Rope(1e4, YarnScaling(4.0, 32.0, 1.0, 512, truncate=True))
-    assert isinstance(of_model.scaling, YarnScaling)
-    assert of_model.scaling.magnitude == pytest.approx(1.1386294)
-    written |= {"original_max_position_embeddings": 128, "attention_factor": 1.5}
-    scaling = spec_from(config | {"rope_scaling": written}).rope.scaling
-    assert isinstance(scaling, YarnScaling)
-    assert (scaling.original_context_tokens, scaling.magnitude) == (128, 1.5)
-
-
-def test_rope_scaling_goes_before_rope_parameters() -> None:
-    both = {"rope_scaling": LLAMA3, "rope_parameters": {"rope_type": "default"}}
-    assert spec_from(LLAMA | both).rope == Rope(1e4, SCALING)
-
-
 @pytest.mark.parametrize(
     ("changed", "parts"),
     [
@@ -331,53 +193,17 @@ def test_rope_scaling_goes_before_rope_parameters() -> None:
         ({"compression_config": {"quant_method": "awq"}}, ["compression_config.bits", "None"]),
         ({"attention_bias": True}, ["attention_bias", "False"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
-        ({"rope_scaling": "x"}, ["rope_scaling", "'x'", "an object"]),
-        ({"rope_scaling": []}, ["rope_scaling", "[]", "an object"]),
-        ({"rope_parameters": [1]}, ["rope_parameters", "[1]", "an object"]),
-        ({"rope_theta": "x"}, ["rope_theta", "'x'", "a number"]),
-        ({"rope_theta": None}, ["rope_theta", "None", "a number"]),
-        (PHI3 | {"rope_scaling": {**LONG, "factor": "8"}}, ["factor", "'8'", "a number"]),
-        (GEMMA3 | {"rope_scaling": "x"}, ["rope_scaling", "'x'", "an object"]),
-        (GEMMA3 | {"rope_parameters": "x"}, ["rope_parameters", "'x'", "an object"]),
-        (
-            GEMMA3 | {"rope_parameters": {"full_attention": "x"}},
-            ["full_attention", "'x'", "an object"],
-        ),
-        (MISTRAL | {"rope_scaling": YARN}, ["rope_type", "yarn", "llama3"]),
-        ({"rope_scaling": YARN | {"factor": None}}, ["factor", "None", "type yarn"]),
-        ({"rope_scaling": YARN | {"attention_factor": "1"}}, ["attention_factor", "'1'"]),
-        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, ["rope_type", "linear"]),
-        ({"rope_scaling": {"rope_type": "llama3"}}, ["factor", "None"]),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["rope_type"]),
-        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5", "1.0"]),
-        (PHI3 | {"partial_rotary_factor": 0.7}, ["partial_rotary_factor", "0.7", "16"]),
-        (PHI3 | {"partial_rotary_factor": 1.5}, ["partial_rotary_factor", "1.5"]),
-        (PHI3 | {"rope_scaling": {"type": "yarn"}}, ["rope_type", "'yarn'", "'longrope'"]),
-        (
-            PHI3 | {"rope_scaling": {**LONG, "long_factor": [4] * 7}},
-            ["long_factor", "[4, 4", "8 numbers"],
-        ),
-        (PHI3 | {"rope_scaling": {**LONG, "short_factor": None}}, ["short_factor", "None"]),
-        (PHI3 | {"rope_scaling": {**LONG, "short_mscale": 1.1}}, ["short_mscale", "1.1"]),
-        (LLAMA | {"rope_scaling": LONG}, ["original_max_position_embeddings", "None"]),
-        (
-            PHI3 | {"rope_scaling": LONG, "original_max_position_embeddings": 1},
-            ["original_max_position_embeddings", "1", "from 2"],
-        ),
         (OLMO2 | {"attention_bias": True}, ["attention_bias", "True"]),
         (MIXTRAL | {"num_local_experts": 0}, ["num_local_experts", "0"]),
         ({"torch_dtype": "int8"}, ["dtype", "int8"]),
         (GEMMA3 | {"final_logit_softcapping": 30.0}, ["final_logit_softcapping", "30.0"]),
         (GEMMA3 | {"hidden_activation": "gelu"}, ["hidden_activation", "gelu_pytorch_tanh"]),
         (GEMMA3 | {"use_bidirectional_attention": True}, ["use_bidirectional_attention"]),
-        (GEMMA3 | {"rope_parameters": {"rope_theta": 1e4}}, ["rope_parameters", "full_attention"]),
         ({"architectures": ["Gemma3ForConditionalGeneration"]}, ["text_config: None", "object"]),
         (GPT_OSS | {"attention_bias": False}, ["attention_bias", "True"]),
         (GPT_OSS | {"layer_types": ["full_attention"]}, ["layer_types", "1 layers", "2, as"]),
         (GPT_OSS | {"layer_types": ["chunked_attention"]}, ["layer_types", "'sliding_attention'"]),
         (GPT_OSS | {"sliding_window": None}, ["sliding_window", "None", "from 1"]),
-        (GPT_OSS | {"rope_scaling": YARN | {"mscale": 1.0}}, ["mscale", "1.0", "absent"]),
-        (GPT_OSS | {"rope_scaling": LLAMA3}, ["rope_type", "llama3", "'default' or 'yarn'"]),
         ({"vocab_size": None}, ["vocab_size", "None"]),
         ({"hidden_size": "64"}, ["hidden_size", "'64'"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads", "3", "divisor"]),
