@@ -94,7 +94,7 @@ def test_resolving_prints_commit_and_facts_and_fetches_no_weights(
     monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(message))
     assert Run(store, tmp_path, "--resolve-only").code == 0
     facts = json.loads(json.loads(message.read_bytes())["message"])
-    assert (facts["architecture"], facts["headDim"]) == ("Qwen3ForCausalLM", 16)
+    assert (facts["architecture"], facts["headDim"]) == ("Qwen3ForCausalLM", 128)
     assert facts["bytes"] == sum(map(len, needed_of(store).values()))
     assert store.sent_bytes < 10_000
 
