@@ -152,7 +152,7 @@ def test_resolving_only_prints_the_commit_and_fetches_nothing(
         "architecture": "Qwen3ForCausalLM",
         "layers": 2,
         "kvHeads": 2,
-        "headDim": 16,
+        "headDim": 128,
         "contextTokens": 512,
         "commit": COMMIT,
         "bytes": sum(map(len, needed_of(hub).values())),
