@@ -127,7 +127,14 @@ def compare(
     requests: Sequence[Generate],
     share: float = TOLERANCE,
 ) -> Run:
-    """Runs the case with a shuffled allocator and poisoned pages, and compares every token."""
+    """Runs the case, and compares every token."""
+    run = run_case(case, folder, requests)
+    assert assert_agrees(oracle, requests, run, share) > CLEAR_TOKENS
+    return run
+
+
+def run_case(case: Case, folder: Path, requests: Sequence[Generate]) -> Run:
+    """With a shuffled allocator and poisoned pages."""
     pool = case.pool_tokens or roomy(requests, case.page_size)
     config = engine_config(
         str(folder),
@@ -160,7 +167,6 @@ def compare(
         split=LayerSplit(*case.split) if case.split else None,
     )
     assert (run.modes["SPLIT_PREFILL"] > 0) == (case.split is not None)
-    assert assert_agrees(oracle, requests, run, share) > CLEAR_TOKENS
     assert (run.launched_ahead > 0) == case.overlap
     compiled = case.backend == "auto" and native.load() is None
     known = case.kind not in OPERATOR_BY_OPERATOR and case.pages == "auto"

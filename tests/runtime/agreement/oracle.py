@@ -176,12 +176,12 @@ def write_model(folder: Path, kind: str) -> Path:
 class Oracle:
     """A model. Cases ask the same of it again and again: it answers from memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float64) -> None:
         from transformers import AutoModelForCausalLM
 
         # Other ways to compute experts know no float64.
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float64, experts_implementation="eager"
+            folder, dtype=dtype, experts_implementation="eager"
         ).eval()
         self._known: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}
 
