@@ -136,7 +136,7 @@ LINTED: Final = {
     "Security Context User Group ID": "a UID below 10000",
     "CKV_K8S_21": "the sample is rendered into the namespace `default`",
     "Deployment Replicas": "the sample has one replica of each",
-    "Ephemeral Storage": "engines and routers have no ephemeral storage set by default",
+    "Ephemeral Storage": "engines and routers ask for ephemeral storage, and no limit ends them",
     "Pod NetworkPolicy": "the operator's NetworkPolicy limits what comes in, and not what goes out",
 }  # fmt: skip
 """Of checkov and kube-score."""
