@@ -295,4 +295,12 @@ OPERATOR_MUTATIONS: Final = (
         ("test_pool_status",),
         package="operator/pool",
     ),
+    Mutation(
+        "status: a pod in a queue excuses those that fail",
+        "deployments",
+        "all(is_gated(pod) or makes_progress(pod, since) for pod in unready)",
+        "any(is_gated(pod) or makes_progress(pod, since) for pod in unready)",
+        ("test_deployments",),
+        package="operator/conditions",
+    ),
 )
