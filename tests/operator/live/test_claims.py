@@ -60,7 +60,8 @@ async def test_engines_claim_devices_and_what_the_scheduler_lacks_is_named(
     pod = deployments[name]["spec"]["template"]
     (claim,), (engine,) = pod["spec"]["resourceClaims"], pod["spec"]["containers"]
     assert claim["resourceClaimTemplateName"] == "two-gpus"
-    assert engine["resources"] == {"claims": [{"name": claim["name"]}]}
+    own_disk = {"ephemeral-storage": "128Mi"}
+    assert engine["resources"] == {"claims": [{"name": claim["name"]}], "requests": own_disk}
     await comes_to_rest(cluster, namespace)
     services = await cluster.list(INFERENCE_SERVICE, namespace)
     assert condition(services["chat"], "AcceleratorVerified")["reason"] == "DevicesOfClaim"
