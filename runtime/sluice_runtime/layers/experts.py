@@ -114,11 +114,8 @@ def looped(matrices: Products, multiply: Multiply = linear) -> GroupedLinear:
 
 def in_one_call(matrices: Products) -> GroupedLinear:
     """All products in one kernel."""
-    joined, count = (
-        torch.cat([m for parts in matrices.weights for m in parts]),
-        len(matrices.biases),
-    )
-    shape = count, len(joined) // count, joined.shape[1]
+    joined = torch.cat([matrix for parts in matrices.weights for matrix in parts])
+    shape = (count := len(matrices.biases)), len(joined) // count, joined.shape[1]
     stacked = joined.view(shape).transpose(1, 2)
     biases = [bias for bias in matrices.biases if bias is not None]
     bias = torch.stack(biases) if biases else None
