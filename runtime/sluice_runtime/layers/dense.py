@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -42,9 +41,6 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor
 
 Linear = Callable[[Tensor], Tensor]
 """[n, in] → [n, out]."""
-
-PACKED_DTYPES: Final = (torch.bfloat16, torch.float16)
-"""Types for which oneDNN reorders the weight in every call unless it was done before."""
 
 
 def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -88,11 +84,23 @@ def pack_int8(weight: Tensor) -> native.Int8Matrix:
 
 def pack(weight: Tensor) -> Tensor:
     """`weight` in oneDNN's order where that pays, else as it is; oneDNN takes no empty ones."""
-    can_pack = torch._C._has_mkldnn and weight.device.type == "cpu" and weight.numel() > 0
-    if can_pack and weight.dtype in PACKED_DTYPES:
+    if weight.device.type == "cpu" and weight.numel() > 0 and _onednn_packs(weight.dtype):
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         return packed
     return weight
+
+
+def _onednn_packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies `dtype` on this processor.
+
+    bfloat16 needs AVX-512 or AVX-NE-CONVERT, float16 AVX-512 FP16 or AVX-NE-CONVERT. Without them
+    torch computes the product itself, and reordering a weight raises.
+    """
+    if not torch._C._has_mkldnn:
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 Activation = Callable[[Tensor], Tensor]

@@ -6,7 +6,13 @@ import math
 
 import pytest
 import torch
-from sluice_runtime.layers.dense import ClampedSwiglu, add_rms_norm, gelu_and_multiply, rms_norm
+from sluice_runtime.layers.dense import (
+    ClampedSwiglu,
+    add_rms_norm,
+    gelu_and_multiply,
+    linear,
+    rms_norm,
+)
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 8)], ids=["of all", "of each head"])
@@ -40,3 +46,36 @@ def test_the_tanh_form_of_gelu() -> None:
     wanted = 0.5 * gate * (1 + math.tanh(inner)) * up
     seen = gelu_and_multiply(torch.tensor([[gate, up]]))
     torch.testing.assert_close(seen, torch.tensor([[wanted]]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "onednn_has"),
+    [
+        (torch.bfloat16, "_is_mkldnn_bf16_supported"),
+        (torch.float16, "_is_mkldnn_fp16_supported"),
+    ],
+    ids=["bfloat16", "float16"],
+)
+def test_a_weight_is_reordered_only_where_onednn_multiplies_its_type(
+    dtype: torch.dtype, onednn_has: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reordered = []
+
+    def reorder(weight: torch.Tensor) -> torch.Tensor:
+        reordered.append(weight)
+        return weight
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", reorder)
+    weight = torch.randn(3, 8).to(dtype)
+    monkeypatch.setattr(torch.ops.mkldnn, onednn_has, lambda: False)
+    linear(weight)
+    assert not reordered
+    monkeypatch.setattr(torch.ops.mkldnn, onednn_has, lambda: True)
+    linear(weight)
+    assert len(reordered) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_a_product_of_16_bits_on_any_processor(dtype: torch.dtype) -> None:
+    x, weight = torch.ones(2, 8, dtype=dtype), torch.ones(3, 8, dtype=dtype)
+    assert linear(weight)(x).tolist() == [[8.0] * 3] * 2
