@@ -23,7 +23,9 @@ from hypothesis import strategies as st
 from tests.levels import levels_of
 
 LIMIT_SECONDS: Final = 0.3
-TOLERANCE: Final = 2
+TOLERANCE: Final = 3
+"""Processors differ, and a virtual one computes half as fast while the other thread of its core is
+busy: the same loop took 11 and 22 ms of CPU time within a second of an idle machine."""
 TOLERANCE_OF_BUSY: Final = 5
 """Where more processes want to run than this machine has processors for: beside four of them on two
 cores a test took up to 2.1 times its CPU time; at a load of 15 one of 0.3 took 1.3 s."""

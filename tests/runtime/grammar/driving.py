@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
-from sluice_runtime.engine.loop import EngineLoop, Pipeline
+from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.report import StepLog
 from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.model.files import resolve
@@ -99,7 +100,11 @@ def run(
     *,
     overlap: bool = False,
 ) -> Answers:
-    """Turns of the loop until all requests, or `until` of them, have ended."""
+    """Turns of the loop until all requests, or `until` of them, have ended.
+
+    Each look at the clock is a millisecond after the last: what a step costs, and so what is
+    drafted in it, is no matter of this machine's speed.
+    """
     answers = Answers(coming=list(requests))
     page_size = engine.settings.page_size
     wanted = until or sum(isinstance(request, Generate) for request in requests)
@@ -108,6 +113,7 @@ def run(
             answers,
             Pipeline(engine.grammars, engine.scheduler, executor),
             lambda pace: StepLog(page_size, pace),
+            clock=Clock(monotonic=map((0.001).__mul__, count()).__next__),
         )
         for _ in range(MAX_TURNS):
             loop.step()

@@ -224,8 +224,8 @@ def test_the_first_layer_of_a_stack_computes_what_it_would_alone(
     weights = layers(torch.float32, head_norms=head_norms)
     first, pool = computed(make(weights).part(0, 1), torch.float32)
     wanted, wanted_pool = computed(make(weights[:1]), torch.float32)
-    assert torch.equal(first, wanted)
-    assert torch.equal(pool, wanted_pool)
+    torch.testing.assert_close(first, wanted)
+    torch.testing.assert_close(pool, wanted_pool)
 
 
 class InParts:
