@@ -21,6 +21,8 @@ from sluice_contract.config.router import (
 from sluice_contract.wire.load import LoadReport
 from sluice_router.serve import Ports, serve
 
+from tests.patience import PATIENCE_SECONDS
+
 Behaviour = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
 
 FINGERPRINT = KvFingerprint(
@@ -134,7 +136,11 @@ def router_config(
     upstream: dict[str, Any] | None = None,
     **more: Any,
 ) -> RouterConfig:
-    """A router's file, with times that suit tests."""
+    """A router's file, with times that suit tests.
+
+    It shares its loop with its engines and clients: one that is starved for seconds would take its
+    own delay for theirs, and give a connection up.
+    """
     quick: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": 0,
@@ -142,11 +148,12 @@ def router_config(
         "lame_duck_seconds": 0,
         "drain_seconds": 0.2,
     }
+    patient = {"connect_timeout_seconds": PATIENCE_SECONDS, "wait_for_engine_seconds": 0.1}
     return RouterConfig(
         engines=urls,
         **more,
         server=RouterServer(**quick | (server or {})),
-        upstream=Upstream(**{"wait_for_engine_seconds": 0.1} | (upstream or {})),
+        upstream=Upstream(**patient | (upstream or {})),
         load=LoadFollowing(interval_seconds=0.05),
     )
 
