@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import aiohttp
@@ -27,9 +28,14 @@ Review = Callable[[Manifest | None, Manifest], Sequence[str]]
 
 
 def registered(
-    kinds: Iterable[Kind], take: Take, begin: Begin, log_in: Callable[[], Awaitable[LogIn]]
+    kinds: Iterable[Kind],
+    take: Take,
+    begin: Begin,
+    log_in: Callable[[], Awaitable[LogIn]],
+    sessions: AsyncExitStack,
 ) -> kopf.OperatorRegistry:
-    """The handlers of one run of Kopf, which follows `kinds`."""
+    """The handlers of one run of Kopf, which follows `kinds`. `sessions` closes what it opens: a
+    run that is cancelled while it ends, or just after it has logged in, closes none."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)
@@ -38,7 +44,9 @@ def registered(
 
     @kopf.on.login(registry=registry)
     async def connect(**_: Any) -> kopf.AiohttpSession:
-        return as_session(as_connection_info(await log_in()), begin)
+        session = as_session(as_connection_info(await log_in()), begin)
+        await sessions.enter_async_context(session.aiohttp_session)
+        return session
 
     for kind in kinds:
 

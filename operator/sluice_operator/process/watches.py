@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -102,9 +102,9 @@ class Watches:
             names = [kind.plural for kind, may in zip(optional, allowed, strict=True) if not may]
             raise OperatorError(f"may not be followed any more: {', '.join(names)}")
 
-    def _operator(
+    async def _operator(
         self, namespaces: tuple[str | None, ...], loop: asyncio.AbstractEventLoop
-    ) -> Coroutine[Any, Any, None]:
+    ) -> None:
         def take(kind: Kind, change: str, item: Mapping[str, Any]) -> None:
             loop.call_soon_threadsafe(self._informer.take, kind, change, item)
 
@@ -112,14 +112,15 @@ class Watches:
             version = self._informer.version_to_watch(path)
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(version, loop))
 
-        return kopf.operator(
-            registry=registered(self._informer.kinds, take, begin, log_in),
-            clusterwide=None in namespaces,
-            namespaces=[name for name in namespaces if name is not None],
-            standalone=True,
-            identity=IDENTITY,
-            memo=(),
-        )
+        async with AsyncExitStack() as sessions:
+            await kopf.operator(
+                registry=registered(self._informer.kinds, take, begin, log_in, sessions),
+                clusterwide=None in namespaces,
+                namespaces=[name for name in namespaces if name is not None],
+                standalone=True,
+                identity=IDENTITY,
+                memo=(),
+            )
 
 
 class KopfRun:

@@ -6,10 +6,11 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from sluice_contract.cluster import labels
@@ -21,6 +22,7 @@ from sluice_operator.informer.watch import NEEDED, Informer
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Connection
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, POD, Kind
+from sluice_operator.process import watches
 from sluice_operator.process.tasks import until_one_ends
 from sluice_operator.process.watches import Watches
 
@@ -145,8 +147,8 @@ async def watching(
     keys: list[Key] = []
     informer = Told(client, Hasty(), (), (), keys.append).noting()
     rights = Rights(client, connection, clock, BlockedKinds(clock), ())
-    watches = Watches(informer, rights, clock, lambda: 0.0)
-    running = [asyncio.create_task(each.run()) for each in (rights, watches)]
+    following = Watches(informer, rights, clock, lambda: 0.0)
+    running = [asyncio.create_task(each.run()) for each in (rights, following)]
     task = asyncio.create_task(until_one_ends(running))
     try:
         yield informer, task
@@ -200,3 +202,18 @@ async def test_a_watch_that_breaks_is_begun_anew_and_what_has_gone_is_found(
         await eventually(lambda: known.get("x", "a") is None)
         assert not task.done()
         assert informer.is_synced("x")
+
+
+async def test_a_run_closes_its_sessions_though_kopf_is_cancelled_before_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[aiohttp.ClientSession] = []
+
+    async def logs_in(*, registry: AsyncExitStack, **_: object) -> None:
+        opened.append(await registry.enter_async_context(aiohttp.ClientSession()))
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(watches, "registered", lambda *parts: parts[-1])
+    monkeypatch.setattr("kopf.operator", logs_in)
+    async with watching(Server(), tmp_path, monkeypatch):
+        await eventually(lambda: bool(opened) and opened[0].closed)
