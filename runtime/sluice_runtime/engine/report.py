@@ -175,6 +175,9 @@ def load_from(
         finished_requests=status.finished_requests,
         drafted_tokens=status.drafted_tokens,
         accepted_tokens=status.accepted_tokens,
+        beta=status.beta,
+        average_usage=status.average_usage,
+        saved_share=status.saved_share,
         host_cache=status.host_cache,
     )
 

@@ -162,6 +162,9 @@ class EngineMetrics:
         self._gauges["sluice_queued_work_seconds"].set(load.queued_work_seconds)
         self._gauges["sluice_grammar_requests"].set(load.grammar_requests)
         self._gauges["sluice_new_token_ratio"].set(load.new_token_ratio)
+        self._gauges["sluice_new_token_beta_ratio"].set(load.beta)
+        self._gauges["sluice_max_tokens_used_ratio"].set(load.average_usage or 0.0)
+        self._gauges["sluice_reserve_saved_ratio"].set(load.saved_share)
         self._gauges["sluice_chunk_budget_tokens"].set(load.chunk_budget_tokens)
         self._gauges["sluice_step_prediction_error_ratio"].set(load.step_error_ratio)
         used = load.kv_pages_total - load.kv_pages_free - load.kv_pages_evictable
