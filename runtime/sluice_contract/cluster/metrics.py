@@ -63,7 +63,7 @@ ENGINE: Final = (
     Metric(
         "sluice_inter_token_seconds",
         "histogram",
-        "Gap between tokens of a request.",
+        "Gap between the steps that gave a request tokens; kept drafts of a step are no gaps.",
         (),
         LATENCY_SECONDS,
     ),
