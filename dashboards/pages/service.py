@@ -84,7 +84,8 @@ CLIENTS: Final = Row(
             "Time between tokens",
             "s",
             _quantiles(ITL),
-            "Of an answer that runs. Set it against spec.slo.itlMilliseconds.",
+            "Between the steps that give an answer tokens; kept drafts do not shorten it. Set it "
+            "against spec.slo.itlMilliseconds.",
         ),
         Panel(
             "Tokens",

@@ -58,7 +58,7 @@ def _points(ticks: Sequence[Measured]) -> Iterator[Point | None]:
 
 
 def _point(tick: Measured, recent: Iterable[Measured]) -> Point | None:
-    """What runs is a mean over tokens, as the time between them is."""
+    """What runs is a mean over the rows of steps, as the time between them is."""
     if tick.itl_seconds is None or not tick.engines or not tick.running_requests:
         return None
     engine_seconds = work = answers = tokens = 0.0

@@ -38,7 +38,7 @@ class EngineSample:
     marginal_prefill_tokens_per_second: float | None = None
     """The inverse of what a prompt token adds to a step that decodes anyway."""
     itl_seconds: float | None = None
-    """Recent time between two tokens of an answer."""
+    """Recent time between two steps that gave an answer tokens."""
     prompt_tokens_total: int | None = None
     """Tokens of the prompts that were received, without those of the prefix cache."""
     generated_tokens_total: int | None = None

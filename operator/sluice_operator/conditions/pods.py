@@ -41,7 +41,7 @@ ACCELERATOR_MISSING: Final = "AcceleratorMissing"
 NO_PREEMPTION: Final = re.compile(r"(?<=\.) not found$")
 """What the scheduler adds about preemption to a message about a pod's claims."""
 LASTING_REASONS: Final = MODEL_REASONS | {
-    "InvalidConfig", "OutOfMemory", "InvalidImageName", ACCELERATOR_MISSING,
+    "InvalidConfig", "UnsupportedLibrary", "OutOfMemory", "InvalidImageName", ACCELERATOR_MISSING,
 }  # fmt: skip
 """Failures that no amount of waiting cures, beside an `OOMKilled` that repeats. `OutOfMemory` is an
 engine that cannot start; one whose step finds no memory ends that step's requests and goes on."""

@@ -63,7 +63,7 @@ ENGINE: Final = (
     Metric(
         "sluice_inter_token_seconds",
         "histogram",
-        "Gap between tokens of a request.",
+        "Gap between the steps that gave a request tokens; kept drafts of a step are no gaps.",
         (),
         LATENCY_SECONDS,
     ),
@@ -109,6 +109,23 @@ ENGINE: Final = (
     Metric("sluice_context_length_tokens", "gauge", "Most tokens of a prompt and its answer."),
     Metric("sluice_token_usage_ratio", "gauge", "Share of the KV pool in use."),
     Metric("sluice_new_token_ratio", "gauge", "Share of max_tokens that admission reserves."),
+    Metric(
+        "sluice_new_token_beta_ratio",
+        "gauge",
+        "Share of max_tokens that answers are expected to use, which sluice_new_token_ratio "
+        "approaches (beta); 0.5 before the first one ended.",
+    ),
+    Metric(
+        "sluice_max_tokens_used_ratio",
+        "gauge",
+        "Share of max_tokens that the last 100 answers used, on average; 0 before the first.",
+    ),
+    Metric(
+        "sluice_reserve_saved_ratio",
+        "gauge",
+        "Share of the memory of running requests that admission leaves to others, of what their "
+        "prompts and all of max_tokens would take.",
+    ),
     Metric("sluice_retractions_total", "counter", "Running requests sent back to the queue."),
     Metric("sluice_chunk_cuts_total", "counter", "Prompts cut at a chunk border."),
     Metric("sluice_evicted_pages_total", "counter", "Cached pages evicted for other requests."),

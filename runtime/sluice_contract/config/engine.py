@@ -288,8 +288,9 @@ class SloTargets(ContractModel):
         default=None,
         ge=1,
         le=3_600_000,
-        description="Time between two tokens of an answer, in milliseconds. The engine chooses the "
-        "chunk of each step so that the step keeps it; chunkSize is the most it may choose.",
+        description="Time between the steps that give an answer tokens, in milliseconds; kept "
+        "drafts do not shorten it. The engine chooses the chunk of each step so that the step "
+        "keeps it; chunkSize is the most it may choose.",
     )
     percentile: Percentile = Field(
         default=99, description="Share of the steps that must keep it, in percent."

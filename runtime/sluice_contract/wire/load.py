@@ -111,7 +111,8 @@ class LoadReport(ContractModel):
     prompts where that of answers is counted apart. At most 1 / `MIN_PROMPT_SHARE` of the rate
     above; absent while unknown, and of older engines."""
     itl_seconds: float | None = None
-    """Mean time between two tokens of an answer in the last ten seconds; absent while none ran."""
+    """Mean time between two steps that gave an answer tokens, in the last ten seconds: drafts that
+    are kept do not shorten it. Absent while no answer ran."""
     prompt_tokens_total: Count | None = None
     """Since `epoch` began, as are the next two: tokens of the prompts that were received, without
     those that the prefix cache held. The three are absent in reports of older engines."""

@@ -25,7 +25,7 @@ DECODE_LINE_STEPS: Final = 40
 DECODE_LINE_SECONDS: Final = 1.0
 """Between two such lines, at least: a small model makes hundreds of steps a second."""
 ITL_SECONDS: Final = 10.0
-"""Over so long the time between two tokens is averaged."""
+"""Over so long the time between the tokens of an answer is averaged."""
 FORGETTING: Final = 0.98
 """A step that computed prompts counts for a third after fifty more."""
 
@@ -37,10 +37,10 @@ class _Second:
     """Steps that ended within one second."""
 
     began_seconds: float
-    tokens: int = 0
-    """Of rows that decode or are verified."""
+    rows: int = 0
+    """That decoded or were verified, of all steps together."""
     waited_seconds: float = 0.0
-    """For these tokens, summed."""
+    """For their tokens, summed."""
 
 
 class Pace:
@@ -66,7 +66,7 @@ class Pace:
         if batch.extend_rows:
             self._prefilled(shape_of(batch).extend_tokens, now_seconds - began_seconds)
         if rows := batch.answering_rows:
-            self._waited(rows, rows + accepted_tokens, began_seconds, now_seconds)
+            self._waited(rows, began_seconds, now_seconds)
 
     @property
     def generated_tokens(self) -> int:
@@ -83,13 +83,14 @@ class Pace:
         return self._prefill_weight / self._prefill_seconds
 
     def itl_seconds(self, now_seconds: float) -> float | None:
-        """Mean time between two tokens of an answer in the last `ITL_SECONDS`; steps that decode
-        rows had to sit out count as waiting. None while no answer ran."""
+        """Mean time between two steps that gave an answer tokens, in the last `ITL_SECONDS`. Steps
+        that decode rows had to sit out count as waiting, kept drafts as one token with that of
+        their step. None while no answer ran."""
         self._forget(now_seconds)
-        tokens = sum(second.tokens for second in self._seconds)
-        if not tokens:
+        rows = sum(second.rows for second in self._seconds)
+        if not rows:
             return None
-        return sum(second.waited_seconds for second in self._seconds) / tokens
+        return sum(second.waited_seconds for second in self._seconds) / rows
 
     def take_decode_rate(self, now_seconds: float) -> float:
         """Tokens per second since the last call."""
@@ -113,7 +114,7 @@ class Pace:
         self._prefill_weight = self._prefill_weight * FORGETTING + tokens * tokens
         self._prefill_seconds = self._prefill_seconds * FORGETTING + tokens * step_seconds
 
-    def _waited(self, rows: int, tokens: int, began_seconds: float, now_seconds: float) -> None:
+    def _waited(self, rows: int, began_seconds: float, now_seconds: float) -> None:
         last = self._last_decode_seconds
         since = began_seconds if last is None else last
         self._last_decode_seconds = now_seconds
@@ -121,7 +122,7 @@ class Pace:
             self._seconds.append(_Second(now_seconds))
             self._forget(now_seconds)
         second = self._seconds[-1]
-        second.tokens += tokens
+        second.rows += rows
         second.waited_seconds += rows * (now_seconds - since)
 
     def _forget(self, now_seconds: float) -> None:
@@ -175,6 +176,9 @@ def load_from(
         finished_requests=status.finished_requests,
         drafted_tokens=status.drafted_tokens,
         accepted_tokens=status.accepted_tokens,
+        beta=status.beta,
+        average_usage=status.average_usage,
+        saved_share=status.saved_share,
         host_cache=status.host_cache,
     )
 

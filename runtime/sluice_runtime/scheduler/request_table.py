@@ -204,6 +204,8 @@ class Running(Collection[Request]):
         nor at their last token."""
         self.context_tokens = 0
         """Computed tokens of all ready requests together."""
+        self._last_ticks = 0
+        """Of all ready requests together."""
 
     def __len__(self) -> int:
         return len(self._timelines)
@@ -234,6 +236,13 @@ class Running(Collection[Request]):
     def reserved_tokens(self, ratio: float) -> float:
         """Tokens that all are expected to generate still; `ratio` is the new-token ratio."""
         return self._expected[True] + self._expected[False] * ratio
+
+    def saved_share(self, ratio: float) -> float:
+        """Share that is not reserved of the memory that all would hold with the whole of their
+        max_tokens reserved, prompts included; 0 without any. `ratio` is the new-token ratio."""
+        to_come = self._last_ticks - self._tick * self.ready_rows
+        whole = self.context_tokens + to_come
+        return (to_come - self.reserved_tokens(ratio)) / whole if whole else 0.0
 
     def join(self, request: Request) -> None:
         """The step that is being made computes the rest of its prompt: it decodes in the next."""
@@ -272,6 +281,8 @@ class Running(Collection[Request]):
         assert self.reserved_tokens(0.5) == reserved_tokens(ready, 0.5), "the reserve is off"
         computed = sum(request.computed_tokens for request in ready)
         assert self.context_tokens == computed, "the context is off"
+        to_come = sum(request.remaining_tokens for request in ready)
+        assert self._last_ticks - self._tick * len(ready) == to_come, "what is to come is off"
         needing = set(rows_needing_page(ready, self._page_size))
         assert set(self.rows_needing_page()) == needing, "a page is missed"
 
@@ -284,6 +295,7 @@ class Running(Collection[Request]):
             self._last_token_in_flight.add(request)
             return
         self.context_tokens += request.computed_tokens
+        self._last_ticks += timeline.last_tick
         self._expected[request.ignore_eos] += min(left, RESERVED_TOKENS_CLIP)
         self._ending[timeline.last_tick].add(request)
         if timeline.above_clip_until > self._tick:
@@ -298,6 +310,7 @@ class Running(Collection[Request]):
             self._last_token_in_flight.remove(request)
             return
         self.context_tokens -= timeline.tokens_minus_tick + self._tick
+        self._last_ticks -= timeline.last_tick
         left = min(timeline.last_tick - self._tick, RESERVED_TOKENS_CLIP)
         self._expected[request.ignore_eos] -= left
         _cancel(self._ending, timeline.last_tick, request)
@@ -322,6 +335,7 @@ class Running(Collection[Request]):
         for request in self._ending.pop(tick, ()):
             self._decreasing[request.ignore_eos] -= 1
             self.context_tokens -= self._timelines[request].tokens_minus_tick + tick
+            self._last_ticks -= tick
             self._last_token_in_flight.add(request)
 
 
@@ -371,9 +385,16 @@ class NewTokenRatio:
         self._used_sum = 0.0
 
     @property
+    def average_usage(self) -> float | None:
+        """Mean share of max_tokens that the last completions used; None before there were any."""
+        return self._used_sum / len(self._used) if self._used else None
+
+    @property
     def beta(self) -> float:
-        """Mean share of max_tokens that the last completions used; 0.5 before there were any."""
-        return self._used_sum / len(self._used) if self._used else INITIAL_BETA
+        """Share of max_tokens that the next requests are expected to use: what the last ones did;
+        0.5 before there were any."""
+        usage = self.average_usage
+        return INITIAL_BETA if usage is None else usage
 
     @property
     def target(self) -> float:

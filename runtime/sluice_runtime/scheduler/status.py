@@ -48,7 +48,11 @@ class Status:
     """Since the start: cached pages that were needed for something else."""
     new_token_ratio: float
     beta: float
+    """Share of max_tokens that the next requests are expected to use."""
+    average_usage: float | None
     """Mean share of max_tokens that the last completions used."""
+    saved_share: float
+    """Memory that admission leaves to others; see `Running.saved_share`."""
     prefilling: ChunkProgress | None
     admission_reason: str
     """Why the last step has no more prompts: `PrefillPlan.reason`."""
@@ -122,6 +126,8 @@ def status_of(
         evicted_pages=kv.evicted_pages,
         new_token_ratio=ratio.value,
         beta=ratio.beta,
+        average_usage=ratio.average_usage,
+        saved_share=table.running.saved_share(ratio.value),
         prefilling=progress_of(prefilling),
         admission_reason=counts.admission_reason,
         retractions=counts.retractions,

@@ -45,6 +45,8 @@ class Timeline:
     first_token_seconds: float | None = None
     last_token_seconds: float | None = None
     output_tokens: int = 0
+    gaps: int = 0
+    """Between the steps that gave it tokens; those of one step arrive together."""
     queue_seconds: float = 0.0
     """From the arrival to the first step."""
     answered: bool = False
@@ -56,20 +58,30 @@ class Timeline:
         return (now_seconds if first is None else first) - self.arrival_seconds
 
     @property
-    def itl_seconds(self) -> float:
-        """The mean; 0 for less than two tokens."""
+    def decode_seconds(self) -> float:
+        """From the first token to the last; 0 without any."""
         if self.first_token_seconds is None or self.last_token_seconds is None:
             return 0.0
-        gaps = max(1, self.output_tokens - 1)
-        return (self.last_token_seconds - self.first_token_seconds) / gaps
+        return self.last_token_seconds - self.first_token_seconds
+
+    @property
+    def itl_seconds(self) -> float:
+        """The mean time between steps with tokens, which kept drafts do not shorten; 0 for one."""
+        return self.decode_seconds / max(1, self.gaps)
+
+    @property
+    def token_seconds(self) -> float:
+        """The mean time of a token after the first, kept drafts included."""
+        return self.decode_seconds / max(1, self.output_tokens - 1)
 
 
 class KeptSlo:
     """How many answers kept the engine's `slo` since its start, for the load report.
 
     An answer keeps it if its first token came within `ttftMilliseconds` of the request's arrival
-    here, and the mean time between its tokens is within `itlMilliseconds`. An answer that its
-    reader gave up counts only if it was late by then: else those who lose patience would make the
+    here, and the mean time between the steps that gave it tokens is within `itlMilliseconds`: so
+    far apart are the events of its stream, however many tokens each has. An answer that its reader
+    gave up counts only if it was late by then: else those who lose patience would make the
     share look better. Refusals and errors do not count, as another engine may take the request.
     """
 
@@ -162,6 +174,9 @@ class EngineMetrics:
         self._gauges["sluice_queued_work_seconds"].set(load.queued_work_seconds)
         self._gauges["sluice_grammar_requests"].set(load.grammar_requests)
         self._gauges["sluice_new_token_ratio"].set(load.new_token_ratio)
+        self._gauges["sluice_new_token_beta_ratio"].set(load.beta)
+        self._gauges["sluice_max_tokens_used_ratio"].set(load.average_usage or 0.0)
+        self._gauges["sluice_reserve_saved_ratio"].set(load.saved_share)
         self._gauges["sluice_chunk_budget_tokens"].set(load.chunk_budget_tokens)
         self._gauges["sluice_step_prediction_error_ratio"].set(load.step_error_ratio)
         used = load.kv_pages_total - load.kv_pages_free - load.kv_pages_evictable
@@ -248,7 +263,7 @@ class EngineMetrics:
                     timeline.queue_seconds,
                     timeline.first_token_seconds - timeline.arrival_seconds,
                     last_seconds - timeline.arrival_seconds,
-                    timeline.itl_seconds,
+                    timeline.token_seconds,
                 )
             if self.kept_slo is not None:
                 reason = "stop" if timeline.answered else delta.finish_reason
@@ -261,7 +276,8 @@ class EngineMetrics:
                 seconds - timeline.arrival_seconds
             )
             self._counters["sluice_cached_prompt_tokens_total"].inc(delta.cached_tokens)
-        else:
+        elif seconds > timeline.last_token_seconds:
+            timeline.gaps += 1
             self._histograms["sluice_inter_token_seconds"].observe(
                 seconds - timeline.last_token_seconds
             )

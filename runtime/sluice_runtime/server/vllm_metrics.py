@@ -41,7 +41,7 @@ PHASES: Final = (
     ("vllm:request_prefill_time_seconds", "First step to first token."),
     ("vllm:request_decode_time_seconds", "First token to last token."),
     ("vllm:request_inference_time_seconds", "First step to last token."),
-    ("vllm:request_time_per_output_token_seconds", "Mean time between tokens of an answer."),
+    ("vllm:request_time_per_output_token_seconds", "Mean time of a token after the first."),
 )
 OUTCOMES: Final = {"tool_calls": "stop", "refused": None}
 """Of our outcomes those that vLLM names otherwise; None: such requests are not counted."""
@@ -68,12 +68,12 @@ class VllmMetrics:
         self._model = model
 
     def ended(
-        self, queue_seconds: float, first_seconds: float, last_seconds: float, itl_seconds: float
+        self, queue_seconds: float, first_seconds: float, last_seconds: float, token_seconds: float
     ) -> None:
         """An answer ended. Its first step, its first and its last token came so long after its
-        arrival; `itl_seconds`: its mean time between tokens."""
+        arrival; `token_seconds`: the mean time of a token after the first."""
         prefill, decode = first_seconds - queue_seconds, last_seconds - first_seconds
-        phases = (prefill, decode, prefill + decode, itl_seconds)
+        phases = (prefill, decode, prefill + decode, token_seconds)
         for histogram, seconds in zip(self._phases, phases, strict=True):
             histogram.observe(max(0.0, seconds))
 

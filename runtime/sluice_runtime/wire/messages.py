@@ -302,6 +302,12 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drafted_tokens: int = 0
     """Since the start: drafts that were verified; and those of them that answers kept."""
     accepted_tokens: int = 0
+    beta: float = 0.0
+    """Share of max_tokens that the next requests are expected to use."""
+    average_usage: float | None = None
+    """Mean share of max_tokens that the last answers used; None before there were any."""
+    saved_share: float = 0.0
+    """Memory that admission does not reserve, of what all of max_tokens would take."""
     host_cache: HostCacheLoad | None = None
 
 

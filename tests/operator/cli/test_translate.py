@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.cli.image_options import DEFAULT_IMAGES
 from sluice_operator.cli.main import main
+from sluice_operator.cli.preview import preview
 from sluice_operator.cli.translate import sglang, vllm
-from sluice_operator.cli.translate.rows import Flag
+from sluice_operator.cli.translate.accepted import document, make_acceptable
+from sluice_operator.cli.translate.rows import REPLICAS, Flag, NotCarriedError
 from sluice_operator.cli.translate.translate import ENGINES, UntranslatableError, translate
+from sluice_operator.cli.yaml_text import to_yaml
+
+from tests.examples import examples
 
 ROWS = [(engine, flag) for engine, flags in ENGINES.items() for flag in flags]
 
@@ -26,6 +35,8 @@ VLLM = {
     "--gpu-memory-utilization 0.9": {"engine": {"memoryFraction": 0.9}},
     "--block-size 32": {"engine": {"pageSize": 32}},
     "--kv-cache-dtype fp8": {"engine": {"kvCacheDtype": "fp8_e4m3"}},
+    "-dp 3": {"pools": {"mixed": {"replicas": 3, "accelerator": {"count": 1}}}},
+    "--device cuda": {},
     "--scheduling-policy priority": {"engine": {"schedulingPolicy": "priority"}},
     "--schedule_policy fcfs": {"engine": {"schedulingPolicy": "fcfs"}},
     "--enable-prefix-caching": {"engine": {"prefixCache": True}},
@@ -54,6 +65,35 @@ VLLM = {
     '--speculative-config={"method":"draft_model","model":"/draft"}': {
         "engine": {"speculation": {"method": "Draft", "draft": {"uri": "file:///draft"}}}
     },
+    "--speculative-config.method ngram --speculative-config.num_speculative_tokens 5": {
+        "engine": {"speculation": {"method": "NGram", "tokens": 5}}
+    },
+    '--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}': {
+        "mode": "Disaggregated",
+        "engine": {"kvTransfer": {"backend": "NIXL", "protocol": "rdma"}},
+    },
+    '--kv-transfer-config {"kv_connector":"MooncakeConnector","kv_role":"kv_producer"}': {
+        "mode": "Disaggregated",
+        "engine": {"kvTransfer": {"backend": "Mooncake"}},
+    },
+    '--kv-transfer-config {"kv_connector":"MooncakeConnector","kv_role":"kv_consumer",'
+    '"kv_connector_extra_config":{"mooncake_protocol":"rdma"}}': {
+        "mode": "Disaggregated",
+        "engine": {"kvTransfer": {"backend": "Mooncake", "protocol": "rdma"}},
+    },
+    "--served-model-name a b c": {"model": {"name": "a", "aliases": ["b", "c"]}},
+    '--lora-modules a=/adapters/a {"name":"b","path":"org/b"} --max-loras 2 --max-lora-rank 32': {
+        "model": {
+            "adapters": [
+                {"name": "a", "uri": "file:///adapters/a"},
+                {"name": "b", "uri": "hf://org/b"},
+            ]
+        },
+        "engine": {"maxLorasPerBatch": 2, "maxLoraRank": 32},
+    },
+    "--cudagraph-capture-sizes 1 2 64 8": {"engine": {"cudaGraphMaxBatch": 64}},
+    "--cudagraph-capture-sizes 1 2 64 --enforce-eager": {"engine": {"cudaGraphMaxBatch": 0}},
+    "--enforce-eager --cudagraph-capture-sizes 1 2 64": {"engine": {"cudaGraphMaxBatch": 0}},
     "--kv-offloading-size 64": {"engine": {"hostCache": {"memory": "64Gi"}}},
     "--kv-offloading-size 0.5": {"engine": {"hostCache": {"memory": "512Mi"}}},
 }
@@ -92,8 +132,26 @@ SGLANG = {
     "--disaggregation-mode null": {"mode": "Mixed"},
     "--reasoning-parser qwen3-thinking": {"engine": {"reasoningFormat": "qwen3"}},
     "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8": {
-        "engine": {"speculation": {"method": "NGram", "tokens": 8}}
+        "engine": {"speculation": {"method": "NGram", "tokens": 7}}
     },
+    "--speculative-algorithm STANDALONE --speculative-draft-model-path /draft "
+    "--speculative-num-draft-tokens 32 --speculative-num-steps 5 --speculative-eagle-topk 8": {
+        "engine": {
+            "speculation": {"method": "Draft", "tokens": 5, "draft": {"uri": "file:///draft"}}
+        }
+    },
+    "--lora-paths a=/adapters/a /adapters/b": {
+        "model": {
+            "adapters": [
+                {"name": "a", "uri": "file:///adapters/a"},
+                {"name": "b", "uri": "file:///adapters/b"},
+            ]
+        }
+    },
+    "--schedule-policy fcfs --enable-priority-scheduling": {
+        "engine": {"schedulingPolicy": "priority"}
+    },
+    "--cuda-graph-bs 1 2 4": {"engine": {"cudaGraphMaxBatch": 4}},
     "--speculative-algorithm STANDALONE --speculative-draft-model-path /draft": {
         "engine": {"speculation": {"method": "Draft", "draft": {"uri": "file:///draft"}}}
     },
@@ -107,24 +165,54 @@ SGLANG = {
     "--disaggregation-transfer-backend mooncake": {
         "engine": {"kvTransfer": {"backend": "Mooncake"}}
     },
+    "--disaggregation-transfer-backend nixl --disaggregation-ib-device mlx5_0": {
+        "engine": {"kvTransfer": {"backend": "NIXL", "protocol": "rdma", "device": "mlx5_0"}}
+    },
+    "--disaggregation-transfer-backend mooncake_tcp": {
+        "engine": {"kvTransfer": {"backend": "Mooncake", "protocol": "tcp"}}
+    },
 }
 
 
+ONE_GPU = {"accelerator": {"count": 1}}
+
+
+def with_gpus(spec: dict[str, Any]) -> dict[str, Any]:
+    """The spec with a GPU for each engine, where it does not say how many."""
+    two = spec.get("mode") == "Disaggregated"
+    pools = dict.fromkeys(("prefill", "decode") if two else ("mixed",), ONE_GPU)
+    return {"pools": pools} | spec
+
+
 @pytest.mark.parametrize(
-    ("engine", "given", "spec"),
+    ("engine", "command", "spec"),
     [("vllm", *row) for row in VLLM.items()] + [("sglang", *row) for row in SGLANG.items()],
 )
-def test_known_flags_become_settings(engine: str, given: str, spec: dict[str, Any]) -> None:
-    found = translate(engine, given.split())
-    assert found.spec == spec
-    assert len(found.lines) >= 1
+def test_known_flags_become_settings(engine: str, command: str, spec: dict[str, Any]) -> None:
+    translation = translate(engine, command.split())
+    assert translation.spec == with_gpus(spec)
+    assert translation.lines or translation.comments
+
+
+def test_only_on_a_cpu_has_an_engine_no_gpu() -> None:
+    for flags, pools in (
+        ("", {"mixed": {"accelerator": {"count": 1}}}),
+        ("--tp 1 --device auto", {"mixed": {"accelerator": {"count": 1}}}),
+        ("--tp 4 --device cuda", {"mixed": {"accelerator": {"count": 4}}}),
+        ("--device cpu", None),
+    ):
+        line = ["vllm", "serve", "/models/a", *flags.split()]
+        assert translate("vllm", line).spec.get("pools") == pools
+    with pytest.raises(UntranslatableError, match="--device: 'tpu' is not allowed; allowed: auto"):
+        translate("vllm", ["--device", "tpu"])
 
 
 @pytest.mark.parametrize(("engine", "flag"), ROWS, ids=lambda v: getattr(v, "names", [v])[0])
 def test_every_row_names_a_real_setting_and_explains_itself(engine: str, flag: Flag) -> None:
     assert flag.says
     assert "\n" not in flag.says
-    for path in filter(None, (flag.path, *flag.also)):
+    paths = [flag.path, *flag.also] if flag.path != REPLICAS else []
+    for path in filter(None, paths):
         shape: Any = _schema()
         defs = shape["$defs"]
         for part in path.split("."):
@@ -143,11 +231,8 @@ def _shapes(shape: dict[str, Any], defs: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def test_a_head_of_eagles_is_a_method_of_its_own() -> None:
-    assert vllm.speculation('{"method":"eagle3","model":"a/head","num_speculative_tokens":3}') == {
-        "method": "Eagle",
-        "tokens": 3,
-        "draft": {"uri": "hf://a/head"},
-    }
+    settings = vllm.speculation('{"method":"eagle3","model":"a/head","num_speculative_tokens":3}')
+    assert settings.value == {"method": "Eagle", "tokens": 3, "draft": {"uri": "hf://a/head"}}
     (algorithm,) = (flag for flag in sglang.FLAGS if "speculative-algorithm" in flag.names)
     assert algorithm.convert is not None
     assert algorithm.convert("EAGLE3") == "Eagle"
@@ -160,7 +245,7 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("command", "line"),
     [
         ("python -m sglang.launch_server", "--model: 'sglang.launch_server' is not allowed"),
         ("--max-num-seqs many", "--max-num-seqs: 'many' is not allowed; allowed: a whole number"),
@@ -188,18 +273,19 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
         ("--max-num-batched-tokens 8", "allowed: -1 (off) or at least pageSize"),
     ],
 )
-def test_values_that_have_no_meaning_here_are_refused_by_name(given: str, line: str) -> None:
+def test_values_that_have_no_meaning_here_are_refused_by_name(command: str, line: str) -> None:
     with pytest.raises(UntranslatableError) as caught:
-        translate("vllm", given.split())
+        translate("vllm", command.split())
     assert line in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "name", "line"),
+    ("command", "name", "line"),
     [
-        ("--enable-lora", "enable-lora", "--enable-lora: left out, not known here"),
-        ("--disable-log-requests --x", "x", "--disable-log-requests: left out, not known here"),
-        ("--uvicorn-log-level k", "uvicorn-log-level", "--uvicorn-log-level k: left out"),
+        ("--enable-x", "enable-x", "--enable-x: left out, not known here"),
+        ("--disable-log-requests --x", "x", "--x: left out, not known here"),
+        ("--x-level k", "x-level", "--x-level k: left out, not known here"),
+        ("--x-token k", "x-token", "--x-token: left out, not known here"),
         (
             "--max-num-seq 8",
             "max-num-seq",
@@ -209,11 +295,11 @@ def test_values_that_have_no_meaning_here_are_refused_by_name(given: str, line: 
     ],
 )
 def test_unknown_flags_are_left_out_with_a_line_and_refused_when_strict(
-    given: str, name: str, line: str
+    command: str, name: str, line: str
 ) -> None:
-    flags = ["--model", "/m", *given.split()]
+    flags = ["--model", "/m", *command.split()]
     found = translate("vllm", flags)
-    assert found.spec == {"model": {"uri": "file:///m"}}
+    assert found.spec == with_gpus({"model": {"uri": "file:///m"}})
     assert any(shown.startswith(line) for shown in found.lines)
     assert any(note.startswith(line) for note in found.notes)
     with pytest.raises(UntranslatableError, match=rf"--{name}: is not known here"):
@@ -227,54 +313,236 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert [line.split(":")[0] for line in lines] == ["--foo", "--bar", "--page-size"]
 
 
-def test_the_command_prints_yaml_with_a_line_for_each_flag(
+def test_the_command_prints_yaml_with_a_comment_behind_each_setting(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = ["--max-num-seqs", "128", "--enable-prefix-caching", "--tp", "2"]
+    flags = ["--model", "/m", "--max-num-seqs", "128", "--tp", "2", "--host", "0.0.0.0"]
     assert main(["translate", "--from", "vllm", "--", *flags]) == 0
     shown = capsys.readouterr()
-    assert yaml.safe_load(shown.out) == {
-        "apiVersion": "serving.sluice.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": "model"},
-        "spec": {
-            "engine": {
-                "maxRunningRequests": 128,
-                "prefixCache": True,
-                "tensorParallelSize": 2,
-            },
-            "pools": {"mixed": {"accelerator": {"count": 2}}},
-        },
-    }
-    comments = [line for line in shown.out.splitlines() if line.startswith("# ")]
-    assert comments[0] == (
-        "# --max-num-seqs 128 is engine.maxRunningRequests: 128 (most requests that run at once)"
+    assert (
+        shown.out
+        == """\
+# --host 0.0.0.0: not needed: every pod listens on its own address
+apiVersion: serving.sluice.dev/v1alpha1
+kind: InferenceService
+metadata:
+  name: m
+spec:
+  model:
+    uri: file:///m  # --model /m: where the weights are
+  engine:
+    maxRunningRequests: 128  # --max-num-seqs 128: most requests that run at once
+    tensorParallelSize: 2  # --tp 2: GPUs that share each layer
+  pools:
+    mixed:
+      accelerator:
+        count: 2  # GPUs of one engine
+"""
     )
-    assert len(comments) == 4
-    assert shown.err == "note: model.uri: no flag names it; an InferenceService needs it\n"
+    assert shown.err == ""
+
+
+EAGLE = "--speculative-algorithm EAGLE3 --speculative-draft-model-path /head"
 
 
 @pytest.mark.parametrize(
-    ("engine", "given", "note"),
+    ("engine", "command", "note", "spec"),
     [
-        ("vllm", "--max-num-seqs 8", "model.uri: no flag names it; an InferenceService needs it"),
         (
             "sglang",
             "--model-path /m --max-total-tokens 100003",
             "engine.kvPoolTokens: 100003 is rounded down to 100000, whole pages of 16",
+            {"engine": {"kvPoolTokens": 100_000}},
         ),
         (
             "vllm",
             '--model /m --speculative-config {"method":"draft_model","model":"a/draft"}',
-            "engine.speculation.draft.uri: add model.cache, to which hf:// is downloaded once",
+            "model.cache.size: 200Gi is a guess",
+            {
+                "model": {"uri": "file:///m", "adapters": [], "cache": {"size": "200Gi"}},
+                "engine": {"speculation": {"method": "Draft", "draft": {"uri": "hf://a/draft"}}},
+            },
+        ),
+        (
+            "vllm",
+            "--model s3://bucket/b",
+            "model.cache.size: 200Gi is a guess",
+            {"model": {"uri": "s3://bucket/b", "cache": {"size": "200Gi"}}},
+        ),
+        (
+            "vllm",
+            '--model /m --speculative-config {"method":"draft_model","model":"s3://a/b"}',
+            "engine.speculation: {",
+            {},
+        ),
+        (
+            "vllm",
+            "--model /m --quantization fp8",
+            "--quantization fp8: not done: name an FP8 checkpoint",
+            {},
+        ),
+        (
+            "vllm",
+            '--model /m --kv-transfer-config {"kv_connector":"LMCacheConnectorV1"}',
+            '--kv-transfer-config {"kv_connector":"LMCacheConnectorV1"}: not done: '
+            "LMCacheConnectorV1 is not here",
+            {},
+        ),
+        (
+            "vllm",
+            '--model /m --kv-transfer-config {"kv_connector":"NixlConnector","kv_port":1}',
+            "--kv-transfer-config: not done: kv_port has no setting",
+            {
+                "mode": "Disaggregated",
+                "engine": {"kvTransfer": {"backend": "NIXL", "protocol": "rdma"}},
+            },
+        ),
+        (
+            "sglang",
+            f"--model-path /m --tp 1 --disaggregation-mode prefill {EAGLE}",
+            "engine.speculation: {",
+            {"mode": "Disaggregated", "engine": {"tensorParallelSize": 1}},
+        ),
+        (
+            "sglang",
+            f"--model-path /m --hicache-size 8 {EAGLE} --cuda-graph-max-bs 8",
+            "engine.speculation: {",
+            {"engine": {"hostCache": {"memory": "8G"}, "cudaGraphMaxBatch": 8}},
+        ),
+        (
+            "sglang",
+            "--model-path /m --enable-hierarchical-cache",
+            "--enable-hierarchical-cache: not done: it is on where --hicache-size gives its memory",
+            {},
+        ),
+        (
+            "sglang",
+            "--model-path /m --hicache-size 8 --disable-radix-cache",
+            "engine.hostCache: {",
+            {"engine": {"prefixCache": False}},
+        ),
+        (
+            "sglang",
+            "--model-path /m --disaggregation-ib-device mlx5_0",
+            "engine.kvTransfer: {",
+            {},
+        ),
+        (
+            "vllm",
+            "--model /m --revision main",
+            'model.revision: "main" is left out: "main" is not allowed; allowed: only with a',
+            {},
         ),
     ],
 )
-def test_what_is_not_there_yet_and_what_was_changed_is_said_on_stderr(
-    engine: str, given: str, note: str, capsys: pytest.CaptureFixture[str]
+def test_what_plan_would_refuse_and_what_is_lost_has_a_note(
+    engine: str,
+    command: str,
+    note: str,
+    spec: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["translate", "--from", engine, "--", *given.split()]) == 0
-    assert f"note: {note}" in capsys.readouterr().err
+    assert main(["translate", "--from", engine, "--", *command.split()]) == 0
+    shown = capsys.readouterr()
+    assert f"note: {note}" in shown.err
+    printed = yaml.safe_load(shown.out)
+    assert printed["spec"] == with_gpus({"model": {"uri": "file:///m"}} | spec)
+    assert preview(printed, DEFAULT_IMAGES).plan.refusal is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "command", "line"),
+    [
+        ("vllm", "--max-num-seqs 8", "vllm: model.uri: no flag names the model"),
+        ("vllm", "a/b --pipeline-parallel-size 2", "vllm --pipeline-parallel-size: '2' is not all"),
+        ("vllm", "a/b -tp 65", "vllm engine.tensorParallelSize: Input should be less than or eq"),
+        (
+            "vllm",
+            "a/b --device cpu -tp 2",
+            "vllm: spec.engine.tensorParallelSize: 2 is not allowed",
+        ),
+        ("vllm", "a/b --lora-modules b=/x", 'vllm: spec.model.adapters[0].name: "b" is not allow'),
+        ("vllm", "a/b --kv-transfer-config {}", "a JSON object with kv_connector"),
+        (
+            "vllm",
+            'a/b --kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"both"}',
+            "allowed: kv_role kv_producer, kv_consumer, kv_both",
+        ),
+        ("sglang", "--model-path a/b --speculative-num-draft-tokens 1", "whole number, at least 2"),
+        ("sglang", "--model-path a/b --disaggregation-transfer-backend mori", "mooncake_tcp, nixl"),
+        ("sglang", "a/b", "sglang a/b: is no flag; allowed: --model-path a/b"),
+        (
+            "vllm",
+            "a/b --enable-prefix-caching --no-enable-prefix-caching",
+            "contradicts --enable-prefix-caching: both set engine.prefixCache",
+        ),
+        ("vllm", "a/b c/d", "vllm c/d: is no flag; a/b is the model"),
+    ],
+)
+def test_what_cannot_be_planned_is_not_printed(
+    engine: str, command: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["translate", "--from", engine, "--", *command.split()]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert line in shown.err
+
+
+WORDS = (
+    "1", "2", "3", "-1", "0.9", "16", "4096", "100003", "1 2 8", "auto", "cpu", "fp8", "/a/b",
+    "org/name", "s3://bucket/x", "a=/adapters/a", "a b", "lpm", "priority", "fcfs", "EAGLE3",
+    "NGRAM", "STANDALONE", "prefill", "nixl", "mooncake", "mlx5_0", "flashinfer", "torch_native",
+    "TORCH_SDPA", "float16", "hermes", "mistral", "qwen3", "awq", "lru", "main",
+    '{"method":"ngram"}', '{"method":"eagle3","model":"/h"}',
+    '{"method":"draft_model","model":"o/d"}',
+    '{"kv_connector":"NixlConnector"}', '{"kv_connector":"MultiConnector"}',
+)  # fmt: skip
+
+
+def _understood(flag: Flag) -> list[str | None]:
+    """Values that the flag takes."""
+    if flag.convert is None:
+        return [None]
+    values: list[str | None] = []
+    for word in WORDS:
+        with suppress(ValueError, NotCarriedError):
+            flag.convert(word)
+            values.append(word)
+    return values
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("engine", ENGINES)
+@examples(100)
+@given(data=st.data())
+def test_whatever_flags_come_together_plan_takes_what_is_printed(
+    engine: str, data: st.DataObject
+) -> None:
+    setting = [flag for flag in ENGINES[engine] if flag.path or "device" in flag.names]
+    chosen = st.lists(st.integers(0, len(setting) - 1), max_size=8, unique=True)
+    flags = [setting[index] for index in data.draw(chosen)]
+    line = ["--model", "/models/a"]
+    for flag in flags:
+        value = data.draw(st.sampled_from(_understood(flag)))
+        line += [f"--{flag.names[0]}", *(value.split() if value and flag.many else [value or ""])]
+    line = [word for word in line if word]
+    try:
+        translation = translate(engine, line)
+    except UntranslatableError:
+        return
+    if make_acceptable(translation):
+        return
+    service = yaml.safe_load(to_yaml(document(translation)))
+    assert preview(service, DEFAULT_IMAGES).plan.refusal is None
+    notes = "\n".join((*translation.notes, *translation.lines))
+    comments = "\n".join(text for texts in translation.comments.values() for text in texts)
+    for flag in flags:
+        assert f"--{flag.names[0]}" in notes + comments
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_property_above_tries_each_setting(engine: str) -> None:
+    assert [flag.names for flag in ENGINES[engine] if flag.path and not _understood(flag)] == []
 
 
 def test_a_pool_smaller_than_a_page_is_refused() -> None:
@@ -284,7 +552,7 @@ def test_a_pool_smaller_than_a_page_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("command", "name"),
     [
         ("/models/Llama-3.1_8B --max-num-seqs 64", "llama-3-1-8b"),
         ("/models/a --served-model-name org/My.Model", "my-model"),
@@ -293,15 +561,14 @@ def test_a_pool_smaller_than_a_page_is_refused() -> None:
     ],
 )
 def test_what_is_printed_can_be_planned(
-    given: str,
+    command: str,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["translate", "--from", "vllm", "--", "vllm", "serve", *given.split()]) == 0
+    assert main(["translate", "--from", "vllm", "--", "vllm", "serve", *command.split()]) == 0
     printed = capsys.readouterr()
-    note = "note: engines are on CPUs as it stands; pools.mixed.accelerator: {} gives each a GPU\n"
-    assert printed.err == note
+    assert printed.err == ""
     monkeypatch.setattr("sys.stdin", io.StringIO(printed.out))
     assert main(["plan", "-f", "-"]) == 0
     assert f"InferenceService default/{name}: mode Mixed" in capsys.readouterr().out
@@ -310,15 +577,17 @@ def test_what_is_printed_can_be_planned(
 def test_an_unknown_flag_fails_the_command_only_when_strict(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = ["--", "--enable-dp-attention", "--page-size", "32"]
-    assert main(["translate", "--from", "sglang", *flags]) == 0
-    shown = capsys.readouterr()
-    assert yaml.safe_load(shown.out)["spec"] == {"engine": {"pageSize": 32}}
-    assert "note: --enable-dp-attention: left out, not known here" in shown.err
-    assert main(["translate", "--from", "sglang", "--strict", *flags]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith("sglang --enable-dp-attention: is not known here")
+    for unknown, why in (("--enable-x", "not known"), ("--enable-dp-attention", "not done: ")):
+        flags = ["--", "--model-path", "/m", unknown, "--page-size", "32"]
+        assert main(["translate", "--from", "sglang", *flags]) == 0
+        shown = capsys.readouterr()
+        assert yaml.safe_load(shown.out)["spec"]["engine"] == {"pageSize": 32}
+        assert f"note: {unknown}: " in shown.err
+        assert why in shown.err
+        assert main(["translate", "--from", "sglang", "--strict", *flags]) == 1
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert shown.err.startswith(f"sglang {unknown}: ")
 
 
 def test_an_unknown_engine_is_refused() -> None:
@@ -330,24 +599,8 @@ def test_an_unknown_engine_is_refused() -> None:
 def test_quantisation_is_the_checkpoints_own_and_a_key_is_not_shown(engine: str) -> None:
     flags = ["--quantization", "awq", "--api-key", "sk-1"]
     found = translate(engine, flags, strict=True)
-    assert found.spec == {}
+    assert found.spec == with_gpus({})
     assert found.lines[0].startswith("--quantization awq: nothing to set: config.json says it")
     assert found.lines[1] == "--api-key: use router.auth: keys are in a Secret"
     with pytest.raises(UntranslatableError, match="'bitsandbytes' is not allowed; allowed: awq"):
         translate(engine, ["--quantization", "bitsandbytes"])
-
-
-def test_what_is_downloaded_has_a_note_on_the_cache() -> None:
-    def said(*flags: str) -> list[str]:
-        return [note for note in translate("vllm", flags).notes if "model.cache" in note]
-
-    draft = '{"method":"draft_model","model":"%s"}'
-    assert said("--model", "/m") == []
-    assert said("--model", "s3://a/b") == [
-        "model.uri: add model.cache, to which s3:// is downloaded once"
-    ]
-    assert said("--model", "/m", "--speculative-config", draft % "org/small") == [
-        "engine.speculation.draft.uri: add model.cache, to which hf:// is downloaded once"
-    ]
-    refused = said("--model", "/m", "--speculative-config", draft % "s3://a/b")
-    assert "is not implemented yet" in refused[0]

@@ -57,14 +57,22 @@ def without_scores(choice: dict[str, Any]) -> dict[str, Any]:
     return {**choice, "logprobs": scores, "tokens": logprobs.get("tokens")}
 
 
+def figure(metrics: str, name: str) -> float:
+    (value,) = re.findall(rf"^{name} (\S+)$", metrics, re.MULTILINE)
+    return float(value)
+
+
 def test_clients_get_the_answers_of_an_engine_that_does_not_speculate(tmp_path: Path) -> None:
     without, _ = answers(tmp_path)
     model = {"method": "Draft", "draft": {"uri": "dummy://llama-tiny"}}
     for speculation in ({"method": "NGram"}, model):
         drafting, metrics = answers(tmp_path, speculation=speculation)
         assert drafting == without
-        accepted = re.findall(r"^sluice_accepted_tokens_total (\S+)$", metrics, re.MULTILINE)
-        assert float(accepted[0]) > 5, "how many depends on how long steps take"
+        accepted = figure(metrics, "sluice_accepted_tokens_total")
+        assert accepted > 5, "how many depends on how long steps take"
+        first = figure(metrics, "sluice_time_to_first_token_seconds_count")
+        later = figure(metrics, "sluice_generated_tokens_total") - first
+        assert figure(metrics, "sluice_inter_token_seconds_count") == later - accepted
 
 
 def test_clients_get_the_same_answers_where_a_head_drafts(tmp_path: Path) -> None:
@@ -75,5 +83,4 @@ def test_clients_get_the_same_answers_where_a_head_drafts(tmp_path: Path) -> Non
     speculation = {"method": "Eagle", "draft": {"uri": f"file://{head}"}}
     drafting, metrics = answers(tmp_path, speculation=speculation)
     assert drafting == without
-    drafted = re.findall(r"^sluice_drafted_tokens_total (\S+)$", metrics, re.MULTILINE)
-    assert float(drafted[0]) > 0
+    assert figure(metrics, "sluice_drafted_tokens_total") > 0

@@ -44,6 +44,7 @@ def _step(delta: TokenDelta, seconds: float) -> StepResult:
         ((0.6, 0.64, 0.69), "stop", BOTH, (1, 0)),
         ((0.4, 0.44, 0.59), "stop", BOTH, (1, 0)),
         ((0.4, 0.41, 0.49), "stop", BOTH, (1, 1)),  # the mean, not each gap
+        ((0.4, 0.4, 0.4, 0.5, 0.5, 0.5), "stop", BOTH, (1, 0)),  # kept drafts shorten no step
         ((0.4,), "stop", BOTH, (1, 1)),
         ((0.4, 9.0), "stop", SloTargets(ttft_milliseconds=500), (1, 1)),
         ((9.0, 9.04), "stop", SloTargets(itl_milliseconds=50), (1, 1)),

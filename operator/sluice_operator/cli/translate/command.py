@@ -5,28 +5,26 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
-from sluice_operator.api.service import MAX_NAME
+from sluice_operator.cli.translate.accepted import document, make_acceptable
 from sluice_operator.cli.translate.translate import ENGINES, UntranslatableError, translate
 from sluice_operator.cli.yaml_text import to_yaml
-from sluice_operator.kube.kinds import INFERENCE_SERVICE
 
-REFUSED = 1
+REFUSED: Final = 1
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Prints an InferenceService, explained by comments. 1: a flag cannot be translated."""
+    """Prints an InferenceService, explained by comments. 1: a flag cannot be translated, or `sluice
+    plan` would refuse the service."""
     parser = argparse.ArgumentParser(
         prog="sluice translate",
         description="Another engine's flags as an InferenceService that `sluice plan -f -` takes.",
-        epilog="example: sluice translate --from vllm -- --max-num-seqs 128",
+        epilog="example: sluice translate --from vllm -- vllm serve /models/a --max-num-seqs 128",
     )
     parser.add_argument("--from", dest="engine", choices=ENGINES, required=True)
-    parser.add_argument(
-        "--strict", action="store_true", help="refuse unknown flags instead of leaving them out"
-    )
+    parser.add_argument("--strict", action="store_true", help="refuse flags that would be left out")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="after --, as the engine has them")
     options = parser.parse_args(arguments)
     flags = options.flags[1:] if options.flags[:1] == ["--"] else options.flags
@@ -36,18 +34,25 @@ def run(arguments: Sequence[str]) -> int:
         for line in str(error).splitlines():
             print(f"{options.engine} {line}", file=sys.stderr)
         return REFUSED
+    if findings := make_acceptable(translation):
+        for finding in findings:
+            print(f"{options.engine}: {finding}", file=sys.stderr)
+        return REFUSED
     for line in translation.lines:
         print(f"# {line}")
-    kind = {"apiVersion": INFERENCE_SERVICE.api_version, "kind": INFERENCE_SERVICE.kind}
-    metadata = {"name": _name(translation.spec.get("model", {}))}
-    print(to_yaml({**kind, "metadata": metadata, "spec": translation.spec}), end="")
+    for line in _commented(to_yaml(document(translation)), translation.comments):
+        print(line)
     for note in translation.notes:
         print(f"note: {note}", file=sys.stderr)
     return 0
 
 
-def _name(model: Mapping[str, Any]) -> str:
-    """A name for the service, after its model."""
-    model_name = (model.get("name") or model.get("uri") or "").rstrip("/").rpartition("/")[2]
-    name = re.sub(r"[^a-z0-9]+", "-", model_name.lower()).lstrip("-0123456789")
-    return name[:MAX_NAME].rstrip("-") or "model"
+def _commented(text: str, comments: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Lines of YAML, each setting with its comments behind it; `comments`: by path below `spec`."""
+    path: list[str] = []
+    for line in text.splitlines():
+        if key := re.match(r"( *)(\w+):", line):
+            path = [*path[: len(key[1]) // 2], key[2]]
+            if path[0] == "spec" and (explained := comments.get(".".join(path[1:]))):
+                line = f"{line}  # {'; '.join(explained)}"
+        yield line

@@ -1,11 +1,12 @@
 """One row per flag: its name in another engine, our setting, and how the two differ.
 
 And how values of other engines are read: each reader raises ValueError for what it does not
-understand.
+understand, and NotCarriedError for what it understands and a service cannot have.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +15,20 @@ from typing import Any, Final
 
 Convert = Callable[[str], Any]
 """Text of a flag → our value. Raises ValueError, saying what is allowed."""
+
+
+class NotCarriedError(Exception):
+    """What a flag asks for has no counterpart here; `str()` says why, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class Partly:
+    """Our value of a flag, and what of the flag is not carried over."""
+
+    value: Any
+    lost: tuple[str, ...]
+
+
 _FACTORS: Final = {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 2**20}
 
 
@@ -33,6 +48,39 @@ def fraction(text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError("a number") from None
+
+
+def count(least: int) -> Convert:
+    """An integer that is no smaller."""
+
+    def convert(text: str) -> int:
+        if (value := number(text)) < least:
+            raise ValueError(f"a whole number, at least {least}")
+        return value
+
+    return convert
+
+
+def only_one(why: str) -> Convert:
+    """The number 1, which changes nothing; a larger one is refused, saying `why`."""
+
+    def convert(text: str) -> int:
+        if number(text) != 1:
+            raise ValueError(f"1: {why}")
+        return 1
+
+    return convert
+
+
+def largest(text: str) -> int:
+    """The largest of several numbers, in JSON or as words."""
+    return max(number(word) for word in text.strip("[]").replace(",", " ").split() or [text])
+
+
+def names(text: str) -> dict[str, Any]:
+    """The name of a model, and its further ones."""
+    first, *more = text.split()
+    return {"name": first, **({"aliases": more} if more else {})}
 
 
 def gigabytes(unit: str) -> Convert:
@@ -64,6 +112,45 @@ def one_of(names: Mapping[str, Any]) -> Convert:
         return names[text]
 
     return convert
+
+
+def those(*kept: str, lost: str) -> Convert:
+    """Values that need no setting; of any other, `lost` says why it is not carried over."""
+
+    def convert(text: str) -> str:
+        if text not in kept:
+            raise NotCarriedError(lost)
+        return text
+
+    return convert
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The JSON object in a text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object")
+    return value
+
+
+def adapters(text: str) -> list[dict[str, Any]]:
+    """LoRA adapters: `name=path`, a path, or a JSON object with both."""
+    specs = []
+    for word in re.findall(r"\{[^}]*\}|\S+", text):
+        if word.startswith("{"):
+            fields = json_object(word)
+            name = fields.get("name") or fields.get("lora_name")
+            path = fields.get("path") or fields.get("lora_path")
+        else:
+            name, equals, path = word.partition("=")
+            name, path = (name, path) if equals else (word.rstrip("/").rpartition("/")[2], word)
+        if not (isinstance(name, str) and isinstance(path, str) and name and path):
+            raise ValueError("name=path, a path, or a JSON object with both")
+        specs.append({"name": name, "uri": model_uri(path)})
+    return specs
 
 
 def model_uri(text: str) -> str:
@@ -108,6 +195,20 @@ class Flag:
     """Further settings that it asks for, by path."""
     is_secret: bool = False
     """Its value is not shown."""
+    many: bool = False
+    """Takes all words up to the next flag."""
+    yields: bool = False
+    """Gives way to another flag for the same setting; two others with different values are an
+    error."""
+    lost: bool = False
+    """What it asks for is not carried over; `says` has the reason."""
+    needs: str = ""
+    """A path that another flag has to set; else it is not carried over, for the reason `says`."""
+
+    @property
+    def is_lost_switch(self) -> bool:
+        """Whether it turns something on that is always off here."""
+        return self.lost and self.convert is None
 
 
 def switch(name: str, path: str, value: Any, says: str) -> Flag:
@@ -115,9 +216,14 @@ def switch(name: str, path: str, value: Any, says: str) -> Flag:
     return Flag((name,), path, says, None, value)
 
 
-def needless(*names: str, says: str) -> Flag:
-    """A flag that the operator takes care of."""
-    return Flag(names, "", says)
+def needless(*names: str, says: str, takes: bool = True, many: bool = False) -> Flag:
+    """Flags that the operator takes care of, or that change no answer; `takes`: have values."""
+    return Flag(names, "", says, text_value if takes else None, many=many)
+
+
+def lost(*names: str, says: str, takes: bool = True, many: bool = False) -> Flag:
+    """Flags without a counterpart; `says`: why, or what to do instead."""
+    return Flag(names, "", says, text_value if takes else None, many=many, lost=True)
 
 
 SPECULATION: Final = "where drafts come from; Sluice verifies fewer, or none, where more do not pay"
@@ -145,25 +251,99 @@ def sets(path: str, *names: str) -> Flag:
     return Flag(names, path, says, convert)
 
 
-QUANTIZATIONS: Final = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt")
-"""Formats of checkpoints that engines read."""
+CHECKPOINTS: Final = (
+    "awq", "awq_marlin", "compressed-tensors", "gptq", "gptq_marlin", "modelopt", "modelopt_fp8",
+    "mxfp4",
+)  # fmt: skip
+"""Formats of checkpoints that are read here, by the names that choose them."""
+
+
+def quantization(text: str) -> str:
+    """A format of checkpoints. FP8 may also ask that weights be quantised, which is not done."""
+    if text in ("fp8", "w8a8_fp8"):
+        raise NotCarriedError("name an FP8 checkpoint; weights of other ones are not quantised")
+    if text not in CHECKPOINTS:
+        raise ValueError(", ".join((*CHECKPOINTS, "fp8")))
+    return text
+
+
+ONE_NODE: Final = "the GPUs of an engine are on one node, and share each layer"
+REPLICAS: Final = "_replicas"
+"""Stands for `replicas` of each pool until the mode is known."""
 
 COMMON: Final = (
-    sets("model.name", "served-model-name"),
+    Flag(("served-model-name",), "model", "the name in the OpenAI API", names, many=True),
     sets("model.revision", "revision"),
     sets("engine.dtype", "dtype"),
     sets("engine.kvCacheDtype", "kv-cache-dtype"),
     Flag(
-        ("quantization",),
+        ("quantization", "q"),
         "",
         "nothing to set: config.json says it; other models are not quantised",
-        one_of({name: name for name in QUANTIZATIONS}),
+        quantization,
     ),
-    Flag(("api-key",), "", "use router.auth: keys are in a Secret", is_secret=True),
+    Flag(
+        ("device",),
+        "",
+        "GPUs, unless it is cpu",
+        one_of({"auto": "auto", "cuda": "cuda", "cpu": "cpu"}),
+    ),
+    Flag(("data-parallel-size", "dp-size", "dp"), REPLICAS, "engines of each pool", count(1)),
+    Flag(("pipeline-parallel-size", "pp-size", "pp"), "", "as it is here", only_one(ONE_NODE)),
+    Flag(("nnodes",), "", "as it is here", only_one(ONE_NODE)),
+    Flag(
+        ("load-format",),
+        "",
+        "as it is here",
+        those("auto", "safetensors", lost="weights are read from safetensors alone"),
+    ),
+    Flag(
+        ("tokenizer-mode",),
+        "",
+        "as it is here",
+        those("auto", "hf", "fast", lost="the fast tokenizer is used"),
+    ),
+    Flag(
+        ("api-key",),
+        "",
+        "use router.auth: keys are in a Secret",
+        is_secret=True,
+        many=True,
+    ),
     needless("host", says="not needed: every pod listens on its own address"),
     needless("port", says="not needed: the front Service listens on port 80"),
     switch(
         "trust-remote-code", "", None, "no meaning here: a model's own Python code is never run"
     ),
-)
-"""Flags with the same spelling in all engines."""
+    lost(
+        "data-parallel-rank", "data-parallel-size-local", "data-parallel-address", "node-rank",
+        "data-parallel-rpc-port", "data-parallel-backend", "data-parallel-start-rank",
+        "dist-init-addr", "nccl-init-addr", "master-addr", "master-port", "nccl-port",
+        says="the operator starts the engines, and the router spreads requests over them",
+    ),
+    lost(
+        "chat-template", "hf-chat-template-name", "completion-template",
+        "chat-template-content-format",
+        says="the model's own chat template is used",
+    ),
+    lost("tokenizer", "tokenizer-path", "tokenizer-revision", says="the model's own is used"),
+    lost("config", says="a file is not read here: give its flags"),
+    lost("download-dir", says="model.cache names the volume of downloads"),
+    lost("cpu-offload-gb", says="weights stay on the GPUs"),
+    lost("tool-server", "tool-parser-plugin", says="only formats of calls that it knows are read"),
+    lost("kv-events-config", says="no events of the KV cache are published"),
+    lost("root-path", "fastapi-root-path", says="an HTTPRoute (routes) rewrites paths"),
+    lost("otlp-traces-endpoint", says="tracing.endpoint takes a collector's URL for OTLP/HTTP"),
+    lost(
+        "enable-expert-parallel", "enable-eplb", "enable-dp-attention", "enable-dp-lm-head",
+        "enable-two-batch-overlap",
+        says="experts are divided among an engine's GPUs as other layers are",
+        takes=False,
+    ),
+    lost("grpc", "grpc-mode", says="the API is HTTP", takes=False),
+    lost(
+        "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-keyfile-password",
+        says="TLS ends at your Gateway or Ingress",
+    ),
+)  # fmt: skip
+"""Flags with the same spelling in several engines, also those that Sluice has nothing for."""

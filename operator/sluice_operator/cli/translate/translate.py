@@ -1,7 +1,7 @@
-"""Flags of another engine → the spec of an InferenceService, each with a line of explanation.
+"""Flags of another engine → the spec of an InferenceService, with a comment for each.
 
-Pure: arguments in, a frozen value out. A flag in no table is left out with a line that says so, or
-refused (`strict`). A value that is not understood is always refused.
+Pure: arguments in, a frozen value out. A flag that is in no table, or has no counterpart, is left
+out with a note, or refused (`strict`). A value that is not understood is always refused.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Final
 
 from sluice_contract.config.sizing import GENERAL
-from sluice_contract.config.supported import unsupported
 
-from sluice_operator.api.engine import CacheSpec, EngineSpec
+from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.findings import InvalidSpecError, parse
-from sluice_operator.api.model_uri import FETCHED, SERVED_SCHEMES, scheme_of
 from sluice_operator.cli.translate import sglang, vllm
-from sluice_operator.cli.translate.rows import Convert, Flag
-from sluice_operator.validation.errors import DRAFT, refused_draft
+from sluice_operator.cli.translate.rows import REPLICAS, Convert, Flag, NotCarriedError, Partly
 
 ENGINES: Final[Mapping[str, Sequence[Flag]]] = {"vllm": vllm.FLAGS, "sglang": sglang.FLAGS}
 LARGEST_DEFAULT_PREFILL: Final = 16_384
@@ -34,49 +31,95 @@ _STARTS: Final = {
     }.items()
 }
 """Words that stand before an engine's flags where it is started by hand."""
+_SECRET: Final = re.compile(r"(?:key|token|secret|password)$")
+"""Names of unknown flags whose values are not shown."""
 
 
 class UntranslatableError(ValueError):
     """Flags that have no meaning here; `str()` has one line for each."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Translation:
-    """`spec`: what to put into an InferenceService. `lines`: one for each flag, in their order.
-    `notes`: what is left out, changed, or not there yet in this version."""
+    """What flags ask for, as it is put together."""
 
-    spec: dict[str, Any]
-    lines: tuple[str, ...]
-    notes: tuple[str, ...]
+    spec: dict[str, Any] = field(default_factory=dict)
+    """What to put into an InferenceService."""
+    comments: dict[str, list[str]] = field(default_factory=dict)
+    """Explanations of settings, by path below `spec`."""
+    lines: list[str] = field(default_factory=list)
+    """Explanations of flags without a setting, in their order."""
+    notes: list[str] = field(default_factory=list)
+    """What is left out, changed, or assumed."""
+    flags: dict[str, tuple[str, Flag]] = field(default_factory=dict)
+    """By path, the flag that set it last: as it was written, and its row."""
+    needing: list[tuple[str, Flag]] = field(default_factory=list)
+    """Flags that mean nothing without another one."""
+
+    def note(self, text: str) -> None:
+        """Add a line and a note."""
+        self.lines.append(text)
+        self.notes.append(text)
+
+    def put(self, path: str, value: Any, *comment: str) -> None:
+        """Set a value, and explain it."""
+        *sections, last = path.split(".")
+        place = self.spec
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+        if comment:
+            self.comments.setdefault(path, []).extend(comment)
+
+    def drop(self, path: str, why: str) -> None:
+        """Leave a setting out after all, with a note."""
+        *sections, last = path.split(".")
+        place = self.spec
+        for section in sections:
+            place = place[section]
+        value = place.pop(last)
+        if not place and sections:
+            self.spec.pop(sections[0])
+        for known in [known for known in self.comments if f"{known}.".startswith(f"{path}.")]:
+            self.lines += [f"{text}: left out" for text in self.comments.pop(known)]
+        self.note(f"{path}: {json.dumps(value)} is left out: {why}")
 
 
 def translate(engine: str, arguments: Sequence[str], *, strict: bool = False) -> Translation:
     """The spec that the flags of `engine` (one of ENGINES) ask for.
 
     Raises:
-        UntranslatableError: a value is not understood, or a flag is unknown and `strict` is set.
+        UntranslatableError: a value is not understood, two flags contradict each other, or a flag
+            would be left out and `strict` is set.
     """
     flags = {name: flag for flag in ENGINES[engine] for name in flag.names}
-    spec: dict[str, Any] = {}
-    lines: list[str] = []
-    left_out: list[str] = []
+    result = Translation()
     errors: list[str] = []
-    for name, text in _flags(_without_command(engine, arguments), flags):
+    on_cpus = False
+    for name, text in _flags(engine, _without_command(engine, arguments), flags):
         try:
             if name in flags:
-                lines.append(_carry_out(name, text, flags[name], spec))
-            elif strict:
-                errors.append(f"--{name}: is not known here{_did_you_mean(name, flags)}")
+                _carry_out(name, text, flags[name], result)
+                on_cpus = text == "cpu" if name == "device" else on_cpus
+            elif (opposite := flags.get(name.removeprefix("no-"))) and opposite.is_lost_switch:
+                result.lines.append(f"--{name}: as it is here")
             else:
-                left_out.append(_left_out(name, text, flags))
-                lines.append(left_out[-1])
+                near = _did_you_mean(name, flags)
+                raise NotCarriedError(f"{'is' if strict else 'left out,'} not known here{near}")
+        except NotCarriedError as why:
+            if strict:
+                errors.append(f"--{name}: {why}")
+            else:
+                result.note(f"{_shown(name, text, flags.get(name))}: {why}")
         except ValueError as error:
             errors.append(f"--{name}: {error}")
-    if errors := errors or _spec_errors(spec):
+    for shown, flag in result.needing:
+        if not _at(result.spec, flag.needs):
+            result.notes.append(f"{shown}: not done: {flag.says}")
+    if errors := errors or _spec_errors(result.spec):
         raise UntranslatableError("\n".join(errors))
-    lines += _consequences(spec)
-    rounded = list(_whole_pages(spec))
-    return Translation(spec, (*lines, *rounded), (*left_out, *rounded, *_notes(spec)))
+    _add_consequences(result, on_cpus=on_cpus)
+    return result
 
 
 def _without_command(engine: str, arguments: Sequence[str]) -> list[str]:
@@ -87,33 +130,56 @@ def _without_command(engine: str, arguments: Sequence[str]) -> list[str]:
     return remaining
 
 
-def _flags(arguments: Sequence[str], flags: Mapping[str, Flag]) -> Iterator[tuple[str, str | None]]:
-    """Name and value of each flag; a word by itself is the model. What follows an unknown flag and
-    is no flag is taken for its value."""
+def _flags(
+    engine: str, arguments: Sequence[str], flags: Mapping[str, Flag]
+) -> Iterator[tuple[str, str | None]]:
+    """Name and value of each flag; a word by itself is vLLM's model. The word behind an unknown
+    flag is taken for its value. Parts of a JSON value (`--flag.key value`) are put together."""
     remaining = list(arguments)
+    parts: dict[str, dict[str, Any]] = {}
+    model: str | None = None
     while remaining:
         word = remaining.pop(0)
         if not word.startswith("-"):
+            if engine != "vllm":
+                raise UntranslatableError(f"{word}: is no flag; allowed: --model-path {word}")
+            if model is not None:
+                raise UntranslatableError(f"{word}: is no flag; {model} is the model")
+            model = word
             yield "model", word
             continue
-        name, equals, text = word.lstrip("-").partition("=")
+        written, equals, text = word.lstrip("-").partition("=")
+        name, dot, key = written.partition(".")
         name = name.replace("_", "-")
         flag = flags.get(name)
-        takes = (
-            flag.convert is not None
-            if flag
-            else bool(remaining) and not remaining[0].startswith("-")
-        )
-        if equals:
-            yield name, text
-        elif takes and remaining and (flag is None or not remaining[0].startswith("--")):
-            yield name, remaining.pop(0)
+        value: str | None = text if equals else _value(flag, remaining)
+        if dot and flag is not None:
+            _add_part(parts.setdefault(name, {}), key, value)
         else:
-            yield name, None
+            yield name + dot + key, value
+    for name, settings in parts.items():
+        yield name, json.dumps(settings)
 
 
-def _left_out(name: str, text: str | None, flags: Iterable[str]) -> str:
-    return f"{_shown(name, text)}: left out, not known here{_did_you_mean(name, flags)}"
+def _value(flag: Flag | None, remaining: list[str]) -> str | None:
+    """The words that a flag takes off what remains; None: it has none."""
+    takes = flag is None or flag.convert is not None
+    if not takes or not remaining or remaining[0].startswith("--" if flag else "-"):
+        return None
+    words = [remaining.pop(0)]
+    while flag is not None and flag.many and remaining and not remaining[0].startswith("-"):
+        words.append(remaining.pop(0))
+    return " ".join(words)
+
+
+def _add_part(settings: dict[str, Any], path: str, text: str | None) -> None:
+    *sections, last = path.split(".")
+    for section in sections:
+        settings = settings.setdefault(section, {})
+    try:
+        settings[last] = json.loads(text or "true")
+    except ValueError:
+        settings[last] = text
 
 
 def _did_you_mean(name: str, flags: Iterable[str]) -> str:
@@ -121,58 +187,107 @@ def _did_you_mean(name: str, flags: Iterable[str]) -> str:
     return f"; did you mean --{near[0]}?" if near else ""
 
 
-def _shown(name: str, text: str | None) -> str:
-    return f"--{name}" if text is None else f"--{name} {text}"
+def _shown(name: str, text: str | None, flag: Flag | None) -> str:
+    is_secret = flag.is_secret if flag else _SECRET.search(name)
+    return f"--{name}" if text is None or is_secret else f"--{name} {' '.join(text.split())}"
 
 
-def _carry_out(name: str, text: str | None, flag: Flag, spec: dict[str, Any]) -> str:
-    """Sets what the flag asks for, and says so."""
+def _carry_out(name: str, text: str | None, flag: Flag, result: Translation) -> None:
+    """Do what the flag asks for, and say so.
+
+    Raises:
+        NotCarriedError: it has no counterpart.
+    """
     if flag.convert is None and text is not None:
         raise ValueError(f"{text!r} is not allowed; allowed: the flag alone")
     if flag.convert is not None and text is None:
         raise ValueError("needs a value")
-    if not flag.path:
-        if flag.convert is not None and text is not None:
-            _converted(flag.convert, text)
-        return f"{_shown(name, None if flag.is_secret else text)}: {flag.says}"
+    if flag.lost:
+        raise NotCarriedError(f"not done: {flag.says}")
+    shown = _shown(name, text, flag)
     value = flag.value
     if flag.convert is not None and text is not None:
         value = _converted(flag.convert, text)
-    for path, setting in ((flag.path, value), *flag.also.items()):
-        _put(spec, path, setting)
-    return f"{_shown(name, text)} is {flag.path}: {_yaml(value)} ({flag.says})"
+    if isinstance(value, Partly):
+        for lost in value.lost:
+            result.note(f"--{name}: not done: {lost}")
+        value = value.value
+    if flag.needs:
+        result.needing.append((shown, flag))
+    if not flag.path:
+        result.lines.append(f"{shown}: {flag.says}")
+        return
+    settings = dict(_leaves(flag.path, value))
+    for path, setting in {**settings, **flag.also}.items():
+        _set(path, setting, shown, flag, result)
+    explained = [path for path in settings if result.flags[path] == (shown, flag)]
+    if explained:
+        place = explained[0] if len(settings) == 1 else flag.path
+        result.comments[place] = [f"{shown}: {flag.says}"]
 
 
 def _converted(convert: Convert, text: str) -> Any:
     try:
         return convert(text)
+    except NotCarriedError as error:
+        raise NotCarriedError(f"not done: {error}") from None
     except ValueError as error:
         raise ValueError(f"{text!r} is not allowed; allowed: {error}") from None
 
 
-def _consequences(spec: dict[str, Any]) -> Iterator[str]:
-    """Settings that others need beside them."""
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(f"{path}.{key}", inner)
+    else:
+        yield path, value
+
+
+def _set(path: str, value: Any, shown: str, flag: Flag, result: Translation) -> None:
+    """Set one value, unless another flag for it has the say."""
+    if path in result.flags:
+        before, other = result.flags[path]
+        if other is not flag and _at(result.spec, path) != value:
+            if flag.yields:
+                result.lines.append(f"{shown}: {before} has the say")
+                return
+            if not other.yields:
+                raise ValueError(f"{shown} contradicts {before}: both set {path}")
+            result.lines.append(f"{before}: {shown} has the say")
+    result.flags[path] = (shown, flag)
+    result.put(path, value)
+
+
+def _at(spec: Mapping[str, Any], path: str) -> Any:
+    value: Any = spec
+    for key in path.split("."):
+        value = value.get(key, {})
+    return value
+
+
+def _add_consequences(result: Translation, *, on_cpus: bool) -> None:
+    """Add the settings that others need beside them."""
+    spec = result.spec
     engine = spec.get("engine", {})
     chunk = engine.get("chunkSize", 0)
     if chunk > engine.get("maxPrefillTokens", LARGEST_DEFAULT_PREFILL):
-        _put(spec, "engine.maxPrefillTokens", chunk)
-        yield f"and so engine.maxPrefillTokens: {chunk} (a step may hold one chunk of prompts)"
-    if (gpus := engine.get("tensorParallelSize", 1)) > 1:
-        for role in _roles(spec):
-            _put(spec, f"pools.{role}.accelerator.count", gpus)
-            yield f"and so pools.{role}.accelerator.count: {gpus} (GPUs of one engine)"
-
-
-def _roles(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("prefill", "decode") if spec.get("mode") == "Disaggregated" else ("mixed",)
-
-
-def _whole_pages(spec: dict[str, Any]) -> Iterator[str]:
-    """Rounds the pool down to whole pages."""
-    tokens, page = spec.get("engine", {}).get("kvPoolTokens", 0), _page_size(spec)
+        if "maxPrefillTokens" in engine:
+            result.notes.append(f"engine.maxPrefillTokens: raised to {chunk}, the size of a chunk")
+        result.put("engine.maxPrefillTokens", chunk, "a step may hold one chunk of prompts")
+    tokens, page = engine.get("kvPoolTokens", 0), _page_size(spec)
     if tokens % page:
-        _put(spec, "engine.kvPoolTokens", whole := tokens - tokens % page)
-        yield f"engine.kvPoolTokens: {tokens} is rounded down to {whole}, whole pages of {page}"
+        whole = tokens - tokens % page
+        text = f"{tokens} is rounded down to {whole}, whole pages of {page}"
+        result.put("engine.kvPoolTokens", whole, text)
+        result.notes.append(f"engine.kvPoolTokens: {text}")
+    replicas = spec.pop(REPLICAS, 1)
+    why = "; ".join(result.comments.pop(REPLICAS, ()))
+    for role in ("prefill", "decode") if spec.get("mode") == "Disaggregated" else ("mixed",):
+        if replicas > 1:
+            result.put(f"pools.{role}.replicas", replicas, why)
+        if not on_cpus:
+            gpus = engine.get("tensorParallelSize", 1)
+            result.put(f"pools.{role}.accelerator.count", gpus, "GPUs of one engine")
 
 
 def _page_size(spec: Mapping[str, Any]) -> int:
@@ -190,38 +305,3 @@ def _spec_errors(spec: Mapping[str, Any]) -> list[str]:
     if tokens is not None and tokens < page:
         return [f"engine.kvPoolTokens: {tokens} is not allowed; allowed: at least a page ({page})"]
     return []
-
-
-def _notes(spec: Mapping[str, Any]) -> Iterator[str]:
-    uri = spec.get("model", {}).get("uri")
-    if uri is None:
-        yield "model.uri: no flag names it; an InferenceService needs it"
-    elif (scheme := scheme_of(uri)) not in SERVED_SCHEMES:
-        served = ", ".join(f"{name}://" for name in SERVED_SCHEMES)
-        yield f"model.uri: {scheme}:// is not implemented yet; allowed: {served}"
-    elif scheme in FETCHED:
-        yield f"model.uri: add model.cache, to which {scheme}:// is downloaded once"
-    if spec.get("mode") != "Disaggregated" and "kvTransfer" in spec.get("engine", {}):
-        yield "engine.kvTransfer: only in mode Disaggregated"
-    on_cpus = "pools" not in spec
-    if on_cpus:
-        places = " and ".join(f"pools.{role}.accelerator: {{}}" for role in _roles(spec))
-        yield f"engines are on CPUs as it stands; {places} gives each a GPU"
-    engine = EngineSpec.model_validate(spec.get("engine", {}))
-    for error in unsupported(engine, on_cpus=on_cpus):
-        yield f"engine.{error}"
-    if refused := refused_draft(engine, CacheSpec(size="1Gi")):
-        yield f"engine.{DRAFT}: {refused}"
-    elif refused_draft(engine, None):
-        yield f"engine.{DRAFT}: add model.cache, to which hf:// is downloaded once"
-
-
-def _put(spec: dict[str, Any], path: str, value: Any) -> None:
-    *sections, last = path.split(".")
-    for section in sections:
-        spec = spec.setdefault(section, {})
-    spec[last] = value
-
-
-def _yaml(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, bool | dict) else str(value)
