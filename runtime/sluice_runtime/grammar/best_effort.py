@@ -17,7 +17,7 @@ from sluice_runtime.grammar.constraint import (
     with_deep_stack,
 )
 from sluice_runtime.grammar.json_schema import Usable
-from sluice_runtime.grammar.schema_keywords import at
+from sluice_runtime.grammar.schema_keywords import LEFT_WITH, at
 
 MAX_CHECKED_CHARACTERS: Final = 1_000_000
 """Of schemas that are checked for one request, in all: about a second of a processor."""
@@ -59,16 +59,29 @@ def _fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
             place, part, _ = innermost_invalid(
                 root, lambda part: budget.invalid(root, part), reason
             )
-            key = culprit(part, lambda part: budget.invalid(root, part))
-            if key is None and part is root:
+            keys = _culprits(root, part, budget)
+            if not keys and part is root:
                 return None
-            for name in list(part) if key is None else [key]:
-                del part[name]
+            for key in keys or list(part):
+                part.pop(key, None)
+                part.pop(LEFT_WITH.get(key, ""), None)
             origin = _origin(usable, place)
-            places.append(origin if key is None else at(origin, key))
+            places += [at(origin, key) for key in keys] or [origin]
     except _SpentError:
         return None
-    return places
+    return list(dict.fromkeys(places))
+
+
+def _culprits(root: Any, part: dict[str, Any], budget: CheckBudget) -> list[str]:
+    """A keyword without which the library takes a schema, or all that it takes by no means."""
+
+    def invalid(schema: Any) -> str:
+        return budget.invalid(root, schema)
+
+    if (key := culprit(part, invalid)) is not None:
+        return [key]
+    keys = part.keys() - {"$defs", "definitions"}
+    return [key for key in sorted(keys) if invalid({key: part[key]})]
 
 
 def _origin(usable: Usable, place: str) -> str:

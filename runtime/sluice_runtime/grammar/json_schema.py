@@ -18,6 +18,7 @@ from sluice_runtime.grammar.schema_keywords import (
     IMPLIED_TYPE,
     IN_PLACE,
     IS_OF_TYPE,
+    LEFT_WITH,
     LISTS,
     MAPS,
     MAX_DEPTH,
@@ -139,7 +140,8 @@ class _Rewriting:
     def _without_unimplemented(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
         for key, error in list(unimplemented_keywords(schema, path, self._root)):
             self._leave_out(at(path, key), error)
-            schema = {other: value for other, value in schema.items() if other != key}
+            gone = (key, LEFT_WITH.get(key))
+            schema = {other: value for other, value in schema.items() if other not in gone}
         return schema
 
     def _with_reference(self, schema: dict[str, Any], path: str, *, member: bool) -> dict[str, Any]:
@@ -193,7 +195,8 @@ class _Rewriting:
     def _complete(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
         """With every required name among the properties, and closed."""
         properties = schema.get("properties", {})
-        missing = [name for name in list_of(schema, "required") if name not in properties]
+        required = [name for name in list_of(schema, "required") if isinstance(name, str)]
+        missing = [name for name in required if name not in properties]
         others = schema.get("additionalProperties", True)
         if missing and others is False and "patternProperties" not in schema:
             allowed = "names of properties, where additionalProperties is false"

@@ -61,6 +61,12 @@ IMPLIED_TYPE: Final[Mapping[str, str]] = {
     for key in keys.split()
 }
 """The type whose values a keyword restricts."""
+LEFT_WITH: Final = {
+    "properties": "additionalProperties",
+    "patternProperties": "additionalProperties",
+    "prefixItems": "items",
+}
+"""What is about the rest of a value, and is left out with the keyword that says of which."""
 IN_PLACE: Final = ("$ref", "anyOf", "oneOf", "allOf")
 """Keywords whose schemas are about the value itself."""
 RESTRICTING: Final = (
@@ -97,9 +103,9 @@ def refused(place: str, value: object, allowed: str, why: str = "is not allowed"
     return GrammarError(f"{place}: {shown_json(value)} {why}; allowed: {allowed}")
 
 
-def target_of(reference: str, root: object) -> object:
+def target_of(reference: object, root: object) -> object:
     """The target of a reference within a schema; None: there is none."""
-    if reference != "#" and not reference.startswith("#/"):
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     target = root
     for step in reference.removeprefix("#").split("/")[1:]:
@@ -284,6 +290,13 @@ class _Combinations:
         return [*factors, 1 + inner]
 
 
+def dict_of(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A keyword's object; an empty one where it has none."""
+    value = schema.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """A keyword's list; an empty one where it has none."""
     value = schema.get(key)
     return value if isinstance(value, list) else []

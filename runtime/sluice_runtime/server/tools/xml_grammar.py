@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llguidance import regex_to_lark
+from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.constraint import json_rule
 from sluice_runtime.grammar.patterns import searched
-from sluice_runtime.grammar.schema_keywords import at, refused, target_of
+from sluice_runtime.grammar.schema_keywords import at, dict_of, list_of, refused, target_of
 from sluice_runtime.server.tools.call_grammars import (
     ANY_TEXT,
     Rules,
@@ -80,8 +81,7 @@ def adapt_to_text(schema: dict[str, Any], leave_out: LeaveOut) -> None:
                 error = refused(key, part[key], "leaving it out", "is not implemented between tags")
                 leave_out(key, error)
                 del part[key]
-        properties = part.get("properties", {})
-        for name, value in properties.items():
+        for name, value in dict_of(part, "properties").items():
             if "string" in kinds_of(value):
                 for limits in _in_place(value, schema):
                     _adapt_string(limits, f"properties.{name}", leave_out)
@@ -104,7 +104,7 @@ def _in_place(schema: Any, root: Any, seen: tuple[str, ...] = ()) -> Iterator[di
         return
     yield schema
     for key in ("anyOf", "oneOf", "allOf"):
-        for part in schema.get(key, ()):
+        for part in list_of(schema, key):
             yield from _in_place(part, root, seen)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in seen:
@@ -121,7 +121,7 @@ def _kinds_of_texts(flats: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
     """Types of the arguments that are plain text, which are strings in all alternatives."""
     kinds: dict[str, list[set[str]]] = {}
     for flat in flats:
-        for name, part in flat.get("properties", {}).items():
+        for name, part in dict_of(flat, "properties").items():
             kinds.setdefault(name, []).append(kinds_of(part))
     return {
         name: set.union(*types)
@@ -162,9 +162,10 @@ def _flat(schema: Any, root: Any, seen: tuple[str, ...] = ()) -> list[dict[str, 
                 raise refused("$ref", value, "a reference to a schema that is there")
             products.append(_flat(target, root, (*seen, value)))
         elif key in ("anyOf", "oneOf"):
-            products.append([flat for part in value for flat in _flat(part, root, seen)])
+            parts = list_of(schema, key)
+            products.append([flat for part in parts for flat in _flat(part, root, seen)])
         elif key == "allOf":
-            products += [_flat(part, root, seen) for part in value]
+            products += [_flat(part, root, seen) for part in list_of(schema, key)]
     result: list[dict[str, Any]] = [{}]
     for options in products:
         result = [_both(first, second) for first in result for second in options]
@@ -178,7 +179,7 @@ _OF_OBJECTS: Final = frozenset({"properties", "required", "additionalProperties"
 
 def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Two schemas of objects as one."""
-    ours, theirs = first.get("properties", {}), second.get("properties", {})
+    ours, theirs = dict_of(first, "properties"), dict_of(second, "properties")
     names = dict.fromkeys([*ours, *theirs])
     rest = [_rest(first), _rest(second)]
     properties = {
@@ -186,7 +187,7 @@ def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
     }
     return {
         "properties": {name: part for name, part in properties.items() if part is not False},
-        "required": [*first.get("required", ()), *second.get("required", ())],
+        "required": [*list_of(first, "required"), *list_of(second, "required")],
         "additionalProperties": _all_of(rest),
     }
 
@@ -207,9 +208,8 @@ def _arguments(
 ) -> str:
     """The arguments of one call, in the schema's order; adds the rules that they need. `texts`: the
     arguments that are plain text."""
-    required = schema.get("required", ())
-    arguments = []
-    for name, part in schema.get("properties", {}).items():
+    required, arguments = list_of(schema, "required"), []
+    for name, part in dict_of(schema, "properties").items():
         begin, write = quoted(f"<parameter={name}>\n"), _text if name in texts else _json
         argument = f"{begin} {write(part, root, rules)}"
         arguments.append(argument if name in required else f"({argument})?")
@@ -241,7 +241,7 @@ def _text(schema: Any, root: Any, rules: list[str]) -> str:
 
 
 def _allows_null(schema: Mapping[str, Any]) -> bool:
-    return "null" in kinds_of(schema) and None in schema.get("enum", [None])
+    return "null" in kinds_of(schema) and None in (list_of(schema, "enum") or [None])
 
 
 def _string_limits(
@@ -257,9 +257,9 @@ def _string_limits(
     products: list[list[list[Mapping[str, Any]]]] = [[[own] if own else []]]
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            parts = [_string_limits(part, root, seen) for part in schema[key]]
+            parts = [_string_limits(part, root, seen) for part in list_of(schema, key)]
             products.append([limits for part in parts for limits in part])
-    products += [_string_limits(part, root, seen) for part in schema.get("allOf", ())]
+    products += [_string_limits(part, root, seen) for part in list_of(schema, "allOf")]
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in seen:
         products.append(_string_limits(target_of(reference, root), root, (*seen, reference)))
@@ -275,7 +275,7 @@ def _expressions(limits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Terminals that all match a string within the limits."""
     for limit in limits:
         listed = [[limit["const"]]] if "const" in limit else []
-        for values in [*listed, *([limit["enum"]] if "enum" in limit else [])]:
+        for values in [*listed, *([list_of(limit, "enum")] if "enum" in limit else [])]:
             texts = [text for text in values if isinstance(text, str)]
             yield alternatives(json.dumps(text, ensure_ascii=False) for text in texts)
         if "pattern" in limit:
@@ -287,12 +287,14 @@ def _expressions(limits: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"/(?s:.{{{least},{most}}})/"
 
 
-def _pattern(pattern: str) -> str:
+def _pattern(pattern: object) -> str:
+    if not isinstance(pattern, str):
+        raise GrammarError(f"{shown_json(pattern)} is no pattern; allowed: a string")
     return f"/{regex_to_lark(searched(pattern), 'dw')}/"
 
 
-def _format(name: str) -> str:
-    if name not in _FORMATS:
-        allowed = ", ".join(_FORMATS)
-        raise GrammarError(f'"{name}" is not implemented between tags; allowed: {allowed}')
+def _format(name: object) -> str:
+    if not (isinstance(name, str) and name in _FORMATS):
+        why, allowed = "is not implemented between tags", ", ".join(_FORMATS)
+        raise GrammarError(f"{shown_json(name)} {why}; allowed: {allowed}")
     return f"/{regex_to_lark(_FORMATS[name], 'dw')}/"
