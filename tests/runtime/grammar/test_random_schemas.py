@@ -189,6 +189,49 @@ def test_what_is_not_refused_is_kept(schema: Any, closed: bool, draw: random.Ran
             VALIDATOR(schema).validate(json.loads(said))
 
 
+BASE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+MORE = {"type": "object", "properties": {"b": {"type": "string"}}}
+TOGETHER: list[dict[str, Any]] = [
+    {"allOf": [BASE, MORE]},
+    {"allOf": [{"$ref": "#/$defs/base"}, MORE], "$defs": {"base": BASE}},
+    {"$ref": "#/$defs/base", **MORE, "$defs": {"base": BASE}},
+    {"$ref": "#/components/schemas/base", **MORE, "components": {"schemas": {"base": BASE}}},
+    {**BASE, "anyOf": [MORE]},
+    {"allOf": [{"allOf": [BASE]}, MORE], "unevaluatedProperties": False},
+    {"allOf": [BASE, {**MORE, "patternProperties": {"^b$": {"minLength": 1}}}]},
+]
+
+
+@pytest.mark.parametrize("schema", TOGETHER, ids=str)
+def test_an_object_has_the_properties_of_all_that_is_said_of_it(schema: Any) -> None:
+    matcher = schema_matcher(schema, tokenizer=BYTES)
+    fitting: list[Any] = [{"a": 1, "b": "x"}]
+    wrong: list[Any] = [{"a": "x"}, {"b": "x"}, {"a": 1, "b": 2}, {"a": 1, "c": 1}]
+    assert all(VALIDATOR(schema).is_valid(value) for value in fitting)
+    assert [value for value in [*fitting, *wrong] if allows(matcher, value)] == fitting
+
+
+TUPLES = [
+    ({"items": [{"type": "number"}, {"type": "string"}]}, [[1, "a"], [1], [1, 2], ["a"], [1, "a"]]),
+    (
+        {"items": [{"type": "number"}], "additionalItems": {"type": "null"}},
+        [[1, None], [1, 2], [], [1, None, None]],
+    ),
+    ({"items": [{"type": "number"}], "additionalItems": False}, [[1], [1, 2], [], ["a"]]),
+    ({"items": {"type": "number"}, "additionalItems": False}, [[1, 2], ["a"]]),
+]
+
+
+@pytest.mark.parametrize(("schema", "values"), TUPLES, ids=str)
+def test_tuples_are_also_spelled_as_in_draft_7(schema: Any, values: list[Any]) -> None:
+    matcher = schema_matcher({"type": "array", **schema}, tokenizer=BYTES)
+    for value in values:
+        assert allows(matcher, value) is jsonschema.Draft7Validator(schema).is_valid(value), value
+    short = {"type": "array", "prefixItems": [{"type": "null"}]}
+    assert not allows(schema_matcher(short), [None, 1])
+    assert allows(schema_matcher({**short, "minItems": 2}), [None, 1])
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_strings_of_bounded_length_hold_no_control_characters(closed: bool) -> None:
     matcher = schema_matcher({"type": "string", "maxLength": 3}, closed=closed)
