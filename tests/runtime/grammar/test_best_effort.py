@@ -97,7 +97,7 @@ UNENFORCED = st.fixed_dictionaries(
 def test_only_what_is_named_is_not_enforced(
     schema: Any, own: dict[str, Any], inner: dict[str, Any], draw: random.Random
 ) -> None:
-    schema = {**schema, **own}
+    schema = {**schema, **own} if schema else {}
     if isinstance(schema.get("properties"), dict):
         schema["properties"] = {
             name: {**part, **inner} if part else part for name, part in schema["properties"].items()

@@ -96,8 +96,10 @@ def nested(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCHEMA = st.recursive(LEAF, nested, max_leaves=4)
 
 NAMES = st.lists(NAME, unique=True, max_size=2)
+TEXT = STRING.map(lambda schema: {key: schema[key] for key in schema if key != "format"})
+"""The validator takes formats as annotations."""
 TYPED = st.one_of(
-    STRING,
+    TEXT,
     of("integer", multipleOf=st.sampled_from([2, 3, 0.5]), **NUMBER_BOUNDS),
     of("number", **NUMBER_BOUNDS),
     st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["string", "null"]}, {}]),
@@ -125,7 +127,7 @@ def objects(part: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 def beside(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """A schema with others about its value."""
-    base = st.one_of(objects(part), STRING, of("number", **NUMBER_BOUNDS))
+    base = st.one_of(objects(part), TEXT, of("number", **NUMBER_BOUNDS))
     member = st.one_of(
         part,
         NAMES.map(lambda names: {"required": names}),
@@ -133,7 +135,9 @@ def beside(part: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         some(**NUMBER_BOUNDS),
     )
     members = st.lists(member, min_size=1, max_size=3)
-    together = some(allOf=members, anyOf=members, oneOf=members).filter(lambda keys: len(keys) < 3)
+    together = some(allOf=members, anyOf=members, oneOf=members).map(
+        lambda schema: {key: schema[key] for key in [*schema][:2]}
+    )
     references = st.sampled_from(["#/$defs/o", "#/$defs/p", "#/x/y"]).map(lambda to: {"$ref": to})
     return st.tuples(base, st.one_of(together, references)).map(lambda two: two[0] | two[1])
 
@@ -156,7 +160,8 @@ DEFINITIONS: dict[str, Any] = {
     "o": OBJECT,
     "p": {"type": "object", "properties": {"z": {"minimum": 2}}, "allOf": [{"$ref": "#/$defs/o"}]},
 }
-COMPOSED = st.recursive(TYPED, composed, max_leaves=5)
+NESTED = st.one_of(TYPED, composed(TYPED))
+COMPOSED = st.one_of(NESTED, composed(NESTED))
 
 
 @examples(60, suppress_health_check=list(HealthCheck))
