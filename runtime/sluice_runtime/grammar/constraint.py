@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -22,6 +22,7 @@ from sluice_contract.http_errors import shown_json
 from sluice_runtime.errors import GrammarError, GrammarUnavailableError
 from sluice_runtime.grammar.ebnf import lark_of
 from sluice_runtime.grammar.json_schema import subschemas
+from sluice_runtime.grammar.schema_keywords import at, target_of
 from sluice_runtime.wire.messages import GrammarKind
 
 LIMITS: Final = LLParserLimits(step_max_items=30_000, max_lexer_states=10_000, verbose_errors=False)
@@ -44,6 +45,8 @@ _WHERE: Final = re.compile(
     r"|; \w+ in regex .*$"
 )
 """What the library says of its own language, into which the client's grammar was written."""
+_UNSATISFIABLE: Final = "Unsatisfiable"
+"""What it says of a schema that no value fits."""
 _ResultT = TypeVar("_ResultT")
 _log = logging.getLogger(__name__)
 
@@ -92,6 +95,15 @@ def _written(kind: GrammarKind, text: str) -> str:
         raise GrammarError(f"{shown_json(text)}: {error}") from None
 
 
+def invalid_grammar(grammar: str) -> str:
+    """Why the library does not take a grammar in Lark, or not within `LIMITS`; "": it does.
+
+    Raises:
+        GrammarUnavailableError: the library failed with it.
+    """
+    return with_deep_stack(lambda: _invalid(grammar))
+
+
 def refuse_unusable(kind: GrammarKind, text: str) -> None:
     """Refuses what the library does not take, or not within `LIMITS`.
 
@@ -100,13 +112,25 @@ def refuse_unusable(kind: GrammarKind, text: str) -> None:
         GrammarUnavailableError: the library failed with it.
     """
     grammar = _written(kind, text)
-    if not (reason := with_deep_stack(lambda: _invalid(grammar))):
+    if not (reason := invalid_grammar(grammar)):
         return
     if kind == "json_schema":
-        schema = json.loads(text)
-        place, reason = with_deep_stack(lambda: _innermost(schema, schema, "", reason))
-        raise GrammarError(f"{place}: {reason}" if place else reason)
+        raise GrammarError(refusal_place(json.loads(text), reason))
     raise GrammarError(f"{shown_json(text)}: {reason}" if kind in ("regex", "ebnf") else reason)
+
+
+def refusal_place(schema: Any, reason: str) -> str:
+    """The place in a schema for which the library does not take it, and why."""
+
+    def search() -> tuple[str, str]:
+        invalid = partial(invalid_schema, schema)
+        place, part, why = innermost_invalid(schema, invalid, reason)
+        # What no value fits is no fault of a single keyword.
+        key = None if _UNSATISFIABLE in why else culprit(part, invalid)
+        return (place if key is None else at(place, key)), why
+
+    place, why = with_deep_stack(search)
+    return f"{place}: {why}" if place else why
 
 
 def compiled(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> CompiledGrammar:
@@ -178,14 +202,44 @@ def _invalid(grammar: str) -> str:
     return _refusal(message)
 
 
-def _innermost(root: Any, schema: Any, path: str, reason: str) -> tuple[str, str]:
-    """The place of the smallest schema that is not taken by itself, and why."""
+def invalid_schema(root: Any, part: Any) -> str:
+    """Why the library does not take a part of a schema (`usable_schema`) by itself; "": it does. To
+    be called in a thread with a large stack."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    parts = list(subschemas(schema, path))
-    parts.sort(key=lambda part: part[0].startswith(("$defs.", "definitions.")))
-    for place, part in parts:
-        if isinstance(part, dict) and (
-            message := _invalid(f"start: {json_rule(definitions | part)}")
-        ):
-            return _innermost(root, part, place, message)
-    return path, reason
+    return _invalid(f"start: {json_rule(definitions | part)}")
+
+
+def innermost_invalid(
+    root: Any, invalid: Callable[[Any], str], reason: str
+) -> tuple[str, dict[str, Any], str]:
+    """The smallest schema in `root` that is not taken by itself: its place, and why."""
+    schema, path, seen = root, "", set[str]()
+    while True:
+        parts = subschemas(schema, path)
+        parts.sort(key=lambda part: part[0].startswith(("$defs.", "definitions.")))
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
+            seen.add(reference)
+            parts.append((reference[2:].replace("/", "."), target_of(reference, root)))
+        for place, part in parts:
+            message = invalid(part) if isinstance(part, dict) and part is not schema else ""
+            # An optional part without values is no fault of the whole.
+            if message and (_UNSATISFIABLE in message) == (_UNSATISFIABLE in reason):
+                schema, path, reason = part, place, message
+                break
+        else:
+            return path, schema, reason
+
+
+def culprit(part: dict[str, Any], invalid: Callable[[Any], str]) -> str | None:
+    """A keyword without which the library takes a schema; None: no single one."""
+    for key in _candidates(part):
+        if not invalid({name: value for name, value in part.items() if name != key}):
+            return key
+    return None
+
+
+def _candidates(part: dict[str, Any]) -> Iterator[str]:
+    keys, late = part.keys() - {"$defs", "definitions"}, ("patternProperties", "properties", "type")
+    yield from sorted(keys - set(late), key=lambda key: (key != "pattern", key))
+    yield from (key for key in late if key in keys)

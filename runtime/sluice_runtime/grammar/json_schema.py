@@ -1,72 +1,49 @@
 """Clients' JSON schemas as the grammar library takes them; pure.
 
-Keywords that the library would ignore are refused, with their place in the schema. Objects without
-`additionalProperties` are closed where that is asked for, a keyword's type is written out, patterns
-describe whole strings, `oneOf` becomes `anyOf`, and formats that are not known are annotations.
+Keywords that the library does not enforce are refused, or left out where a schema is best effort,
+with their place. Objects without `additionalProperties` are closed where that is asked for, a
+keyword's type is written out, `oneOf` becomes `anyOf`, and unknown formats are annotations.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final
-
-from sluice_contract.http_errors import shown_json
+from typing import Any, NamedTuple
 
 from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.patterns import portable
+from sluice_runtime.grammar.schema_keywords import (
+    FORMATS,
+    IMPLIED_TYPE,
+    IN_PLACE,
+    IS_OF_TYPE,
+    LEFT_WITH,
+    LISTS,
+    MAPS,
+    MAX_DEPTH,
+    OBJECT_KEYWORDS,
+    RESTRICTING,
+    SCHEMAS,
+    ConjunctionFacts,
+    at,
+    facts_of,
+    is_conjunction,
+    list_of,
+    refused,
+    target_of,
+    unimplemented_keywords,
+)
 
-MAX_DEPTH: Final = 64
-MAX_PROPERTIES: Final = 1_000
-"""Of one object: the library's time grows with their square."""
-MAX_MULTIPLE: Final = 1024
-"""The library's automaton has a state for each remainder."""
 
-SCHEMAS: Final = ("additionalProperties", "items", "unevaluatedItems", "unevaluatedProperties")
-LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
-MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
-"""Keywords that hold a schema, a list of schemas, and schemas by name."""
-IGNORED: Final = frozenset(
-    {
-        *("$dynamicRef", "$recursiveRef", "additionalItems", "contains", "dependencies", "not"),
-        *("dependentRequired", "dependentSchemas", "if", "then", "else", "uniqueItems"),
-        *("minContains", "maxContains"),
-    }
-)
-"""Keywords that restrict values and that the library does not know."""
-_RESTRICTS_NOTHING: Final = frozenset({"additionalItems", "not", "uniqueItems"})
-"""Those that say nothing when they are false (`additionalItems`: without a list of `items`)."""
-_IMPLIED: Final[Mapping[str, str]] = {
-    key: kind
-    for kind, keys in {
-        "number": "exclusiveMaximum exclusiveMinimum maximum minimum",
-        "string": "format maxLength minLength pattern",
-        "array": "items maxItems minItems prefixItems unevaluatedItems",
-        "object": "additionalProperties maxProperties minProperties patternProperties properties "
-        "propertyNames required unevaluatedProperties",
-    }.items()
-    for key in keys.split()
-}
-"""The type whose values a keyword restricts."""
-ALONE: Final = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
-"""Beside one of these no other restriction is taken: their product may be without bounds."""
-RESTRICTING: Final = (
-    _IMPLIED.keys() | IGNORED | {"multipleOf", "type", "const", "enum", "$ref"} | set(LISTS)
-)
-"""Any other key is an annotation."""
-_FORMATS: Final = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-)
-_OBJECT_KEYWORDS: Final = frozenset(
-    {"properties", "patternProperties", "additionalProperties", "propertyNames"}
-)
-_IS: Final[Mapping[str, Callable[[object], bool]]] = {
-    "array": lambda value: isinstance(value, list),
-    "boolean": lambda value: isinstance(value, bool),
-    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "null": lambda value: value is None,
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "object": lambda value: isinstance(value, dict),
-    "string": lambda value: isinstance(value, str),
-}
+class Usable(NamedTuple):
+    """A schema for the library, which may be changed."""
+
+    schema: Any
+    left_out: list[str]
+    """Places of keywords that a best-effort schema does not have."""
+    moved: Mapping[str, str]
+    """Places of schemas that were moved or copied, by where they are now."""
 
 
 def usable_schema(schema: object, *, closed: bool = True) -> Any:
@@ -76,211 +53,312 @@ def usable_schema(schema: object, *, closed: bool = True) -> Any:
     Raises:
         GrammarError: a part of it would not be enforced; says where.
     """
-    return _Rewriting(schema, closed).usable(schema, "", 0)
+    return _Rewriting(schema, closed).run().schema
+
+
+def best_effort_schema(schema: object, *, closed: bool = True) -> Usable:
+    """The schema without the keywords for which `usable_schema` refuses it."""
+    return _Rewriting(schema, closed, best_effort=True).run()
 
 
 def subschemas(schema: object, path: str = "") -> list[tuple[str, Any]]:
     """The schemas directly in a schema, with their places."""
     parts: list[tuple[str, Any]] = []
     if isinstance(schema, dict):
-        _replaced(schema, path, lambda part, place: parts.append((place, part)))
+        _replaced(schema, path, lambda key, part, place: parts.append((place, part)))
     return parts
 
 
-def at(path: str, key: str) -> str:
-    """The place of a keyword of the schema at `path`."""
-    return f"{path}.{key}" if path else key
-
-
-def refused(place: str, value: object, allowed: str, why: str = "is not allowed") -> GrammarError:
-    """The error for a keyword's value."""
-    return GrammarError(f"{place}: {shown_json(value)} {why}; allowed: {allowed}")
-
-
 class _Rewriting:
-    """Of one schema."""
+    """One schema. A schema is a `member` where it stands beside other restrictions of its value:
+    then what is said of the whole is not said of it alone."""
 
-    def __init__(self, root: object, closed: bool) -> None:
+    def __init__(self, root: object, closed: bool, *, best_effort: bool = False) -> None:
         self._root = root
         self._closed = closed
+        self._best_effort = best_effort
+        self._left_out: dict[str, None] = {}
+        self._copies: dict[tuple[str, bool], str] = {}
+        """Names of definitions, by reference and whether the copy is a member."""
+        self._pending: list[tuple[str, str, bool]] = []
 
-    def usable(self, schema: object, path: str, depth: int) -> Any:
-        if depth > MAX_DEPTH:
-            raise GrammarError(f"the schema is nested too deeply; allowed: {MAX_DEPTH} deep")
+    def run(self) -> Usable:
+        schema = self._usable(self._root, "", 0, member=False)
+        copies, moved = dict[str, Any](), dict[str, str]()
+        while self._pending:
+            name, reference, member = self._pending.pop()
+            target, place = target_of(reference, self._root), reference[2:].replace("/", ".")
+            if reference == "#" and isinstance(target, dict):
+                target = {key: value for key, value in target.items() if key != "$defs"}
+            copies[name] = self._usable(target, place, 0, member=member)
+            moved[f"$defs.{name}"] = place
+        if copies:
+            schema["$defs"] = schema.get("$defs", {}) | copies
+        return Usable(schema, list(self._left_out), moved)
+
+    def _leave_out(self, place: str, error: GrammarError) -> None:
+        """Notes what is left out of a best-effort schema; raises the error of another."""
+        if not self._best_effort:
+            raise error
+        self._left_out[place] = None
+
+    def _usable(self, schema: object, path: str, depth: int, *, member: bool) -> Any:
         if isinstance(schema, bool):
             return schema
+        if depth > MAX_DEPTH:
+            error = GrammarError(f"the schema is nested too deeply; allowed: {MAX_DEPTH} deep")
+            self._leave_out(path, error)
+            return {}
         if not isinstance(schema, dict):
-            raise refused(path or "the schema", schema, "an object, true or false", "is no schema")
-        _refuse_unimplemented(schema, path)
-        self._refuse_reference(schema.get("$ref"), path)
-        usable = _with_names(_typed(_without_annotations(schema)), path)
-        usable = _replaced(usable, path, lambda part, place: self.usable(part, place, depth + 1))
-        if "oneOf" in usable:  # beside anyOf it has been refused
+            place = path or "the schema"
+            self._leave_out(
+                place, refused(place, schema, "an object, true or false", "is no schema")
+            )
+            return {}
+        usable = self._without_unimplemented(_with_tuples(_restrictions(schema)), path)
+        usable = self._with_names(usable, path)
+        conjunction = is_conjunction(usable)
+        facts = facts_of(usable, self._root) if conjunction else None
+        alone = not (member or conjunction)
+        usable = self._with_reference(usable, path, member=not alone)
+        if not conjunction:
+            usable = _with_evaluated(usable)
+        if alone:
+            usable = _typed(usable)
+
+        def part_of(key: str, part: Any, place: str) -> Any:
+            inner = not alone and key in IN_PLACE
+            return self._usable(part, place, depth + 1, member=inner)
+
+        usable = _with_portable_patterns(_replaced(usable, path, part_of))
+        if facts is not None:
+            return self._conjoined(usable, facts, path, depth, member=member)
+        if "oneOf" in usable:
             usable["anyOf"] = usable.pop("oneOf")
-        return self._complete(usable, path)
+        return usable if member else self._complete(usable, path)
+
+    def _without_unimplemented(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+        for key, error in list(unimplemented_keywords(schema, path, self._root)):
+            self._leave_out(at(path, key), error)
+            gone = (key, LEFT_WITH.get(key))
+            schema = {other: value for other, value in schema.items() if other not in gone}
+        return schema
+
+    def _with_reference(self, schema: dict[str, Any], path: str, *, member: bool) -> dict[str, Any]:
+        """With a reference to a definition that is rewritten as it is used here."""
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or target_of(reference, self._root) is None:
+            return schema  # the library says what is wrong with it
+        if not (reference == "#" or reference.startswith("#/")):
+            return schema
+        if not member and _leads_through_keywords(reference):
+            return schema
+        if (name := self._copies.get((reference, member))) is None:
+            taken = self._root.get("$defs", {}) if isinstance(self._root, dict) else {}
+            last = re.sub("[^a-zA-Z0-9_-]", "_", reference.rpartition("/")[2])
+            name = f"{last if reference != '#' else 'root'}_copy{len(self._copies)}"
+            while name in taken:
+                name += "_"
+            self._copies[reference, member] = name
+            self._pending.append((name, reference, member))
+        return schema | {"$ref": f"#/$defs/{name}"}
+
+    def _conjoined(
+        self,
+        schema: dict[str, Any],
+        facts: ConjunctionFacts,
+        path: str,
+        depth: int,
+        *,
+        member: bool,
+    ) -> dict[str, Any]:
+        """With what is said of several restrictions of one value together."""
+        parts = schema["allOf"] if isinstance(schema.get("allOf"), list) else []
+        if "oneOf" in schema:
+            parts = [*parts, {"anyOf": schema.pop("oneOf")}]
+        rest, names = schema.pop("unevaluatedProperties", None), facts.names
+        if "additionalProperties" in schema:
+            rest = None  # which evaluates all
+        if rest is None and names | facts.patterns and not (member or facts.is_open):
+            rest, names = False if self._closed else None, names | facts.required
+        if rest is not None:
+            named = {"properties": dict.fromkeys(names, True)}
+            fitting = {"patternProperties": dict.fromkeys(facts.patterns, True)}
+            closing = named | (fitting if facts.patterns else {}) | {"additionalProperties": rest}
+            parts = [*parts, closing]
+        if parts:
+            schema["allOf"] = parts
+        if not member and facts.kinds and not facts.is_typed:
+            schema["type"] = sorted(facts.kinds)
+        return schema
 
     def _complete(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
         """With every required name among the properties, and closed."""
         properties = schema.get("properties", {})
-        missing = [name for name in _list(schema, "required") if name not in properties]
+        required = [name for name in list_of(schema, "required") if isinstance(name, str)]
+        missing = [name for name in required if name not in properties]
         others = schema.get("additionalProperties", True)
         if missing and others is False and "patternProperties" not in schema:
             allowed = "names of properties, where additionalProperties is false"
-            raise refused(at(path, "required"), missing[0], allowed)
-        if missing and isinstance(properties, dict) and "patternProperties" not in schema:
-            schema = schema | {"properties": properties | dict.fromkeys(missing, others)}
+            self._leave_out(
+                at(path, "required"), refused(at(path, "required"), missing[0], allowed)
+            )
+            schema["required"] = [name for name in schema["required"] if name not in missing]
+            missing = []
+        if isinstance(properties, dict) and (others is True or "patternProperties" not in schema):
+            named = properties | dict.fromkeys(missing, others)
+            schema = schema | ({"properties": named} if missing else {})
         if self._closed and schema.keys() & {"properties", "patternProperties"}:
             schema.setdefault("additionalProperties", False)
-        if self._closed and "prefixItems" in schema:
+        if self._closed and _is_whole_tuple(schema):
             schema.setdefault("items", False)
         return schema
 
-    def _refuse_reference(self, reference: object, path: str) -> None:
-        """Only what keywords lead to is rewritten and checked."""
-        if not (isinstance(reference, str) and reference.startswith("#/")):
-            return  # the library says what is wrong with others
-        left = iter(reference[2:].split("/"))
-        for step in left:
-            if step in MAPS or step in LISTS:
-                next(left, None)
-            elif step not in SCHEMAS:
-                allowed = "a reference through keywords, such as #/$defs/name"
-                why = "leads through what is no keyword"
-                raise refused(at(path, "$ref"), reference, allowed, why)
+    def _with_names(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
+        """With `propertyNames` as the properties that it names, or as a pattern of them."""
+        if "propertyNames" not in schema:
+            return schema
+        rest = {key: value for key, value in schema.items() if key != "propertyNames"}
+        names = schema["propertyNames"]
+        if isinstance(names, dict) and isinstance(names.get("$ref"), str) and len(names) == 1:
+            names = target_of(names["$ref"], self._root)
+        fits = _named_properties(names, rest)
+        if fits is None:
+            place = at(path, "propertyNames")
+            allowed = (
+                'an "enum", a "const", a "pattern", or a "minLength" and a "maxLength" of names; '
+                "the latter beside nothing but additionalProperties and required"
+            )
+            self._leave_out(
+                place, refused(place, schema["propertyNames"], allowed, "is not implemented")
+            )
+            return rest
+        return rest | fits
 
 
-def _refuse_unimplemented(schema: Mapping[str, Any], path: str) -> None:
-    for key in sorted(schema.keys() & IGNORED):
-        if schema[key] is not False or key not in _RESTRICTS_NOTHING:
-            raise _unimplemented(schema, path, key, "leaving it out")
-    if isinstance(parts := schema.get("allOf"), list) and len(parts) > 1:
-        raise _unimplemented(schema, path, "allOf", "a list of one schema")
-    properties = schema.get("properties", {})
-    if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
-        raise refused(at(path, "properties"), len(properties), f"at most {MAX_PROPERTIES} of them")
-    step = schema.get("multipleOf", 1)
-    if not (_IS["number"](step) and 0 < step <= MAX_MULTIPLE):
-        raise refused(at(path, "multipleOf"), step, f"a number above 0, to {MAX_MULTIPLE}")
-    least = schema.get("minProperties", 0)
-    if _IS["integer"](least) and least > 1 and schema.get("additionalProperties") is not False:
-        # The same additional name may come twice, and then counts twice.
-        allowed = "0 or 1; more beside additionalProperties: false"
-        raise _unimplemented(schema, path, "minProperties", allowed)
-    _refuse_beside(schema, path)
+def _named_properties(names: object, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Keywords that hold the names of properties to a schema; None: none do."""
+    if names is True or names == {}:
+        return {}
+    if not isinstance(names, dict) or names.get("type", "string") != "string":
+        return None
+    limits = {key: value for key, value in names.items() if key in RESTRICTING and key != "type"}
+    if isinstance(limits.get("format"), str) and limits["format"] not in FORMATS:
+        del limits["format"]
+    others, properties = schema.get("additionalProperties", True), schema.get("properties", {})
+    match limits:
+        case {"enum": [*listed], **rest} if not rest and "patternProperties" not in schema:
+            pass
+        case {"const": name, **rest} if not rest and "patternProperties" not in schema:
+            listed = [name]
+        case _:
+            pattern = _pattern_of_names(limits)
+            if pattern is None or schema.keys() & {"properties", "patternProperties"}:
+                return {} if not limits else None
+            return {"patternProperties": {pattern: others}, "additionalProperties": False}
+    named = [name for name in listed if isinstance(name, str)]
+    if not isinstance(properties, dict):
+        return None
+    fits = {name: properties.get(name, others) for name in [*properties, *named] if name in named}
+    return {"properties": fits, "additionalProperties": False}
 
 
-def _refuse_beside(schema: Mapping[str, Any], path: str) -> None:
-    """Refuses restrictions beside a keyword of `ALONE`."""
-    first = next((key for key in ALONE if key in schema), None)
-    if first is None:
-        return
-    others = (schema.keys() & RESTRICTING) - {first}
-    allowed = "in each part" if first in LISTS else f"{first} alone"
-    if first in ("const", "enum"):
-        allowed = f"{first} alone, or with a type of all its values"
-        values = [schema[first]] if first == "const" else _list(schema, first)
-        if all(_has_type(value, schema.get("type", ())) for value in values):
-            others -= {"type"}
-    if others:
-        raise _unimplemented(schema, path, min(others), allowed, first)
+def _pattern_of_names(limits: Mapping[str, Any]) -> str | None:
+    match limits:
+        case {"pattern": str(pattern), **rest} if not rest:
+            return pattern
+        case {**rest} if rest and rest.keys() <= {"minLength", "maxLength"}:
+            least, most = rest.get("minLength", 0), rest.get("maxLength", "")
+            if all(
+                value == "" or (IS_OF_TYPE["integer"](value) and value >= 0)
+                for value in (least, most)
+            ):
+                return f"^[\\s\\S]{{{least},{most}}}$"
+    return None
 
 
-def _unimplemented(
-    schema: Mapping[str, Any], path: str, key: str, allowed: str, beside: str = ""
-) -> GrammarError:
-    why = f"beside {beside} is not implemented" if beside else "is not implemented"
-    return refused(at(path, key), schema[key], allowed, why)
+def _leads_through_keywords(reference: str) -> bool:
+    """Whether the target of a reference is a schema that is rewritten where it stands."""
+    left = iter(reference[2:].split("/") if len(reference) > 1 else [])
+    for step in left:
+        if step in MAPS or step in LISTS:
+            next(left, None)
+        elif step not in SCHEMAS:
+            return False
+    return True
 
 
-def _has_type(value: object, kinds: object) -> bool:
-    names = kinds if isinstance(kinds, list | tuple) else [kinds]
-    return any(isinstance(kind, str) and kind in _IS and _IS[kind](value) for kind in names)
-
-
-def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
-    value = schema.get(key)
-    return value if isinstance(value, list) else []
-
-
-def _without_annotations(schema: dict[str, Any]) -> dict[str, Any]:
+def _restrictions(schema: dict[str, Any]) -> dict[str, Any]:
     """Only what the library has to know; it refuses some keys that say nothing."""
-    kept = {
-        key: value
-        for key, value in schema.items()
-        if (key in RESTRICTING and key not in IGNORED) or key in MAPS
-    }
-    if isinstance(kept.get("format"), str) and kept["format"] not in _FORMATS:
+    kept = {key: value for key, value in schema.items() if key in RESTRICTING or key in MAPS}
+    if isinstance(kept.get("format"), str) and kept["format"] not in FORMATS:
         del kept["format"]
+    return kept
+
+
+def _with_tuples(schema: dict[str, Any]) -> dict[str, Any]:
+    """With the tuples of drafts up to 2019-09 as those of 2020-12."""
+    rest = schema.pop("additionalItems", None)
+    if isinstance(schema.get("items"), list) and "prefixItems" not in schema:
+        first = schema.pop("items")
+        schema |= {"prefixItems": first} | ({} if rest is None else {"items": rest})
+    return schema
+
+
+def _with_portable_patterns(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema["pattern"] = portable(pattern)
+    if isinstance(parts := schema.get("patternProperties"), dict):
+        schema["patternProperties"] = {portable(name): part for name, part in parts.items()}
+    return schema
+
+
+def _is_whole_tuple(schema: Mapping[str, Any]) -> bool:
+    """Whether a tuple says nothing of items beyond those that it names."""
+    named = len(list_of(schema, "prefixItems"))
+    bounds = [schema.get(key, 0) for key in ("minItems", "maxItems")]
+    return named > 0 and all(IS_OF_TYPE["integer"](bound) and bound <= named for bound in bounds)
+
+
+def _with_evaluated(schema: dict[str, Any]) -> dict[str, Any]:
+    """With what is said of the rest, where nothing stands beside it."""
     for key, same in (
         ("unevaluatedProperties", "additionalProperties"),
         ("unevaluatedItems", "items"),
     ):
-        if key in kept:
-            kept.setdefault(same, kept.pop(key))
-            kept.pop(key, None)
-    if isinstance(pattern := kept.get("pattern"), str):
-        kept["pattern"] = whole(pattern)
-    return kept
-
-
-def whole(pattern: str) -> str:
-    """A pattern that describes the whole string, which JSON Schema's need not."""
-    body = pattern.removeprefix("^")
-    if body.endswith("$") and (len(body) - len(body[:-1].rstrip("\\"))) % 2:
-        body = body[:-1]
-    return f"^(?:{body})$"
+        if key in schema:
+            rest = schema.pop(key)
+            schema.setdefault(same, rest)
+    return schema
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
     """With the types that its keywords apply to, if it has none; objects and arrays of which it
     says nothing have any contents."""
-    if any(key in schema for key in ALONE):
+    if any(key in schema for key in (*IN_PLACE, "const", "enum")):
         return schema
-    implied = sorted({_IMPLIED[key] for key in schema.keys() & _IMPLIED.keys()})
+    implied = sorted({IMPLIED_TYPE[key] for key in schema.keys() & IMPLIED_TYPE.keys()})
     typed = schema | ({"type": implied} if implied and "type" not in schema else {})
     kinds = typed.get("type")
     is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
-    if is_object and not schema.keys() & _OBJECT_KEYWORDS:
+    if is_object and not schema.keys() & OBJECT_KEYWORDS:
         typed["additionalProperties"] = True
     return typed
 
 
-def _with_names(schema: dict[str, Any], path: str) -> dict[str, Any]:
-    """With `propertyNames` as the properties that it names, or as a pattern of them."""
-    names = schema.pop("propertyNames", True)
-    if names is True or names == {} or names == {"type": "string"}:
-        return schema
-    allowed = 'with a "pattern" or an "enum" of names, beside nothing but additionalProperties'
-    place, others = at(path, "propertyNames"), schema.pop("additionalProperties", True)
-    if not isinstance(names, dict) or schema.keys() & (_OBJECT_KEYWORDS | {"required"}):
-        raise refused(place, names, allowed, "is not implemented")
-    restrictions = {
-        key: value for key, value in names.items() if key in RESTRICTING and key != "type"
-    }
-    kind = "string" if names.get("type", "string") == "string" else None
-    match restrictions:
-        case {"pattern": str(pattern), **rest} if kind and not rest:
-            fits = {"patternProperties": {whole(pattern): others}}
-        case {"enum": [*listed], **rest} if kind and not rest and all(map(_IS["string"], listed)):
-            fits = {"properties": dict.fromkeys(listed, others)}
-        case {"const": str(name), **rest} if kind and not rest:
-            fits = {"properties": {name: others}}
-        case _:
-            raise refused(place, names, allowed, "is not implemented")
-    return schema | fits | {"additionalProperties": False}
-
-
 def _replaced(
-    schema: dict[str, Any], path: str, replace: Callable[[Any, str], Any]
+    schema: dict[str, Any], path: str, replace: Callable[[str, Any, str], Any]
 ) -> dict[str, Any]:
-    """With what `replace` returns of each schema directly in it and its place."""
+    """With what `replace` returns of each schema directly in it, its keyword and its place."""
     result = dict(schema)
     for key, value in schema.items():
         place = at(path, key)
         if key in SCHEMAS:
-            result[key] = replace(value, place)
+            result[key] = replace(key, value, place)
         elif key in LISTS and isinstance(value, list):
-            result[key] = [replace(part, f"{place}[{i}]") for i, part in enumerate(value)]
+            result[key] = [replace(key, part, f"{place}[{i}]") for i, part in enumerate(value)]
         elif key in MAPS and isinstance(value, dict):
-            result[key] = {name: replace(part, f"{place}.{name}") for name, part in value.items()}
+            result[key] = {
+                name: replace(key, part, f"{place}.{name}") for name, part in value.items()
+            }
     return result

@@ -84,6 +84,8 @@ _CLIENT_CLOSED_REQUEST: Final = 499
 
 _NAME_BYTES: Final = 64
 """Of an ignored field's name, as it is shown."""
+_PLACE_BYTES: Final = 192
+"""Of a place in a tool's schema, behind the tool's name."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,8 @@ class RequestHandler:
     def _count(self, route: Route[Any], planner: Planner, body: bytes) -> tuple[int, list[str]]:
         parsed, ignored = self._parsed(route, planner, body, None)
         self._service.adapter_key(parsed.requested_model)
-        return sum(len(plan.prompt_ids) for plan in route.plan(planner, parsed)), ignored
+        plans = route.plan(planner, parsed)
+        return sum(len(plan.prompt_ids) for plan in plans), _with_left_out(ignored, plans)
 
     def _max_body_bytes(self, signed: SignedHeaders) -> int:
         head_bytes = MAX_HEAD_BYTES if signed.private else 0
@@ -217,6 +220,7 @@ class RequestHandler:
         adapter = self._service.adapter_key(parsed.requested_model)
         planner = replace(planner, adapter=adapter)
         plans = route.plan(planner, parsed)
+        ignored = _with_left_out(ignored, plans)
         read = partial(generator.reader, response_id=envelope.response_id)
         start = None
         if signed.private:
@@ -356,6 +360,13 @@ def _skipped(request: AnsweredRequest, *, strict: bool) -> list[str]:
         field = skipped[0].partition("[")[0]
         raise InvalidRequestError(f"{skipped[0]}: is not served here (strictRequests)", field)
     return skipped[:MAX_IGNORED_FIELDS]
+
+
+def _with_left_out(ignored: Sequence[str], plans: Sequence[ChoicePlan]) -> list[str]:
+    """With the parts of schemas that no grammar enforces."""
+    places = dict.fromkeys(place for plan in plans[:1] for place in plan.left_out)
+    quoted = [quote(place, safe="[]/:$ ")[:_PLACE_BYTES] for place in places]
+    return [*ignored, *quoted[: max(0, MAX_IGNORED_FIELDS - len(ignored))]]
 
 
 def _ignored_header(ignored: Sequence[str]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """From a parsed request to plans for the engine: prompt ids, sampling, limits.
 
-Tokenising is CPU work: call `plan_*` in a thread. A text that is far too long is not tokenised as
-a whole: megabytes of text would take seconds and hundreds of megabytes.
+Tokenising is CPU work: call `plan_*` in a thread.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from sluice_runtime.errors import ContextLengthError, InvalidRequestError, Unsup
 from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.scheduler.limits import Limits, max_new_tokens, refusal
 from sluice_runtime.server.fields import MAX_IGNORED_FIELDS, AnsweredRequest
+from sluice_runtime.server.long_texts import end_of, surely_exceeds
 from sluice_runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -34,7 +34,7 @@ from sluice_runtime.server.sampling_plan import (
     sampling_of,
     scored_answer_tokens,
 )
-from sluice_runtime.server.structured import StructuredFields, grammar_of
+from sluice_runtime.server.structured import AnswerGrammar, StructuredFields, grammar_of
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.formats import ToolFormat
 from sluice_runtime.server.tools.plan import CallReading, ToolPlan, plan_tools
@@ -45,11 +45,6 @@ if TYPE_CHECKING:
 
 
 _STRUCTURED_FIELDS: Final = tuple(StructuredFields.model_fields)
-_CHARACTERS_A_TOKEN: Final = 8
-"""Texts with fewer characters a token are tokenised at once."""
-_SLICE_CHARACTERS: Final = 16_384
-_DOUBT: Final = 1.125
-"""Cutting a text may split tokens, so the slices have more tokens than the whole."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +65,8 @@ class ChoicePlan:
     """Whether the stop string is included in the text."""
     priority: int = 0
     grammar: Grammar | None = None
+    left_out: Sequence[str] = ()
+    """What the request asks for and the grammar does not enforce."""
     reading: CallReading | None = None
     """How tool calls are parsed; None: there are none."""
     reasoning: AnswerReasoning | None = None
@@ -197,7 +194,8 @@ class Planner:
     def _tools(self, request: ChatRequest) -> ToolPlan | None:
         if not request.tools and request.tool_choice is None:
             return None
-        return plan_tools(request, self.text.tool_format, self.text.tokenizer.special_id)
+        special_id = self.text.tokenizer.special_id
+        return plan_tools(request, self.text.tool_format, special_id, strict=self.strict)
 
     def _rendered(self, request: ChatRequest, tools: ToolPlan | None) -> str:
         """The conversation as the model's template writes it."""
@@ -340,7 +338,8 @@ class Planner:
     def _base_plan(self, request: GenerationRequest, tools: ToolPlan | None) -> ChoicePlan:
         """What all choices of the request share."""
         ignore_eos, eos = bool(request.ignore_eos), self._eos_token_ids()
-        grammar = self._grammar(request, tools, eos)
+        answer = self._grammar(request, tools, eos)
+        grammar = None if answer is None else answer.grammar
         sampling = sampling_of(request, self.text.defaults, self.vocabulary_size, self.draw_seed())
         if grammar is not None:  # the grammar itself applies `min_tokens`
             sampling = msgspec.structs.replace(sampling, min_tokens=0)
@@ -357,6 +356,7 @@ class Planner:
             keeps_stop=bool(request.include_stop_str_in_output),
             priority=request.priority or 0,
             grammar=grammar,
+            left_out=() if answer is None else answer.left_out,
             reading=tools.reading if tools else None,
             cache_salt=request.cache_salt or "",
             adapter=self.adapter,
@@ -377,18 +377,19 @@ class Planner:
 
     def _grammar(
         self, request: GenerationRequest, tools: ToolPlan | None, eos: Sequence[int]
-    ) -> Grammar | None:
+    ) -> AnswerGrammar | None:
         """The grammar for the answer; None: any text."""
         if tools is None and all(getattr(request, name) is None for name in _STRUCTURED_FIELDS):
             return None
         spec, min_tokens = tools.spec if tools else None, request.min_tokens or 0
-        ends_late = bool(request.ignore_eos)
-        grammar = grammar_of(request, eos, spec, min_tokens, ends_late=ends_late)
-        if grammar is not None and self.text.structured_output_unavailable is not None:
+        late = bool(request.ignore_eos)
+        answer = grammar_of(request, eos, spec, min_tokens, ends_late=late, strict=self.strict)
+        if answer is not None and self.text.structured_output_unavailable is not None:
+            field = answer.grammar.field
             raise UnsupportedFieldError(
-                f"{grammar.field}: {self.text.structured_output_unavailable}", grammar.field
+                f"{field}: {self.text.structured_output_unavailable}", field
             )
-        return grammar
+        return answer
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         """The model's EOS tokens that have a logit."""
@@ -433,27 +434,3 @@ def _template_options(request: ChatRequest) -> Mapping[str, Any]:
     effort = request.reasoning_effort
     own = {} if effort is None else {"reasoning_effort": effort}
     return own | (request.chat_template_kwargs or {})
-
-
-def surely_exceeds(tokenizer: Tokenizer, text: str, max_tokens: int) -> bool:
-    """Whether `text` surely has more than `max_tokens`; False may mean that it was not checked."""
-    if len(text) <= max_tokens * _CHARACTERS_A_TOKEN:
-        return False
-    counted = 0
-    for begin in range(0, len(text), _SLICE_CHARACTERS):
-        part = text[begin : begin + _SLICE_CHARACTERS]
-        counted += len(tokenizer.encode(part, add_special_tokens=False))
-        if counted > max_tokens * _DOUBT:
-            return True
-    return False
-
-
-def end_of(tokenizer: Tokenizer, text: str, tokens: int) -> str:
-    """A suffix of `text` with more than `tokens` tokens; the whole text if it has no more."""
-    characters = _SLICE_CHARACTERS + tokens * _CHARACTERS_A_TOKEN
-    while characters < len(text):
-        end = text[-characters:]
-        if len(tokenizer.encode(end, add_special_tokens=False)) > tokens * _DOUBT + 1:
-            return end
-        characters *= 2
-    return text

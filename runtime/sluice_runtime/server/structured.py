@@ -21,8 +21,9 @@ from sluice_runtime.errors import (
     InvalidRequestError,
     UnsupportedFieldError,
 )
+from sluice_runtime.grammar.best_effort import CheckBudget, fitted
 from sluice_runtime.grammar.constraint import json_rule, one_of, refuse_unusable
-from sluice_runtime.grammar.json_schema import usable_schema
+from sluice_runtime.grammar.json_schema import best_effort_schema, usable_schema
 from sluice_runtime.server.fields import (
     OBJECT,
     STRING,
@@ -163,6 +164,16 @@ class StructuredOutputSpec(NamedTuple):
     that there will not be."""
     open: bool = False
     """For a schema: objects may have properties that it does not name."""
+    left_out: tuple[str, ...] = ()
+    """What a best-effort schema asks for and the answer is not held to."""
+
+
+class AnswerGrammar(NamedTuple):
+    """The constraint on an answer."""
+
+    grammar: Grammar
+    left_out: tuple[str, ...]
+    """What the request asks for and the grammar does not enforce, for a header."""
 
 
 def grammar_of(
@@ -172,15 +183,17 @@ def grammar_of(
     min_tokens: int = 0,
     *,
     ends_late: bool = False,
-) -> Grammar | None:
-    """The grammar for the engine; None when any text will do. `tools`: the constraint of its tools.
+    strict: bool = False,
+) -> AnswerGrammar | None:
+    """The grammar for the engine; None when any text will do. `tools`: the constraint of its tools;
+    `strict`: no schema is best effort.
 
     Raises:
         InvalidRequestError: two fields ask for one, it is too large or cannot be used.
         UnsupportedFieldError: no token ends answers.
         GrammarUnavailableError: the grammar library failed with it.
     """
-    forms = [] if tools is not None and tools.settles_format else format_specs(request)
+    forms = [] if tools and tools.settles_format else format_specs(request, strict=strict)
     specs = [*forms, *([] if tools is None else [tools])]
     if not specs:
         return None
@@ -200,16 +213,17 @@ def grammar_of(
         raise InvalidRequestError(f"{field}: {error}", field) from None
     except GrammarUnavailableError as error:
         raise GrammarUnavailableError(f"{field}: {error}") from None
-    return Grammar(kind, text, list(end_token_ids), field, min_tokens, ends_late)
+    grammar = Grammar(kind, text, list(end_token_ids), field, min_tokens, ends_late)
+    return AnswerGrammar(grammar, specs[0].left_out)
 
 
-def format_specs(request: StructuredFields) -> list[StructuredOutputSpec]:
+def format_specs(request: StructuredFields, *, strict: bool = False) -> list[StructuredOutputSpec]:
     """The constraints of the request, without tools; more than one is refused later.
 
     Raises:
         InvalidRequestError: it is not implemented.
     """
-    return list(_specs(request))
+    return list(_specs(request, strict=strict))
 
 
 def _refuse_long(spec: StructuredOutputSpec) -> None:
@@ -252,9 +266,20 @@ def _schema_spec(field: str, schema: object, *, closed: bool = True) -> Structur
     return StructuredOutputSpec(field, "json_schema", text, open=not closed)
 
 
-def _specs(request: StructuredFields) -> Iterator[StructuredOutputSpec]:
+def _best_effort_spec(field: str, schema: object) -> StructuredOutputSpec:
+    """The constraint by a schema that leaves objects open, as far as it can be enforced."""
+    refuse_infinite(field, schema)
+    usable = best_effort_schema(schema, closed=False)
+    places = fitted(usable, CheckBudget())
+    text = msgspec.json.encode({} if places is None else usable.schema).decode()
+    notes = [""] if places is None else [*usable.left_out, *places]
+    left_out = tuple(f"{field}.{place}".rstrip(".") for place in notes)
+    return StructuredOutputSpec(field, "json_schema", text, open=True, left_out=left_out)
+
+
+def _specs(request: StructuredFields, *, strict: bool) -> Iterator[StructuredOutputSpec]:
     if request.response_format is not None:
-        yield from _response_format(request.response_format)
+        yield from _response_format(request.response_format, strict=strict)
     outputs = request.structured_outputs
     if outputs is not None:
         _refuse_nothing_asked(outputs)
@@ -314,7 +339,9 @@ def _refuse_nothing_asked(outputs: StructuredOutputs) -> None:
         raise InvalidRequestError(f"{field}: false is not allowed; allowed: true", field)
 
 
-def _response_format(response_format: ResponseFormat) -> Iterator[StructuredOutputSpec]:
+def _response_format(
+    response_format: ResponseFormat, *, strict: bool
+) -> Iterator[StructuredOutputSpec]:
     field, kind = "response_format.json_schema", response_format.type
     wrapper, schema = response_format.json_schema, response_format.schema_
     if kind == "structural_tag":
@@ -344,7 +371,10 @@ def _response_format(response_format: ResponseFormat) -> Iterator[StructuredOutp
             field,
         )
     schema = _ANY_OBJECT if wrapper.schema_ is None else wrapper.schema_
-    yield _schema_spec(f"{field}.schema", schema, closed=wrapper.strict is not False)
+    if wrapper.strict is False and not strict:
+        yield _best_effort_spec(f"{field}.schema", schema)
+    else:
+        yield _schema_spec(f"{field}.schema", schema, closed=wrapper.strict is not False)
 
 
 def _parsed(field: str, given: JsonObject | str, what: str) -> object:

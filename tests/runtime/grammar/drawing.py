@@ -33,8 +33,10 @@ def matcher_of(kind: GrammarKind, text: str, tokenizer: LLTokenizer = ASCII) -> 
     return compiled_of(kind, text, tokenizer).matcher
 
 
-def schema_matcher(schema: Any, *, closed: bool = True) -> LLMatcher:
-    return matcher_of("json_schema", json.dumps(usable_schema(schema, closed=closed)))
+def schema_matcher(
+    schema: Any, *, closed: bool = True, tokenizer: LLTokenizer = ASCII
+) -> LLMatcher:
+    return matcher_of("json_schema", json.dumps(usable_schema(schema, closed=closed)), tokenizer)
 
 
 def accepts(matcher: LLMatcher, tokens: Sequence[int]) -> bool:

@@ -36,7 +36,7 @@ SCHEMAS: dict[str, Any] = {
     "weather": {
         "type": "object",
         "properties": {
-            "city": {"type": "string", "pattern": "[a-z]{1,8}"},
+            "city": {"type": "string", "pattern": "^[a-z]{1,8}$"},
             "days": {"type": "integer", "minimum": 1, "maximum": 9},
         },
         "required": ["city", "days"],

@@ -119,7 +119,8 @@ def grammar_beside_tools(**fields: Any) -> Grammar | None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [F, G]}
     request = parse_request(ChatRequest, msgspec.json.encode(body | fields), strict=False).request
     planned = plan_tools(request, HERMES, dict[str, int]().get)
-    return grammar_of(request, [9], planned.spec if planned else None)
+    answer = grammar_of(request, [9], planned.spec if planned else None)
+    return answer and answer.grammar
 
 
 @pytest.mark.parametrize(
@@ -200,16 +201,8 @@ def test_a_format_that_contradicts_tools_is_refused_by_both_fields(
     assert error.value.param == says.partition(":")[0]
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"type": "object", "anyOf": [{"$ref": "#"}]},
-        {"type": "object", "anyOf": [{"$ref": "#/$defs/b"}], "$defs": {}},
-    ],
-)
-def test_references_that_lead_nowhere_are_refused_in_every_format(
-    parameters: dict[str, Any],
-) -> None:
+def test_references_that_lead_nowhere_are_refused() -> None:
+    parameters = {"type": "object", "anyOf": [{"$ref": "#/$defs/b"}], "$defs": {}}
     with pytest.raises(InvalidRequestError, match=r"tools"):
         plan(QWEN3_CODER, tools=[tool("f", parameters=parameters)], tool_choice="required")
 
@@ -224,14 +217,6 @@ def test_a_reference_may_have_escapes() -> None:
     assert planned is not None
     assert planned.spec is not None
     assert "<parameter=x>" in planned.spec.text
-
-
-def test_arguments_that_could_not_be_kept_to_their_schema_are_refused() -> None:
-    unlike = tool("f", parameters={"type": "object", "not": {}})
-    assert plan(tools=[unlike]) is not None
-    with pytest.raises(InvalidRequestError) as error:
-        plan(tools=[unlike], tool_choice="required")
-    assert str(error.value) == "tools.f: not: {} is not implemented; allowed: leaving it out"
 
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}

@@ -76,7 +76,8 @@ def plan_under_other_names(
     if plan.grammar is None:
         return plan
     named = msgspec.structs.replace(plan.grammar, field=_renamed(plan.grammar.field, names))
-    return replace(plan, grammar=named)
+    left_out = [_renamed(place, names) for place in plan.left_out]
+    return replace(plan, grammar=named, left_out=left_out)
 
 
 def chat_request(request: ResponsesRequest) -> ChatRequest:

@@ -11,12 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from llguidance import regex_to_lark
-
 from sluice_runtime.grammar.constraint import json_rule
-from sluice_runtime.grammar.json_schema import refused
-from sluice_runtime.server.tools.object_schema import target_of
-from sluice_runtime.server.tools.xml_values import kinds_of
 
 Schemas = Mapping[str, Any]
 """Schema of the arguments, by function."""
@@ -24,7 +19,7 @@ Tokens = Mapping[str, int]
 
 _MARKER: Final = "[TOOL_CALLS]"
 _ARGS: Final = "[ARGS]"
-_ANY: Final = r"/(.|\n)*/"
+ANY_TEXT: Final = r"/(.|\n)*/"
 
 
 @dataclass(frozen=True)
@@ -81,20 +76,6 @@ class JsonTag:
             f"{quoted(self.end)}"
             for name, schema in schemas.items()
         )
-
-
-@dataclass(frozen=True)
-class XmlTag:
-    """A tag for the function, with a tag for each argument inside."""
-
-    def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        return separated(_xml_bodies(schemas, "<tool_call>"), "\n", at_most_one=at_most_one)
-
-    def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        return triggered("<tool_call>", _xml_bodies(schemas, ""), at_most_one=at_most_one)
-
-    def begins(self, schemas: Schemas) -> Sequence[str]:
-        return ["<tool_call>"]
 
 
 @dataclass(frozen=True)
@@ -172,8 +153,8 @@ def separated(call: Rules, separator: str, *, at_most_one: bool) -> Rules:
 def triggered(trigger: str, body: Rules, *, at_most_one: bool) -> Rules:
     """Text with calls: the rest of a call follows each trigger."""
     rules = (
-        f"TEXT: {_ANY}",
-        f"trigger[lazy]: {_ANY} {quoted(trigger)}",
+        f"TEXT: {ANY_TEXT}",
+        f"trigger[lazy]: {ANY_TEXT} {quoted(trigger)}",
         f"call: trigger {body.expression}",
         *body.rules,
     )
@@ -186,66 +167,5 @@ def marked(body: Rules, tokens: Tokens, *, at_most_one: bool) -> Rules:
         return triggered(_MARKER, body, at_most_one=at_most_one)
     call = f"call: TEXT {token(_MARKER, tokens)} {body.expression}"
     return Rules(
-        "call | TEXT" if at_most_one else "call* TEXT", (f"TEXT: {_ANY}", call, *body.rules)
+        "call | TEXT" if at_most_one else "call* TEXT", (f"TEXT: {ANY_TEXT}", call, *body.rules)
     )
-
-
-def _xml_bodies(schemas: Schemas, begin: str) -> Rules:
-    rules: list[str] = []
-    bodies = [
-        " ".join(
-            [
-                quoted(f"{begin}\n<function={name}>\n"),
-                _xml_arguments(schema, schema, rules),
-                quoted("</function>\n</tool_call>"),
-            ]
-        )
-        for name, schema in schemas.items()
-    ]
-    return Rules(alternatives(bodies), tuple(rules))
-
-
-def _xml_arguments(schema: Any, root: Any, rules: list[str], seen: tuple[str, ...] = ()) -> str:
-    """The arguments of one call, in the schema's order; adds the rules that they need. `seen`:
-    references that led here.
-
-    Raises:
-        GrammarError: a reference leads nowhere, or to itself.
-    """
-    for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(schema, Mapping) and key in schema:
-            return alternatives(_xml_arguments(part, root, rules, seen) for part in schema[key])
-    if "$ref" in schema:
-        reference = schema["$ref"]
-        target = target_of(reference, root)
-        if reference in seen or not isinstance(target, Mapping):
-            raise refused("parameters: $ref", reference, "a reference to a schema that is there")
-        return _xml_arguments(target, root, rules, (*seen, reference))
-    required = schema.get("required", ())
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    arguments = []
-    for name, part in schema.get("properties", {}).items():
-        argument = _xml_argument(quoted(f"<parameter={name}>\n"), part, definitions, rules)
-        arguments.append(argument if name in required else f"({argument})?")
-    others = schema.get("additionalProperties", False)
-    if others is not False:
-        begin = r'"<parameter=" /[a-zA-Z0-9_.-]+/ ">\n"'
-        arguments.append(f"({_xml_argument(begin, others, definitions, rules)})*")
-    return " ".join(arguments)
-
-
-def _xml_argument(begin: str, schema: Any, definitions: Any, rules: list[str]) -> str:
-    """Strings are plain text up to the tag that ends them, all else is JSON."""
-    end, number = quoted("\n</parameter>\n"), len(rules)
-    if kinds_of(schema) == {"string"}:
-        pattern, values = schema.get("pattern"), schema.get("enum")
-        if values:
-            return f"{begin} {alternatives(map(quoted, values))} {end}"
-        if pattern:
-            text = regex_to_lark(pattern.removeprefix("^").removesuffix("$"), "dw")
-            rules.append(f"VALUE{number}: /{text}/ {end}")
-            return f"{begin} VALUE{number}"
-        rules.append(f"value{number}[lazy]: {_ANY} {end}")
-        return f"{begin} value{number}"
-    whole = definitions | schema if isinstance(schema, Mapping) else schema
-    return f"{begin} {json_rule(whole)} {end}"

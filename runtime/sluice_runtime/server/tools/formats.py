@@ -10,7 +10,7 @@ import hashlib
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from sluice_contract.config.engine import ToolCallFormat
 
@@ -20,9 +20,14 @@ from sluice_runtime.server.tools.call_grammars import (
     JsonList,
     JsonTag,
     NamedTag,
-    XmlTag,
 )
 from sluice_runtime.server.tools.calls import Reader
+from sluice_runtime.server.tools.xml_grammar import (
+    LeaveOut,
+    XmlTag,
+    adapt_to_text,
+    types_between_tags,
+)
 
 _ID_CHARACTERS: Final = string.ascii_letters + string.digits
 
@@ -52,6 +57,10 @@ class ToolFormat:
     """Builds grammars for it."""
     known_by: Callable[[str], bool]
     """Whether a chat template uses this format."""
+    adapt: Callable[[dict[str, Any], LeaveOut], None] | None = None
+    """Takes out of a schema what the format cannot hold arguments to; None: it can all."""
+    read_by: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """The schema by which arguments are read that keep to one's grammar; None: by their own."""
     markers: tuple[str, ...] = ()
     """Markers that may be special tokens and must be decoded as text."""
     id_of: Callable[[str], str] = field(default=_long_id)
@@ -77,6 +86,8 @@ QWEN3_CODER: Final = ToolFormat(
     families="Qwen3-Coder",
     read=readers.read_qwen3_coder,
     grammar=XmlTag(),
+    adapt=adapt_to_text,
+    read_by=types_between_tags,
     known_by=lambda template: "<function=" in template,
     markers=(readers.CALL, readers.CALL_END),
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.json_schema import RESTRICTING
+from sluice_runtime.grammar.schema_keywords import RESTRICTING, target_of
 
 _OBJECT: Final = '"object"'
 _REFERRED: Final = 'a reference to a schema of type "object"'
@@ -108,16 +108,6 @@ def _is_reference(schema: Schema) -> bool:
         and reference.startswith("#")
         and not schema.keys() & (RESTRICTING - {"$ref", "type"})
     )
-
-
-def target_of(reference: str, root: Schema) -> object:
-    """The target of a reference; None: there is none."""
-    found: object = root
-    for step in reference.removeprefix("#").split("/")[1:]:
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(step.replace("~1", "/").replace("~0", "~"))
-    return found
 
 
 def _check_type(schema: Schema, path: str) -> None:

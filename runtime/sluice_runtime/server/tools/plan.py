@@ -13,13 +13,9 @@ from sluice_contract.http_errors import shown, shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError
 from sluice_runtime.server.protocol import ChatRequest
-from sluice_runtime.server.structured import (
-    StructuredOutputSpec,
-    checked_schema,
-    format_specs,
-    refuse_infinite,
-)
-from sluice_runtime.server.tools.call_grammars import Rules, either
+from sluice_runtime.server.structured import StructuredOutputSpec, format_specs, refuse_infinite
+from sluice_runtime.server.tools.argument_schemas import Build, call_rules
+from sluice_runtime.server.tools.call_grammars import either
 from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat
 from sluice_runtime.server.tools.object_schema import object_schema
@@ -63,10 +59,14 @@ class ToolPlan:
 
 
 def plan_tools(
-    request: ChatRequest, known: ToolFormat | None, special_id: Callable[[str], int | None]
+    request: ChatRequest,
+    known: ToolFormat | None,
+    special_id: Callable[[str], int | None],
+    *,
+    strict: bool = False,
 ) -> ToolPlan | None:
     """None when no tool may be called. `known`: the model's format; `special_id`: a special token's
-    id by name.
+    id by name; `strict`: every schema is enforced as a whole, or refused.
 
     Raises:
         InvalidRequestError: the choice does not fit the tools, or needs a format not known; or
@@ -98,11 +98,14 @@ def plan_tools(
     )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
     try:
-        spec = _call_spec(request, functions, reading, tokens)
+        enforced = [function.name for function in functions if strict or function.strict]
+        free = not any(function.strict for function in functions)
+        spec, read_by = _call_spec(request, enforced, reading, tokens, free=free)
     except GrammarError as error:
         raise InvalidRequestError(f"tools: {error}", "tools") from None
     calls_or_format = spec is not None and spec.settles_format and not reading.calls_only
-    return ToolPlan(shown, replace(reading, calls_or_format=calls_or_format), spec)
+    reading = replace(reading, schemas={**schemas, **read_by}, calls_or_format=calls_or_format)
+    return ToolPlan(shown, reading, spec)
 
 
 def _refuse_choice_without_tools(request: ChatRequest) -> None:
@@ -136,46 +139,60 @@ def _arguments(function: Function) -> dict[str, Any]:
 
 def _call_spec(
     request: ChatRequest,
-    functions: Sequence[Function],
+    strict: Sequence[str],
     reading: CallReading,
     tokens: Mapping[str, int],
-) -> StructuredOutputSpec | None:
+    *,
+    free: bool,
+) -> tuple[StructuredOutputSpec | None, Mapping[str, Any]]:
     """A grammar of calls: of one function, of any, of any or the requested format, or of text with
-    calls."""
+    calls; and schemas by which calls that keep to it are read. `free`: no function asks for a
+    grammar of its own."""
     choice, at_most_one = request.tool_choice, request.parallel_tool_calls is False
-    form, schemas = reading.form, reading.schemas
+    grammar, schemas = reading.form.grammar, reading.schemas
+
+    def lark(
+        build: Build, names: Sequence[str] = tuple(schemas)
+    ) -> tuple[StructuredOutputSpec, Mapping[str, Any]]:
+        offered = {name: schemas[name] for name in names}
+        rules, left_out, read_by = call_rules(offered, strict, reading.form, build)
+        return StructuredOutputSpec("tools", "lark", rules.text, left_out=left_out), read_by
+
     if isinstance(choice, NamedTool):
-        name = choice.function.name
-        if name not in schemas:
-            raise InvalidRequestError(
-                f"tool_choice.function.name: {shown_json(name)} is not allowed; allowed: "
-                f"{shown(', '.join(schemas))}, the tools' names",
-                "tool_choice.function.name",
-            )
-        return _calls_only(
-            request, form.grammar.calls(_checked({name: schemas[name]}), tokens, at_most_one=True)
-        )
+        name = _chosen(choice, schemas)
+        spec, read_by = lark(lambda held: grammar.calls(held, tokens, at_most_one=True), [name])
+        return _calls_only(request, spec), read_by
     if choice == "required":
-        return _calls_only(
-            request, form.grammar.calls(_checked(schemas), tokens, at_most_one=at_most_one)
-        )
+        spec, read_by = lark(lambda held: grammar.calls(held, tokens, at_most_one=at_most_one))
+        return _calls_only(request, spec), read_by
     if len(forms := format_specs(request)) == 1:  # several are refused where grammars are made
         schema = _schema_beside_calls(forms[0])
-        calls = form.grammar.calls(_checked(schemas), tokens, at_most_one=at_most_one)
-        spec = _lark(either(schema, calls))
-        return spec._replace(field=f"tools, {forms[0].field}", settles_format=True)
-    if at_most_one or any(function.strict for function in functions):
-        return _lark(
-            form.grammar.text_with_calls(_checked(schemas), tokens, at_most_one=at_most_one)
+        spec, read_by = lark(
+            lambda held: either(schema, grammar.calls(held, tokens, at_most_one=at_most_one))
         )
-    return None
+        field = f"tools, {forms[0].field}"
+        return spec._replace(field=field, settles_format=True), read_by
+    if at_most_one or not free:
+        return lark(lambda held: grammar.text_with_calls(held, tokens, at_most_one=at_most_one))
+    return None, {}
 
 
-def _calls_only(request: ChatRequest, form: Rules) -> StructuredOutputSpec:
+def _chosen(choice: NamedTool, schemas: Mapping[str, Any]) -> str:
+    name = choice.function.name
+    if name not in schemas:
+        raise InvalidRequestError(
+            f"tool_choice.function.name: {shown_json(name)} is not allowed; allowed: "
+            f"{shown(', '.join(schemas))}, the tools' names",
+            "tool_choice.function.name",
+        )
+    return name
+
+
+def _calls_only(request: ChatRequest, spec: StructuredOutputSpec) -> StructuredOutputSpec:
     """A grammar of calls and nothing else. `response_format` then has no effect, since it is about
     text; clients send it together with a function of the same schema."""
-    fields = [spec.field.partition(".")[0] for spec in format_specs(request)]
-    return _lark(form)._replace(settles_format=fields == ["response_format"])
+    fields = [form.field.partition(".")[0] for form in format_specs(request)]
+    return spec._replace(settles_format=fields == ["response_format"])
 
 
 def _schema_beside_calls(spec: StructuredOutputSpec) -> Any:
@@ -188,12 +205,3 @@ def _schema_beside_calls(spec: StructuredOutputSpec) -> Any:
             "tools",
         )
     return json.loads(spec.text)
-
-
-def _checked(schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """Schemas by function, in the form for the grammar library."""
-    return {name: checked_schema(f"tools.{name}", schema) for name, schema in schemas.items()}
-
-
-def _lark(form: Rules) -> StructuredOutputSpec:
-    return StructuredOutputSpec("tools", "lark", form.text)

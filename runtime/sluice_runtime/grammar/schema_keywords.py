@@ -1,0 +1,302 @@
+"""What the keywords of a JSON schema say, before it is rewritten for the grammar library; pure.
+
+Which of them the library does not enforce, and what several restrictions of one value say together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Final
+from urllib.parse import unquote
+
+from sluice_contract.http_errors import shown_json
+
+from sluice_runtime.errors import GrammarError
+from sluice_runtime.grammar.patterns import portable
+
+MAX_DEPTH: Final = 64
+MAX_PROPERTIES: Final = 1_000
+"""Of one object: the library's time grows with their square."""
+MAX_MULTIPLE: Final = 1024
+"""The library's automaton has a state for each remainder."""
+_MAX_FOLLOWED: Final = 64
+"""References, from one that may lead to itself."""
+MAX_COMBINATIONS: Final = 1_000
+"""Of alternatives that stand beside each other: the library writes each out."""
+
+SCHEMAS: Final = ("additionalProperties", "items", "unevaluatedItems", "unevaluatedProperties")
+LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
+"""Keywords that hold a schema, a list of schemas, and schemas by name."""
+IGNORED: Final = frozenset(
+    {
+        *("$dynamicRef", "$recursiveRef", "contains", "dependencies", "not", "uniqueItems"),
+        *("dependentRequired", "dependentSchemas", "if", "then", "else"),
+        *("minContains", "maxContains"),
+    }
+)
+"""Keywords that restrict values and that the library does not know."""
+_NEEDS: Final = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
+"""Keywords that say nothing without another."""
+_SAYS_NOTHING: Final[Mapping[str, object]] = {
+    "uniqueItems": False,
+    "not": False,
+    "if": True,
+    "dependentRequired": {},
+    "dependentSchemas": {},
+    "dependencies": {},
+}
+"""Values with which a keyword restricts nothing."""
+IMPLIED_TYPE: Final[Mapping[str, str]] = {
+    key: kind
+    for kind, keys in {
+        "number": "exclusiveMaximum exclusiveMinimum maximum minimum",
+        "string": "format maxLength minLength pattern",
+        "array": "items maxItems minItems prefixItems unevaluatedItems",
+        "object": "additionalProperties maxProperties minProperties patternProperties properties "
+        "propertyNames required unevaluatedProperties",
+    }.items()
+    for key in keys.split()
+}
+"""The type whose values a keyword restricts."""
+LEFT_WITH: Final = {
+    "properties": "additionalProperties",
+    "patternProperties": "additionalProperties",
+    "prefixItems": "items",
+}
+"""What is about the rest of a value, and is left out with the keyword that says of which."""
+IN_PLACE: Final = ("$ref", "anyOf", "oneOf", "allOf")
+"""Keywords whose schemas are about the value itself."""
+RESTRICTING: Final = (
+    IMPLIED_TYPE.keys()
+    | IGNORED
+    | set(LISTS)
+    | {"additionalItems", "multipleOf", "type", "const", "enum", "$ref"}
+)
+"""Any other key is an annotation."""
+FORMATS: Final = frozenset(
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+)
+OBJECT_KEYWORDS: Final = frozenset(
+    {"properties", "patternProperties", "additionalProperties", "propertyNames"}
+)
+IS_OF_TYPE: Final[Mapping[str, Callable[[object], bool]]] = {
+    "array": lambda value: isinstance(value, list),
+    "boolean": lambda value: isinstance(value, bool),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "null": lambda value: value is None,
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "string": lambda value: isinstance(value, str),
+}
+
+
+def at(path: str, key: str) -> str:
+    """The place of a keyword of the schema at `path`."""
+    return f"{path}.{key}" if path else key
+
+
+def refused(place: str, value: object, allowed: str, why: str = "is not allowed") -> GrammarError:
+    """The error for a keyword's value."""
+    return GrammarError(f"{place}: {shown_json(value)} {why}; allowed: {allowed}")
+
+
+def target_of(reference: object, root: object) -> object:
+    """The target of a reference within a schema; None: there is none."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    target = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(target, Mapping):
+            target = target.get(name)
+        elif isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+            target = target[int(name)]
+        else:
+            return None
+    return target
+
+
+@dataclass
+class ConjunctionFacts:
+    """What restrictions of one value say together."""
+
+    names: dict[str, None] = field(default_factory=dict)
+    """Of properties that have a schema."""
+    patterns: dict[str, None] = field(default_factory=dict)
+    required: dict[str, None] = field(default_factory=dict)
+    kinds: set[str] = field(default_factory=set)
+    """Types that the keywords are about."""
+    is_typed: bool = False
+    is_open: bool = False
+    """Whether one of them says which other properties there may be."""
+
+
+def facts_of(schema: dict[str, Any], root: object) -> ConjunctionFacts:
+    facts, pending, seen = ConjunctionFacts(), [schema], set[str]()
+    while pending:
+        part = pending.pop()
+        properties, patterns = part.get("properties"), part.get("patternProperties")
+        facts.names |= dict.fromkeys(properties if isinstance(properties, dict) else ())
+        names = filter(IS_OF_TYPE["string"], list_of(part, "required"))
+        facts.required |= dict.fromkeys(names)
+        facts.patterns |= dict.fromkeys(
+            map(portable, patterns if isinstance(patterns, dict) else ())
+        )
+        facts.kinds |= {IMPLIED_TYPE[key] for key in part.keys() & IMPLIED_TYPE.keys()}
+        facts.is_typed |= bool(part.keys() & {"type", "const", "enum"})
+        opening = {"additionalProperties", "propertyNames", "unevaluatedProperties"}
+        facts.is_open |= bool(part.keys() & opening)
+        pending += [inner for inner in _in_place(part, root, seen) if isinstance(inner, dict)]
+    return facts
+
+
+def _in_place(schema: Mapping[str, Any], root: object, seen: set[str]) -> Iterator[object]:
+    """The schemas that are about the same value; `seen`: references that were followed."""
+    for key in ("anyOf", "oneOf", "allOf"):
+        yield from list_of(schema, key)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        seen.add(reference)
+        yield target_of(reference, root)
+
+
+def is_conjunction(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema restricts its value in several places."""
+    places = [key for key in IN_PLACE if key in schema]
+    rest = schema.keys() & (RESTRICTING - set(IN_PLACE))
+    parts = schema.get("allOf", ())
+    several = isinstance(parts, list) and len(parts) > 1
+    return len(places) > 1 or bool(places and rest) or several
+
+
+def unimplemented_keywords(
+    schema: Mapping[str, Any], path: str, root: object
+) -> Iterator[tuple[str, GrammarError]]:
+    for key in sorted(schema.keys() & IGNORED):
+        silent = _NEEDS.get(key, key) not in schema
+        if not silent and (key not in _SAYS_NOTHING or schema[key] != _SAYS_NOTHING[key]):
+            yield key, _unimplemented(schema, path, key, "leaving it out")
+    if _leads_to_itself(schema, root):
+        allowed, why = "a reference to another schema", "leads to itself"
+        yield "$ref", refused(at(path, "$ref"), schema["$ref"], allowed, why)
+    properties = schema.get("properties", {})
+    if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
+        place = at(path, "properties")
+        yield "properties", refused(place, len(properties), f"at most {MAX_PROPERTIES} of them")
+    step = schema.get("multipleOf", 1)
+    if not (IS_OF_TYPE["number"](step) and 0 < step <= MAX_MULTIPLE):
+        allowed = f"a number above 0, to {MAX_MULTIPLE}"
+        yield "multipleOf", refused(at(path, "multipleOf"), step, allowed)
+    least = schema.get("minProperties", 0)
+    if IS_OF_TYPE["integer"](least) and least > 1 and not _has_single_names(schema):
+        # The same additional name may come twice, and then counts twice.
+        allowed = "0 or 1; more beside additionalProperties: false, without patternProperties"
+        yield "minProperties", _unimplemented(schema, path, "minProperties", allowed)
+    if "unevaluatedProperties" in schema and not _knows_evaluated(schema, root):
+        allowed = "beside properties and references; not beside propertyNames or alternatives"
+        key = "unevaluatedProperties"
+        yield key, _unimplemented(schema, path, key, allowed)
+    if not is_conjunction(schema):
+        return
+    if "unevaluatedItems" in schema:
+        allowed = f"without {', '.join(IN_PLACE)} beside it"
+        yield "unevaluatedItems", _unimplemented(schema, path, "unevaluatedItems", allowed)
+    if _Combinations(root).too_many(schema):
+        key = next(key for key in reversed(IN_PLACE) if key in schema)
+        why = "leads to too many combinations of alternatives"
+        yield key, refused(at(path, key), schema[key], f"at most {MAX_COMBINATIONS} of them", why)
+
+
+def _unimplemented(schema: Mapping[str, Any], path: str, key: str, allowed: str) -> GrammarError:
+    return refused(at(path, key), schema[key], allowed, "is not implemented")
+
+
+def _leads_to_itself(schema: Mapping[str, Any], root: object) -> bool:
+    """Whether references lead back to each other, so that no value is described."""
+    if not isinstance(own := schema.get("$ref"), str):
+        return False
+    parts, seen = [target_of(own, root)], set[str]()
+    while parts and len(seen) < _MAX_FOLLOWED:
+        if isinstance(part := parts.pop(), dict):
+            if part.get("$ref") == own:
+                return True
+            parts += _in_place(part, root, seen)
+    return False
+
+
+def _has_single_names(schema: Mapping[str, Any]) -> bool:
+    """Whether no name of a property can come twice."""
+    closed = schema.get("additionalProperties") is False
+    return closed and not schema.keys() & {"patternProperties", "propertyNames"}
+
+
+def _knows_evaluated(schema: Mapping[str, Any], root: object) -> bool:
+    """Whether the properties that a schema evaluates are those of all values."""
+    if "propertyNames" in schema:
+        return False
+    parts, seen = [schema], set[str]()
+    while parts:
+        part = parts.pop()
+        for key in ("anyOf", "oneOf"):
+            for option in list_of(part, key):
+                facts = facts_of(option if isinstance(option, dict) else {}, root)
+                if facts.names or facts.patterns or facts.is_open:
+                    return False
+        parts += [inner for inner in _in_place(part, root, seen) if isinstance(inner, dict)]
+    return True
+
+
+class _Combinations:
+    """How many alternatives the library writes out for a schema, about."""
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._counts: dict[int, int] = {}
+
+    def too_many(self, schema: Mapping[str, Any]) -> bool:
+        factors = [count for count in self._factors(schema, 0) if count > 1]
+        return len(factors) > 1 and prod(factors) > MAX_COMBINATIONS
+
+    def _count(self, schema: object, depth: int) -> int:
+        if not isinstance(schema, dict):
+            return 1
+        if depth > MAX_DEPTH:
+            return MAX_COMBINATIONS + 1
+        if id(schema) not in self._counts:
+            self._counts[id(schema)] = 1  # where it leads to itself
+            product = prod(self._factors(schema, depth + 1))
+            self._counts[id(schema)] = min(product, MAX_COMBINATIONS + 1)
+        return self._counts[id(schema)]
+
+    def _factors(self, schema: Mapping[str, Any], depth: int) -> list[int]:
+        inner = 0
+        factors = [max(1, len(list_of(schema, "enum")))]
+        for key in ("anyOf", "oneOf"):
+            if parts := list_of(schema, key):
+                factors.append(sum(self._count(part, depth) for part in parts))
+        for key in ("properties", "patternProperties"):
+            named = schema.get(key)
+            if isinstance(named, dict):
+                inner += sum(self._count(part, depth) - 1 for part in named.values())
+        factors += [self._count(part, depth) for part in list_of(schema, "allOf")]
+        factors += [
+            self._count(schema.get(key), depth) for key in ("items", "additionalProperties")
+        ]
+        if isinstance(reference := schema.get("$ref"), str):
+            factors.append(self._count(target_of(reference, self._root), depth))
+        return [*factors, 1 + inner]
+
+
+def dict_of(schema: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A keyword's object; an empty one where it has none."""
+    value = schema.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
+    """A keyword's list; an empty one where it has none."""
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
