@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -57,10 +57,26 @@ def read(form: ToolFormat, pieces: Sequence[str], *, cut: bool = False) -> Read:
     return text, [(call.name or "", call.arguments) for call in calls]
 
 
+def sent(form: ToolFormat, pieces: Sequence[str]) -> Iterator[Read]:
+    """What has been passed on after each piece."""
+    parser = CallParser(form.read, SCHEMAS, lambda: "id")
+    text, calls = "", list[tuple[str, str]]()
+    for piece in pieces:
+        part = parser.push(piece)
+        text += part.text
+        for call in part.calls:
+            if call.name is not None:
+                calls.append((call.name, ""))
+            calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
+        yield text, list(calls)
+
+
 def objects(form: ToolFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
-    """What is read of a text, whole and in single characters."""
+    """What is read of a text: at each place the same, however it came."""
     whole = read(form, [text])
     assert read(form, list(text)) == whole
+    for end, passed in enumerate(sent(form, text), 1):
+        assert next(sent(form, [text[:end]])) == passed
     return whole[0], [(name, json.loads(arguments)) for name, arguments in whole[1]]
 
 

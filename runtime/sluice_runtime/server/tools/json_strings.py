@@ -127,13 +127,13 @@ class StringReader:
     def _quote(self, text: str, place: Place) -> Reading[bool]:
         """Passes on the text before a quotation mark; returns whether the string ends."""
         separators = _SEPARATORS.search(text)
-        tail = len(separators[0]) if separators else 0
-        kind = yield from self._kind(len(text), place, separated=tail > 0)
+        tail = len(separators[0]) if separators and self._names else 0
+        self._pass(text[: len(text) - tail])
+        kind = yield from self._kind(tail, place, separated=tail > 0)
         if kind is _Mark.NEXT_KEY:
-            self._pass(text[: len(text) - tail])
             self._source.advance(tail)
             return True
-        self._pass(text)
+        self._pass(text[len(text) - tail :])
         if kind is _Mark.TEXT:
             self._pass(self._source.rest()[:1])
             return False
