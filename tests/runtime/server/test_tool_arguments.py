@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from sluice_runtime.server.tools.calls import CallParser, whole_calls
+from sluice_runtime.server.answer_text import Piece
+from sluice_runtime.server.body import parse_request
+from sluice_runtime.server.messages.events import MessageWriter
+from sluice_runtime.server.messages.request import PromptFields
+from sluice_runtime.server.response_writers import Envelope, Usage
+from sluice_runtime.server.responses.events import ResponseWriter
+from sluice_runtime.server.responses.request import ResponsesRequest
+from sluice_runtime.server.tools.calls import CallParser, CallPart, whole_calls
 from sluice_runtime.server.tools.formats import (
     FORMATS,
     HERMES,
@@ -393,3 +400,29 @@ def test_an_answer_that_was_cut_is_not_completed(form: ToolFormat) -> None:
     cut = spelled[: spelled.index(" z")]
     assert read(form, [cut], cut=True) == ("", [("f", '{"a": "x y')])
     assert read(form, [cut]) == ("", [("f", '{"a": "x y"}')])
+
+
+@pytest.mark.parametrize("route", ["messages", "responses"])
+def test_text_behind_a_call_does_not_part_it(route: str) -> None:
+    """Also where a step has several tokens, so that the call's end and text come together."""
+    envelope, usage, request = Envelope("id", 1, "m"), Usage([2], 1), {"model": "m", "input": "a"}
+    asked = parse_request(ResponsesRequest, json.dumps(request).encode(), strict=False).request
+    writer: Any = ResponseWriter(asked, envelope, usage)
+    if route == "messages":
+        writer = MessageWriter(PromptFields.model_construct(), envelope, usage)
+    begun = CallPart(0, '{"a": ', "c", "f")
+    pieces = [
+        Piece(0, "", 1, calls=(begun,)),
+        Piece(0, "Done", 4, calls=(CallPart(0, "1}"), CallPart(1, "{}", "d", "g"))),
+    ]
+    events = [event for piece in pieces for event in writer.chunk(piece).events]
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    if route == "messages":
+        blocks = [event["content_block"] for event in events if "content_block" in event]
+        deltas = [event["delta"] for event in events if "delta" in event]
+        assert [block["type"] for block in blocks] == ["tool_use", "text", "tool_use"]
+        assert [delta.get("partial_json") for delta in deltas] == ['{"a": ', "1}", None, "{}"]
+    else:
+        done = next(event for event in events if event["type"].endswith("arguments.done"))
+        assert done["arguments"] == '{"a": 1}'
+        assert kinds.count("output_item.added") == 3
