@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.body import parse_request
+from sluice_runtime.server.fields import json_within
 from sluice_runtime.server.messages.events import MessageWriter
 from sluice_runtime.server.messages.request import PromptFields
 from sluice_runtime.server.response_writers import Envelope, Usage
@@ -24,6 +28,9 @@ from sluice_runtime.server.tools.formats import (
     QWEN3_CODER,
     ToolFormat,
 )
+
+from tests.examples import examples
+from tests.runtime.server import call_fuzz
 
 SCHEMAS: dict[str, Any] = {
     "f": {
@@ -54,9 +61,11 @@ SCHEMAS: dict[str, Any] = {
 Read = tuple[str, list[tuple[str, str]]]
 
 
-def read(form: ToolFormat, pieces: Sequence[str], *, cut: bool = False) -> Read:
+def read(
+    form: ToolFormat, pieces: Sequence[str], schemas: Any = SCHEMAS, *, cut: bool = False
+) -> Read:
     """The text, and each call's name and arguments."""
-    parser = CallParser(form.read, SCHEMAS, lambda: "id")
+    parser = CallParser(form.read, schemas, lambda: "id")
     parts = [*(parser.push(piece) for piece in pieces), parser.finish(cut=cut)]
     assert cut or not parser.open
     calls = whole_calls(call for part in parts for call in part.calls)
@@ -64,9 +73,9 @@ def read(form: ToolFormat, pieces: Sequence[str], *, cut: bool = False) -> Read:
     return text, [(call.name or "", call.arguments) for call in calls]
 
 
-def sent(form: ToolFormat, pieces: Sequence[str]) -> Iterator[Read]:
+def sent(form: ToolFormat, pieces: Sequence[str], schemas: Any = SCHEMAS) -> Iterator[Read]:
     """What has been passed on after each piece."""
-    parser = CallParser(form.read, SCHEMAS, lambda: "id")
+    parser = CallParser(form.read, schemas, lambda: "id")
     text, calls = "", list[tuple[str, str]]()
     for piece in pieces:
         part = parser.push(piece)
@@ -409,7 +418,9 @@ def test_text_behind_a_call_does_not_part_it(route: str) -> None:
     asked = parse_request(ResponsesRequest, json.dumps(request).encode(), strict=False).request
     writer: Any = ResponseWriter(asked, envelope, usage)
     if route == "messages":
-        writer = MessageWriter(PromptFields.model_construct(), envelope, usage)
+        writer = MessageWriter(
+            PromptFields.model_construct(model="m", messages=[]), envelope, usage
+        )
     begun = CallPart(0, '{"a": ', "c", "f")
     pieces = [
         Piece(0, "", 1, calls=(begun,)),
@@ -426,3 +437,48 @@ def test_text_behind_a_call_does_not_part_it(route: str) -> None:
         done = next(event for event in events if event["type"].endswith("arguments.done"))
         assert done["arguments"] == '{"a": 1}'
         assert kinds.count("output_item.added") == 3
+
+
+def check_stream(form: ToolFormat, text: str, draw: random.Random) -> Read:
+    """What is read of a text, which does not depend on how it came; arguments are objects."""
+    pieces, cut = call_fuzz.cuts(text, draw), draw.random() < 0.2
+    whole = read(form, [text], call_fuzz.SCHEMAS, cut=cut)
+    assert read(form, pieces, call_fuzz.SCHEMAS, cut=cut) == whole
+    *_, passed = sent(form, pieces, call_fuzz.SCHEMAS)
+    assert [*sent(form, [text], call_fuzz.SCHEMAS)] == [passed]
+    for number, (_, arguments) in enumerate(whole[1], 1):
+        if not cut or number < len(whole[1]):
+            assert isinstance(json_within(arguments), dict)
+    if not whole[1]:
+        assert "".join(whole[0].split()) == "".join(text.split())
+    return read(form, [text], call_fuzz.SCHEMAS)
+
+
+@EVERY
+@examples(60)
+@given(seed=st.integers(0, 2**64))
+def test_random_calls_are_read_exactly(form: ToolFormat, seed: int) -> None:
+    draw = random.Random(seed)
+    answer = call_fuzz.rendered(form, draw)
+    text, calls = check_stream(form, answer.text, draw)
+    assert (text, [(name, json.loads(found)) for name, found in calls]) == ("", answer.calls)
+
+
+@EVERY
+@examples(60)
+@given(seed=st.integers(0, 2**64))
+def test_random_calls_that_are_broken_have_objects_or_are_text(form: ToolFormat, seed: int) -> None:
+    draw = random.Random(seed)
+    check_stream(form, call_fuzz.mangled(call_fuzz.rendered(form, draw), draw), draw)
+
+
+@EVERY
+@examples(40)
+@given(seed=st.integers(0, 2**64))
+def test_no_value_has_another_one_s_text(form: ToolFormat, seed: int) -> None:
+    draw = random.Random(seed)
+    spelled, words = call_fuzz.without_closing(form, draw)
+    _, calls = check_stream(form, spelled, draw)
+    for _, arguments in calls:
+        for key, text in json.loads(arguments).items():
+            assert not any(word in str(text) for other, word in words.items() if other != key)

@@ -22,6 +22,7 @@ _PLAIN: Final = {quote: re.compile(rf"[^\\{quote}]*") for quote in QUOTES}
 _SEPARATORS: Final = re.compile(rf"[,\s]{{0,{_TAIL}}}\Z")
 _NAME: Final = re.compile(r"[\w.$-]*")
 _KEY: Final = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[\w.$-]+""", re.DOTALL)
+_LOOSE_KEY: Final = re.compile(r"""["']?([\w.$-]+)["']?\s*:""")
 _CALL_BEGINS: Final = re.compile(r"[^\"{]{0,100}\{\s*\Z")
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 _DIGITS: Final = {"u": 4, "x": 2}
@@ -189,11 +190,16 @@ class StringReader:
             return undecided
         if text[0] in "}]),/#" or text.startswith(self._marks or ("}",)):
             return _Mark.END
+        loose = _LOOSE_KEY.match(text)
+        if loose is not None and loose[1] in self._names:
+            return _Mark.END
         key = _KEY.match(text)
         if key is None:
             may_be = text[0] in QUOTES or any(mark.startswith(text) for mark in self._marks)
             return undecided if may_be else _Mark.TEXT
         colon = text[key.end() :].lstrip()
+        if text[0] not in QUOTES:
+            colon = colon.removeprefix('"')
         if not colon:
             return undecided
         return _Mark.END if colon[0] == ":" else _Mark.TEXT
@@ -205,15 +211,16 @@ class StringReader:
         while True:
             rest = self._source.rest()
             at += _end_of_plain(quote, rest, at)
-            if rest[at : at + 1] == "\\":
+            if at + 1 < len(rest) and rest[at] == "\\":
                 at += 2
-            elif at < len(rest):
+            elif at < len(rest) and rest[at] == quote:
                 begins = _begins_call(rest[max(0, at - 200) : at], self._marks)
-                kind = yield from self._kind(at, place, separated=False)
+                while len(self._source.rest()) == at + 1 and not self._source.ended:
+                    yield
                 after = self._source.rest()[at + 1 : at + 2]
                 if begins and (after.isalnum() or after == "_"):
                     return None
-                if kind is _Mark.END:
+                if (yield from self._kind(at, place, separated=False)) is _Mark.END:
                     return at
                 at += 1
             elif self._source.ended:
