@@ -309,6 +309,8 @@ NEXT_TAGS = [
     (xml(value("a", "</function>\n</tool_call>")), {"a": "</function>\n</tool_call>"}),
     (xml(value("a", "x </function> y <tool_call>\n"), value("b", "y")),
      {"a": "x </function> y <tool_call>\n", "b": "y"}),
+    (xml(value("record", '{"</function><parameter=": [">"]}')),
+     {"record": {"</function><parameter=": [">"]}}),
     (xml(value("a", "<function=g>"), "<parameter=b>y"), {"a": "<function=g>", "b": "y"}),
     (xml(value("a", "'<parameter=' + <parameter={b}> <parameter=new> <parameter")),
      {"a": "'<parameter=' + <parameter={b}> <parameter=new> <parameter"}),
@@ -393,7 +395,8 @@ TEXTS = [
     (LLAMA3, 'Use {"type": "object", "name": "f", "parameters": {}}  {  "x"'),
     (LLAMA3, 'Use  { name } and  [ "x" ] or {"name": "f"}.'),
     (HERMES, 'a  <tool_call>  {"name": 1}  </tool_call>'),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {"a"'[:24]),
+    (HERMES, '<tool_call>{"name": "f", '),
+    (HERMES, '<tool_call>{"name": "f", <tool_call>{"name": "f"'),
     (QWEN3_CODER, "a  <tool_call>\n f"),
 ]
 

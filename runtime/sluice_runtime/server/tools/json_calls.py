@@ -48,7 +48,8 @@ def read_call(
         yield from source.skip_space()
         if not (yield from source.take(",")):
             break
-    closed = (yield from source.take("}")) or (yield from source.at_any(marks))
+    ends = [mark for mark in marks if mark.startswith("</")]
+    closed = (yield from source.take("}")) or (yield from source.at_any(ends))
     if reported or not name or in_text or not (closed or early):
         return reported
     calls.add(name, early or "{}")
