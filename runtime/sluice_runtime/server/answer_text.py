@@ -66,6 +66,16 @@ class Piece:
     drawn_scores: tuple[TokenLogprob, ...] = ()
     """Their logprobs, if requested."""
 
+    @property
+    def ongoing_calls(self) -> tuple[CallPart, ...]:
+        """Parts of a call that an earlier piece began, which come before the text."""
+        return tuple(part for part in self.calls if part.call_id is None)
+
+    @property
+    def begun_calls(self) -> tuple[CallPart, ...]:
+        """Calls that begin here, which come behind the text."""
+        return tuple(part for part in self.calls if part.call_id is not None)
+
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """All pieces of one choice as one."""

@@ -264,12 +264,12 @@ def _with_reasoning(piece: Piece, parser: ReasoningParser) -> Piece:
 
 def _with_calls(piece: Piece, parser: CallParser) -> Piece:
     """The piece with its tool calls parsed. A choice that stops and has calls finishes with
-    `tool_calls`."""
+    `tool_calls`, unless a stop string cut the last one."""
     parsed = parser.push(piece.text)
     if piece.finish_reason is None:
         return replace(piece, text=parsed.text, calls=parsed.calls, in_text=False)
-    rest = parser.finish()
-    called = parser.calls > 0 and piece.finish_reason == "stop"
+    rest = parser.finish(cut=piece.finish_reason == "length" or piece.stop is not None)
+    called = parser.calls > 0 and piece.finish_reason == "stop" and not parser.open
     return replace(
         piece,
         text=parsed.text + rest.text,

@@ -168,9 +168,11 @@ async def test_calls_are_blocks_behind_the_text(
 
 async def test_a_call_that_is_cut_has_what_came_of_its_input(calling: Server) -> None:
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "day": "to'
-    answer = await calling.http.post(MESSAGES, json=body(call, tools=[WEATHER]))
-    (block,) = answer.json()["content"]
-    assert block["input"] == {"city": "Rome"}
+    asked = body(call, tools=[WEATHER])
+    for most, value in ((len(call), {"city": "Rome"}), (99, {"city": "Rome", "day": "to"})):
+        answer = await calling.http.post(MESSAGES, json=asked | {"max_tokens": most})
+        (block,) = answer.json()["content"]
+        assert block["input"] == value
 
 
 @pytest.mark.parametrize(

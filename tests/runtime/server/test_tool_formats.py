@@ -95,12 +95,12 @@ EVERY = pytest.mark.parametrize("form", FORMATS, ids=IDS)
 
 
 def parsed(
-    form: ToolFormat, parts: Sequence[str], *, calls_only: bool = False
+    form: ToolFormat, parts: Sequence[str], *, calls_only: bool = False, cut: bool = False
 ) -> tuple[str, list[tuple[str, str]]]:
     """The text, and each call's name and arguments; ids are drawn once a call."""
     ids = count()
     parser = CallParser(form.read, SCHEMAS, lambda: f"id{next(ids)}", calls_only=calls_only)
-    results = [*(parser.push(part) for part in parts), parser.finish()]
+    results = [*(parser.push(part) for part in parts), parser.finish(cut=cut)]
     calls = whole_calls(part for result in results for part in result.calls)
     assert [call.index for call in calls] == list(range(parser.calls))
     assert [call.call_id for call in calls] == [f"id{i}" for i in range(parser.calls)]
@@ -148,11 +148,13 @@ def test_it_does_not_matter_how_the_text_is_cut(
     form: ToolFormat, answer: Any, data: st.DataObject
 ) -> None:
     """Also where it ends before its end."""
-    whole = SPELLINGS[form].spelled(*answer)
-    text = whole[: data.draw(st.integers(0, len(whole)))]
+    spelled = SPELLINGS[form].spelled(*answer)
+    text = spelled[: data.draw(st.integers(0, len(spelled)))]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     parts = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
-    assert parsed(form, parts) == parsed(form, [text]) == parsed(form, list(text))
+    for cut in (True, False):
+        whole = parsed(form, [text], cut=cut)
+        assert parsed(form, parts, cut=cut) == whole == parsed(form, list(text), cut=cut)
 
 
 @EVERY
@@ -197,7 +199,7 @@ def test_arguments_are_passed_on_as_they_come(form: ToolFormat) -> None:
 def test_a_call_that_is_cut_off_is_sent_as_far_as_it_came(form: ToolFormat) -> None:
     spelled = SPELLINGS[form].spelled([ROME])
     for end in range(len(spelled)):
-        text, calls = parsed(form, [spelled[:end]], calls_only=True)
+        text, calls = parsed(form, [spelled[:end]], calls_only=True, cut=True)
         assert text == ""
         assert len(calls) <= 1
         for name, arguments in calls:
@@ -210,7 +212,7 @@ def test_a_second_call_that_never_began_is_dropped(form: ToolFormat) -> None:
     spelling = SPELLINGS[form]
     spelled = spelling.spelled([ROME, ROME])
     begun = spelled.rindex("weather") + 3
-    assert parsed(form, [spelled[:begun]]) == ("", [("weather", json.dumps(ROME[1]))])
+    assert parsed(form, [spelled[:begun]], cut=True) == ("", [("weather", json.dumps(ROME[1]))])
 
 
 NO_CALLS = [
@@ -223,7 +225,9 @@ NO_CALLS = [
     (HERMES, "<tool_call><tool_call>"),
     (LLAMA3, '{"name": "Bob", "parameters": {}}'),
     (LLAMA3, '{"answer": 42}'),
-    (LLAMA3, 'say {"name": "now", "parameters": {}}'),
+    (LLAMA3, 'say {"name": "Bob", "parameters": {}}'),
+    (LLAMA3, 'so: {"tools": [{"name": "now", "parameters": {}}]} and {"name": "now"}'),
+    (LLAMA3, '[{"name": "now", "description": "the time", "parameters": {}}]'),
     (MISTRAL, "[TOOL_CALLS] and so"),
     (MISTRAL, "[TOOL_CALLS][1]"),
     (MISTRAL, "[TOOL_CALLS]now"),

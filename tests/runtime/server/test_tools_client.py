@@ -181,6 +181,63 @@ async def test_a_message_with_calls_can_be_sent_back_as_it_was_received(calling:
     assert second.choices[0].message.content == "ab"
 
 
+LOOSE = [
+    ('"arguments": {"city": "Ro\nme\t"}}\n</tool_call>', {"city": "Ro\nme\t"}),
+    ('"arguments": {"city": "Rome', {"city": "Rome"}),
+    ("\"arguments\": {'city': NaN,}</tool_call>", {"city": None}),
+    ('"arguments": "{\\"city\\": \\"Rome\\"}"}', {"city": "Rome"}),
+    ('"arguments": null}</tool_call>', {}),
+]
+
+
+@pytest.mark.parametrize(("spelled", "arguments"), LOOSE)
+async def test_on_every_route_the_arguments_are_an_object(
+    calling: Server, spelled: str, arguments: Any
+) -> None:
+    text = f'So: <tool_call>{{"name": "weather", {spelled}'
+    asked: dict[str, Any] = {"model": MODEL, "messages": user(text), "tools": [WEATHER]}
+    answer = (await calling.http.post("/v1/chat/completions", json=asked)).json()["choices"][0]
+    assert answer["finish_reason"] == "tool_calls"
+    (call,) = answer["message"]["tool_calls"]
+    streamed = await events_of(calling, "/v1/chat/completions", asked)
+    deltas = [event["choices"][0]["delta"] for event in streamed]
+    parts = [part["function"]["arguments"] for d in deltas for part in d.get("tool_calls", [])]
+    assert "".join(parts) == call["function"]["arguments"]
+    assert json.loads("".join(parts)) == arguments
+    asked = {"model": MODEL, "input": text, "tools": [{"type": "function", **WEATHER["function"]}]}
+    item = (await calling.http.post("/v1/responses", json=asked)).json()["output"][-1]
+    streamed = await events_of(calling, "/v1/responses", asked)
+    parts = [e["delta"] for e in streamed if e["type"] == "response.function_call_arguments.delta"]
+    assert json.loads("".join(parts)) == json.loads(item["arguments"]) == arguments
+    function = WEATHER["function"]
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    asked = {"model": MODEL, "messages": user(text), "max_tokens": 200, "tools": [tool]}
+    message = (await calling.http.post("/v1/messages", json=asked)).json()
+    assert (message["stop_reason"], message["content"][-1]["input"]) == ("tool_use", arguments)
+    streamed = await events_of(calling, "/v1/messages", asked)
+    parts = [e["delta"].get("partial_json", "") for e in streamed if "block_delta" in e["type"]]
+    assert json.loads("".join(parts) or "{}") == arguments
+
+
+async def events_of(server: Server, route: str, asked: dict[str, Any]) -> list[Any]:
+    response = await server.http.post(route, json=asked | {"stream": True})
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n")]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+async def test_a_call_that_a_stop_string_cuts_is_not_completed(calling: Server) -> None:
+    for stop, arguments, reason in (
+        ("Ro", '{"city": "', "stop"),
+        ("</tool_call>", '{"city": "Rome"}', "tool_calls"),
+    ):
+        answer = await calling.openai.chat.completions.create(
+            model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER], stop=stop
+        )
+        (choice,) = answer.choices
+        (call,) = choice.message.tool_calls or []
+        assert (choice.finish_reason, call.function.arguments) == (reason, arguments)  # type: ignore[union-attr]
+
+
 async def test_none_shows_no_tools_and_reads_no_calls(calling: Server) -> None:
     answer = await calling.openai.chat.completions.create(
         model=MODEL, messages=user(TWO_CALLS), tools=[WEATHER], tool_choice="none"

@@ -67,11 +67,13 @@ class MessageWriter:
         """The events for a piece; None when there is nothing to send."""
         self.usage.add(piece)
         events = [] if self._begun else self._beginning()
+        for call in piece.ongoing_calls:
+            events += self._call(call)
         if piece.reasoning:
             events += self._delta("thinking", piece.reasoning)
         if piece.text:
             events += self._delta("text", piece.text)
-        for call in piece.calls:
+        for call in piece.begun_calls:
             events += self._call(call)
         if piece.finish_reason is not None:
             self._stop_sequence = piece.stop

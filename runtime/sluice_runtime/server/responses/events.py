@@ -53,13 +53,15 @@ class ResponseWriter:
         """The events for a piece; None when there is nothing to send."""
         self.usage.add(piece)
         events = [] if self._begun else self._beginning()
+        for call in piece.ongoing_calls:
+            events += self._call(call)
         if piece.reasoning:
             events += self._reasoning(piece.reasoning)
         if piece.text or not isinstance(self._current, ReasoningItem):
             self._scores += piece.scores or ()
         if piece.text:
             events += self._text(piece.text)
-        for call in piece.calls:
+        for call in piece.begun_calls:
             events += self._call(call)
         self._cut_off = self._cut_off or piece.finish_reason == "length"
         return NamedEvents(tuple(events)) if events else None

@@ -20,7 +20,7 @@ class CallPart:
     index: int
     """Number of the call in its choice."""
     arguments: str = ""
-    """JSON text of the arguments; incomplete if the answer was cut off."""
+    """JSON text of the arguments, an object; incomplete only if the answer was cut off."""
     call_id: str | None = None
     name: str | None = None
     """Set, like `call_id`, only on a call's first part."""
@@ -40,6 +40,8 @@ class Calls:
         self.schemas = schemas
         """Schema of the arguments, by function."""
         self.begun = 0
+        self.open = False
+        """Whether the last call's arguments are incomplete."""
         self._draw_id = draw_id
         self._texts: list[str] = []
         self._parts: list[CallPart] = []
@@ -52,6 +54,23 @@ class Calls:
         """Begins the next call."""
         self._parts.append(CallPart(self.begun, "", self._draw_id(), name))
         self.begun += 1
+        self.open = True
+
+    def end(self) -> None:
+        """Ends the last call's arguments."""
+        self.open = False
+
+    def add(self, name: str, arguments: str) -> None:
+        """Adds a whole call."""
+        self.begin(name)
+        self.arguments(arguments)
+        self.end()
+
+    def parameters(self, name: str) -> Mapping[str, Any]:
+        """Schemas of a function's parameters, as far as they are known."""
+        schema = self.schemas.get(name)
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        return properties if isinstance(properties, Mapping) else {}
 
     def arguments(self, text: str) -> None:
         """Adds to the last call's arguments."""
@@ -104,14 +123,20 @@ class CallParser:
         """How many calls have begun."""
         return self._collected.begun
 
+    @property
+    def open(self) -> bool:
+        """Whether the last call's arguments are incomplete."""
+        return self._collected.open
+
     def push(self, text: str) -> Parsed:
         """What more text yields: text that is surely outside calls, and parts of calls."""
         self._source.add(text)
         return self._read_on()
 
-    def finish(self) -> Parsed:
-        """What was held back until the end."""
-        self._source.ended = True
+    def finish(self, *, cut: bool = False) -> Parsed:
+        """What was held back until the end. `cut`: the model would have gone on, so that what is
+        incomplete stays so; otherwise the arguments of a call are completed."""
+        self._source.ended, self._source.cut = True, cut
         parsed = self._read_on()
         rest = self._source.rest()
         if self._calls_only or (self.calls and rest.isspace()):

@@ -1,51 +1,215 @@
-"""Reads JSON from growing text, and calls written as JSON objects.
+"""Passes on JSON from growing text, made valid where a model does not write it to the letter.
 
-Finds where values end; does not validate them.
+Valid JSON comes out as it is. Of other text the structure is kept as far as it is clear: what is
+missing is added; what cannot stand in JSON is escaped, quoted or left out.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Collection
 from typing import Final
 
-from sluice_runtime.server.fields import json_within
-from sluice_runtime.server.tools.calls import Calls
+from sluice_runtime.server.tools.json_strings import QUOTES, Place, StringReader
 from sluice_runtime.server.tools.source import Reading, Source
 
-_ARGUMENTS: Final = ("arguments", "parameters")
-_CLOSING: Final = ",}]"
+MAX_DEPTH: Final = 100
+"""Deeper values become null, since many parsers refuse them."""
+_CLOSERS: Final = {"{": "}", "[": "]", "(": ")"}
+"""Python's tuples are lists."""
+_ENDS: Final = frozenset(_CLOSERS.values())
+_SPACE: Final = " \t\r\n"
+_LITERALS: Final = {
+    **{word: word for word in ("true", "false", "null")},
+    "True": "true",
+    "False": "false",
+    **dict.fromkeys(("None", "undefined", "NaN", "Infinity", "-Infinity"), "null"),
+}
+"""Words of Python and JavaScript, which models use, and numbers that JSON does not have."""
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_LOOSE_NUMBER: Final = re.compile(r"\+?(-?)([1-9][0-9]*|0)?(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
-def read_call(source: Source, calls: Calls, names: Collection[str] | None = None) -> Reading[bool]:
-    """Reads an object of `name` and `arguments` and reports it as it comes; returns whether it was
-    a call. `names`: the allowed names; None: any."""
-    if not (yield from source.take("{")):
+class JsonReader:
+    """Reads one value and passes it on as it comes.
+
+    `marks`: texts that end or begin calls, which end the value if they stand outside a string.
+    `names`: the call's parameters, so that no string takes in the next one's text.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        sink: Callable[[str], object],
+        marks: tuple[str, ...] = (),
+        names: Collection[str] = (),
+    ) -> None:
+        self._source = source
+        self._sink = sink
+        self._marks = marks
+        self._strings = StringReader(source, sink, marks, names)
+        self._open: list[str] = []
+        """The closing brackets that are missing here."""
+
+    def read(self, closer: str = "") -> Reading[bool]:
+        """Reads the value that comes next, in the object or list that `closer` ends; returns
+        whether it is complete: always, unless the text was cut."""
+        character = yield from self._source.peek()
+        if character and character in QUOTES:
+            place = Place.VALUE if closer in ("", "}") else Place.ITEM
+            return (yield from self._strings.read(place))
+        if character == "," or (yield from self._at_end(character)):
+            return self._add("null")
+        if character not in _CLOSERS:
+            return (yield from self._word())
+        if len(self._open) < MAX_DEPTH:
+            return (yield from self._container(character))
+        yield from _skip_nested(self._source)
+        return self._add("null")
+
+    def _add(self, text: str) -> bool:
+        """Adds what the text lacks; returns whether it did, which it does not where it was cut."""
+        if self._source.cut_here:
+            return False
+        self._sink(text)
+        return True
+
+    def _container(self, opener: str) -> Reading[bool]:
+        closer = _CLOSERS[opener]
+        self._source.advance(1)
+        self._sink("{" if opener == "{" else "[")
+        self._open.append(closer)
+        is_first = True
+        while True:
+            gap = yield from self._gap()
+            character = yield from self._source.peek()
+            if (yield from self._at_end(character)):
+                break
+            if character in _ENDS:  # of nothing that is open
+                self._source.advance(1)
+                continue
+            self._sink(_separator(gap, is_first=is_first))
+            if closer != "}" or (yield from self._key()):
+                yield from self.read(closer)
+            is_first = False
+        self._open.pop()
+        written = "}" if closer == "}" else "]"
+        if character == closer:
+            self._source.advance(1)
+            self._sink(gap.replace(",", "") + written)
+            return True
+        return self._add(written)
+
+    def _at_end(self, character: str) -> Reading[bool]:
+        """Whether what is open ends here."""
+        if not character or character in self._open:
+            return True
+        return (yield from self._source.at_any(self._marks))
+
+    def _gap(self, separator: str = ",", comments: str = "/#") -> Reading[str]:
+        """White space and separators; comments and other blanks are left out."""
+        gap = ""
+        while character := (yield from self._source.peek()):
+            if character in comments:
+                if not (yield from self._comment()):
+                    break
+                continue
+            if character in (separator, *_SPACE):
+                gap += character
+            elif not (character.isspace() or character < " "):
+                break
+            self._source.advance(1)
+        return gap
+
+    def _comment(self) -> Reading[bool]:
+        if (yield from self._source.take("/*")):
+            yield from self._source.skip_past("*/")
+            return True
+        if (yield from self._source.take("//")) or (yield from self._source.take("#")):
+            yield from self._source.take_while(lambda character: character != "\n")
+            return True
         return False
-    name, early, reported = "", "", False
-    while (key := (yield from _key(source))) is not None:
-        if key == "name":
-            name = (yield from _string(source)) or ""
-            if not name or (names is not None and name not in names):
-                return reported
-        elif key in _ARGUMENTS and not (reported or early):
-            if (yield from source.peek()) != "{":
-                return False
-            reported = bool(name) and _report(calls, name)
-            parts: list[str] = []
-            if not (yield from read_object(source, calls.arguments if reported else parts.append)):
-                return reported
-            early = "".join(parts)
+
+    def _key(self) -> Reading[bool]:
+        """Passes on a key and its colon; returns whether there is one, so that a value follows."""
+        if (yield from self._source.peek()) in QUOTES:
+            yield from self._strings.read(Place.KEY)
         else:
-            yield from _value(source)
-        yield from source.skip_space()
-        if not (yield from source.take(",")):
-            break
-    closed = yield from source.take("}")
-    return reported or (closed and bool(name) and _report(calls, name, early or "{}"))
+            word = yield from self._text_until(':,}]"\n')
+            if (yield from self._strings.ends_here(Place.KEY)):
+                self._source.advance(1)
+            self._add(json.dumps(_stripped(word), ensure_ascii=False))
+        before = yield from self._gap("")
+        if (yield from self._source.take(":")):
+            after = yield from self._gap("", comments="/")
+            self._sink(f"{before}:{after}")
+            return True
+        self._add(": null")
+        return False
+
+    def _word(self) -> Reading[bool]:
+        """Passes on a value without quotes: as JSON has it, or else as a string."""
+        word = yield from self._source.take_while(
+            lambda character: character.isalnum() or character in "+-._"
+        )
+        known = _LITERALS.get(word) or (word if _NUMBER.fullmatch(word) else None)
+        following = yield from self._source.peek()
+        ends_word = following in QUOTES or following in f"{_SPACE},/#" or following in _ENDS
+        if known and (ends_word or (yield from self._source.at_any(self._marks))):
+            self._sink(known)
+            return True
+        word += yield from self._text_until(',}]"\n' + (")" if ")" in self._open else ""))
+        if (yield from self._strings.ends_here(Place.VALUE)):
+            self._source.advance(1)
+        return self._add(_json_of(_stripped(word)))
+
+    def _text_until(self, stops: str) -> Reading[str]:
+        """Text before one of these characters, a mark or the end."""
+        begins = {mark[0] for mark in self._marks}
+        text = ""
+        while True:
+            text += yield from self._source.take_while(
+                lambda character: character not in stops and character not in begins
+            )
+            character = yield from self._source.peek()
+            if not character or character in stops:
+                return text
+            if (yield from self._source.at_any(self._marks)):
+                return text
+            text += character
+            self._source.advance(1)
 
 
-def read_object(source: Source, sink: Callable[[str], None]) -> Reading[bool]:
-    """Passes on an object or a list as it comes; returns whether it is complete."""
+def _separator(gap: str, *, is_first: bool) -> str:
+    """A gap with the one comma that belongs there."""
+    if is_first:
+        return gap.replace(",", "")
+    return gap if gap.count(",") == 1 else "," + (gap.replace(",", "") or " ")
+
+
+def _stripped(word: str) -> str:
+    return word.strip().strip("\"'\\").strip()
+
+
+def _json_of(word: str) -> str:
+    """A word that is no JSON: a number in another spelling, or a string."""
+    if not word:
+        return "null"
+    loose = _LOOSE_NUMBER.fullmatch(word)
+    if loose is None or not (loose[2] or (loose[3] or ".") != "."):
+        return json.dumps(word, ensure_ascii=False)
+    sign, whole, part, exponent = (group or "" for group in loose.groups())
+    return sign + (whole or "0") + (part if len(part) > 1 else "") + exponent
+
+
+def _skip_nested(source: Source) -> Reading[None]:
+    """Reads brackets to the one that closes the first."""
+    yield from pass_nested(source, lambda part: None)
+
+
+def pass_nested(source: Source, sink: Callable[[str], object]) -> Reading[None]:
+    """Passes on an object or a list as it is, to its end or that of the text."""
     depth, quoted, escaped = 0, False, False
     while (yield from source.peek()):
         part = source.rest()
@@ -62,56 +226,6 @@ def read_object(source: Source, sink: Callable[[str], None]) -> Reading[bool]:
                 if depth == 0:
                     sink(part[:number])
                     source.advance(number)
-                    return True
+                    return
         sink(part)
         source.advance(len(part))
-    return False
-
-
-def _report(calls: Calls, name: str, arguments: str = "") -> bool:
-    calls.begin(name)
-    calls.arguments(arguments)
-    return True
-
-
-def _key(source: Source) -> Reading[str | None]:
-    """The next key of an object, with its colon."""
-    yield from source.skip_space()
-    key = yield from _string(source)
-    yield from source.skip_space()
-    if key is None or not (yield from source.take(":")):
-        return None
-    yield from source.skip_space()
-    return key
-
-
-def _string(source: Source) -> Reading[str | None]:
-    """The value of a string; None if no complete string comes next."""
-    if not (yield from source.take('"')):
-        return None
-    raw, escaped = '"', False
-    while character := (yield from source.peek()):
-        raw += character
-        source.advance(1)
-        if character == '"' and not escaped:
-            return _decoded(raw)
-        escaped = character == "\\" and not escaped
-    return None
-
-
-def _decoded(raw: str) -> str | None:
-    try:
-        return str(json_within(raw))
-    except ValueError:
-        return None
-
-
-def _value(source: Source) -> Reading[None]:
-    """Reads a value of any type."""
-    character = yield from source.peek()
-    if character == '"':
-        yield from _string(source)
-    elif character and character in "{[":
-        yield from read_object(source, lambda part: None)
-    else:
-        yield from source.take_while(lambda character: character not in _CLOSING)

@@ -1,27 +1,45 @@
 """Parsers for the calls of each model family: a generator each, over the text as it comes.
 
-What looks like a call but is none stays text, unless it ends the answer after other calls.
+What looks like a call but is none stays text. Arguments that were begun become an object, whatever
+follows; only those of an answer that was cut do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from sluice_runtime.server.tools.calls import Calls, Reader
-from sluice_runtime.server.tools.json_text import read_call, read_object
+from sluice_runtime.server.tools.json_calls import read_arguments, read_call
+from sluice_runtime.server.tools.json_text import JsonReader, pass_nested
 from sluice_runtime.server.tools.source import Reading, Source
-from sluice_runtime.server.tools.xml_values import read_value
+from sluice_runtime.server.tools.xml_values import (
+    CALL as CALL,
+)
+from sluice_runtime.server.tools.xml_values import (
+    CALL_END as CALL_END,
+)
+from sluice_runtime.server.tools.xml_values import (
+    END,
+    FUNCTION,
+    FUNCTION_END,
+    PARAMETER,
+    kinds_of,
+    quoted,
+    read_value,
+)
 
-CALL: Final = "<tool_call>"
-CALL_END: Final = "</tool_call>"
 PYTHON_TAG: Final = "<|python_tag|>"
 TOOL_CALLS: Final = "[TOOL_CALLS]"
 CALL_ID: Final = "[CALL_ID]"
 ARGS: Final = "[ARGS]"
-FUNCTION: Final = "<function="
-FUNCTION_END: Final = "</function>"
-PARAMETER: Final = "<parameter="
+FENCE: Final = "```"
+_HERMES_MARKS: Final = (CALL_END, CALL)
+_LLAMA3_MARKS: Final = (PYTHON_TAG,)
+_MISTRAL_MARKS: Final = (TOOL_CALLS,)
+_QWEN3_CODER_MARKS: Final = (FUNCTION_END, CALL_END)
+_JSON: Final = re.compile(r"\s*[{\[]\s*[\"{\[]")
 
 
 def calls_alone(read: Reader, begins: Sequence[str]) -> Reader:
@@ -51,110 +69,182 @@ def _may_begin(text: str, begins: Sequence[str]) -> bool:
 
 def read_hermes(source: Source, calls: Calls) -> Reading[None]:
     """`<tool_call>`, an object of name and arguments, `</tool_call>`."""
-    while (yield from source.until([CALL], calls.text)):
-        yield from source.skip_space()
-        if (yield from read_call(source, calls)):
-            yield from source.skip_past(CALL_END)
+    tags = [CALL]
+    while tag := (yield from source.until(tags, calls.text)):
+        if tag == CALL_END:
+            tags = [CALL]
+            source.mark()
+        elif (yield from _read_objects(source, calls, _HERMES_MARKS)):
+            tags = [CALL] if (yield from _take_call_end(source)) else [CALL, CALL_END]
             source.mark()
         else:
             _no_call(source, calls)
 
 
 def read_llama3(source: Source, calls: Calls) -> Reading[None]:
-    """Objects of name and parameters that begin the answer, or that follow `<|python_tag|>`.
+    """Objects of name and parameters, at the beginning, after `<|python_tag|>` or within a text.
 
-    Their names must be known: an answer may be JSON of its own.
+    Their names must be known, since an answer may have JSON of its own; within a text they are
+    nothing but a call.
     """
-    yield from source.skip_space()
-    tag: str | None = PYTHON_TAG if (yield from source.take(PYTHON_TAG)) else ""
-    while tag is not None:
-        if tag:
-            source.mark()
-            yield from source.skip_space()
-        while (yield from read_call(source, calls, calls.schemas.keys())):
-            source.mark()
-            yield from source.take_while(lambda character: character.isspace() or character == ";")
-        _no_call(source, calls)
-        tag = yield from source.until([PYTHON_TAG], calls.text)
+    names = calls.schemas.keys()
+    begin: str | None = ""
+    while begin is not None:
+        in_text = begin not in ("", PYTHON_TAG)
+        if in_text:
+            source.rewind()
+        if not (yield from _read_objects(source, calls, _LLAMA3_MARKS, names, in_text=in_text)):
+            yield from _pass_text(source, calls, begin)
+        begin = yield from source.until([PYTHON_TAG, FENCE, "{", "["], calls.text)
 
 
 def read_mistral(source: Source, calls: Calls) -> Reading[None]:
     """`[TOOL_CALLS]` and a list of objects; or, once for each call, a name and its arguments."""
     while (yield from source.until([TOOL_CALLS], calls.text)):
-        yield from source.skip_space()
-        if (yield from source.take("[")):
-            yield from _read_list(source, calls)
-        else:
+        if not (yield from _read_objects(source, calls, _MISTRAL_MARKS)):
             yield from _read_named(source, calls)
         _no_call(source, calls)
 
 
 def read_qwen3_coder(source: Source, calls: Calls) -> Reading[None]:
     """`<function=name>` and a `<parameter=name>` for each argument, in `<tool_call>` or bare."""
-    while tag := (yield from source.until([CALL, FUNCTION], calls.text)):
+    tags = begins = [CALL, FUNCTION]
+    while tag := (yield from source.until(tags, calls.text)):
+        if tag == CALL_END:
+            tags = begins
+            source.mark()
+            continue
         yield from source.skip_space()
         if tag == FUNCTION or (yield from source.take(FUNCTION)):
             name = yield from source.take_while(_is_of_name)
-            if name and (yield from source.take(">")):
+            if name and (yield from source.peek()) in (">", "\n"):
+                yield from source.take(">")
                 yield from _read_function(source, calls, name)
+                ended = yield from _take_call_end(source)
+                tags = begins if ended else [*begins, CALL_END]
+                source.mark()
         _no_call(source, calls)
 
 
+def _take_call_end(source: Source) -> Reading[bool]:
+    """Reads the tag that ends a call, or what there is of it where the answer was cut."""
+    if (yield from source.take(CALL_END)):
+        return True
+    if source.cut and CALL_END.startswith(source.rest()):
+        source.advance(len(source.rest()))
+    return False
+
+
 def _no_call(source: Source, calls: Calls) -> None:
-    """Treats what was read since the mark as text."""
+    """Treats what was read since the mark as text. A further call that is cut before its name is
+    left out."""
     text = source.since_mark()
-    if not (calls.begun and (source.ended or text.isspace())):
+    if not (calls.begun and (source.cut_here or text.isspace())):
         calls.text(text)
+
+
+def _pass_text(source: Source, calls: Calls, begin: str) -> Reading[None]:
+    """Passes on what is no call; JSON as a whole, since nothing within it is a call."""
+    if calls.begun and source.cut_here:
+        source.mark()
+        return
+    source.rewind()
+    if begin != PYTHON_TAG and _JSON.match(source.rest()):
+        yield from pass_nested(source, calls.text)
+    elif begin:
+        rest = source.rest()
+        characters = len(rest) - len(rest.lstrip()) + len(begin)
+        calls.text(rest[:characters])
+        source.advance(characters)
+    source.mark()
 
 
 def _is_of_name(character: str) -> bool:
     return character.isalnum() or character in "_-."
 
 
-def _read_list(source: Source, calls: Calls) -> Reading[None]:
-    separated = True
-    while separated:
+def _read_objects(
+    source: Source,
+    calls: Calls,
+    marks: tuple[str, ...],
+    names: Collection[str] | None = None,
+    *,
+    in_text: bool = False,
+) -> Reading[bool]:
+    """Reads calls one after the other, in a list, in a fence or neither; returns whether there was
+    one. Then all of them is read, and the mark behind them."""
+    yield from source.skip_space()
+    fenced = yield from source.take(FENCE)
+    if fenced:
+        yield from source.take_while(str.isalpha)
         yield from source.skip_space()
-        if not (yield from read_call(source, calls)):
-            return
+    listed = yield from source.take("[")
+    if listed:
+        yield from source.skip_space()
+    in_text = in_text or (names is not None and (fenced or listed))
+    if not (yield from read_call(source, calls, marks, names, in_text=in_text)):
+        return False
+    another = True
+    while another:
+        yield from source.take_while(lambda character: character.isspace() or character in "}])")
         source.mark()
-        yield from source.skip_space()
-        separated = yield from source.take(",")
-    yield from source.take("]")
+        yield from source.take_while(lambda character: character.isspace() or character in ",;")
+        another = yield from read_call(source, calls, marks, names, in_text=in_text)
+    if not source.cut_here:
+        source.rewind()
+    if fenced:
+        yield from source.take(FENCE)
     source.mark()
+    return True
 
 
 def _read_named(source: Source, calls: Calls) -> Reading[None]:
     name = yield from source.take_while(_is_of_name)
     if (yield from source.take(CALL_ID)):
         yield from source.take_while(_is_of_name)
-    yield from source.take(ARGS)
+    has_arguments = yield from source.take(ARGS)
     yield from source.skip_space()
-    if name and (yield from source.peek()) == "{":
-        calls.begin(name)
-        yield from read_object(source, calls.arguments)
+    begins = bool(name) and (has_arguments or (yield from source.peek()) == "{")
+    if begins and (yield from read_arguments(source, calls, name, _MISTRAL_MARKS)):
         source.mark()
 
 
 def _read_function(source: Source, calls: Calls, name: str) -> Reading[None]:
-    schema = calls.schemas.get(name, {})
-    properties = schema.get("properties") if isinstance(schema, dict) else None
+    """Reads a call's arguments and the tag that ends it. Text between the arguments, where none
+    belongs, comes behind the call."""
     calls.begin(name)
+    parameters = calls.parameters(name)
+    yield from source.skip_space()
+    if (yield from source.peek()) == "{":
+        if (yield from JsonReader(source, calls.arguments, _QWEN3_CODER_MARKS, parameters).read()):
+            calls.end()
+        source.mark()
+        yield from source.skip_space()
+        yield from source.take(FUNCTION_END)
+        yield from source.skip_space()
+        return
     calls.arguments("{")
     separator = ""
-    yield from source.skip_space()
-    while (yield from source.take(PARAMETER)):
-        key = yield from source.take_while(lambda character: character not in ">\n")
-        yield from source.take(">")
-        kind = properties.get(key, {}) if isinstance(properties, dict) else {}
-        if not (yield from read_value(source, calls, separator, key, kind)):
+    texts: list[str] = []
+    tags = [PARAMETER, END, FUNCTION_END, CALL_END, CALL, FUNCTION]
+    while (tag := (yield from source.until(tags, texts.append))) in (PARAMETER, END):
+        if tag == END:
+            continue
+        key = yield from source.take_while(lambda character: character not in "<>\n")
+        ended = yield from source.take(">")
+        if not (ended or source.rest()):
+            continue
+        kinds = kinds_of(parameters.get(key), calls.schemas.get(name))
+        lead = f"{separator}{quoted(key)}: "
+        if not (yield from read_value(source, calls, lead, kinds, parameters)):
             return
         separator = ", "
+    if tag is not None or not source.cut:
+        calls.arguments("}")
+        calls.end()
+    if tag == FUNCTION_END:
         yield from source.skip_space()
-    calls.arguments("}")
-    yield from source.take(FUNCTION_END)
-    yield from source.skip_space()
-    yield from source.take(CALL_END)
-    if source.ended:
-        source.advance(len(source.rest()))
+    elif tag is not None:
+        source.rewind()
     source.mark()
+    calls.text("".join(texts).strip())

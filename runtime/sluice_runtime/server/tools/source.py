@@ -22,6 +22,8 @@ class Source:
         """The text from the mark on."""
         self._at = 0
         self.ended = False
+        self.cut = False
+        """Whether it ended where the model would have gone on."""
 
     def add(self, text: str) -> None:
         """Appends text."""
@@ -38,6 +40,10 @@ class Source:
         self.mark()
         return text
 
+    def rewind(self) -> None:
+        """Goes back to the mark."""
+        self._at = 0
+
     def rest(self) -> str:
         """What has not been read yet."""
         return self._text[self._at :]
@@ -51,6 +57,25 @@ class Source:
         while self._at == len(self._text) and not self.ended:
             yield
         return self._text[self._at : self._at + 1]
+
+    @property
+    def cut_here(self) -> bool:
+        """Whether all is read of a text that was cut."""
+        return self.cut_after(0)
+
+    def cut_after(self, characters: int) -> bool:
+        """Whether the text was cut, and no more than so many characters are left."""
+        return self.cut and self.ended and len(self._text) - self._at <= characters
+
+    def at_any(self, literals: Sequence[str]) -> Reading[bool]:
+        """Whether one of `literals` comes next."""
+        while True:
+            rest = self.rest()
+            if any(rest.startswith(literal) for literal in literals):
+                return True
+            if self.ended or not any(literal.startswith(rest) for literal in literals):
+                return False
+            yield
 
     def take(self, literal: str) -> Reading[bool]:
         """Reads `literal`, if it comes next."""
@@ -83,15 +108,10 @@ class Source:
             yield
         self._at = len(self._text) if at < 0 else at + len(literal)
 
-    def until(
-        self,
-        literals: Sequence[str],
-        sink: Callable[[str], None],
-        strip: Callable[[str], str] = str.rstrip,
-    ) -> Reading[str | None]:
-        """Passes to `sink` what comes before the first of `literals`, without what `strip` removes
-        from its end. Reads that literal, which then begins at the mark, and returns it; None at the
-        end of the text."""
+    def until(self, literals: Sequence[str], sink: Callable[[str], None]) -> Reading[str | None]:
+        """Passes to `sink` what comes before the first of `literals`, without the white space at
+        its end. Reads that literal and returns it, with the mark before the white space; None at
+        the end of the text."""
         while True:
             rest = self.rest()
             first = min(
@@ -99,13 +119,14 @@ class Source:
                 default=None,
             )
             if first is not None:
-                sink(strip(rest[: first[0]]))
-                self._at += first[0]
+                before = rest[: first[0]].rstrip()
+                sink(before)
+                self._at += len(before)
                 self.mark()
-                self._at = len(first[1])
+                self._at = first[0] - len(before) + len(first[1])
                 return first[1]
             held_characters = possible_start(rest, literals)
-            certain = strip(rest[: len(rest) - held_characters])
+            certain = rest[: len(rest) - held_characters].rstrip()
             sink(certain)
             self._at += len(certain)
             self.mark()
