@@ -90,6 +90,10 @@ prometheus: setup
 keda: setup
 	@$(PYTHON) -m e2e.cluster build-keda
 
+.PHONY: released-model
+released-model: setup
+	@$(PYTHON) -m e2e.model.released
+
 .PHONY: images
 images: setup
 	@$(PYTHON) -m e2e.images build engine-pretended router operator fetch
@@ -119,7 +123,7 @@ mutate: setup ## breaks listed lines one at a time, and the tests must notice ea
 	$(PYTHON) -m tests.mutation "$(ONLY)"
 
 .PHONY: test-full
-test-full: test keda ## the long matrices and soaks as well
+test-full: test keda released-model ## the long matrices and soaks as well
 	$(PYTEST) -m full tests e2e/stories --timeout 3600
 
 .PHONY: soak

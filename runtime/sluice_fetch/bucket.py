@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import obstore
 from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
+from sluice_contract.config.weight_files import LFS_POINTER, pointer_text
 
 from sluice_fetch.errors import (
     AccessDeniedError,
@@ -107,7 +108,7 @@ class Bucket:
         return f"{self.scheme}://{'/'.join(filter(None, (self.bucket, self.prefix)))}"
 
     def look_up(self, selection: Selection) -> tuple[str, tuple[HubFile, ...]]:
-        """What is there now: its commit, and what `selection` reads directly under the prefix.
+        """What is directly under the prefix now; the commit is that of what `selection` reads.
 
         Raises:
             ObjectChangedError: `revision` is another commit. And see `_named`.
@@ -120,9 +121,9 @@ class Bucket:
         files = tuple(
             self._file(name, meta["size"], meta["e_tag"])
             for name, meta in sorted(named, key=lambda item: item[0])
-            if selection.reads(name)
         )
-        commit = _digest(str(self), *(file.etag for file in files))[:40]
+        read = (file.etag for file in files if selection.reads(file.name))
+        commit = _digest(str(self), *read)[:40]
         if self.revision not in (NEWEST, commit):
             raise ObjectChangedError(
                 f"{self}: its objects are commit {commit} now, and no longer {self.revision}"
@@ -145,6 +146,9 @@ class Bucket:
 
     def flaw(self, path: Path, file: HubFile) -> str:
         """What is wrong with a downloaded file; empty: nothing that can be known."""
+        with path.open("rb") as stored:
+            if stored.read(len(LFS_POINTER)) == LFS_POINTER:
+                return pointer_text(file.size_bytes)
         if not file.name.endswith(".safetensors"):
             return ""
         size = _size_by_header(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice_contract.config.model_facts import ResolvedModel, facts_of
+from sluice_contract.config.weight_files import INDEX, LFS_POINTER, index_flaw, pointer_text
 
 from sluice_fetch.cache import Cache
 from sluice_fetch.download import Download
@@ -21,6 +22,7 @@ from sluice_fetch.settings import COMMIT
 from sluice_fetch.snapshot import CONFIG_FILE, MODEL, Origin, Selection, Snapshot, snapshot
 
 MAX_CONFIG_BYTES: Final = 1 << 20
+MAX_INDEX_BYTES: Final = 1 << 26
 Tell = Callable[[str, Mapping[str, object]], None]
 """An event and its fields."""
 
@@ -53,7 +55,8 @@ class Fetcher:
     def facts(self, origin: Origin) -> ResolvedModel:
         """Facts about the revision's current commit, without downloading it."""
         resolved = self.resolve(origin)
-        config = self.retry.run(lambda: _config(origin, resolved))
+        config = self.retry.run(lambda: _object_in(CONFIG_FILE, origin, resolved, MAX_CONFIG_BYTES))
+        self._check_index(origin, resolved)
         facts = facts_of(config).model_dump()
         return ResolvedModel(**facts, commit=resolved.commit, bytes=resolved.size_bytes)
 
@@ -77,10 +80,21 @@ class Fetcher:
         with cache.exclusive():
             if not cache.is_complete(resolved.commit, self.selection):
                 cache.check_space(resolved)
+                self._check_index(origin, resolved)
                 self._download(origin, resolved, cache)
                 cache.link(resolved)
             cache.remember(origin.revision, resolved.commit)
         return self._done(resolved.commit, cache)
+
+    def _check_index(self, origin: Origin, resolved: Snapshot) -> None:
+        """An index of files that are not there is refused before the download."""
+        names = [file.name for file in resolved.files]
+        if INDEX not in names:
+            return
+        read = self.retry.run(lambda: _object_in(INDEX, origin, resolved, MAX_INDEX_BYTES))
+        places = read.get("weight_map")
+        if isinstance(places, dict) and (flaw := index_flaw(places, names)):
+            raise NotAModelError(f"commit {resolved.commit}: {flaw}")
 
     def _done(self, commit: str, cache: Cache) -> Fetched:
         folder = cache.snapshot_folder(commit)
@@ -110,19 +124,21 @@ class Fetcher:
                 raise error
 
 
-def _config(origin: Origin, resolved: Snapshot) -> dict[str, Any]:
-    """The commit's config.json.
+def _object_in(name: str, origin: Origin, resolved: Snapshot, limit_bytes: int) -> dict[str, Any]:
+    """The object in one of the commit's files of JSON.
 
     Raises:
         NotAModelError: it is none. And what the origin raises.
     """
-    file = next(entry for entry in resolved.files if entry.name == CONFIG_FILE)
+    file = next(entry for entry in resolved.files if entry.name == name)
     body = b""
     with origin.content(resolved.commit, file, 0) as answer:
         for chunk in answer.chunks():
             body += chunk
-            if len(body) > MAX_CONFIG_BYTES:
-                raise NotAModelError(f"{file.name}: more than {MAX_CONFIG_BYTES} bytes")
+            if len(body) > limit_bytes:
+                raise NotAModelError(f"{file.name}: more than {limit_bytes} bytes")
+    if body.startswith(LFS_POINTER):
+        raise NotAModelError(f"{file.name} of {origin} {pointer_text(len(body))}")
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):

@@ -41,6 +41,13 @@ find_model() {
     [ -n "$folder" ] || refuse "no config.json in /models, in / or in a folder of /models of the image"
 }
 
+# Says which weights are there, where none are that an engine reads.
+unread_beside() { # MISSING
+    [ "$1" != "model*.safetensors" ] || for name in pytorch_model*.bin *.pt *.pth *.gguf *.safetensors; do
+        [ ! -f "$name" ] || printf '; %s is not read; allowed: model.safetensors' "$name"
+    done
+}
+
 # Sets `files`, names in the current folder, and `total`, their bytes.
 choose_files() {
     files=
@@ -50,7 +57,7 @@ choose_files() {
     for name in $needed "model*.safetensors"; do
         case "$files " in
         *" "$name" "*) ;;
-        *) refuse "no $name in $folder of the image" ;;
+        *) refuse "no $name in $folder of the image$(unread_beside "$name")" ;;
         esac
     done
     total=0

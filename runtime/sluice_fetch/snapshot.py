@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from sluice_contract.config.weight_files import (
+    INDEX,
+    SHARD,
+    SINGLE,
+    absent_weights,
+    unread_weights,
+)
+
 from sluice_fetch.errors import FetchError, NotAModelError, NotAnAdapterError
 
 CONFIG_FILE: Final = "config.json"
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -38,18 +47,29 @@ class Selection:
             if not any(map(pattern.fullmatch, names))
         ]
 
+    def flaw(self, names: Collection[str]) -> str:
+        """What an engine would lack of files of these names; empty: nothing that names tell."""
+        is_adapter = ADAPTER_WEIGHTS in self.required
+        if missing := self.missing(names):
+            hint = unread_weights(names, ADAPTER_WEIGHTS if is_adapter else SINGLE)
+            lacks = any(name.endswith(".safetensors") for name in missing)
+            return f"has no {', no '.join(missing)}{f'; {hint}' if lacks and hint else ''}"
+        if is_adapter or INDEX in names or not (hint := absent_weights(names)):
+            return ""
+        return f"has no {SINGLE}; {hint}"
+
 
 MODEL: Final = Selection(
     {
         CONFIG_FILE: re.compile(r"config\.json"),
         "tokenizer.json": re.compile(r"tokenizer\.json"),
-        "model*.safetensors": re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors"),
+        "model*.safetensors": re.compile(rf"{re.escape(SINGLE)}|{SHARD.pattern}"),
     },
     frozenset(
         {
             "generation_config.json",
             "hf_quant_config.json",
-            "model.safetensors.index.json",
+            INDEX,
             "tokenizer_config.json",
             "special_tokens_map.json",
             "chat_template.jinja",
@@ -60,7 +80,7 @@ MODEL: Final = Selection(
 ADAPTER: Final = Selection(
     {
         "adapter_config.json": re.compile(r"adapter_config\.json"),
-        "adapter_model.safetensors": re.compile(r"adapter_model\.safetensors"),
+        ADAPTER_WEIGHTS: re.compile(re.escape(ADAPTER_WEIGHTS)),
     },
     frozenset(),
     NotAnAdapterError,
@@ -130,9 +150,7 @@ def snapshot(selection: Selection, commit: str, files: Iterable[HubFile]) -> Sna
     Raises:
         FetchError: the selection's; names what is missing.
     """
-    chosen = tuple(
-        sorted((file for file in files if selection.reads(file.name)), key=lambda file: file.name)
-    )
-    if missing := selection.missing([file.name for file in chosen]):
-        raise selection.refusal(f"commit {commit} has no {', no '.join(missing)}")
-    return Snapshot(commit, chosen)
+    listed = sorted(files, key=lambda file: file.name)
+    if flaw := selection.flaw([file.name for file in listed]):
+        raise selection.refusal(f"commit {commit} {flaw}")
+    return Snapshot(commit, tuple(file for file in listed if selection.reads(file.name)))

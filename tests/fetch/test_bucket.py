@@ -17,7 +17,8 @@ from tests.fetch.bucket_server import Store, safetensors, serving
 from tests.fetch.corporate import Authority, proxying
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-NEEDED = {*SHARDS, "config.json", "tokenizer.json"}
+INDEX = "model.safetensors.index.json"
+NEEDED = {*SHARDS, INDEX, "config.json", "tokenizer.json"}
 URI = "s3://models/org/name"
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -42,6 +43,7 @@ def store() -> Iterator[Store]:
     """A model of two shards, a file that no engine reads, and a folder beside them."""
     objects = {name: safetensors(700_000 + i, b"weights") for i, name in enumerate(SHARDS)}
     objects |= {"config.json": json.dumps(CONFIG).encode(), "tokenizer.json": b"{}"}
+    objects |= {INDEX: json.dumps({"weight_map": dict(zip("ab", SHARDS, strict=True))}).encode()}
     objects |= {"README.md": b"read me", "original/model.safetensors": b"once more"}
     with serving(Store({f"org/name/{name}": body for name, body in objects.items()})) as served:
         yield served
@@ -132,7 +134,7 @@ def test_a_commit_that_is_complete_asks_nobody_and_another_one_is_refused(
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_was(store: Store, tmp_path: Path) -> None:
-    store.ends_after = [500_000, 300_000]
+    store.ends_after = [1_000_000, 500_000, 300_000]  # the first of the index
     assert Run(store, tmp_path).slept == [1.0, 1.0]
     assert snapshots_of(tmp_path) == [needed_of(store)]
     ranges = [sent["range"] for _, sent in store.requests if "range" in sent]
@@ -193,6 +195,17 @@ REFUSALS: dict[str, tuple[dict[str, Any], tuple[str, ...], str, str]] = {
         "NotAModel",
         "no config.json",
     ),
+    "weights of another format": (
+        {
+            "objects": {
+                f"org/name/{name}": b"{}"
+                for name in ("config.json", "tokenizer.json", "pytorch_model-00001-of-00001.bin")
+            }
+        },
+        (),
+        "NotAModel",
+        "pytorch_model-00001-of-00001.bin is not read",
+    ),
     "an unknown scheme": ({}, ("--uri", "ftp://models/org"), "InvalidConfig", "allowed: hf://"),
     "a path that leaves": ({}, ("--uri", "s3://models/../x"), "InvalidConfig", "s3://bucket/"),
     "a branch": ({}, ("--revision", "v9"), "InvalidConfig", "allowed: main, or the commit"),
@@ -232,6 +245,20 @@ def test_weights_of_another_format_are_refused(
     store.objects[SHARD] = b"<html>sign in</html>"
     assert Run(store, tmp_path).code == EXIT_REFUSED
     assert "is none of safetensors" in lines(capsys)[-1]["message"]
+
+
+@pytest.mark.parametrize("name", [SHARDS[0], "tokenizer.json", "config.json", INDEX])
+def test_a_pointer_of_git_lfs_is_no_file(
+    name: str, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    store.objects[f"org/name/{name}"] = pointer
+    assert Run(store, tmp_path).code == EXIT_REFUSED
+    text = f"is a pointer of Git LFS ({len(pointer)} bytes), not the file itself"
+    failed = lines(capsys)[-1]
+    assert name in failed["message"]
+    assert text in failed["message"]
+    assert not list(tmp_path.glob("*/complete/*"))
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_resolving_only_prints_the_commit_and_fetches_nothing(
         "commit": COMMIT,
         "bytes": sum(map(len, needed_of(hub).values())),
     }
-    assert len(hub.requests) == 2
+    assert len(hub.requests) == 3, "the list, config.json, the index"
 
 
 @pytest.mark.parametrize("config", [b"[]", b"{", b" " * (1 << 20) + b"{}"])
@@ -167,6 +167,59 @@ def test_a_config_that_is_none_is_refused_when_it_is_resolved(
     hub.files["config.json"] = config
     assert Run(hub, tmp_path, "--resolve-only").code == EXIT_REFUSED
     assert Run.lines(capsys)[-1]["reason"] == "NotAModel"
+
+
+BESIDE = {"config.json": b"{}", "tokenizer.json": b"{}"}
+INDEX = "model.safetensors.index.json"
+INDEXED = BESIDE | {INDEX: json.dumps({"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}}).encode()}
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "text"),
+    [
+        (
+            BESIDE | {"pytorch_model.bin": b"pickled"},
+            (),
+            "has no model*.safetensors; pytorch_model.bin is not read; allowed: model.safetensors",
+        ),
+        (BESIDE | {"model-q4.gguf": b"GGUF"}, (), "model-q4.gguf is not read; allowed: model.saf"),
+        (
+            {"model-q4.gguf": b"GGUF"},
+            (),
+            "has no config.json, no tokenizer.json, no model*.safetensors; model-q4.gguf is not",
+        ),
+        (BESIDE | {SHARDS[0]: b"a", SHARDS[1]: b"b"}, (), f"{INDEX} is missing, which says what"),
+        (INDEXED | {SHARDS[0]: b"a"}, (), f"{SHARDS[1]} is missing; {INDEX} names it"),
+        (
+            INDEXED | {"model.safetensors": b"all"},
+            (),
+            f"{SHARDS[0]}, {SHARDS[1]} are missing: {INDEX} is stale; allowed: the files that it"
+            " names, or model.safetensors without it",
+        ),
+        (
+            {"adapter_config.json": b"{}", "adapter_model.bin": b"pickled"},
+            ("--adapter",),
+            "adapter_model.bin is not read; allowed: adapter_model.safetensors",
+        ),
+    ],
+)
+@pytest.mark.parametrize("resolves", [True, False])
+def test_weights_that_no_engine_reads_are_named_before_the_download(
+    files: dict[str, bytes],
+    options: tuple[str, ...],
+    text: str,
+    resolves: bool,
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hub.files = files
+    only = ("--resolve-only",) if resolves and not options else ()
+    assert Run(hub, tmp_path, *options, *only).code == EXIT_REFUSED
+    failed = Run.lines(capsys)[-1]
+    assert failed["reason"] == ("NotAnAdapter" if options else "NotAModel")
+    assert text in failed["message"]
+    assert not [path for path, _ in hub.requests if path.endswith((".safetensors", ".bin"))]
 
 
 def test_a_token_whose_file_is_not_there_yet_is_worth_another_start(

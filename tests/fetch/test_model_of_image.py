@@ -92,6 +92,16 @@ def test_what_is_missing_is_named(image: Image, missing: str) -> None:
     assert image.brought() == set()
 
 
+def test_weights_of_another_format_are_named(image: Image) -> None:
+    image.put("models", "config.json", "tokenizer.json", "pytorch_model.bin")
+    assert image.run()[2].endswith("pytorch_model.bin is not read; allowed: model.safetensors")
+
+
+def test_weights_that_are_read_are_not_blamed(image: Image) -> None:
+    image.put("models", "config.json", *SHARDS)
+    assert image.run()[2].endswith("no tokenizer.json in " + f"{image.root}/models of the image")
+
+
 def test_of_several_models_none_is_guessed(image: Image) -> None:
     image.put("models/a")
     image.put('models/b"')

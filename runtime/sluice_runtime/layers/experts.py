@@ -4,8 +4,8 @@ Shapes: n tokens of a step; h hidden size; e experts, k of them active for a tok
 
 A CPU computes each expert for the tokens that chose it. The host does not wait for a GPU, so there
 it never knows how many these are: one call of torch's grouped product computes all experts, which
-is a kernel for bfloat16 from Hopper on. Elsewhere every expert computes every token, e / k times
-the work.
+is a kernel for bfloat16 on Hopper and on Blackwell's data centre GPUs. Elsewhere every expert
+computes every token, e / k times the work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from sluice_runtime.layers.stack import ExpertsWeights
 
 GroupedLinear = Callable[[Tensor, Tensor], Tensor]
 """[m, in], in the order of the experts, and how many each has, [e] → [m, out]."""
-_HOPPER: Final = (9, 0)
+_GROUPING_MAJORS: Final = (9, 10)
+"""Of compute capabilities, whose GPUs have that kernel. On others (8, 11, 12) torch 2.11 computes
+group by group, with sizes that it copies to the host (`_grouped_mm_fallback`)."""
 
 
 def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply = linear) -> Linear:
@@ -46,7 +48,9 @@ def can_group(weight: Tensor) -> bool:
     reads the groups' sizes on the host."""
     if weight.dtype != torch.bfloat16 or torch.version.hip is not None:
         return False
-    return torch.cuda.is_available() and torch.cuda.get_device_capability(weight.device) >= _HOPPER
+    if not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability(weight.device)[0] in _GROUPING_MAJORS
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ https://huggingface.co/docs/peft/main/en/developer_guides/checkpoint. Knows no r
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
+from sluice_contract.config.weight_files import unread_weights
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.adapters import AdapterBank, Pair, Place
 from sluice_runtime.layers.rope import in_order
-from sluice_runtime.model.files import read_json
+from sluice_runtime.model.files import lfs_pointer, read_json
 from sluice_runtime.model.shard import Shard, Split
 
 CONFIG: Final = "adapter_config.json"
@@ -116,7 +118,10 @@ def adapter_key(name: str, folder: Path) -> str:
                 while block := file.read(_BLOCK_BYTES):
                     digest.update(block)
         except OSError as error:
-            raise ModelLoadError(f"adapters: {path} cannot be read: {error.strerror}") from None
+            why = error.strerror
+            if path.name == WEIGHTS and (hint := unread_weights(os.listdir(folder), WEIGHTS)):
+                why = f"{why}; {hint}"
+            raise ModelLoadError(f"adapters: {path} cannot be read: {why}") from None
     return f"{name}@{digest.hexdigest()}"
 
 
@@ -155,7 +160,8 @@ def read_adapter(folder: Path, bank: AdapterBank, shard: Shard) -> Adapter:
         with safe_open(path, framework="pt") as file:
             return Adapter(config.rank, dict(_pairs(path, file, config, bank, shard)))
     except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"adapters: {path} cannot be read: {error}") from None
+        flaw = lfs_pointer(path) or f"cannot be read: {error}"
+        raise ModelLoadError(f"adapters: {path} {flaw}") from None
 
 
 def _pairs(

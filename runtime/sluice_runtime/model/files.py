@@ -6,6 +6,7 @@ Serves both processes, so it imports no torch. Knows where files are, not what t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, Final
 
 from sluice_contract.base import ConfigError
 from sluice_contract.config.engine import EngineSettings, ModelRef
+from sluice_contract.config.weight_files import LFS_POINTER, pointer_text, unread_weights
 
 from sluice_runtime.errors import InvalidConfigError, ModelLoadError
 
@@ -193,10 +195,21 @@ def read_json(path: Path, key: str = "model.uri") -> Mapping[str, Any]:
     except OSError as error:
         raise ModelLoadError(f"{key}: cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise ModelLoadError(f"{key}: {path} is not JSON: {error}") from None
+        flaw = lfs_pointer(path) or f"is not JSON: {error}"
+        raise ModelLoadError(f"{key}: {path} {flaw}") from None
     if not isinstance(value, dict):
         raise ModelLoadError(f"{key}: {path} holds {type(value).__name__}; allowed: an object")
     return value
+
+
+def lfs_pointer(path: Path) -> str:
+    """What a file is that Git LFS has not fetched; empty: another one."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
+            return pointer_text(path.stat().st_size) if is_pointer else ""
+    except OSError:
+        return ""
 
 
 def _from_folder(uri: str, folder: Path, key: str) -> ModelFiles:
@@ -206,10 +219,21 @@ def _from_folder(uri: str, folder: Path, key: str) -> ModelFiles:
         is_folder, why = False, f"cannot be read ({error.strerror})"
     if not is_folder:
         raise ModelLoadError(f"{key}: {uri!r} {why}; allowed: a Hugging Face folder")
-    config = {**_modelopt(folder, key), **read_json(folder / "config.json", key)}
+    config = {**_modelopt(folder, key), **_config(folder, key)}
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path, key) if generation_path.exists() else {}
     return ModelFiles(uri, folder, config, generation)
+
+
+def _config(folder: Path, key: str) -> Mapping[str, Any]:
+    try:
+        return read_json(folder / "config.json", key)
+    except ModelLoadError as error:
+        names = os.listdir(folder) if os.access(folder, os.R_OK) else ["config.json"]
+        if "config.json" in names:
+            raise
+        hint = unread_weights(names) if names else "the folder is empty"
+        raise ModelLoadError(f"{error}{hint and f'; {hint}'}") from None
 
 
 def _modelopt(folder: Path, key: str) -> Mapping[str, Any]:

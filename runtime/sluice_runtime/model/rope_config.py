@@ -32,7 +32,15 @@ def ropes(config: Config, variant: Variant, head_dim: int) -> tuple[Rope, Rope |
         {"rope_theta": config["rope_local_base_freq"]},
     )
     whole, windowed = (
-        _rope({"rope_parameters": {**own, **(object_of(written, kind) or {})}}, variant, head_dim)
+        _rope(
+            {
+                **config,
+                "rope_scaling": None,
+                "rope_parameters": {**own, **(object_of(written, kind) or {})},
+            },
+            variant,
+            head_dim,
+        )
         for kind, own in zip(LAYER_KINDS, old, strict=True)
     )
     return whole, windowed
@@ -51,13 +59,17 @@ def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:
     nests = any(isinstance(part, Mapping) for part in scaling.values())
     if kind not in variant.ropes or (kind == "default" and nests):
         raise refused("rope_type", kind, " or ".join(map(repr, variant.ropes)))
+    scaling = {_ORIGINAL: config.get("max_position_embeddings"), **scaling, **_outside(config)}
     match kind:
+        case "dynamic":
+            # Frequencies change beyond max_position_embeddings alone, and no context is longer.
+            _numbers(kind, scaling, "factor")
         case "llama3":
             return replace(rope, scaling=_llama3(scaling))
         case "linear":
             return replace(rope, scaling=LinearScaling(*_numbers(kind, scaling, "factor")))
         case "yarn":
-            return replace(rope, scaling=_yarn(scaling, config))
+            return replace(rope, scaling=_yarn(scaling))
         case "longrope":
             return replace(rope, scaling=_longrope(scaling, config, rotated // 2))
     return rope
@@ -78,7 +90,7 @@ def _rotated(scaling: Config, config: Config, variant: Variant, head_dim: int) -
 
 
 def _longrope(scaling: Config, config: Config, pairs: int) -> LongRope:
-    original = whole_number({**scaling, **_outside(config)}, _ORIGINAL)
+    original = whole_number(scaling, _ORIGINAL)
     for name in ("short_mscale", "long_mscale"):
         if scaling.get(name) is not None:
             raise refused(name, scaling[name], "absent")
@@ -111,8 +123,13 @@ def _factors(scaling: Config, key: str, pairs: int) -> tuple[float, ...]:
 
 def _numbers(kind: str, scaling: Config, *keys: str) -> list[float]:
     for key in keys:
-        if not isinstance(scaling.get(key), int | float):
-            raise refused(key, scaling.get(key), f"a number: rope type {kind} requires it")
+        value = scaling.get(key)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < math.inf
+        ):
+            raise refused(key, value, f"a number above 0: rope type {kind} requires it")
     return [float(scaling[key]) for key in keys]
 
 
@@ -122,16 +139,14 @@ def _llama3(scaling: Config) -> Llama3Scaling:
     return Llama3Scaling(factor, low, high, int(original))
 
 
-def _yarn(scaling: Config, config: Config) -> YarnScaling:
-    """Betas of null and a missing original context mean what they mean to transformers."""
+def _yarn(scaling: Config) -> YarnScaling:
+    """Betas of null mean what they mean to transformers."""
     for key in ("mscale", "mscale_all_dim"):
         if scaling.get(key) is not None:
             raise refused(key, scaling[key], "absent")
     betas = {"beta_fast": 32.0, "beta_slow": 1.0}
     written = {**scaling, **{key: scaling.get(key) or beta for key, beta in betas.items()}}
-    context = {_ORIGINAL: config.get("max_position_embeddings")}
-    numbers = {**context, **written, **_outside(config)}
-    factor, fast, slow, original = _numbers("yarn", numbers, "factor", *betas, _ORIGINAL)
+    factor, fast, slow, original = _numbers("yarn", written, "factor", *betas, _ORIGINAL)
     truncate, magnitude = bool(scaling.get("truncate", True)), _attention_factor("yarn", scaling)
     return YarnScaling(factor, fast, slow, int(original), truncate, magnitude)
 

@@ -191,7 +191,6 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("attention_bias", (False,)),
     ("mlp_bias", (False,)),
     ("use_sliding_window", (False,)),
-    ("pretraining_tp", (1,)),
     ("num_experts", (0,)),
     ("num_local_experts", (0,)),
     ("attn_logit_softcapping", ()),

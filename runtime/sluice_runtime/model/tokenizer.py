@@ -26,7 +26,7 @@ from sluice_contract import http_errors
 from tokenizers.models import BPE, Unigram
 
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError
-from sluice_runtime.model.files import ModelFiles, read_json
+from sluice_runtime.model.files import ModelFiles, lfs_pointer, read_json
 
 _FILE: Final = "tokenizer.json"
 _BYTE_VALUES: Final = 256
@@ -171,7 +171,8 @@ def _read(path: Path) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exceptions
-        raise ModelLoadError(f"model.uri: {path} is no tokenizer: {error}") from None
+        flaw = lfs_pointer(path) or f"is no tokenizer: {error}"
+        raise ModelLoadError(f"model.uri: {path} {flaw}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if isinstance(tokenizer.model, BPE | Unigram):  # the others keep none

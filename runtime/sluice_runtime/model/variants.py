@@ -11,8 +11,7 @@ from typing import Any, Final
 from sluice_runtime.layers.dense import Activation, ClampedSwiglu, gelu_and_multiply
 from sluice_runtime.model.config_json import Config
 
-_ROPES: Final = ("default", "llama3", "longrope")
-_WITH_YARN: Final = (*_ROPES, "yarn")
+_ROPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Variant:
     whole_every: int | None = None
     """Of so many layers the last one attends to all tokens, the others to those in a window."""
     ropes: tuple[str, ...] = _ROPES
-    """Allowed types."""
+    """Allowed types: those that transformers computes for the family."""
     rope: Config = field(default_factory=dict)
     """What missing rope_parameters and rope_scaling mean."""
     activation: Callable[[Config], Activation] | None = None
@@ -126,7 +125,7 @@ _GEMMA3: Final = Variant(
     scaled_queries=True,
     whole_every=6,
     window_rope=True,
-    ropes=("default", "linear"),
+    ropes=("default", "linear", "dynamic", "llama3", "yarn"),
     activation=lambda _: gelu_and_multiply,
     defaults={
         "query_pre_attn_scalar": 256,
@@ -141,10 +140,10 @@ _GEMMA3: Final = Variant(
 )
 
 ARCHITECTURES: Final[Mapping[str, Variant]] = {
-    "Qwen3ForCausalLM": Variant(qk_norm=True, ropes=_WITH_YARN),
-    "Qwen2ForCausalLM": Variant(qkv_bias=True, ropes=_WITH_YARN),
-    "Qwen3MoeForCausalLM": Variant(qk_norm=True, experts=True, ropes=_WITH_YARN),
-    "LlamaForCausalLM": Variant(ropes=_WITH_YARN),
+    "Qwen3ForCausalLM": Variant(qk_norm=True),
+    "Qwen2ForCausalLM": Variant(qkv_bias=True),
+    "Qwen3MoeForCausalLM": Variant(qk_norm=True, experts=True),
+    "LlamaForCausalLM": Variant(),
     "MistralForCausalLM": Variant(window_tokens=4096, windowed=True),
     "MixtralForCausalLM": Variant(
         windowed=True,
@@ -163,6 +162,7 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
         partial_rotary=True,
         fused_qkv=True,
         fused_gate_up=True,
+        ropes=("default", "longrope"),
         defaults={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ),
     "Gemma3ForCausalLM": _GEMMA3,
@@ -184,7 +184,6 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
         sinks=True,
         fused_experts=True,
         whole_every=2,
-        ropes=("default", "yarn"),
         rope={
             "rope_type": "yarn",
             "factor": 32.0,

@@ -7,6 +7,7 @@ and both shapes. Reading to a device is in `model.streamed_weights`.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,14 +16,12 @@ from typing import Any, Final, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
+from sluice_contract.config.weight_files import INDEX, SINGLE, absent_weights, index_flaw
 from torch import Tensor
 
 from sluice_runtime.errors import ModelLoadError
-from sluice_runtime.model.files import read_json
+from sluice_runtime.model.files import lfs_pointer, read_json
 from sluice_runtime.model.shard import Part, Shape
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 
 STORED_DTYPES: Final[Mapping[str, torch.dtype]] = {
     "F64": torch.float64,
@@ -268,7 +267,8 @@ def _opened(path: Path) -> Any:
     except PermissionError as error:
         raise ModelLoadError(f"model.uri: {path} cannot be read: {error.strerror}") from None
     except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"model.uri: {path} is damaged: {error}") from None
+        flaw = lfs_pointer(path) or f"is damaged: {error}"
+        raise ModelLoadError(f"model.uri: {path} {flaw}") from None
 
 
 def _tensor_files(folder: Path) -> Mapping[str, Path]:
@@ -280,8 +280,14 @@ def _tensor_files(folder: Path) -> Mapping[str, Path]:
             raise ModelLoadError(
                 f"model.uri: {index}: weight_map is {places!r}; allowed: an object"
             )
-        return {name: folder / _file_name(index, file) for name, file in places.items()}
+        files = {name: folder / _file_name(index, file) for name, file in places.items()}
+        there = {path.name for path in {*files.values(), folder / SINGLE} if os.path.exists(path)}
+        if flaw := index_flaw(places, there):
+            raise ModelLoadError(f"model.uri: {folder}: {flaw}")
+        return files
     path = folder / SINGLE
+    if hint := absent_weights(os.listdir(folder) if os.access(folder, os.R_OK) else [SINGLE]):
+        raise ModelLoadError(f"model.uri: {path} is missing; {hint}")
     with _opened(path) as file:
         return dict.fromkeys(file.keys(), path)
 

@@ -9,6 +9,7 @@ the oracle in float64: in float32 its own rounding is at times twice the engine'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ ROPES: dict[str, dict[str, Any]] = {
     },
     "long-rope": {"rope_parameters": LONG_ROPE, "original_max_position_embeddings": 1},
     "yarn-rope": {"rope_parameters": SHORT_YARN_ROPE},
+    "linear-rope": {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    "dynamic-rope": {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
 }
 """What a part of a kind's name adds."""
 
@@ -160,7 +163,8 @@ def write_model(folder: Path, kind: str) -> Path:
     rope = next((keys for part, keys in ROPES.items() if part in kind), {})
     tied = "untied" not in kind
     settings = SMALL | FAMILIES[name] | {"tie_word_embeddings": tied} | rope
-    config = AutoConfig.for_model(name, **settings)
+    # A family's config writes into the rope that it is given.
+    config = AutoConfig.for_model(name, **deepcopy(settings))
     model: Any = AutoModelForCausalLM.from_config(config)
     for tensor_name, tensor in model.named_parameters():
         if tensor_name.endswith("bias"):  # transformers starts them at zero

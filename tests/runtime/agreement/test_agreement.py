@@ -88,6 +88,30 @@ DRAFTING = [
     Case("llama3-rope-sharded", chunk_size=32, pool_tokens=256, drafts=4),
     Case("gpt_oss", chunk_size=32, drafts=4),
 ]
+ROTATIONS = [
+    Case(kind, chunk_size=16)
+    for kind in (
+        "llama-linear-rope",
+        "mistral-linear-rope",
+        "mixtral-linear-rope",
+        "qwen2-linear-rope",
+        "qwen3-linear-rope",
+        "qwen3_moe-linear-rope",
+        "glm-linear-rope",
+        "glm4-linear-rope",
+        "olmo2-linear-rope",
+        "gpt_oss-linear-rope",
+        "llama-dynamic-rope",
+        "mistral-yarn-rope",
+        "mixtral-yarn-rope",
+        "glm-yarn-rope",
+        "glm4-yarn-rope",
+        "olmo2-yarn-rope",
+        "glm4-llama3-rope",
+        "gpt_oss-llama3-rope",
+    )
+]
+"""Types that no released model of the family may have; frequencies are compared for all."""
 BACKENDS: Final[tuple[AttentionBackend, ...]] = ("torch", "auto")
 ALL = [
     Case(kind, page_size, chunk_size, mixed, overlap=overlap, backend=backend)
@@ -103,7 +127,7 @@ def beside(quick: list[Case], others: list[Case]) -> list[Any]:
     return [*quick, *(pytest.param(case, marks=pytest.mark.process) for case in others)]
 
 
-@pytest.mark.parametrize("case", beside(QUICK, OTHERS), ids=str)
+@pytest.mark.parametrize("case", beside(QUICK, OTHERS + ROTATIONS), ids=str)
 def test_answers_do_not_depend_on_the_setup(pair_of: PairOf, case: Case) -> None:
     check(case, *pair_of(case.kind), random_requests(16, 120, 24))
 

@@ -13,6 +13,7 @@ from sluice_runtime.layers.experts import (
     Products,
     Router,
     SortedExperts,
+    can_group,
     chosen,
     experts,
     in_one_call,
@@ -121,3 +122,22 @@ def test_shares_add_up_to_one_only_where_they_are_renormalised(draw: Callable[..
     for renormalised in (True, False):
         choice = chosen(x, Router.of(weights_of(draw, torch.float32, renormalised)))
         assert torch.allclose(choice.shares.sum(-1), torch.ones(5)) == renormalised
+
+
+@pytest.mark.parametrize(
+    ("capability", "groups"),
+    [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True), ((10, 3), True),
+     ((11, 0), False), ((12, 0), False), ((12, 1), False)],
+)  # fmt: skip
+def test_products_are_grouped_where_torch_has_a_kernel_for_it(
+    capability: tuple[int, int], groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's rule: `_scaled_mm_allowed_device(sm90_only=true, sm100_only=true)` in
+    aten/src/ATen/native/cuda/GroupedBlas.cpp."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert can_group(torch.empty(1, dtype=torch.bfloat16)) is groups
+    assert not can_group(torch.empty(1, dtype=torch.float16))
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert not can_group(torch.empty(1, dtype=torch.bfloat16))

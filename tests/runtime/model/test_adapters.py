@@ -130,6 +130,17 @@ def test_keys_tell_files_apart(tmp_path: Path) -> None:
     assert key != adapter_key("poems", second)
 
 
+def test_weights_that_are_none_are_named(tmp_path: Path) -> None:
+    written(tmp_path, {})
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+    with pytest.raises(ModelLoadError, match=r"is a pointer of Git LFS \(66 bytes\)"):
+        read_adapter(tmp_path, bank_of(), Shard())
+    weights.rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.bin is not read; allowed: adapter_m"):
+        adapter_key("poems", tmp_path)
+
+
 @pytest.mark.parametrize("uri", ["hf://org/name", "/nowhere", "file:///nowhere"])
 def test_where_there_is_no_folder(uri: str) -> None:
     with pytest.raises(ModelLoadError, match=f"adapters: uri: '{uri}' is no folder"):

@@ -19,6 +19,7 @@ from sluice_runtime.fingerprint import kv_fingerprint
 from sluice_runtime.model.files import resolve
 from sluice_runtime.model.layer_tensors import Placement
 from sluice_runtime.model.load import load_model
+from sluice_runtime.model.tokenizer import load_tokenizer
 
 from tests.runtime.agreement.oracle import write_model
 from tests.runtime.harness import engine_config
@@ -27,6 +28,10 @@ from tests.runtime.harness import engine_config
 pytestmark = pytest.mark.xdist_group("transformers")
 
 NORM = "model.layers.1.self_attn.k_norm.weight"
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\n"
+    b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
+)
 Tensors = dict[str, torch.Tensor]
 
 
@@ -124,7 +129,73 @@ def test_a_shard_that_is_not_there(shards: Path) -> None:
     index = json.loads((shards / "model.safetensors.index.json").read_text())
     shard = shards / index["weight_map"][NORM]
     shard.unlink()
-    assert f"{shard} is missing" in load_line(shards)
+    assert f"{shards}: {shard.name} is missing; model.safetensors.index.json names it" in (
+        load_line(shards)
+    )
+
+
+def test_an_index_beside_a_file_that_it_does_not_name_is_stale(shards: Path) -> None:
+    names = sorted(path.name for path in shards.glob("model-*.safetensors"))
+    (shards / names[0]).rename(shards / "model.safetensors")
+    for name in names[1:]:
+        (shards / name).unlink()
+    line = load_line(shards)
+    assert f"{shards}: {names[0]}, {names[1]}, {names[2]} and 3 more are missing: " in line
+    assert "model.safetensors.index.json is stale; allowed: the files that it names, or" in line
+
+
+def test_shards_without_an_index(shards: Path) -> None:
+    (shards / "model.safetensors.index.json").unlink()
+    line = load_line(shards)
+    assert f"{shards / 'model.safetensors'} is missing; model.safetensors.index.json is" in line
+    assert "which says what is in model-00001-of-00006.safetensors, model-00002-of-" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pytorch_model.bin", "pytorch_model.bin is not read; allowed: model.safetensors (trans"),
+        ("SmolLM2.Q4_1.gguf", "SmolLM2.Q4_1.gguf is not read; allowed: model.safetensors (the re"),
+        ("consolidated.00.pth", "consolidated.00.pth is not read"),
+        ("consolidated.safetensors", "consolidated.safetensors is not read; allowed: model.safe"),
+        ("tf_model.h5", "tf_model.h5 is not read"),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_weights_of_another_format(
+    changed: Callable[..., Path], name: str, text: str, alone: bool
+) -> None:
+    folder = changed(lambda tensors: None)
+    (folder / "model.safetensors").rename(folder / name)
+    missing = "model.safetensors is missing"
+    if alone:
+        (folder / "config.json").unlink()
+        missing = "config.json: No such file or directory"
+    assert f"{missing}; {text}" in load_line(folder)
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    assert load_line(tmp_path).endswith("No such file or directory; the folder is empty")
+
+
+@pytest.mark.parametrize(
+    "name", ["model-00002-of-00006.safetensors", "model.safetensors.index.json", "config.json"]
+)
+def test_a_pointer_of_git_lfs(shards: Path, name: str) -> None:
+    (shards / name).write_bytes(POINTER)
+    line = load_line(shards)
+    assert f"{shards / name} is a pointer of Git LFS ({len(POINTER)} bytes), not the file" in line
+
+
+def test_a_pointer_of_git_lfs_in_the_place_of_a_single_file_or_a_tokenizer(
+    changed: Callable[..., Path],
+) -> None:
+    folder = changed(lambda tensors: None)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).write_bytes(POINTER)
+    assert "model.safetensors is a pointer of Git LFS" in load_line(folder)
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is a pointer of Git LFS"):
+        load_tokenizer(resolve(str(folder)))
 
 
 def test_a_damaged_shard_is_named_before_others_are_read(shards: Path) -> None:

@@ -57,6 +57,11 @@ def test_both_spellings_of_dtype(written: dict[str, Any], dtype: str) -> None:
     assert spec_from(QWEN3 | written).dtype == dtype
 
 
+def test_in_how_many_slices_a_product_was_trained_changes_nothing() -> None:
+    """Older transformers computed each matrix in so many slices, newer ones ignore the key."""
+    assert spec_from(LLAMA | {"pretraining_tp": 4}) == spec_from(LLAMA)
+
+
 def test_the_operator_lets_through_what_the_engine_has() -> None:
     assert set(supported.ARCHITECTURES) == set(ARCHITECTURES), "both are to change together"
 

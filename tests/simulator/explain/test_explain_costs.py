@@ -46,6 +46,8 @@ def test_a_config_json_gives_a_shape_or_names_the_key() -> None:
     }  # fmt: skip
     shape = shape_from(json.dumps(config))
     assert (shape.kv_bytes, shape.token_flop) == (LLAMA_8B.kv_bytes, LLAMA_8B.token_flop)
+    same = {"pretraining_tp": 2, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert shape_from(json.dumps(config | same)) == shape
     with pytest.raises(ValueError, match="vocab_size: None is not allowed"):
         shape_from(json.dumps(config | {"vocab_size": None}))
     with pytest.raises(ValueError, match="JSON object"):

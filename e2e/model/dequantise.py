@@ -1,0 +1,31 @@
+"""Writes a folder from a GGUF file: `python -m e2e.model.dequantise FILE FOLDER`.
+
+Weights in float32, config, tokenizer and chat template, as transformers reads them from the file.
+Needs the package `gguf`, which the project's environment does not have.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+
+def dequantise(file: Path, folder: Path) -> None:
+    quiet: Any = logging.disable_progress_bar
+    quiet()
+    source: Any = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # Without them transformers takes the weights for those of the file, which it cannot write.
+    del model.hf_quantizer, model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(**source)
+    tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    dequantise(Path(sys.argv[1]), Path(sys.argv[2]))
