@@ -393,7 +393,7 @@ class Planner:
     def _eos_token_ids(self) -> tuple[int, ...]:
         """The model's EOS tokens that have a logit."""
         eos = self.text.defaults.eos_token_ids
-        return tuple([token for token in eos if token < self.vocabulary_size])
+        return tuple([token for token in eos if 0 <= token < self.vocabulary_size])
 
     def _own_stop_token_ids(self, request: GenerationRequest) -> Sequence[int]:
         token_ids = request.stop_token_ids or ()
