@@ -30,6 +30,7 @@ from sluice_contract.wire.json_weight import LIGHT_BYTES, MAX_VALUES, count_valu
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, trace_id
 
 from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.server.content import Unseen
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.fields import (
     MAX_IGNORED_FIELDS,
@@ -232,6 +233,8 @@ def _unknown_fields(body: Mapping[str, Any], request: RequestModel) -> list[str]
 
 
 def _unknown(value: Mapping[str, Any], model: RequestModel, at: str) -> Iterator[str]:
+    if isinstance(model, Unseen):  # which is named as a whole
+        return
     attributes = _attributes(type(model))
     if not value.keys() <= attributes.keys():
         yield from (f"{at}{key}" for key in value if key not in attributes)

@@ -247,12 +247,3 @@ class ConstraintsElsewhere(RequestModel):
     stop_regex: None = None
     structural_tag: None = None
     structured_outputs: None = None
-
-
-class NotImplementedMessageFields(RequestModel):
-    """The same for a message. OpenAI's client sends them, as null, with earlier answers."""
-
-    annotations: Any = None
-    """Not shown to the model."""
-    audio: None = None
-    function_call: None = None

@@ -120,7 +120,7 @@ CASES: list[tuple[str, dict[str, Any], str | None, str]] = [
         CHAT,
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         "messages[0].content[0].type",
-        "'text'",
+        'this model reads no images); allowed: "text"',
     ),
     (CHAT, chat(guided_choice=["a", "\0"]), "guided_choice[1]", "NUL"),
     (CHAT, chat(chat_template_kwargs="x"), "chat_template_kwargs", "an object"),

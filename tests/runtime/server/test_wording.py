@@ -104,15 +104,15 @@ CHAT_CASES: list[tuple[str, Any, str]] = [
     (
         "messages",
         [{"role": "judge", "content": "a"}],
-        "messages[0].role: Input should be 'system', 'developer', 'user', 'assistant' or 'tool'; "
-        'got "judge"',
+        "messages[0].role: Input should be 'system', 'developer', 'user', 'assistant', 'tool' "
+        "or 'function'; got \"judge\"",
     ),
     ("messages", ["hi"], 'messages[0]: Input should be an object; got "hi"'),
     (
         "messages",
         [{"content": "a"}],
         "messages[0].role: Field required; "
-        "allowed: 'system', 'developer', 'user', 'assistant' or 'tool'",
+        "allowed: 'system', 'developer', 'user', 'assistant', 'tool' or 'function'",
     ),
     (
         "messages",
