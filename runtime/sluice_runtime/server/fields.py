@@ -47,10 +47,10 @@ def is_strict(info: ValidationInfo) -> bool:
     return bool(context.get("strict"))
 
 
-def note_ignored(info: ValidationInfo) -> None:
-    """Notes that what the client gave for this field was not used."""
+def note_ignored(info: ValidationInfo, place: str = "") -> None:
+    """Notes that what the client gave for this field, or at a place in it, was not used."""
     if info.context:
-        info.context["ignored"].append(str(info.field_name))
+        info.context["ignored"].append(f"{info.field_name}{place}")
 
 
 STRING: Final = Tag("a string")

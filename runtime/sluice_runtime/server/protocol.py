@@ -35,6 +35,7 @@ from sluice_runtime.server.fields import (
     UnusedFields,
     by_type,
     is_strict,
+    note_ignored,
 )
 from sluice_runtime.server.structured import StructuredFields
 from sluice_runtime.server.tools.request import CalledFunction, MadeCall, ToolFields
@@ -43,7 +44,7 @@ MAX_CHOICES: Final = 16
 MAX_MESSAGES: Final = 4096
 MAX_PROMPTS: Final = 256
 MAX_PROMPT_TOKENS: Final = 2**20
-MAX_STOPS: Final = 4
+MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -51,12 +52,28 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
 MAX_COMPLETION_LOGPROBS: Final = 5
 
+
+def _without_empty(stops: object, info: ValidationInfo) -> object:
+    """An empty stop string ends nothing; some clients send one for each field left blank."""
+    if is_strict(info):
+        return stops
+    if stops == "":
+        note_ignored(info)
+        return None
+    if isinstance(stops, list) and "" in stops:
+        note_ignored(info, "[]")
+        return [stop for stop in stops if stop != ""]
+    return stops
+
+
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 StopTextOrTexts = Annotated[
     Annotated[StopText, STRING] | Annotated[StopTexts, LIST],
     by_type(f"a string or a list of at most {MAX_STOPS} strings"),
 ]
+StopField = Annotated[StopTextOrTexts | None, BeforeValidator(_without_empty)]
+StopListField = Annotated[StopTexts | None, BeforeValidator(_without_empty)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)
@@ -104,7 +121,7 @@ class GenerationRequest(
     min_tokens: int | None = Field(default=None, ge=0)
     """Stop tokens and stop strings have no effect before so many tokens."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stop: StopTextOrTexts | None = None
+    stop: StopField = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     """Whether the stop string is included in the text."""

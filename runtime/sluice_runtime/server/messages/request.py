@@ -32,10 +32,8 @@ from sluice_runtime.server.fields import (
     TemplateOptions,
     by_type,
 )
-from sluice_runtime.server.protocol import MAX_MESSAGES, MAX_STOP_CHARACTERS
+from sluice_runtime.server.protocol import MAX_MESSAGES, StopListField
 from sluice_runtime.server.tools.request import MAX_TOOL_ENTRIES, MAX_TOOLS, FunctionName
-
-MAX_STOP_SEQUENCES: Final = 16
 
 
 class CachedBlock(RequestModel):
@@ -314,13 +312,7 @@ class MessagesRequest(PromptFields):
     """`POST /v1/messages`."""
 
     max_tokens: int = Field(ge=1, lt=INT64)
-    stop_sequences: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
-            Field(max_length=MAX_STOP_SEQUENCES, fail_fast=True),
-        ]
-        | None
-    ) = None
+    stop_sequences: StopListField = None
 
 
 class CountTokensRequest(PromptFields):

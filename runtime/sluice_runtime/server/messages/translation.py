@@ -64,11 +64,9 @@ def chat_request(request: PromptFields, read_options: frozenset[str]) -> ChatReq
     chat["chat_template_kwargs"] = _template_options(request, read_options)
     chat |= _output(request)
     chat |= _tools(request.tools or (), request.tool_choice)
-    stops: Sequence[str] = ()
     if isinstance(request, MessagesRequest):
-        chat["max_completion_tokens"], stops = request.max_tokens, request.stop_sequences or ()
-    # Checked already, and more of them are allowed than in a chat.
-    return chat_of(chat, _NAMES).model_copy(update={"stop": list(stops) or None})
+        chat |= {"max_completion_tokens": request.max_tokens, "stop": request.stop_sequences}
+    return chat_of(chat, _NAMES)
 
 
 def _turns(request: PromptFields) -> list[dict[str, Any]]:
