@@ -190,7 +190,7 @@ def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
         MistakenError: it is no JSON object.
         InvalidRequestError: `param` is the field at fault.
     """
-    return _validated(kind, _json_object(body), [], strict=False)
+    return _validated(kind, _renamed(kind, _json_object(body)), [], strict=False)
 
 
 def _validated(
@@ -261,7 +261,8 @@ def refusal_of(kind: type[RequestModel], error: ValidationError) -> InvalidReque
         return _unknown_field(kind, finding["loc"])
     if isinstance(last, str) and last.isdecimal():  # a token, which is no part of the path
         finding["input"] = {last: finding["input"]}
-    unsupported = param in _NOT_IMPLEMENTED or finding["type"] == "none_required"
+    name = param.removeprefix("sampling_params.")
+    unsupported = name in _NOT_IMPLEMENTED or finding["type"] == "none_required"
     what = "not implemented yet: " if unsupported else ""
     return InvalidRequestError(f"{param}: {what}{text_of(kind, finding)}", param)
 

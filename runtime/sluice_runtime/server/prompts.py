@@ -22,7 +22,6 @@ from sluice_runtime.server.fields import MAX_IGNORED_FIELDS, AnsweredRequest
 from sluice_runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
     GenerationRequest,
 )
 from sluice_runtime.server.reasoning.formats import AnswerReasoning, ReasoningForm
@@ -42,6 +41,7 @@ from sluice_runtime.wire.messages import Grammar, Sampling
 
 if TYPE_CHECKING:
     from sluice_runtime.model.tokenizer import ChatTemplate
+    from sluice_runtime.server.generate_request import GenerateRequest
 
 
 _STRUCTURED_FIELDS: Final = tuple(StructuredFields.model_fields)

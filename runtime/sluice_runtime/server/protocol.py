@@ -391,35 +391,6 @@ class ChatRequest(GenerationRequest, ToolFields):
         return None
 
 
-class GenerateRequest(GenerationRequest):
-    """`POST /generate`: one prompt, as text or as token ids; the answer has token ids, too."""
-
-    model: str | None = None
-
-    text: str | None = None
-    input_ids: TokenIds | None = None
-    max_tokens: int | None = Field(default=None, ge=0, lt=INT64)
-    """0: computes the prompt only, for its logprobs."""
-    n: Literal[1] | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    """Number of top logprobs for each token, besides its own."""
-
-    @property
-    def requested_model(self) -> str | None:
-        return self.model
-
-    @property
-    def output_logprobs(self) -> int:
-        return -1 if self.logprobs is None else self.logprobs
-
-    def contradiction(self) -> tuple[str, str] | None:
-        if (self.text is None) == (self.input_ids is None):
-            return "text", "allowed: either text or input_ids"
-        if self.max_tokens == 0 and self.prompt_logprobs is None:
-            return "max_tokens", "0 is not allowed; allowed: 1 or more, or 0 with prompt_logprobs"
-        return super().contradiction()
-
-
 class TokenizeRequest(RequestModel):
     """`POST /tokenize`: a prompt, or a conversation with the fields of a chat that its template
     reads."""

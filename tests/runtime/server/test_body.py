@@ -16,12 +16,12 @@ from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.body import parse_request, read_body, refuse_heavy
 from sluice_runtime.server.failures import MistakenError, error_response
 from sluice_runtime.server.fields import MAX_BIASED_TOKENS, AnsweredRequest, RequestModel
+from sluice_runtime.server.generate_request import GenerateRequest
 from sluice_runtime.server.messages.request import MessagesRequest
 from sluice_runtime.server.protocol import (
     MAX_PROMPTS,
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
 )
 from starlette.types import Message
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from sluice_runtime.errors import ContextLengthError, InvalidRequestError
@@ -52,7 +53,8 @@ def plan_message(planner: Planner, request: PromptFields) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
     read = frozenset[str]() if planner.text.template is None else planner.text.template.options
     try:
-        return [plan_under_other_names(planner, chat_request(request, read), _NAMES)]
+        plans = partial(planner.plan_chat, chat_request(request, read))
+        return [plan_under_other_names(plans, _NAMES)]
     except ContextLengthError as error:  # Claude Code looks for these words
         raise ContextLengthError(f"prompt is too long: {error}", error.param) from None
 

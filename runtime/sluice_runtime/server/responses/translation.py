@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -54,7 +55,8 @@ _NAMES: Final = (
 
 def plan_response(planner: Planner, request: ResponsesRequest) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
-    return [plan_under_other_names(planner, chat_request(request), _NAMES)]
+    plans = partial(planner.plan_chat, chat_request(request))
+    return [plan_under_other_names(plans, _NAMES)]
 
 
 def chat_of(fields: dict[str, Any], names: Sequence[tuple[re.Pattern[str], str]]) -> ChatRequest:
@@ -69,11 +71,11 @@ def chat_of(fields: dict[str, Any], names: Sequence[tuple[re.Pattern[str], str]]
 
 
 def plan_under_other_names(
-    planner: Planner, chat: ChatRequest, names: Sequence[tuple[re.Pattern[str], str]]
+    plans: Callable[[], list[ChoicePlan]], names: Sequence[tuple[re.Pattern[str], str]]
 ) -> ChoicePlan:
-    """The plan of a chat's one choice, for another route; `names`: a chat's, and that route's."""
+    """The plan of the one choice, for another route; `names`: the planner's, and that route's."""
     try:
-        (plan,) = planner.plan_chat(chat)
+        (plan,) = plans()
     except InvalidRequestError as error:
         param = None if error.param is None else _renamed(error.param, names)
         raise type(error)(_renamed(str(error), names), param) from None
