@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, Tag, ValidationInfo, model_validator
 from sluice_contract.http_errors import shown_json
 
+from sluice_runtime.scheduler.limits import least_answer
 from sluice_runtime.server.content import (
     GAP,
     Content,
@@ -152,6 +153,12 @@ class GenerationRequest(
     def token_limit(self) -> tuple[str, int | None]:
         """The field that limits the answer, and its value; None: not given."""
         return "max_tokens", self.max_tokens
+
+    @property
+    def least_answer(self) -> int:
+        """Tokens of answer that need a place beside the prompt: none where it is only scored."""
+        limit = self.token_limit[1]
+        return 1 if limit is None else least_answer(limit)
 
     @property
     def default_max_tokens(self) -> int | None:
