@@ -6,11 +6,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 from sluice_runtime.server.app import routes_of
+from sluice_runtime.server.generate_request import GenerateRequest
 from sluice_runtime.server.protocol import (
     AbortRequest,
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
 )
 from sluice_runtime.server.responses.request import ResponsesRequest
 from sluice_runtime.server.sampling_plan import MAX_ANSWER_SCORES, MAX_SCORED_VALUES

@@ -331,9 +331,12 @@ class Matcher:
         return FAILED
 
     def _end_with(self, words: NDArray[np.int32], *, may_end: bool) -> None:
-        """The model's tokens that end an answer instead of the library's."""
+        """The model's tokens that end an answer instead of the library's. Some of them have text,
+        which a string could hold: drawn there, they would cut the answer."""
         words[self._end // _WORD_BITS] &= ~_BITS[self._end % _WORD_BITS]
-        if may_end:
+        if not may_end:
+            _forbid(words, self.grammar.end_token_ids)
+        else:
             for token in self.grammar.end_token_ids:
                 words[token // _WORD_BITS] |= _BITS[token % _WORD_BITS]
 

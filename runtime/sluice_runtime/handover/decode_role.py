@@ -269,7 +269,7 @@ class DecodeRole:
     def _first_token(self, room: _Room, finished: Finished, now: float) -> None:
         asked = room.request
         room.arrival.token(finished, room.prompt_hash)
-        if asked.logprobs >= 0 and finished.logprob is None:
+        if asked.max_tokens and asked.logprobs >= 0 and finished.logprob is None:
             raise ArrivalError("the first token has no logprob")
         seconds = self._limits.transfer_seconds
         room.deadline = min(self._last_second(asked), now + seconds)

@@ -38,7 +38,13 @@ from sluice_runtime.handover.probe import is_probe
 from sluice_runtime.handover.prompt_hash import PromptHash, prompt_hash
 from sluice_runtime.process.spans import PREFILL
 from sluice_runtime.scheduler.batch import FinishedChunk
-from sluice_runtime.scheduler.limits import queue_full, refusal, tenant_requests
+from sluice_runtime.scheduler.limits import (
+    fits_empty_pool,
+    least_answer,
+    queue_full,
+    refusal,
+    tenant_requests,
+)
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
@@ -48,6 +54,10 @@ _log = logging.getLogger("sluice.handover")
 _ONLY_PREFILL: Final = (
     "this engine computes prompts for decode engines; send requests to the service's router"
 )
+
+_NO_ANSWER: Final = 0
+"""The token that is announced for a prompt that fills the context: it is scored, and not gone on
+from."""
 
 
 @dataclass(slots=True, eq=False)
@@ -247,10 +257,11 @@ class PrefillRole:
                 self._end(room)  # its decode engine takes it for closed
             self._port.send(peer, Failed(asked.room, *refused))
             return
+        goes_on = fits_empty_pool(self._settings.limits, len(asked.request.token_ids))
         request = msgspec.structs.replace(
             asked.request,
             request_id=f"{asked.request.request_id}#{next(self._numbers)}",
-            max_tokens=len(asked.request.generated_ids) + 1,
+            max_tokens=len(asked.request.generated_ids) + 1 if goes_on else 0,
             prefill=None,
             arrival_seconds=now,
         )
@@ -280,7 +291,8 @@ class PrefillRole:
         if self._draining:
             return "the prefill engine is draining and takes no new requests", "unavailable"
         prompt = asked.request.token_ids
-        if error := refusal(self._settings.limits, len(prompt)):
+        answer_tokens = least_answer(asked.request.max_tokens)
+        if error := refusal(self._settings.limits, len(prompt), answer_tokens):
             return f"prefill engine: {error}", "invalid"
         if asked.prompt_hash != prompt_hash(prompt):
             return "the prompt is not the one whose hash was sent", "prefill_failed"
@@ -322,7 +334,7 @@ class PrefillRole:
             room.peer,
             Finished(
                 room.number,
-                token_id=delta.token_ids[0],
+                token_id=delta.token_ids[0] if delta.token_ids else _NO_ANSWER,
                 end=room.prompt_tokens,
                 prompt_hash=room.computed.hexdigest(),
                 cached_tokens=delta.cached_tokens,

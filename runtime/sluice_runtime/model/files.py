@@ -121,11 +121,19 @@ class ModelFiles:
     """generation_config.json; empty when there is none."""
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end an answer: generation_config's, else config's; none when neither has one."""
-        value = self.generation.get("eos_token_id", self.config.get("eos_token_id"))
-        if value is None:
-            return ()
-        return tuple(value) if isinstance(value, list) else (int(value),)
+        """Ids that end an answer by generation_config.json, or by config.json or its text_config.
+        `tokenizer.end_token_ids` adds the tokenizer's own.
+
+        Raises:
+            ModelLoadError: a value is no token id and no list of them; names the file and the key.
+        """
+        text = self.config.get("text_config")
+        text_part = text if isinstance(text, Mapping) else {}
+        return (
+            *_token_ids("generation_config.json: ", self.generation),
+            *_token_ids("config.json: ", self.config),
+            *_token_ids("config.json: text_config.", text_part),
+        )
 
 
 def resolve(uri: str, key: str = "model.uri") -> ModelFiles:
@@ -234,6 +242,17 @@ def _config(folder: Path, key: str) -> Mapping[str, Any]:
             raise
         hint = unread_weights(names) if names else "the folder is empty"
         raise ModelLoadError(f"{error}{hint and f'; {hint}'}") from None
+
+
+def _token_ids(place: str, values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids of `eos_token_id`; none where it is null or missing."""
+    value = values.get("eos_token_id")
+    token_ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token_id) is int for token_id in token_ids):
+        raise ModelLoadError(
+            f"{place}eos_token_id: {value!r} is not allowed; allowed: a token id, or a list of them"
+        )
+    return tuple(token_ids)
 
 
 def _modelopt(folder: Path, key: str) -> Mapping[str, Any]:

@@ -59,6 +59,9 @@ class Tokenizer(Protocol):
     def special_id(self, name: str) -> int | None:
         """The special token that is spelled so."""
 
+    def token_id(self, name: str) -> int | None:
+        """The token that the vocabulary spells so, special or not."""
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; with special tokens as the model's post-processor adds them."""
 
@@ -81,6 +84,9 @@ class ByteTokenizer:
 
     def special_id(self, name: str) -> int | None:
         return _BYTE_VALUES + _SPECIAL_NAMES.index(name) if name in _SPECIAL_NAMES else None
+
+    def token_id(self, name: str) -> int | None:
+        return self.special_id(name)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
@@ -121,8 +127,12 @@ class FileTokenizer:
         return self._tokenizer.id_to_token(token_id) or ""
 
     def special_id(self, name: str) -> int | None:
-        token = self._tokenizer.token_to_id(name)
+        token = self.token_id(name)
         return token if token in self.hidden_ids else None
+
+    def token_id(self, name: str) -> int | None:
+        token: int | None = self._tokenizer.token_to_id(name)
+        return token
 
     @cached_property
     def _anchor(self) -> list[int]:
@@ -146,6 +156,25 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     if files.folder is None:
         return ByteTokenizer()
     return FileTokenizer(_read(files.folder / _FILE))
+
+
+def end_token_ids(files: ModelFiles, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """All ids that end an answer: those of the model's configs, and `eos_token` of
+    tokenizer_config.json. Fine-tunes often name their end in one of the files only.
+
+    Raises:
+        ModelLoadError: a file is damaged, or names no token.
+    """
+    name = _text_of(_tokenizer_config(files).get("eos_token"))
+    token_id = tokenizer.token_id(name) if name else None
+    own = () if token_id is None else (token_id,)
+    return tuple(sorted({*files.eos_token_ids(), *own}))
+
+
+def _tokenizer_config(files: ModelFiles) -> Mapping[str, Any]:
+    """tokenizer_config.json; empty when there is none."""
+    path = None if files.folder is None else files.folder / "tokenizer_config.json"
+    return {} if path is None or not path.exists() else read_json(path)
 
 
 def tokenizer_digest(files: ModelFiles) -> str:
@@ -313,13 +342,13 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
     """
     if files.folder is None:
         return _compile(_DUMMY_TEMPLATE, {}, files.uri)
-    config_path = files.folder / "tokenizer_config.json"
-    config = read_json(config_path) if config_path.exists() else {}
+    config = _tokenizer_config(files)
     own_file = files.folder / "chat_template.jinja"
     if own_file.exists():
         return _compile(own_file.read_text(), config, str(own_file))
-    source = _default_of(config.get("chat_template"), str(config_path))
-    return None if source is None else _compile(source, config, str(config_path))
+    origin = str(files.folder / "tokenizer_config.json")
+    source = _default_of(config.get("chat_template"), origin)
+    return None if source is None else _compile(source, config, origin)
 
 
 def _default_of(value: object, origin: str) -> str | None:

@@ -20,6 +20,7 @@ from typing import Final
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
 from sluice_runtime.scheduler.limits import (
     Limits,
+    least_answer,
     queue_full,
     refusal,
     shrunk_refusal,
@@ -55,7 +56,7 @@ class Refusals:
         """The end of a request that is not taken; `adapters`: those there are, by key."""
         kind: Refusal | None = None
         if not (error := self._invalid(message)):
-            error, kind = self.shrunk(len(message.token_ids)), "unavailable"
+            error, kind = self.shrunk(len(message.token_ids), message.max_tokens), "unavailable"
         if not error:
             error = adapter_refusal(message.adapter, adapters)
         if not error:
@@ -64,18 +65,20 @@ class Refusals:
             return None
         return TokenDelta(message.request_id, (), "error", error, refusal=kind)
 
-    def shrunk(self, known_tokens: int) -> str | None:
+    def shrunk(self, known_tokens: int, max_tokens: int) -> str | None:
         """Why so many tokens fitted when the engine started and do not now; None if they do."""
         if not self._kv.retired_pages:
             return None
-        return shrunk_refusal(self._settings.limits, self.limits, known_tokens)
+        answer_tokens = least_answer(max_tokens)
+        return shrunk_refusal(self._settings.limits, self.limits, known_tokens, answer_tokens)
 
     def _invalid(self, message: Generate) -> str | None:
         if message.request_id in self._table:
             return f"request id {message.request_id!r} is in use"
         if message.max_tokens < 0:
             return f"max_tokens {message.max_tokens} is not allowed; allowed: at least 0"
-        return refusal(self._settings.limits, len(message.prompt_ids))
+        answer_tokens = least_answer(message.max_tokens)
+        return refusal(self._settings.limits, len(message.prompt_ids), answer_tokens)
 
 
 class AdapterSlots:

@@ -57,19 +57,27 @@ def without(limits: Limits, retired_tokens: int) -> Limits:
     return replace(limits, kv_pool_tokens=limits.kv_pool_tokens - retired_tokens)
 
 
-def shrunk_refusal(limits: Limits, left: Limits, known_tokens: int) -> str | None:
+def least_answer(max_tokens: int) -> int:
+    """Tokens of answer that need a place beside the prompt: none where it is only scored."""
+    return min(1, max_tokens)
+
+
+def shrunk_refusal(
+    limits: Limits, left: Limits, known_tokens: int, answer_tokens: int = 1
+) -> str | None:
     """Why what fitted `limits` fits no more, for a person, with the numbers; None when it does."""
-    if fits_empty_pool(left, known_tokens):
+    if fits_empty_pool(left, known_tokens, answer_tokens):
         return None
     return (
-        f"{known_tokens} tokens, and 1 more, do not fit the {left.kv_pool_tokens} tokens that are "
-        f"left of this engine's KV pool of {limits.kv_pool_tokens}, until it starts anew"
+        f"{known_tokens} tokens, and {answer_tokens} more, do not fit the "
+        f"{left.kv_pool_tokens} tokens that are left of this engine's KV pool of "
+        f"{limits.kv_pool_tokens}, until it starts anew"
     )
 
 
-def fits_empty_pool(limits: Limits, prompt_tokens: int) -> bool:
-    """Whether the prompt and one token of answer fit an engine that runs nothing else."""
-    return prompt_tokens + 1 <= limits.request_tokens
+def fits_empty_pool(limits: Limits, prompt_tokens: int, answer_tokens: int = 1) -> bool:
+    """Whether the prompt and the least answer fit an engine that runs nothing else."""
+    return prompt_tokens + answer_tokens <= limits.request_tokens
 
 
 def max_new_tokens(limits: Limits, prompt_tokens: int) -> int:
@@ -77,18 +85,14 @@ def max_new_tokens(limits: Limits, prompt_tokens: int) -> int:
     return max(0, limits.request_tokens - prompt_tokens)
 
 
-def refusal(limits: Limits, prompt_tokens: int) -> str | None:
-    """Why the prompt can never be served, for a person, with the numbers; None when it can."""
+def refusal(limits: Limits, prompt_tokens: int, answer_tokens: int = 1) -> str | None:
+    """Why the prompt can never be served, for a person, with the numbers; None when it can.
+    `answer_tokens`: as `least_answer` says."""
     if prompt_tokens < 1:
         return "the prompt has 0 tokens; allowed: at least 1"
-    if prompt_tokens + 1 > limits.context_length_tokens:
-        return (
-            f"the prompt has {prompt_tokens} tokens, and with 1 token of answer it exceeds the "
-            f"context length of {limits.context_length_tokens} tokens"
-        )
-    if not fits_empty_pool(limits, prompt_tokens):
-        return (
-            f"the prompt has {prompt_tokens} tokens, and with 1 token of answer it exceeds the "
-            f"KV pool of {limits.kv_pool_tokens} tokens (kvPoolTokens)"
-        )
+    says = f"the prompt has {prompt_tokens} tokens, and with {answer_tokens} token of answer it"
+    if prompt_tokens + answer_tokens > limits.context_length_tokens:
+        return f"{says} exceeds the context length of {limits.context_length_tokens} tokens"
+    if not fits_empty_pool(limits, prompt_tokens, answer_tokens):
+        return f"{says} exceeds the KV pool of {limits.kv_pool_tokens} tokens (kvPoolTokens)"
     return None

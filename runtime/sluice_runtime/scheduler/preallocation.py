@@ -13,6 +13,7 @@ from typing import Final
 from sluice_runtime.scheduler.admission_bounds import AdapterSlots, Locking
 from sluice_runtime.scheduler.batch import Preallocated
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, pages_for
+from sluice_runtime.scheduler.limits import least_answer
 from sluice_runtime.scheduler.policies.ageing import shared_by_tenants
 from sluice_runtime.scheduler.prefix_cache import Match
 from sluice_runtime.scheduler.request import Request
@@ -63,11 +64,12 @@ class Preallocations:
         return Preallocated(request.request_id, pages, request.computed_tokens)
 
     def _fits(self, request: Request, match: Match, reserved_tokens: int) -> bool:
-        """Whether there is a row, and pages for the prompt and its next token. Reserved tokens are
-        counted too, unless the request has the engine alone."""
+        """Whether there is a row, and pages for the prompt and its next token, if any. Reserved
+        tokens are counted too, unless the request has the engine alone."""
         if not self._kv.free_rows:
             return False
-        pages = pages_for(len(request.token_ids) + 1, self._page_size) - match.pages
+        tokens = len(request.token_ids) + least_answer(request.remaining_tokens)
+        pages = pages_for(tokens, self._page_size) - match.pages
         left = self._kv.available_pages - pages - Locking().cost(match)
         alone = next(self._table.active(), None) is None
         return left >= 0 and (alone or left * self._page_size >= reserved_tokens)

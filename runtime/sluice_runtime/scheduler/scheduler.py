@@ -249,7 +249,7 @@ class Scheduler:
 
     def _fit(self, request: Request) -> None:
         """After pages were retired: a waiting request ends, or its answer is bounded anew."""
-        if error := self._refusals.shrunk(len(request.token_ids)):
+        if error := self._refusals.shrunk(len(request.token_ids), request.max_tokens):
             self._fail(request, error, "unavailable")
         else:
             most = self._refusals.limits.request_tokens

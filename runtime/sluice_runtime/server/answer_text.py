@@ -236,6 +236,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], *, kept: bool = False) -> None:
         self._stops = tuple(stops)
+        self._firsts = frozenset(stop[0] for stop in stops)
         self._kept = kept
         """Whether the stop string is part of the answer."""
         self._held = ""
@@ -253,7 +254,8 @@ class StopStrings:
         if cut is not None:
             self.stopped, self._held = True, ""
             return pending[:cut]
-        held_characters = possible_start(pending, self._stops)
+        begun = not self._firsts.isdisjoint(pending)
+        held_characters = possible_start(pending, self._stops) if begun else 0
         self._held = pending[len(pending) - held_characters :]
         return pending[: len(pending) - held_characters]
 

@@ -25,6 +25,7 @@ from sluice_runtime.server.answer_text import Detokenizer
 from sluice_runtime.server.body import parse_body, parse_request, read_body, refuse_heavy
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
+from sluice_runtime.server.generate_request import GenerateRequest, plan_generate
 from sluice_runtime.server.handler import RequestHandler, Route
 from sluice_runtime.server.health import TokenCheck
 from sluice_runtime.server.http import GateMiddleware
@@ -55,7 +56,6 @@ from sluice_runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    GenerateRequest,
     TokenizeRequest,
 )
 from sluice_runtime.server.response_writers import (
@@ -86,7 +86,7 @@ MESSAGES: Final = Route(MessagesRequest, plan_message, MessageWriter, "msg_")
 COUNT_TOKENS: Final = Route(CountTokensRequest, plan_message, MessageWriter, "msg_")
 GENERATE: Final = Route(
     GenerateRequest,
-    Planner.plan_generate,
+    plan_generate,
     chunk_writer(GenerateShape()),
     "gen-",
     "text_completion",

@@ -30,6 +30,7 @@ from sluice_contract.wire.json_weight import LIGHT_BYTES, MAX_VALUES, count_valu
 from sluice_contract.wire.spans import TRACEPARENT_HEADER, trace_id
 
 from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.server.content import Unseen
 from sluice_runtime.server.failures import MistakenError
 from sluice_runtime.server.fields import (
     MAX_IGNORED_FIELDS,
@@ -189,7 +190,7 @@ def parse_body(kind: type[ModelT], body: bytes) -> ModelT:
         MistakenError: it is no JSON object.
         InvalidRequestError: `param` is the field at fault.
     """
-    return _validated(kind, _json_object(body), [], strict=False)
+    return _validated(kind, _renamed(kind, _json_object(body)), [], strict=False)
 
 
 def _validated(
@@ -232,6 +233,8 @@ def _unknown_fields(body: Mapping[str, Any], request: RequestModel) -> list[str]
 
 
 def _unknown(value: Mapping[str, Any], model: RequestModel, at: str) -> Iterator[str]:
+    if isinstance(model, Unseen):  # which is named as a whole
+        return
     attributes = _attributes(type(model))
     if not value.keys() <= attributes.keys():
         yield from (f"{at}{key}" for key in value if key not in attributes)
@@ -258,7 +261,8 @@ def refusal_of(kind: type[RequestModel], error: ValidationError) -> InvalidReque
         return _unknown_field(kind, finding["loc"])
     if isinstance(last, str) and last.isdecimal():  # a token, which is no part of the path
         finding["input"] = {last: finding["input"]}
-    unsupported = param in _NOT_IMPLEMENTED or finding["type"] == "none_required"
+    name = param.removeprefix("sampling_params.")
+    unsupported = name in _NOT_IMPLEMENTED or finding["type"] == "none_required"
     what = "not implemented yet: " if unsupported else ""
     return InvalidRequestError(f"{param}: {what}{text_of(kind, finding)}", param)
 

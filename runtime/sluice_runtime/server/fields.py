@@ -47,10 +47,10 @@ def is_strict(info: ValidationInfo) -> bool:
     return bool(context.get("strict"))
 
 
-def note_ignored(info: ValidationInfo) -> None:
-    """Notes that what the client gave for this field was not used."""
+def note_ignored(info: ValidationInfo, place: str = "") -> None:
+    """Notes that what the client gave for this field, or at a place in it, was not used."""
     if info.context:
-        info.context["ignored"].append(str(info.field_name))
+        info.context["ignored"].append(f"{info.field_name}{place}")
 
 
 STRING: Final = Tag("a string")
@@ -166,8 +166,10 @@ class AnsweredRequest(RequestModel):
 
 
 OTHER_NAMES: Final = {
+    "extra_key": "cache_salt",
     "min_new_tokens": "min_tokens",
     "no_stop_trim": "include_stop_str_in_output",
+    "rid": "request_id",
     "sampling_seed": "seed",
 }
 """SGLang's names of fields, and ours."""
@@ -203,6 +205,7 @@ class NotImplementedFields(RequestModel):
 
     allowed_token_ids: Empty | None = None
     audio: None = None
+    audio_data: Empty | None = None
     bad_words: Empty | None = None
     best_of: Literal[1] | None = None
     chat_template: None = None
@@ -212,20 +215,28 @@ class NotImplementedFields(RequestModel):
     function_call: Literal["none", "auto"] | None = None
     functions: Empty | None = None
     guided_whitespace_pattern: None = None
+    image_data: Empty | None = None
     include_reasoning: Literal[True] | None = None
+    input_embeds: Empty | None = None
     json_: None = Field(default=None, alias="json")
     logits_processors: Empty | None = None
+    lora_id: None = None
     lora_path: None = None
+    max_thinking_tokens: None = None
     modalities: list[Literal["text"]] | None = None
     prompt_embeds: None = None
+    return_hidden_states: Literal[False] | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
     separate_reasoning: Literal[True] | None = None
+    session_params: None = None
     stop_regex: Empty | None = None
     stream_reasoning: Literal[True] | None = None
     suffix: Literal[""] | None = None
     thinking_token_budget: None = None
+    token_ids_logprob: Empty | None = None
     truncation_side: Literal["left"] | None = None
     use_beam_search: Literal[False] | None = None
+    video_data: Empty | None = None
     web_search_options: None = None
 
 
@@ -247,12 +258,3 @@ class ConstraintsElsewhere(RequestModel):
     stop_regex: None = None
     structural_tag: None = None
     structured_outputs: None = None
-
-
-class NotImplementedMessageFields(RequestModel):
-    """The same for a message. OpenAI's client sends them, as null, with earlier answers."""
-
-    annotations: Any = None
-    """Not shown to the model."""
-    audio: None = None
-    function_call: None = None

@@ -13,13 +13,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from sluice_contract.http_errors import OVERLOADED
 
+from sluice_runtime.server.generate_request import GenerateRequest
 from sluice_runtime.server.messages.models import AnthropicErrorAnswer, MessageEvent
 from sluice_runtime.server.messages.request import CountTokensRequest, MessagesRequest
 from sluice_runtime.server.protocol import (
     AbortRequest,
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
 )
 from sluice_runtime.server.response_models import ChatCompletionChunk, ErrorAnswer
 from sluice_runtime.server.responses.models import ResponseEvent

@@ -24,7 +24,7 @@ from sluice_runtime.errors import STARTUP_REASONS, UnavailableError
 from sluice_runtime.grammar.vocabulary import unusable
 from sluice_runtime.model import files as model_files
 from sluice_runtime.model.files import ModelFiles
-from sluice_runtime.model.tokenizer import load_tokenizer, tokenizer_digest
+from sluice_runtime.model.tokenizer import end_token_ids, load_tokenizer, tokenizer_digest
 from sluice_runtime.process import exits
 from sluice_runtime.server.app import make_app, make_metrics_app
 from sluice_runtime.server.engine_client import ENGINE_DIED, EngineClient
@@ -134,7 +134,8 @@ def _model_text(config: EngineConfig) -> ModelText:
     from sluice_runtime.model.tokenizer import load_chat_template
 
     files = model_files.resolve(config.model.uri)
-    defaults, left_out = defaults_from(files.generation, files.eos_token_ids())
+    tokenizer = load_tokenizer(files)
+    defaults, left_out = defaults_from(files.generation, end_token_ids(files, tokenizer))
     if left_out:
         _log.warning("generation_config.json: not implemented, left out: %s", ", ".join(left_out))
     template = load_chat_template(files)
@@ -145,7 +146,7 @@ def _model_text(config: EngineConfig) -> ModelText:
         )
     reasoning = reasoning_format_of(template.source if template else "", config.reasoning_format)
     return ModelText(
-        load_tokenizer(files),
+        tokenizer,
         template,
         defaults,
         form,

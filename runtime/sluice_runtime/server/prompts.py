@@ -22,7 +22,6 @@ from sluice_runtime.server.long_texts import end_of, surely_exceeds
 from sluice_runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
     GenerationRequest,
 )
 from sluice_runtime.server.reasoning.formats import AnswerReasoning, ReasoningForm
@@ -42,6 +41,7 @@ from sluice_runtime.wire.messages import Grammar, Sampling
 
 if TYPE_CHECKING:
     from sluice_runtime.model.tokenizer import ChatTemplate
+    from sluice_runtime.server.generate_request import GenerateRequest
 
 
 _STRUCTURED_FIELDS: Final = tuple(StructuredFields.model_fields)
@@ -270,7 +270,7 @@ class Planner:
         if (kept := self._kept_tokens(request)) is not None:
             text = end_of(tokenizer, text, kept)
         elif surely_exceeds(tokenizer, text, max_tokens):
-            raise self._too_long(f"more than {max_tokens}", param)
+            raise self._too_long(request, f"more than {max_tokens}", param)
         special = request.add_special_tokens
         if special is None:
             special = not isinstance(request, ChatRequest)
@@ -289,7 +289,8 @@ class Planner:
         if request.truncate_prompt_tokens != -1:
             tokens = request.truncate_prompt_tokens
             return None if tokens is None else min(tokens, self.limits.request_tokens)
-        answer = request.token_limit[1] or request.default_max_tokens or 1
+        limit = request.token_limit[1]
+        answer = (request.default_max_tokens or 1) if limit is None else limit
         if answer >= self.limits.request_tokens:
             field, most = request.token_limit[0], self.limits.request_tokens - 1
             raise InvalidRequestError(
@@ -299,11 +300,11 @@ class Planner:
             )
         return self.limits.request_tokens - answer
 
-    def _too_long(self, tokens: str, param: str) -> ContextLengthError:
-        max_tokens = self.limits.request_tokens - 1
+    def _too_long(self, request: GenerationRequest, tokens: str, param: str) -> ContextLengthError:
+        most, answer = self.limits.request_tokens - request.least_answer, request.least_answer
         return ContextLengthError(
-            f"{param}: {tokens} tokens are not allowed; allowed: 1 to {max_tokens} in a prompt, "
-            f"with 1 token of answer (context length of {self.limits.context_length_tokens} "
+            f"{param}: {tokens} tokens are not allowed; allowed: 1 to {most} in a prompt, "
+            f"with {answer} token of answer (context length of {self.limits.context_length_tokens} "
             f"tokens, KV pool of {self.limits.kv_pool_tokens})",
             param,
         )
@@ -317,7 +318,7 @@ class Planner:
     ) -> list[ChoicePlan]:
         prompts = [self._truncated(request, prompt) for prompt in prompts]
         for prompt in prompts:
-            self._refuse_unservable(prompt, param)
+            self._refuse_unservable(request, prompt, param)
         refuse_many_scores(request, [len(prompt.token_ids) for prompt in prompts])
         answers, most = len(prompts) * request.choices, self.limits.request_tokens
         scored = scored_answer_tokens(request, answers, most)
@@ -368,10 +369,10 @@ class Planner:
             returns_token_ids=bool(request.return_token_ids),
         )
 
-    def _refuse_unservable(self, prompt: Prompt, param: str) -> None:
-        if reason := refusal(self.limits, len(prompt.token_ids)):
+    def _refuse_unservable(self, request: GenerationRequest, prompt: Prompt, param: str) -> None:
+        if reason := refusal(self.limits, len(prompt.token_ids), request.least_answer):
             if prompt.token_ids:
-                raise self._too_long(str(len(prompt.token_ids)), param)
+                raise self._too_long(request, str(len(prompt.token_ids)), param)
             raise InvalidRequestError(f"{param}: {reason}", param)
         refuse_unknown_tokens(param, prompt.token_ids, self.vocabulary_size)
 
@@ -394,7 +395,7 @@ class Planner:
     def _eos_token_ids(self) -> tuple[int, ...]:
         """The model's EOS tokens that have a logit."""
         eos = self.text.defaults.eos_token_ids
-        return tuple([token for token in eos if token < self.vocabulary_size])
+        return tuple([token for token in eos if 0 <= token < self.vocabulary_size])
 
     def _own_stop_token_ids(self, request: GenerationRequest) -> Sequence[int]:
         token_ids = request.stop_token_ids or ()

@@ -11,13 +11,24 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, Tag, ValidationInfo, model_validator
 from sluice_contract.http_errors import shown_json
 
+from sluice_runtime.scheduler.limits import least_answer
+from sluice_runtime.server.content import (
+    GAP,
+    Content,
+    SeenTurn,
+    Unseen,
+    UnseenAt,
+    asked_unseen,
+    skipped_paths,
+    text_of_parts,
+    unseen_among,
+)
 from sluice_runtime.server.fields import (
     INT64,
     LIST,
     STRING,
     AnsweredRequest,
     NotImplementedFields,
-    NotImplementedMessageFields,
     RequestModel,
     RequestName,
     SamplingFields,
@@ -25,15 +36,16 @@ from sluice_runtime.server.fields import (
     UnusedFields,
     by_type,
     is_strict,
+    note_ignored,
 )
 from sluice_runtime.server.structured import StructuredFields
-from sluice_runtime.server.tools.request import MadeCall, ToolFields
+from sluice_runtime.server.tools.request import CalledFunction, MadeCall, ToolFields
 
 MAX_CHOICES: Final = 16
 MAX_MESSAGES: Final = 4096
 MAX_PROMPTS: Final = 256
 MAX_PROMPT_TOKENS: Final = 2**20
-MAX_STOPS: Final = 4
+MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
 DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -41,12 +53,28 @@ DEFAULT_COMPLETION_TOKENS: Final = 16
 MAX_LOGPROBS: Final = 20
 MAX_COMPLETION_LOGPROBS: Final = 5
 
+
+def _without_empty(stops: object, info: ValidationInfo) -> object:
+    """An empty stop string ends nothing; some clients send one for each field left blank."""
+    if is_strict(info):
+        return stops
+    if stops == "":
+        note_ignored(info)
+        return None
+    if isinstance(stops, list) and "" in stops:
+        note_ignored(info, "[]")
+        return [stop for stop in stops if stop != ""]
+    return stops
+
+
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 StopTextOrTexts = Annotated[
     Annotated[StopText, STRING] | Annotated[StopTexts, LIST],
     by_type(f"a string or a list of at most {MAX_STOPS} strings"),
 ]
+StopField = Annotated[StopTextOrTexts | None, BeforeValidator(_without_empty)]
+StopListField = Annotated[StopTexts | None, BeforeValidator(_without_empty)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[
     list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)
@@ -94,7 +122,7 @@ class GenerationRequest(
     min_tokens: int | None = Field(default=None, ge=0)
     """Stop tokens and stop strings have no effect before so many tokens."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    stop: StopTextOrTexts | None = None
+    stop: StopField = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     """Whether the stop string is included in the text."""
@@ -125,6 +153,12 @@ class GenerationRequest(
     def token_limit(self) -> tuple[str, int | None]:
         """The field that limits the answer, and its value; None: not given."""
         return "max_tokens", self.max_tokens
+
+    @property
+    def least_answer(self) -> int:
+        """Tokens of answer that need a place beside the prompt: none where it is only scored."""
+        limit = self.token_limit[1]
+        return 1 if limit is None else least_answer(limit)
 
     @property
     def default_max_tokens(self) -> int | None:
@@ -184,28 +218,20 @@ class CompletionRequest(GenerationRequest):
         return super().contradiction()
 
 
-class TextPart(RequestModel):
-    """One part of a message's content; only text is understood."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    Annotated[str, STRING] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), LIST],
-    by_type("a string or a list of text parts"),
-]
-
-
 def _calls_or_none(calls: object, info: ValidationInfo) -> object:
     """An empty list is what some servers write where there are no calls."""
     return None if calls == [] and not is_strict(info) else calls
 
 
-class ChatMessage(NotImplementedMessageFields):
+LEGACY_CALL_ID: Final = "function0"
+"""Of a call in `function_call`, whose result follows in a message of role `function`. Nine letters
+and digits are what Mistral's templates take."""
+
+
+class ChatMessage(RequestModel):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[
@@ -213,8 +239,14 @@ class ChatMessage(NotImplementedMessageFields):
         BeforeValidator(_calls_or_none),
     ] = None
     tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
+    """A call as OpenAI's API had them before `tool_calls`."""
     refusal: str | None = None
-    """An assistant's refusal; not shown to the model."""
+    """An assistant's refusal; part of its text."""
+    audio: dict[str, Any] | None = None
+    """What an assistant said; the model sees its `transcript`, if it has one."""
+    annotations: Any = None
+    """Not shown to the model."""
     reasoning_content: str | None = None
     """What an assistant thought before; the chat template decides whether the model sees it."""
     reasoning: str | None = None
@@ -222,30 +254,68 @@ class ChatMessage(NotImplementedMessageFields):
 
     @model_validator(mode="after")
     def _fits_its_role(self, info: ValidationInfo) -> ChatMessage:
-        if self.tool_calls is not None and self.role != "assistant":
-            raise ValueError("tool_calls with role assistant only")
+        for name in ("tool_calls", "function_call", "audio"):
+            if getattr(self, name) is not None and self.role != "assistant":
+                raise ValueError(f"{name} with role assistant only")
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("tool_call_id with role tool, and with no other")
-        says = self.content is not None or self.tool_calls is not None
-        # An answer that is cut inside its reasoning has no content.
-        if not says and (self.role != "assistant" or is_strict(info)):
+        says = self.content is not None or self.refusal or self.audio or self.calls
+        # An answer that is cut inside its reasoning has no content, and some tools return none.
+        if not says and (self.role in ("system", "developer", "user") or is_strict(info)):
             raise ValueError("a message with content, or with tool_calls")
         return self
 
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls of tools, as chat templates expect them."""
+        calls = [call.for_template() for call in self.tool_calls or ()]
+        if self.function_call is not None:
+            legacy = MadeCall(id=LEGACY_CALL_ID, type="function", function=self.function_call)
+            calls.append(legacy.for_template())
+        return calls
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether its content is a list, some of which the model may not see."""
+        return isinstance(self.content, list)
+
+    @property
+    def text(self) -> str:
+        """All that it says."""
+        spoken = ""
+        if self.audio is not None:
+            transcript = self.audio.get("transcript")
+            spoken = transcript if isinstance(transcript, str) else _AUDIO.text
+        content = self.content or ""
+        own = content if isinstance(content, str) else text_of_parts(content)
+        return GAP.join(filter(None, (own, self.refusal, spoken)))
+
+    @property
+    def seen(self) -> SeenTurn:
+        """What the model does not see of it."""
+        unseen = list(unseen_among(self.content))
+        if self.audio is not None:
+            unseen.append(UnseenAt(_AUDIO))
+        returns = self.role in ("tool", "function") or self.tool_calls or self.function_call
+        return SeenTurn("tool" if returns else self.role, unseen)
+
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: content as one string, arguments as objects."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        message: dict[str, Any] = {"role": self.role, "content": text}
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.role == "function":
+            message |= {"role": "tool", "tool_call_id": LEGACY_CALL_ID}
         if self.name is not None:
             message["name"] = self.name
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         if (reasoning := self.reasoning_content or self.reasoning) is not None:
             message["reasoning_content"] = reasoning
-        if self.tool_calls is not None:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if calls := self.calls:
+            message["tool_calls"] = calls
         return message
+
+
+_AUDIO: Final = Unseen(type="audio")
 
 
 class ChatRequest(GenerationRequest, ToolFields):
@@ -281,6 +351,19 @@ class ChatRequest(GenerationRequest, ToolFields):
         return self.model
 
     @property
+    def skipped(self) -> list[str]:
+        """What the model does not see of the history."""
+        turns = self._turns
+        return skipped_paths("messages", turns) if turns else []
+
+    @property
+    def _turns(self) -> list[SeenTurn]:
+        """What the model does not see of them; empty where they are plain texts, as usual."""
+        if all(message.audio is None and not message.has_parts for message in self.messages):
+            return []
+        return [message.seen for message in self.messages]
+
+    @property
     def token_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
@@ -291,6 +374,9 @@ class ChatRequest(GenerationRequest, ToolFields):
         return (self.top_logprobs or 0) if self.logprobs else -1
 
     def contradiction(self) -> tuple[str, str] | None:
+        turns = self._turns
+        if turns and (asked := asked_unseen("messages", turns, '"text"')):
+            return asked
         if self.top_logprobs is not None and not self.logprobs:
             return "top_logprobs", "given without logprobs; allowed: only with logprobs true"
         if self.continue_final_message and (says := self._refuses_to_continue()):
@@ -310,35 +396,6 @@ class ChatRequest(GenerationRequest, ToolFields):
         if last.role != "assistant" or last.content is None or last.tool_calls:
             return "allowed: where the last message is the assistant's, with content and no calls"
         return None
-
-
-class GenerateRequest(GenerationRequest):
-    """`POST /generate`: one prompt, as text or as token ids; the answer has token ids, too."""
-
-    model: str | None = None
-
-    text: str | None = None
-    input_ids: TokenIds | None = None
-    max_tokens: int | None = Field(default=None, ge=0, lt=INT64)
-    """0: computes the prompt only, for its logprobs."""
-    n: Literal[1] | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    """Number of top logprobs for each token, besides its own."""
-
-    @property
-    def requested_model(self) -> str | None:
-        return self.model
-
-    @property
-    def output_logprobs(self) -> int:
-        return -1 if self.logprobs is None else self.logprobs
-
-    def contradiction(self) -> tuple[str, str] | None:
-        if (self.text is None) == (self.input_ids is None):
-            return "text", "allowed: either text or input_ids"
-        if self.max_tokens == 0 and self.prompt_logprobs is None:
-            return "max_tokens", "0 is not allowed; allowed: 1 or more, or 0 with prompt_logprobs"
-        return super().contradiction()
 
 
 class TokenizeRequest(RequestModel):

@@ -147,6 +147,28 @@ def test_they_do_where_the_decode_engine_retracts(pair_of: PairOf) -> None:
     assert load.recomputed > 0
 
 
+@pytest.mark.parametrize("case", SHORT, ids=str)
+def test_a_prompt_that_fills_both_pools_is_scored(pair_of: PairOf, case: Case) -> None:
+    folder, oracle = pair_of("trained")
+    settings = {
+        "model": str(folder),
+        "dtype": "float32",
+        "page_size": case.page_size,
+        "chunk_size": case.chunk_size,
+        "context_length": 128,
+        "kv_pool_tokens": 128,
+    }
+    fields: dict[str, Any] = {"prompt_logprobs": 2, "logprobs": 1, "sampling": SAMPLED}
+    full = generate("full", conversation(128, 1), 0, **fields)
+    with (
+        running("prefill", case.backend, **settings) as prefill,
+        running("decode", case.backend, **settings) as decode,
+    ):
+        answer = decode.answers(through(prefill, [full]))["full"]
+    assert answer.end.finish_reason == "length", answer.end
+    check_answer(oracle, full, answer.deltas)
+
+
 @pytest.mark.parametrize("case", UNEQUAL, ids=str)
 def test_engines_of_unequal_ranks_do(pair_of: PairOf, case: Case) -> None:
     folder, oracle = pair_of("trained")

@@ -50,6 +50,20 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("pool_tokens", [128, 4096])
+def test_a_prompt_that_fills_the_context_is_scored(pair_of: PairOf, pool_tokens: int) -> None:
+    folder, oracle = pair_of("qwen3")
+    settings = {"context_length": 128, "kv_pool_tokens": pool_tokens, "chunk_size": 48}
+    config = engine_config(str(folder), dtype="float32", page_size=16, **settings)
+    draw = random.Random(9)
+    prompt = [draw.randrange(256) for _ in range(128)]
+    requests = [
+        generate("full", prompt, 0, prompt_logprobs=2, sampling=SAMPLED, logprobs=1),
+        generate("beside", prompt[:20], 5, logprobs=1),
+    ]
+    check(oracle, requests, run_engine(config, requests, hooks=EngineHooks()))
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_the_oracles(pair_of: PairOf, case: str, overlap: bool) -> None:

@@ -264,6 +264,16 @@ def test_an_answer_may_be_kept_open_while_it_can_go_on() -> None:
     assert len(drawn("[xy]{1,9}", 9, ends_late=True)) == 9
 
 
+def test_a_token_that_ends_answers_is_no_text_of_a_form() -> None:
+    ends = WORDS.index(b"ab")
+    grammar = Grammar("regex", "", [ends], "field")
+    matchers = Matchers(SIZE)
+    matchers.open(msgspec.structs.replace(request("r"), grammar=grammar), compiled(0))
+    matchers.follow(batch([(0, "r")]))
+    assert ends in allowed_after(0, [])
+    assert masked(matchers, 0, 0) == allowed_after(0, []) - {ends}
+
+
 @pytest.mark.parametrize("generated", ["a", "ab", "ab12ab"])
 def test_an_answer_that_another_engine_began_goes_on_in_its_grammar(generated: str) -> None:
     matchers = Matchers(SIZE)

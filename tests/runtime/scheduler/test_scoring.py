@@ -29,6 +29,22 @@ def test_a_request_for_no_tokens_is_prefilled_and_ends(prompt: int, overlap: boo
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("context", "pool_tokens"), [(64, 64), (64, 256), (10_000, 64)])
+def test_a_prompt_of_all_the_context_is_scored(
+    context: int, pool_tokens: int, overlap: bool
+) -> None:
+    bench = Bench(settings_of(pool_tokens, context=context), overlap=overlap)
+    bench.add(request("a", 64, 0, prompt_logprobs=0), request("beside", 4, 2))
+    bench.add(request("answered", 64, 1), request("long", 65, 0))
+    bench.run()
+    assert [end.finish_reason for end in bench.terminals["a"]] == ["length"]
+    assert scored_tokens(bench, "a") == [list(range(1, 64))]
+    assert bench.answers["beside"] == answer_to(range(4), 2)
+    for name in ("answered", "long"):
+        assert [end.finish_reason for end in bench.terminals[name]] == ["error"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 def test_scored_prompts_share_no_step_with_answers(overlap: bool) -> None:
     bench = Bench(settings_of(), overlap=overlap)
     bench.add(request("a", 5, 30))

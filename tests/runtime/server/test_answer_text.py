@@ -119,6 +119,26 @@ def test_text_ends_before_the_stop_string(
     assert run(stops, pieces) == expected
 
 
+class Counted(str):
+    """Counts how often a text is compared with it."""
+
+    __slots__ = ()
+    compared = 0
+
+    def startswith(self, *args: Any) -> bool:
+        Counted.compared += 1
+        return super().startswith(*args)
+
+
+@pytest.mark.parametrize("begin", ["a" * 50 + "{}b", "ab" * 25 + "{}"])
+def test_many_long_stop_strings_cost_a_comparison_each_for_a_character(begin: str) -> None:
+    stops = [Counted(begin.format(chr(0x100 + number))) for number in range(64)]
+    text = "ab" * 100 + "a" * 200
+    Counted.compared = 0
+    assert run([*stops], list(text)) == (text, False)
+    assert 0 < Counted.compared <= 2 * len(stops) * len(text)
+
+
 def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
     matcher = StopStrings(["END"])
     assert matcher.push("the E") == "the "

@@ -15,8 +15,14 @@ from sluice_contract.wire.json_weight import MAX_VALUES, count_values
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.body import parse_request, read_body, refuse_heavy
 from sluice_runtime.server.failures import MistakenError, error_response
-from sluice_runtime.server.fields import MAX_BIASED_TOKENS, RequestModel
-from sluice_runtime.server.protocol import MAX_PROMPTS, ChatRequest, CompletionRequest
+from sluice_runtime.server.fields import MAX_BIASED_TOKENS, AnsweredRequest, RequestModel
+from sluice_runtime.server.generate_request import GenerateRequest
+from sluice_runtime.server.messages.request import MessagesRequest
+from sluice_runtime.server.protocol import (
+    MAX_PROMPTS,
+    ChatRequest,
+    CompletionRequest,
+)
 from starlette.types import Message
 
 from tests.patience import PATIENCE_SECONDS
@@ -145,3 +151,41 @@ def test_biases_are_counted_before_they_are_validated() -> None:
     biases = dict.fromkeys(range(MAX_BIASED_TOKENS + 1), "none")
     with pytest.raises(InvalidRequestError, match="at most 1024 items"):
         parse_request(CompletionRequest, body(prompt="a", logit_bias=biases), strict=True)
+
+
+STOPS = [f"stop {number}" for number in range(64)]
+STOPPING: list[tuple[type[AnsweredRequest], dict[str, Any], str]] = [
+    (CompletionRequest, {"prompt": "a"}, "stop"),
+    (ChatRequest, {"messages": [{"role": "user", "content": "a"}]}, "stop"),
+    (GenerateRequest, {"text": "a"}, "stop"),
+    (
+        MessagesRequest,
+        {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]},
+        "stop_sequences",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "name"), STOPPING)
+def test_64_stop_strings_may_be_given_and_empty_ones_are_left_out(
+    kind: type[AnsweredRequest], fields: dict[str, Any], name: str
+) -> None:
+    def stops_of(stops: object, *, strict: bool = False) -> tuple[object, list[str]]:
+        body = json.dumps(fields | {name: stops}).encode()
+        parsed = parse_request(kind, body, strict=strict)
+        return getattr(parsed.request, name), parsed.ignored
+
+    assert stops_of(STOPS) == (STOPS, [])
+    assert stops_of(["", *STOPS, ""]) == (STOPS, [f"{name}[]"])
+    assert stops_of([""]) == ([], [f"{name}[]"])
+    with pytest.raises(InvalidRequestError, match=f"{name}: List should have at most 64 items"):
+        stops_of([*STOPS, "one more"])
+    with pytest.raises(InvalidRequestError, match=r"\[1\]: .* at least 1 character"):
+        stops_of(["a", ""], strict=True)
+
+
+def test_an_empty_text_is_no_stop_string() -> None:
+    request, ignored = parse_request(
+        CompletionRequest, b'{"prompt": "a", "stop": ""}', strict=False
+    )
+    assert (request.stops, ignored) == ([], ["stop"])

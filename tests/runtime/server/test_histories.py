@@ -125,6 +125,49 @@ async def test_the_answer_that_was_cut_in_a_call_can_be_sent_back(calling: Serve
     assert second.choices[0].message.content == "[{}]b"
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+SEEN: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/chat/completions": (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]},
+                {"role": "assistant", "content": "b"},
+                {"role": "user", "content": "c"},
+            ]
+        },
+        "messages[].content[].image_url",
+    ),
+    "/v1/responses": (
+        {
+            "input": [
+                {"role": "user", "content": "a"},
+                {"type": "web_search_call", "id": "ws_1", "action": {"query": "a"}},
+                {"role": "user", "content": "c"},
+            ]
+        },
+        "input[].web_search_call",
+    ),
+}
+
+
+@pytest.mark.parametrize("route", SEEN)
+async def test_what_the_model_cannot_see_is_named_and_strictly_refused(
+    calling: Server, route: str
+) -> None:
+    asked, place = SEEN[route]
+    response = await calling.http.post(route, json={"model": MODEL, **asked})
+    assert response.status_code == 200, response.text
+    assert response.headers[IGNORED_FIELDS_HEADER] == place
+    assert "not supported by this model]" in response.text
+    strict(calling)
+    response = await calling.http.post(route, json={"model": MODEL, **asked})
+    error = response.json()["error"]
+    assert (response.status_code, error["message"]) == (
+        400,
+        f"{place}: is not served here (strictRequests)",
+    )
+
+
 @pytest.mark.parametrize(
     ("messages", "param", "says"),
     [

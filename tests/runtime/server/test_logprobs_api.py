@@ -10,6 +10,7 @@ from openai.types.chat import ChatCompletionTokenLogprob
 from sluice_runtime.wire.messages import Generate
 
 from tests.runtime.server.conftest import MODEL, Server
+from tests.runtime.server.fake_engine import CONTEXT_TOKENS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -110,6 +111,30 @@ async def test_a_prompt_is_scored_without_an_answer(server: Server) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 0)
     asked = [g for g in server.engine.of(Generate) if isinstance(g, Generate)]
     assert [(g.max_tokens, g.prompt_logprobs) for g in asked] == [(0, 1), (0, 1)]
+
+
+async def test_a_prompt_that_fills_the_context_is_scored(server: Server) -> None:
+    full = [97] * CONTEXT_TOKENS
+    scored: dict[str, Any] = {"prompt": full, "echo": True, "logprobs": 1, "max_tokens": 0}
+    answer = (await server.http.post("/v1/completions", json=scored)).json()
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) == CONTEXT_TOKENS
+    cut = scored | {"prompt": [97] * 600, "truncate_prompt_tokens": -1}
+    answer = (await server.http.post("/v1/completions", json=cut)).json()
+    assert answer["usage"]["prompt_tokens"] == CONTEXT_TOKENS
+    native: dict[str, Any] = {"input_ids": full, "prompt_logprobs": 0, "max_tokens": 0}
+    answer = (await server.http.post("/generate", json=native)).json()
+    assert len(answer["choices"][0]["prompt_logprobs"]) == CONTEXT_TOKENS
+    most = CONTEXT_TOKENS - 1
+    for path, more, says in (
+        ("/v1/completions", scored | {"max_tokens": 1}, f"1 to {most} in a prompt, with 1 token"),
+        ("/v1/completions", {"prompt": full}, f"1 to {most} in a prompt, with 1 token"),
+        ("/v1/completions", scored | {"prompt": [*full, 97]}, f"1 to {most + 1} in a"),
+        ("/generate", native | {"max_tokens": 1}, f"1 to {most} in a prompt, with 1 token"),
+        ("/generate", {"input_ids": full}, f"1 to {most} in a prompt, with 1 token"),
+    ):
+        error = (await server.http.post(path, json=more)).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert says in error["message"]
 
 
 async def test_an_echo_streams_first(server: Server) -> None:

@@ -261,10 +261,10 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ),
     (body([IMAGE]), 400, "invalid_request_error", 'messages[0].content[0].type: "image" is not'),
     (
-        body([{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "video"}]}]),
+        body([{"type": "tool_result", "tool_use_id": "t", "content": [{"text": "a"}]}]),
         400,
         "invalid_request_error",
-        'messages[0].content[0].content[0].type: "video" is not allowed; allowed: "text"',
+        'messages[0].content[0].content[0].type: Field required; allowed: "text"',
     ),
     (
         body([{"type": "tool_use", "id": "t", "name": "n", "input": {}}]),

@@ -124,8 +124,8 @@ def test_system_turns_before_all_others_are_the_system_prompt() -> None:
     ]
 
 
-def test_more_stop_sequences_are_taken_than_a_chat_s() -> None:
-    stops = [str(number) for number in range(16)]
+def test_stop_sequences_are_a_chat_s_stops() -> None:
+    stops = [str(number) for number in range(64)]
     body = {"model": "m", "max_tokens": 1, "messages": [user("a")], "stop_sequences": stops}
     chat = chat_request(MessagesRequest.model_validate(body), NO_OPTIONS)
     assert chat.stops == stops

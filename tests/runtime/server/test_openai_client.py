@@ -295,13 +295,10 @@ async def test_the_openai_client_can_send_an_answer_back(server: Server) -> None
     jsonschema.validate(body, {**document(), "$ref": "#/components/schemas/ChatRequest"})
 
 
-@pytest.mark.parametrize("value", [{"id": "x"}, False, 0, ""])
-async def test_a_field_of_a_message_that_is_not_null_is_refused(
+@pytest.mark.parametrize("value", [False, 0, ""])
+async def test_audio_of_a_message_that_is_no_object_is_refused(
     server: Server, value: object
 ) -> None:
     message: Any = {"role": "assistant", "content": "a", "audio": value}
-    with pytest.raises(
-        openai.BadRequestError,
-        match=r"messages\[0\].audio: not implemented yet: Input should be null",
-    ):
+    with pytest.raises(openai.BadRequestError, match=r"messages\[0\].audio: Input should be"):
         await server.openai.chat.completions.create(model=MODEL, messages=[message])

@@ -260,6 +260,11 @@ def test_end_tokens_join_the_clients_own() -> None:
     assert plan(ignore_eos=True, stop_token_ids=[7])[0].stop_token_ids == [7]
 
 
+def test_end_tokens_without_a_logit_end_nothing() -> None:
+    text = dataclasses.replace(PLANNER.text, defaults=Defaults((-1, 258, 259)))
+    assert plan(dataclasses.replace(PLANNER, text=text))[0].stop_token_ids == [258]
+
+
 def test_a_grammar_knows_min_tokens_and_end_tokens() -> None:
     (asked,) = plan(guided_regex="a+", min_tokens=5, max_tokens=9)
     assert asked.grammar is not None

@@ -221,7 +221,7 @@ async def test_an_engine_that_fails_in_a_stream_ends_it_with_response_failed(
         ({"background": True}, "background", "be false"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"input": []}, "input", "at least 1 item"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type", "or \"reasoning\""),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type", "\"reasoning\""),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
          "input[0].content[0].type", "input_text"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": 5}]},

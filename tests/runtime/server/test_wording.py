@@ -69,7 +69,7 @@ COMPLETION_CASES: list[tuple[str, Any, str]] = [
     ("prompt", ["a", 1], "prompt[1]: Input should be a valid string; got 1"),
     ("prompt", [[1], "a"], 'prompt[1]: Input should be a valid array; got "a"'),
     ("stop", ["a", 1], "stop[1]: Input should be a valid string; got 1"),
-    ("stop", 1, "stop: Input should be a string or a list of at most 4 strings; got 1"),
+    ("stop", 1, "stop: Input should be a string or a list of at most 64 strings; got 1"),
     (
         "logit_bias",
         {str(token): 1 for token in range(1025)},
@@ -104,15 +104,15 @@ CHAT_CASES: list[tuple[str, Any, str]] = [
     (
         "messages",
         [{"role": "judge", "content": "a"}],
-        "messages[0].role: Input should be 'system', 'developer', 'user', 'assistant' or 'tool'; "
-        'got "judge"',
+        "messages[0].role: Input should be 'system', 'developer', 'user', 'assistant', 'tool' "
+        "or 'function'; got \"judge\"",
     ),
     ("messages", ["hi"], 'messages[0]: Input should be an object; got "hi"'),
     (
         "messages",
         [{"content": "a"}],
         "messages[0].role: Field required; "
-        "allowed: 'system', 'developer', 'user', 'assistant' or 'tool'",
+        "allowed: 'system', 'developer', 'user', 'assistant', 'tool' or 'function'",
     ),
     (
         "messages",

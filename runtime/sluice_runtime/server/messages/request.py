@@ -1,8 +1,6 @@
 """The body of `POST /v1/messages`, as types. `translation` makes a chat request of it.
 
-Content is text. What else a block may hold (images, documents) is refused in the user's last
-message; earlier, and in a tool's result, it is named to the model: clients send the history again
-with every turn, so a refusal would end it for good.
+Content is text; blocks of other types are what `content` does with them.
 """
 
 from __future__ import annotations
@@ -12,6 +10,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from sluice_contract.http_errors import shown_json
 
+from sluice_runtime.server.content import (
+    UNSEEN,
+    SeenTurn,
+    Unseen,
+    asked_unseen,
+    by_known_type,
+    skipped_paths,
+    type_of,
+    unseen_among,
+)
 from sluice_runtime.server.fields import (
     INT64,
     LIST,
@@ -24,15 +32,8 @@ from sluice_runtime.server.fields import (
     TemplateOptions,
     by_type,
 )
-from sluice_runtime.server.protocol import MAX_MESSAGES, MAX_STOP_CHARACTERS
+from sluice_runtime.server.protocol import MAX_MESSAGES, StopListField
 from sluice_runtime.server.tools.request import MAX_TOOL_ENTRIES, MAX_TOOLS, FunctionName
-
-MAX_STOP_SEQUENCES: Final = 16
-
-
-def type_of(value: object) -> object:
-    """The `type` of an object, or of its model."""
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 class CachedBlock(RequestModel):
@@ -57,7 +58,7 @@ class TextBlock(CachedBlock):
 
 def _known_type(kind: object) -> object:
     if kind != "text":
-        raise ValueError(", ".join(map(shown_json, ("text", *_BLOCKS))))
+        raise ValueError(_ALLOWED_BLOCKS)
     return kind
 
 
@@ -98,43 +99,9 @@ Texts = Annotated[
 ]
 
 
-UNSEEN: Final = (
-    "image", "document", "search_result", "tool_reference", "container_upload", "server_tool_use",
-    "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
-    "bash_code_execution_tool_result", "text_editor_code_execution_tool_result",
-    "tool_search_tool_result", "mcp_tool_use", "mcp_tool_result",
-)  # fmt: skip
-"""Types of blocks that this server's models do not see: other servers' tools, and no text."""
-
-
-class UnseenBlock(CachedBlock):
-    """A block that is named to the model in the place of what it holds."""
-
-    type: Literal[UNSEEN]  # type: ignore[valid-type]
-    source: Any = None
-    id: Any = None
-    name: Any = None
-    server_name: Any = None
-    input: Any = None
-    tool_use_id: Any = None
-    content: Any = None
-    is_error: Any = None
-    title: Any = None
-    context: Any = None
-    citations: Any = None
-    caller: Any = None
-    tool_name: Any = None
-    file_id: Any = None
-
-    @property
-    def text(self) -> str:
-        """What the model sees."""
-        return f"[{self.type}: not supported by this model]"
-
-
 ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("of text")] | Annotated[UnseenBlock, Tag("of what is not seen")],
-    Discriminator(lambda block: "of what is not seen" if type_of(block) in UNSEEN else "of text"),
+    Annotated[TextBlock, Tag("of text")] | Annotated[Unseen, UNSEEN],
+    by_known_type({"text": "of text"}, "of text"),
 ]
 
 
@@ -155,20 +122,14 @@ class ToolResult(CachedBlock):
 
 
 _BLOCKS: Final = {
+    "text": "of text",
     "thinking": "of thinking",
     "redacted_thinking": "of redacted thinking",
     "tool_use": "of a call",
     "tool_result": "of a result",
 }
 """By `type`: tags that no refusal shows, since they are no identifiers."""
-
-
-def _block_tag(block: object) -> str:
-    kind = type_of(block)
-    if kind in UNSEEN:
-        return "of what is not seen"
-    return _BLOCKS.get(kind, "of text") if isinstance(kind, str) else "of text"
-
+_ALLOWED_BLOCKS: Final = ", ".join(map(shown_json, _BLOCKS))
 
 Block = Annotated[
     Annotated[MessageText, Tag("of text")]
@@ -176,8 +137,8 @@ Block = Annotated[
     | Annotated[RedactedThinking, Tag("of redacted thinking")]
     | Annotated[ToolUse, Tag("of a call")]
     | Annotated[ToolResult, Tag("of a result")]
-    | Annotated[UnseenBlock, Tag("of what is not seen")],
-    Discriminator(_block_tag),
+    | Annotated[Unseen, UNSEEN],
+    by_known_type(_BLOCKS, "of text"),
 ]
 Content = Annotated[
     Annotated[str, STRING] | Annotated[list[Block], Field(fail_fast=True), LIST],
@@ -198,36 +159,22 @@ class MessageTurn(RequestModel):
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> MessageTurn:
-        if not isinstance(self.content, str):
-            allowed = _OF_ROLE[self.role]
-            seen = [block for block in self.content if not isinstance(block, UnseenBlock)]
-            if any(block.type not in allowed for block in seen) or (
-                self.role == "system" and len(seen) < len(self.content)
-            ):
-                named = " and ".join(map(shown_json, sorted(allowed)))
-                raise ValueError(f"blocks of type {named} with role {self.role}")
+        allowed = _OF_ROLE[self.role]
+        blocks = () if isinstance(self.content, str) else self.content
+        if any(not isinstance(block, Unseen) and block.type not in allowed for block in blocks):
+            named = " and ".join(map(shown_json, sorted(allowed)))
+            raise ValueError(f"blocks of type {named} with role {self.role}")
         return self
 
     @property
-    def unseen(self) -> list[tuple[int, UnseenBlock]]:
-        """Its own blocks that the model does not see, and their places."""
-        if isinstance(self.content, str):
-            return []
-        numbered = enumerate(self.content)
-        return [(at, block) for at, block in numbered if isinstance(block, UnseenBlock)]
-
-    @property
-    def skipped(self) -> list[str]:
-        """The paths of all blocks that the model does not see, by their type."""
-        inner = [
-            block.type
-            for result in self.content
-            if isinstance(result, ToolResult) and isinstance(result.content, list)
-            for block in result.content
-            if isinstance(block, UnseenBlock)
-        ]
-        own = [f"messages[].content[].{block.type}" for _, block in self.unseen]
-        return [*own, *(f"messages[].content[].content[].{kind}" for kind in inner)]
+    def seen(self) -> SeenTurn:
+        """What the model does not see of it."""
+        unseen = list(unseen_among(self.content))
+        for number, block in enumerate(self.content):
+            if isinstance(block, ToolResult):
+                place = f".content[{number}].content"
+                unseen += unseen_among(block.content, place, is_result=True)
+        return SeenTurn(self.role, unseen)
 
 
 class CustomTool(CachedBlock):
@@ -340,18 +287,15 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, Constr
 
     @property
     def skipped(self) -> list[str]:
-        """Tools and blocks that are not served, and without which the request is answered."""
-        blocks = [path for message in self.messages for path in message.skipped]
+        """Tools that are not served, and blocks that the model does not see."""
         tools = [f"tools[].{tool.type}" for tool in self.hosted_tools]
-        return list(dict.fromkeys([*tools, *blocks]))
+        turns = [message.seen for message in self.messages]
+        return [*dict.fromkeys(tools), *skipped_paths("messages", turns)]
 
     def contradiction(self) -> tuple[str, str] | None:
-        last = max((at for at, turn in enumerate(self.messages) if turn.role == "user"), default=0)
-        for at, block in self.messages[last].unseen:
-            return f"messages[{last}].content[{at}].type", (
-                f"{shown_json(block.type)} is not allowed; allowed: "
-                + ", ".join(map(shown_json, ("text", *_BLOCKS)))
-            )
+        turns = [message.seen for message in self.messages]
+        if asked := asked_unseen("messages", turns, _ALLOWED_BLOCKS):
+            return asked
         count = len(self.tools or ()) - len(self.hosted_tools)
         if count > MAX_TOOLS:
             return "tools", f"{count} functions; allowed: at most {MAX_TOOLS}"
@@ -368,13 +312,7 @@ class MessagesRequest(PromptFields):
     """`POST /v1/messages`."""
 
     max_tokens: int = Field(ge=1, lt=INT64)
-    stop_sequences: (
-        Annotated[
-            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
-            Field(max_length=MAX_STOP_SEQUENCES, fail_fast=True),
-        ]
-        | None
-    ) = None
+    stop_sequences: StopListField = None
 
 
 class CountTokensRequest(PromptFields):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from sluice_runtime.errors import ContextLengthError, InvalidRequestError
+from sluice_runtime.server.content import GAP, Unseen
 from sluice_runtime.server.fields import SamplingFields
 from sluice_runtime.server.messages.request import (
     CustomTool,
@@ -25,7 +27,6 @@ from sluice_runtime.server.messages.request import (
     ToolChoice,
     ToolResult,
     ToolUse,
-    UnseenBlock,
 )
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import ChatRequest
@@ -46,14 +47,14 @@ _THINKING_OPTIONS: Final = ("enable_thinking", "thinking")
 _ATTRIBUTION: Final = "x-anthropic-billing-header"
 """How Claude Code begins a block of the system prompt that is for Anthropic, and differs in every
 request."""
-_GAP: Final = "\n\n"
 
 
 def plan_message(planner: Planner, request: PromptFields) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
     read = frozenset[str]() if planner.text.template is None else planner.text.template.options
     try:
-        return [plan_under_other_names(planner, chat_request(request, read), _NAMES)]
+        plans = partial(planner.plan_chat, chat_request(request, read))
+        return [plan_under_other_names(plans, _NAMES)]
     except ContextLengthError as error:  # Claude Code looks for these words
         raise ContextLengthError(f"prompt is too long: {error}", error.param) from None
 
@@ -65,11 +66,9 @@ def chat_request(request: PromptFields, read_options: frozenset[str]) -> ChatReq
     chat["chat_template_kwargs"] = _template_options(request, read_options)
     chat |= _output(request)
     chat |= _tools(request.tools or (), request.tool_choice)
-    stops: Sequence[str] = ()
     if isinstance(request, MessagesRequest):
-        chat["max_completion_tokens"], stops = request.max_tokens, request.stop_sequences or ()
-    # Checked already, and more of them are allowed than in a chat.
-    return chat_of(chat, _NAMES).model_copy(update={"stop": list(stops) or None})
+        chat |= {"max_completion_tokens": request.max_tokens, "stop": request.stop_sequences}
+    return chat_of(chat, _NAMES)
 
 
 def _turns(request: PromptFields) -> list[dict[str, Any]]:
@@ -144,7 +143,7 @@ class _Turns:
         messages = list(request.messages)
         while messages and messages[0].role == "system":
             system.append(_joined(messages.pop(0).content))
-        if text := _GAP.join(filter(None, system)):
+        if text := GAP.join(filter(None, system)):
             self.turns.append({"role": "system", "content": text})
         for message in messages:
             self._add(message)
@@ -167,16 +166,16 @@ class _Turns:
         return bool(self.turns) and "tool_calls" in self.turns[-1]
 
     def _take_waiting(self) -> None:
-        text = _GAP.join(filter(None, self._waiting))
+        text = GAP.join(filter(None, self._waiting))
         self._waiting.clear()
         if text and self.turns and self.turns[-1]["role"] == "tool":
-            self.turns[-1]["content"] = _GAP.join(filter(None, [self.turns[-1]["content"], text]))
+            self.turns[-1]["content"] = GAP.join(filter(None, [self.turns[-1]["content"], text]))
         elif text:
             self._add_text(text)
 
     def _add_text(self, text: str) -> None:
         if self.turns and self.turns[-1]["role"] == "user":
-            self.turns[-1]["content"] += _GAP + text
+            self.turns[-1]["content"] += GAP + text
         else:
             self.turns.append({"role": "user", "content": text})
 
@@ -184,14 +183,14 @@ class _Turns:
         if isinstance(message.content, str):
             self._add_text(message.content)
             return
-        texts: list[TextBlock | UnseenBlock] = []
+        texts: list[TextBlock | Unseen] = []
         for block in message.content:
             if isinstance(block, ToolResult):
                 content = _joined(block.content or "")
                 self.turns.append(
                     {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
                 )
-            elif isinstance(block, MessageText | UnseenBlock):
+            elif isinstance(block, MessageText | Unseen):
                 texts.append(block)
         if texts or not message.content:
             self._add_text(_joined(texts))
@@ -203,7 +202,7 @@ class _Turns:
         if isinstance(blocks, str):
             turn["content"] += blocks
             return
-        texts = [block.text for block in blocks if isinstance(block, MessageText | UnseenBlock)]
+        texts = [block.text for block in blocks if isinstance(block, MessageText | Unseen)]
         thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
         calls = [_call(block) for block in blocks if isinstance(block, ToolUse)]
         turn["content"] += "".join(texts)
@@ -221,5 +220,5 @@ def _call(block: ToolUse) -> dict[str, Any]:
 def _joined(content: str | Sequence[object]) -> str:
     if isinstance(content, str):
         return "" if content.startswith(_ATTRIBUTION) else content
-    texts = [block.text for block in content if isinstance(block, TextBlock | UnseenBlock)]
-    return _GAP.join(text for text in texts if text and not text.startswith(_ATTRIBUTION))
+    texts = [block.text for block in content if isinstance(block, TextBlock | Unseen)]
+    return GAP.join(text for text in texts if text and not text.startswith(_ATTRIBUTION))

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag, ValidationInfo
 from sluice_contract.http_errors import shown_json
 
+from sluice_runtime.server.content import (
+    UNSEEN,
+    Content,
+    SeenTurn,
+    Unseen,
+    UnseenAt,
+    asked_unseen,
+    by_known_type,
+    skipped_paths,
+    unseen_among,
+)
 from sluice_runtime.server.fields import (
     INT64,
     LIST,
@@ -21,6 +32,7 @@ from sluice_runtime.server.fields import (
     SamplingFields,
     TemplateOptions,
     by_type,
+    is_strict,
 )
 from sluice_runtime.server.protocol import MAX_LOGPROBS, MAX_MESSAGES
 from sluice_runtime.server.responses.tools import Chosen, ChosenHosted, HostedTool, Tools, unfit
@@ -41,41 +53,19 @@ Metadata = Annotated[
 ]
 
 
-class ContentPart(RequestModel):
-    """One part of a message's content, or of a function's output; only text is understood."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: Any = None
-    logprobs: Any = None
-
-
-class RefusalPart(RequestModel):
-    """An assistant's refusal; not shown to the model."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
-Parts = Annotated[
-    list[
-        Annotated[
-            Annotated[ContentPart, Tag("of text")] | Annotated[RefusalPart, Tag("of a refusal")],
-            Discriminator(lambda part: "of a refusal" if _type(part) == "refusal" else "of text"),
-        ]
-    ],
-    Field(min_length=1, fail_fast=True),
-]
-Content = Annotated[
-    Annotated[str, STRING] | Annotated[Parts, LIST], by_type("a string or a list of text parts")
-]
-
-
 def _known_type(kind: object) -> object:
-    """An item of a type that is none of `_ITEMS` is read as a message."""
+    """An item without a type is read as a message."""
     if kind not in (None, "message"):
-        raise ValueError(" or ".join(map(shown_json, ("message", *_ITEMS))))
+        raise ValueError(" or ".join(map(shown_json, _ITEMS)))
     return kind
+
+
+def _or_empty(content: object, info: ValidationInfo) -> object:
+    """Null is an empty text: some tools return nothing."""
+    return "" if content is None and not is_strict(info) else content
+
+
+ContentOrNull = Annotated[Content, BeforeValidator(_or_empty)]
 
 
 class InputMessage(RequestModel):
@@ -83,7 +73,7 @@ class InputMessage(RequestModel):
 
     type: Annotated[Literal["message"] | None, BeforeValidator(_known_type)] = None
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: ContentOrNull
     id: str | None = None
     status: str | None = None
     phase: Any = None
@@ -116,7 +106,7 @@ class FunctionOutput(RequestModel):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Content
+    output: ContentOrNull
     id: str | None = None
     status: str | None = None
 
@@ -133,44 +123,77 @@ class EarlierReasoning(RequestModel):
 
     type: Literal["reasoning"]
     summary: Any = None
-    content: Annotated[list[EarlierReasoningPart], Field(fail_fast=True)] | None = None
+    content: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[EarlierReasoningPart, Tag("of reasoning")]
+                    | Annotated[Unseen, UNSEEN],
+                    by_known_type({"reasoning_text": "of reasoning"}, "of reasoning"),
+                ]
+            ],
+            Field(fail_fast=True),
+        ]
+        | None
+    ) = None
     encrypted_content: Any = None
     id: str | None = None
     status: str | None = None
 
-
-def _type(value: object) -> object:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    @property
+    def text(self) -> str:
+        parts = self.content or ()
+        return "".join(part.text for part in parts if isinstance(part, EarlierReasoningPart))
 
 
 _ITEMS: Final = {
-    "function_call": "a call",
-    "function_call_output": "an output",
-    "custom_tool_call": "a call with text",
-    "custom_tool_call_output": "an output",
-    "reasoning": "reasoning",
+    "message": "as a message",
+    "function_call": "as a call",
+    "function_call_output": "as an output",
+    "custom_tool_call": "as a call with text",
+    "custom_tool_call_output": "as an output",
+    "reasoning": "as reasoning",
 }
 """By `type`: tags that no refusal shows, since they are no identifiers or end a path."""
-
-
-def _item_tag(item: object) -> str:
-    kind = _type(item)
-    return f"as {_ITEMS.get(kind, 'a message') if isinstance(kind, str) else 'a message'}"
-
+_ALLOWED_ITEMS: Final = ", ".join(map(shown_json, _ITEMS))
 
 Item = Annotated[
     Annotated[InputMessage, Tag("as a message")]
     | Annotated[MadeFunctionCall, Tag("as a call")]
     | Annotated[MadeCustomCall, Tag("as a call with text")]
     | Annotated[FunctionOutput, Tag("as an output")]
-    | Annotated[EarlierReasoning, Tag("as reasoning")],
-    Discriminator(_item_tag),
+    | Annotated[EarlierReasoning, Tag("as reasoning")]
+    | Annotated[Unseen, UNSEEN],
+    by_known_type(_ITEMS, "as a message"),
 ]
 Input = Annotated[
     Annotated[str, STRING]
     | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True), LIST],
     by_type("a string or a list of items"),
 ]
+
+
+def unseen_role(item: Unseen) -> str:
+    """Whose turn an item is that the model does not see: a tool's if the client returned it to
+    another server, else the assistant's."""
+    if item.role in ("user", "system", "developer"):
+        return item.role
+    return "tool" if item.type.endswith(("_output", "_response")) else "assistant"
+
+
+def _seen(item: object) -> SeenTurn:
+    """What the model does not see of an item."""
+    match item:
+        case Unseen():
+            return SeenTurn(unseen_role(item), [UnseenAt(item)])
+        case InputMessage():
+            return SeenTurn(item.role, list(unseen_among(item.content)))
+        case FunctionOutput():
+            return SeenTurn("tool", list(unseen_among(item.output, ".output", is_result=True)))
+        case EarlierReasoning():
+            return SeenTurn("assistant", list(unseen_among(item.content)))
+        case _:
+            return SeenTurn("tool")
 
 
 MAX_TOOLS_CHARACTERS: Final = 1 << 20
@@ -263,11 +286,27 @@ class ResponsesRequest(
 
     @property
     def skipped(self) -> list[str]:
-        """Tools that are not served, and without which the request is answered."""
+        """Tools that are not served, and items that the model does not see."""
         hosted = [tool.type for tool in self.tools or () if isinstance(tool, HostedTool)]
-        return [f"tools[].{kind}" for kind in hosted]
+        return [*(f"tools[].{kind}" for kind in hosted), *skipped_paths("input", self._turns)]
+
+    @property
+    def _turns(self) -> list[SeenTurn]:
+        return [] if isinstance(self.input, str) else [_seen(item) for item in self.input]
+
+    def _unseen_input(self) -> tuple[str, str] | None:
+        """What the user asks about and the model does not see."""
+        first = self.input[:1]
+        if isinstance(first, list) and all(isinstance(item, Unseen) for item in self.input):
+            return "input[0].type", (
+                f"{shown_json(first[0].type)} is not allowed without other items; allowed: "
+                f"{_ALLOWED_ITEMS}"
+            )
+        return asked_unseen("input", self._turns, '"input_text"')
 
     def contradiction(self) -> tuple[str, str] | None:
+        if unseen := self._unseen_input():
+            return unseen
         if isinstance(self.tool_choice, ChosenHosted):
             return "tool_choice.type", (
                 f"{shown_json(self.tool_choice.type)} is not allowed; allowed: "

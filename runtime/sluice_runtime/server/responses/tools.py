@@ -15,6 +15,7 @@ import pydantic_core
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from sluice_contract.http_errors import shown_json
 
+from sluice_runtime.server.content import type_of
 from sluice_runtime.server.fields import RequestModel
 from sluice_runtime.server.tools.request import (
     MAX_NAME_CHARACTERS,
@@ -86,12 +87,8 @@ class CustomTool(RequestModel):
         return {"name": self.name, "description": description.strip(), "parameters": schema}
 
 
-def _kind(tool: object) -> object:
-    return tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-
-
 _IN_NAMESPACE: Final = Discriminator(
-    lambda tool: "as text" if _kind(tool) == "custom" else "as a function"
+    lambda tool: "as text" if type_of(tool) == "custom" else "as a function"
 )
 _FUNCTION: Final = Tag("as a function")
 _TEXT: Final = Tag("as text")
@@ -125,7 +122,7 @@ _TAGS: Final = {"custom": "as text", "namespace": "as a namespace"} | dict.fromk
 
 
 def _tag(tool: object) -> str:
-    kind = _kind(tool)
+    kind = type_of(tool)
     return _TAGS.get(kind, "as a function") if isinstance(kind, str) else "as a function"
 
 
@@ -155,7 +152,7 @@ class ChosenHosted(RequestModel):
 
 Chosen = Annotated[
     Annotated[ChosenTool, Tag("of the client")] | Annotated[ChosenHosted, Tag("of the server")],
-    Discriminator(lambda choice: "of the client" if _kind(choice) in _OWN else "of the server"),
+    Discriminator(lambda choice: "of the client" if type_of(choice) in _OWN else "of the server"),
 ]
 
 

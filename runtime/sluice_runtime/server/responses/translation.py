@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -12,19 +13,23 @@ from pydantic import ValidationError
 
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.server.body import refusal_of
+from sluice_runtime.server.content import (
+    GAP,
+    Unseen,
+    text_of_parts,
+)
 from sluice_runtime.server.fields import SamplingFields
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.responses.request import (
-    ContentPart,
     EarlierReasoning,
     FunctionOutput,
     InputMessage,
     MadeCustomCall,
     MadeFunctionCall,
-    RefusalPart,
     ResponsesRequest,
     TextFormat,
+    unseen_role,
 )
 from sluice_runtime.server.responses.tools import (
     ChosenTool,
@@ -50,7 +55,8 @@ _NAMES: Final = (
 
 def plan_response(planner: Planner, request: ResponsesRequest) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
-    return [plan_under_other_names(planner, chat_request(request), _NAMES)]
+    plans = partial(planner.plan_chat, chat_request(request))
+    return [plan_under_other_names(plans, _NAMES)]
 
 
 def chat_of(fields: dict[str, Any], names: Sequence[tuple[re.Pattern[str], str]]) -> ChatRequest:
@@ -65,11 +71,11 @@ def chat_of(fields: dict[str, Any], names: Sequence[tuple[re.Pattern[str], str]]
 
 
 def plan_under_other_names(
-    planner: Planner, chat: ChatRequest, names: Sequence[tuple[re.Pattern[str], str]]
+    plans: Callable[[], list[ChoicePlan]], names: Sequence[tuple[re.Pattern[str], str]]
 ) -> ChoicePlan:
-    """The plan of a chat's one choice, for another route; `names`: a chat's, and that route's."""
+    """The plan of the one choice, for another route; `names`: the planner's, and that route's."""
     try:
-        (plan,) = planner.plan_chat(chat)
+        (plan,) = plans()
     except InvalidRequestError as error:
         param = None if error.param is None else _renamed(error.param, names)
         raise type(error)(_renamed(str(error), names), param) from None
@@ -118,32 +124,48 @@ def _messages(request: ResponsesRequest) -> Iterator[dict[str, Any]]:
         yield {"role": "user", "content": request.input}
         return
     turn: dict[str, Any] | None = None
+    said = False
     for item in request.input:
         if isinstance(item, MadeFunctionCall | MadeCustomCall):
             turn = turn or {"role": "assistant", "content": ""}
             turn.setdefault("tool_calls", []).append(_call(item))
             continue
-        if isinstance(item, EarlierReasoning) and not item.content:
+        if isinstance(item, EarlierReasoning) and not item.text:
             continue
         message = _message(item)
-        if turn is not None and _only_reasons(turn) and _speaks(item):
-            turn |= message
-            continue
-        if turn is not None:
-            yield turn
-        turn = message if message["role"] == "assistant" else None
-        if turn is None:
-            yield message
+        if turn is not None and _continues(turn, item, said=said):
+            turn |= _joined(turn, message)
+        else:
+            if turn is not None:
+                yield turn
+            turn, said = (message if message["role"] == "assistant" else None), False
+            if turn is None:
+                yield message
+        said = said or isinstance(item, InputMessage)
     if turn is not None:
         yield turn
 
 
-def _only_reasons(turn: dict[str, Any]) -> bool:
-    return "reasoning_content" in turn and not (turn["content"] or "tool_calls" in turn)
+def _continues(turn: dict[str, Any], item: object, *, said: bool) -> bool:
+    """Whether an item belongs to the assistant's turn before it. What the model does not see does,
+    since nothing comes between a call and its result. Reasoning and a message do, until something
+    was `said` or called there."""
+    if isinstance(item, Unseen):
+        return unseen_role(item) == "assistant" or "tool_calls" in turn
+    if said or "tool_calls" in turn:
+        return False
+    return isinstance(item, EarlierReasoning) or (
+        isinstance(item, InputMessage) and item.role == "assistant"
+    )
 
 
-def _speaks(item: object) -> bool:
-    return isinstance(item, InputMessage) and item.role == "assistant"
+def _joined(turn: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
+    """The texts and the reasoning of both."""
+    texts = {"content": GAP.join(filter(None, (turn["content"], message["content"])))}
+    reasoning = [
+        part["reasoning_content"] for part in (turn, message) if "reasoning_content" in part
+    ]
+    return texts | ({"reasoning_content": "".join(reasoning)} if reasoning else {})
 
 
 def _call(item: MadeFunctionCall | MadeCustomCall) -> dict[str, Any]:
@@ -152,19 +174,21 @@ def _call(item: MadeFunctionCall | MadeCustomCall) -> dict[str, Any]:
     return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _message(item: InputMessage | FunctionOutput | EarlierReasoning) -> dict[str, Any]:
-    if isinstance(item, EarlierReasoning):
-        reasoning = "".join(part.text for part in item.content or ())
-        return {"role": "assistant", "content": "", "reasoning_content": reasoning}
-    if isinstance(item, FunctionOutput):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
-    return {"role": item.role, "content": _text(item.content)}
+def _message(item: InputMessage | FunctionOutput | EarlierReasoning | Unseen) -> dict[str, Any]:
+    match item:
+        case EarlierReasoning():
+            return {"role": "assistant", "content": "", "reasoning_content": item.text}
+        case FunctionOutput():
+            return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+        case InputMessage():
+            return {"role": item.role, "content": _text(item.content)}
+        case Unseen():
+            role = unseen_role(item)
+            return {"role": "user" if role == "tool" else role, "content": item.text}
 
 
-def _text(content: str | Sequence[ContentPart | RefusalPart]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.text for part in content if isinstance(part, ContentPart))
+def _text(content: str | list[Any]) -> str:
+    return content if isinstance(content, str) else text_of_parts(content)
 
 
 def _renamed(text: str, names: Sequence[tuple[re.Pattern[str], str]]) -> str:

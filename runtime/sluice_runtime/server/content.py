@@ -1,0 +1,190 @@
+"""The content of messages: text, and what the model does not see, such as images, files, and items
+of other servers' tools.
+
+Clients send the history again with every turn, so a refusal would end the conversation for good. A
+text stands for such a part, and the response's header names it. In the user's turn that is to be
+answered it is refused. Chats, responses and messages share this module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from sluice_contract.http_errors import shown_json
+
+from sluice_runtime.server.fields import LIST, STRING, RequestModel, by_type, is_strict
+
+MAX_TYPE_CHARACTERS: Final = 64
+GAP: Final = "\n\n"
+"""Between texts that were not written as one."""
+UNSEEN: Final = Tag("not seen")
+"""Like all tags of more than one word, no refusal shows it."""
+_USERS: Final = ("user", "system", "developer")
+_NUMBER: Final = re.compile(r"\d+")
+_CONTENTS: Final = (
+    ("image", "images"), ("screenshot", "images"), ("audio", "audio"), ("video", "video"),
+    ("file", "files"), ("document", "files"),
+)  # fmt: skip
+"""What a model does not read, by a part of the type's name."""
+
+
+class Unseen(RequestModel):
+    """A part of a type that no model here reads; the rest of it is dropped."""
+
+    type: Annotated[str, Field(min_length=1, max_length=MAX_TYPE_CHARACTERS)]
+    role: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drops_the_rest(cls, part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        role = part.get("role")
+        own = {"type": part["type"]} if "type" in part else {}
+        return own | ({"role": role} if isinstance(role, str) else {})
+
+    @property
+    def text(self) -> str:
+        """What the model sees in its place."""
+        return f"[{self.type}: not supported by this model]"
+
+
+class UnseenAt(NamedTuple):
+    """Such a part, and its place within a turn."""
+
+    part: Unseen
+    place: str = ""
+    """`.content[0]`, say; empty: the turn itself."""
+    is_result: bool = False
+    """Whether a tool returned it; what a tool returns was not asked by the user."""
+
+
+class SeenTurn(NamedTuple):
+    """A turn, and what the model does not see of it."""
+
+    role: str
+    """`user`, `system`, `developer`, `assistant` or `tool`."""
+    unseen: Sequence[UnseenAt] = ()
+
+
+def type_of(value: object) -> object:
+    """The `type` of an object, or of its model."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def by_known_type(tags: Mapping[str, str], otherwise: str) -> Discriminator:
+    """Chooses among parts by `type`. `tags`: of types that are known; `otherwise`: of what has no
+    type, to be refused as one."""
+
+    def tag(part: object) -> str:
+        kind = type_of(part)
+        return tags.get(kind, UNSEEN.tag) if isinstance(kind, str) else otherwise
+
+    return Discriminator(tag)
+
+
+def unseen_among(
+    parts: object, place: str = ".content", *, is_result: bool = False
+) -> Iterator[UnseenAt]:
+    """What the model does not see of a content, which has parts if it is a list."""
+    for number, part in enumerate(parts if isinstance(parts, list) else ()):
+        if isinstance(part, Unseen):
+            yield UnseenAt(part, f"{place}[{number}]", is_result)
+
+
+_TEXT_PARTS: Final = ("text", "input_text", "output_text")
+
+
+class TextPart(RequestModel):
+    """One part of a message's content that is text; the other names are those of responses."""
+
+    type: Literal[_TEXT_PARTS]  # type: ignore[valid-type]
+    text: str
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class RefusalPart(RequestModel):
+    """An assistant's refusal: text like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _some_parts(parts: list[Any], info: ValidationInfo) -> list[Any]:
+    """None are an empty text."""
+    if not parts and is_strict(info):
+        raise ValueError("a list of at least 1 part")
+    return parts
+
+
+ContentParts = Annotated[
+    list[
+        Annotated[
+            Annotated[TextPart, Tag("of text")]
+            | Annotated[RefusalPart, Tag("of a refusal")]
+            | Annotated[Unseen, UNSEEN],
+            by_known_type(
+                dict.fromkeys(_TEXT_PARTS, "of text") | {"refusal": "of a refusal"}, "of text"
+            ),
+        ]
+    ],
+    Field(fail_fast=True),
+    AfterValidator(_some_parts),
+]
+"""Of messages in chats and in responses."""
+Content = Annotated[
+    Annotated[str, STRING] | Annotated[ContentParts, LIST],
+    by_type("a string or a list of text parts"),
+]
+
+
+def text_of_parts(parts: Sequence[TextPart | RefusalPart | Unseen]) -> str:
+    """The text that the model sees of a content; unseen parts stand apart."""
+    text, apart = "", False
+    for part in parts:
+        is_unseen = isinstance(part, Unseen)
+        text += (GAP if text and (apart or is_unseen) else "") + part.text
+        apart = is_unseen
+    return text
+
+
+def skipped_paths(field: str, turns: Sequence[SeenTurn]) -> list[str]:
+    """What the response's header names, each kind and place once: `messages[].content[].image`."""
+    return list(
+        dict.fromkeys(
+            f"{field}[]{_NUMBER.sub('', unseen.place)}.{unseen.part.type}"
+            for turn in turns
+            for unseen in turn.unseen
+        )
+    )
+
+
+def asked_unseen(field: str, turns: Sequence[SeenTurn], allowed: str) -> tuple[str, str] | None:
+    """The first part that the user asks about and the model does not see: its field, and what is
+    `allowed`. The user's turn goes from the last answer or tool's result to the end, without what
+    the assistant has begun to answer."""
+    end = len(turns)
+    while end and turns[end - 1].role == "assistant":
+        end -= 1
+    begin = end
+    while begin and turns[begin - 1].role in _USERS:
+        begin -= 1
+    for number in range(begin, end):
+        for part, place, is_result in turns[number].unseen:
+            if turns[number].role == "user" and not is_result:
+                return f"{field}[{number}]{place}.type", _refusal(part.type, allowed)
+    return None
+
+
+def _refusal(kind: str, allowed: str) -> str:
+    content = next((content for name, content in _CONTENTS if name in kind), None)
+    why = "" if content is None else f" (this model reads no {content})"
+    return f"{shown_json(kind)} is not allowed in the user's last turn{why}; allowed: {allowed}"

@@ -1,0 +1,178 @@
+"""The body of `POST /generate`: one prompt, with fields of our own or with SGLang's.
+
+SGLang keeps all that limits or constrains an answer in `sampling_params`. It is read as the same
+fields of ours, with SGLang's defaults. What would change the answer and is not done is refused by
+name; what would not is named as ignored, since no field here has it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+from sluice_contract.http_errors import shown_json
+
+from sluice_runtime.server.fields import INT64, Empty, SamplingFields
+from sluice_runtime.server.protocol import (
+    MAX_LOGPROBS,
+    GenerationRequest,
+    StopField,
+    StopTokenIds,
+    TokenIds,
+)
+from sluice_runtime.server.responses.translation import plan_under_other_names
+from sluice_runtime.server.structured import GrammarText, SchemaOrText, TagOrText
+
+if TYPE_CHECKING:
+    from sluice_runtime.server.prompts import ChoicePlan, Planner
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "max_tokens": 128, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}  # fmt: skip
+"""SGLang's, whatever the model's generation_config.json says."""
+_OURS: Final = {
+    "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop_str_in_output", "sampling_seed": "seed",
+}  # fmt: skip
+"""By SGLang's name; other names are the same."""
+_THEIRS: Final = {
+    "prompt_logprobs": "logprob_start_len", "logprobs": "top_logprobs_num",
+} | {ours: f"sampling_params.{theirs}" for theirs, ours in _OURS.items()}  # fmt: skip
+_WITHOUT_EFFECT: Final = "spaces_between_special_tokens"
+
+
+class _Misnamed:
+    """Refuses a value, which has another name in `sampling_params`: no limit is lost."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, value: object) -> object:
+        if value is not None:
+            raise ValueError(f"{self._name} instead, as in SGLang")
+        return value
+
+
+class SamplingParams(SamplingFields):
+    """SGLang's `sampling_params`. Null is the default, but for `max_new_tokens`."""
+
+    max_new_tokens: int | None = Field(default=None, ge=0, lt=INT64)
+    """128 when left out; null: as many as fit."""
+    min_new_tokens: int | None = Field(default=None, ge=0)
+    stop: StopField = None
+    stop_token_ids: StopTokenIds | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: Any = None
+    sampling_seed: int | None = Field(default=None, ge=-INT64, lt=INT64)
+    json_schema: SchemaOrText | None = None
+    regex: GrammarText | None = None
+    ebnf: GrammarText | None = None
+    structural_tag: TagOrText | None = None
+    n: Literal[1] | None = None
+    stop_regex: Empty | None = None
+    thinking_budget: None = None
+    max_tokens: Annotated[None, BeforeValidator(_Misnamed("max_new_tokens"))] = None
+    min_tokens: Annotated[None, BeforeValidator(_Misnamed("min_new_tokens"))] = None
+
+    @property
+    def ours(self) -> dict[str, Any]:
+        """The values that were given, by our names."""
+        values = {
+            _OURS.get(name, name): value
+            for name in type(self).model_fields
+            if (value := getattr(self, name)) is not None and name != _WITHOUT_EFFECT
+        }
+        unlimited = self.max_new_tokens is None and "max_new_tokens" in self.model_fields_set
+        return values | ({"max_tokens": None} if unlimited else {})
+
+
+class GenerateRequest(GenerationRequest):
+    """`POST /generate`; the answer has token ids, too."""
+
+    model: str | None = None
+
+    text: str | None = None
+    input_ids: TokenIds | None = None
+    max_tokens: int | None = Field(default=None, ge=0, lt=INT64)
+    """0: computes the prompt only, for its logprobs."""
+    n: Literal[1] | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    """Number of top logprobs for each token, besides its own."""
+
+    sampling_params: SamplingParams | None = None
+    """SGLang's, as are the fields below."""
+    return_logprob: bool | None = None
+    """Whether to return logprobs of the answer's tokens."""
+    top_logprobs_num: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    """How many top logprobs beside each token's own, with `return_logprob`."""
+    logprob_start_len: Literal[-1, 0] | None = None
+    """0: logprobs of the whole prompt, too."""
+    return_text_in_logprobs: Any = None
+    """Logprobs have their tokens' text in either case."""
+
+    @property
+    def requested_model(self) -> str | None:
+        return self.model
+
+    @property
+    def output_logprobs(self) -> int:
+        return -1 if self.logprobs is None else self.logprobs
+
+    @property
+    def _translated(self) -> dict[str, Any]:
+        """What SGLang's fields say, by our names."""
+        fields = {} if self.sampling_params is None else self.sampling_params.ours
+        if self.return_logprob:
+            fields["logprobs"] = self.top_logprobs_num or 0
+            if self.logprob_start_len == 0:
+                fields["prompt_logprobs"] = fields["logprobs"]
+        return fields
+
+    @property
+    def _added(self) -> dict[str, Any]:
+        """The values of our fields that come from SGLang's, or from its defaults."""
+        defaults = {} if self.sampling_params is None else _DEFAULTS
+        left_out = {name: at for name, at in defaults.items() if getattr(self, name) is None}
+        return left_out | self._translated
+
+    @property
+    def translated(self) -> GenerateRequest:
+        """The request in our fields alone."""
+        return self.model_copy(update={**self._added, "sampling_params": None})
+
+    @property
+    def names(self) -> list[tuple[re.Pattern[str], str]]:
+        """Our names, and those that the client gave them."""
+        return [
+            (
+                re.compile(rf"(?:^|(?<=\()|(?<=beside )){name}\b"),
+                _THEIRS.get(name, f"sampling_params.{name}"),
+            )
+            for name in self._added
+        ]
+
+    def contradiction(self) -> tuple[str, str] | None:
+        if (self.text is None) == (self.input_ids is None):
+            return "text", "allowed: either text or input_ids"
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            return "max_tokens", "0 is not allowed; allowed: 1 or more, or 0 with prompt_logprobs"
+        for name, value in self._translated.items():
+            own = getattr(self, name)
+            if own is not None and own != value:
+                return name, (
+                    f"{shown_json(own)} beside {_THEIRS.get(name, f'sampling_params.{name}')} "
+                    f"{shown_json(value)} is not allowed; allowed: one of the two, or the same in "
+                    "both"
+                )
+        return super().contradiction()
+
+
+def plan_generate(planner: Planner, request: GenerateRequest) -> list[ChoicePlan]:
+    """The one plan; raises like `Planner.plan_generate`, with the client's names."""
+    plan = partial(planner.plan_generate, request.translated)
+    return [plan_under_other_names(plan, request.names)]
