@@ -41,7 +41,7 @@ from sluice_runtime.server.tools.plan import CallReading, ToolPlan, plan_tools
 from sluice_runtime.wire.messages import Grammar, Sampling
 
 if TYPE_CHECKING:
-    from sluice_runtime.model.tokenizer import ChatTemplate
+    from sluice_runtime.model.chat_template import ChatTemplate
 
 
 _STRUCTURED_FIELDS: Final = tuple(StructuredFields.model_fields)
@@ -205,7 +205,7 @@ class Planner:
             raise UnsupportedFieldError(
                 "messages: this model has no chat template; allowed: /v1/completions", "messages"
             )
-        return self.text.template.render(
+        return self.text.template.chosen(with_tools=tools is not None).render(
             [message.for_template() for message in request.messages],
             tools.shown if tools else None,
             _template_options(request),
@@ -230,10 +230,10 @@ class Planner:
         Raises:
             InvalidRequestError: there are some, and `strict` is set.
         """
-        template = self.text.template
         options = getattr(request, "chat_template_kwargs", None)
-        if not options or template is None:
+        if not options or self.text.template is None:
             return []
+        template = self.text.template.chosen(with_tools=bool(getattr(request, "tools", None)))
         unread = template.unread(options)
         if strict and unread:
             allowed = ", ".join(sorted(template.options)) or "leaving it out"

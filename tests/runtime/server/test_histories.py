@@ -10,7 +10,7 @@ import jinja2
 import openai
 import pytest
 from sluice_contract.http_errors import IGNORED_FIELDS_HEADER
-from sluice_runtime.model.tokenizer import ChatTemplate
+from sluice_runtime.model.chat_template import ChatTemplate
 from sluice_runtime.server.tools.formats import HERMES
 
 from tests.runtime.server.conftest import MODEL, Server

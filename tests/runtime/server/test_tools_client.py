@@ -11,7 +11,7 @@ import jinja2
 import jsonschema
 import pytest
 from openai import BadRequestError
-from sluice_runtime.model.tokenizer import ChatTemplate
+from sluice_runtime.model.chat_template import ChatTemplate
 from sluice_runtime.server.tools.formats import HERMES
 from sluice_runtime.wire.messages import Generate
 

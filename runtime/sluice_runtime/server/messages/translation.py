@@ -51,7 +51,8 @@ _GAP: Final = "\n\n"
 
 def plan_message(planner: Planner, request: PromptFields) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
-    read = frozenset[str]() if planner.text.template is None else planner.text.template.options
+    template = planner.text.template
+    read = template.chosen(with_tools=bool(request.tools)).options if template else frozenset()
     try:
         return [plan_under_other_names(planner, chat_request(request, read), _NAMES)]
     except ContextLengthError as error:  # Claude Code looks for these words
