@@ -114,15 +114,28 @@ def _to_json(
 _CONTINUED: Final = "<<where the answer goes on>>"
 """Behind the content of a message that is continued, while it is rendered."""
 
+_PROBE_NAME: Final = "probed_function"
 _PROBE_USER: Final = {"role": "user", "content": "a"}
-_PROBE_TOOL: Final = {
+_PROBE_TOOL: Final[Message] = {
     "type": "function",
     "function": {
-        "name": "probed_function",
+        "name": _PROBE_NAME,
         "description": "b",
-        "parameters": {"type": "object", "properties": {"c": {"type": "integer"}}},
+        "parameters": {"type": "object", "properties": {"c": {"type": "string"}}},
     },
 }
+
+
+def _probe_calls(count: int) -> list[Message]:
+    """A turn with so many calls, and their results."""
+    function = {"name": _PROBE_NAME, "arguments": {"c": "probed value"}}
+    ids = [f"probe000{number}" for number in range(count)]
+    calls = [{"id": call_id, "type": "function", "function": function} for call_id in ids]
+    results = [
+        {"role": "tool", "tool_call_id": call_id, "name": _PROBE_NAME, "content": "probed result"}
+        for call_id in ids
+    ]
+    return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
 
 
 @dataclass(frozen=True)
@@ -144,35 +157,38 @@ class ChatTemplate:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether the prompt has the tools of a request."""
-        tools = [_PROBE_TOOL]
-        try:
-            prompt = self.render([_PROBE_USER], tools, unix_seconds=0.0)
-        except (TemplateRefusedError, TemplateFailedError):
-            return False
-        return _PROBE_TOOL["function"]["name"] in prompt  # type: ignore[index]
+        """Whether the prompt has the tools of a request, as far as a try shows."""
+        prompt = self._tried([_PROBE_USER], [_PROBE_TOOL])
+        return prompt is None or _PROBE_NAME in prompt
 
     @cached_property
     def takes_one_call_a_turn(self) -> bool:
         """Whether it refuses a turn with two calls, and takes one with a call."""
-        return self._takes_calls(1) and not self._takes_calls(2)
+        one, two = (self._tried([_PROBE_USER, *_probe_calls(count)]) for count in (1, 2))
+        return one is not None and two is None
 
-    def _takes_calls(self, count: int) -> bool:
-        numbers = range(count)
-        function = {"name": "probed_function", "arguments": {"c": 1}}
-        calls = [
-            {"id": f"probe000{at}", "type": "function", "function": function} for at in numbers
-        ]
-        results = [
-            {"role": "tool", "tool_call_id": call["id"], "name": "probed_function", "content": "1"}
-            for call in calls
-        ]
-        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+    @cached_property
+    def hidden(self) -> frozenset[str]:
+        """What it takes and never shows, as far as a try shows: turns of a role, or `calls`."""
+        called = self._tried([_PROBE_USER, *_probe_calls(1)])
+        texts = {"calls": (called, "probed value"), "tool": (called, "probed result")}
+        for role in ("system", "developer"):
+            turns = [{"role": role, "content": "probed role"}, _PROBE_USER]
+            texts[role] = self._tried(turns), "probed role"
+        return frozenset(
+            kind
+            for kind, (prompt, text) in texts.items()
+            if prompt is not None and text not in prompt
+        )
+
+    def _tried(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+    ) -> str | None:
+        """The prompt, None where the template refuses the messages."""
         try:
-            self.render([_PROBE_USER, turn, *results], [_PROBE_TOOL], unix_seconds=0.0)
+            return self.render(messages, tools, unix_seconds=0.0)
         except (TemplateRefusedError, TemplateFailedError):
-            return False
-        return True
+            return None
 
     def unread(self, options: Mapping[str, Any]) -> list[str]:
         """The names of `options` that the template does not read."""
@@ -266,13 +282,16 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
         ModelLoadError: a template cannot be read or compiled; names the file.
     """
     if files.folder is None:
-        return _compile(_DUMMY_TEMPLATE, {}, files.uri)
+        return compiled_template(_DUMMY_TEMPLATE, {}, files.uri)
     config_path = files.folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
     sources = _sources(files.folder, config)
     if not sources:
         return None
-    named = {name: _compile(source, config, origin) for name, (source, origin) in sources.items()}
+    named = {
+        name: compiled_template(source, config, origin)
+        for name, (source, origin) in sources.items()
+    }
     default = named.get(_DEFAULT_NAME) or next(iter(named.values()))
     return replace(default, tool_use=named.get(_TOOL_USE_NAME))
 
@@ -318,7 +337,14 @@ def _by_name(value: object, origin: str) -> dict[str, str]:
     return named
 
 
-def _compile(source: str, config: Mapping[str, Any], origin: str) -> ChatTemplate:
+def compiled_template(
+    source: str, config: Mapping[str, Any], origin: str, tool_use: ChatTemplate | None = None
+) -> ChatTemplate:
+    """The template with this text. `config`: tokenizer_config.json; `origin`: where it is from.
+
+    Raises:
+        ModelLoadError: it cannot be compiled.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -334,7 +360,7 @@ def _compile(source: str, config: Mapping[str, Any], origin: str) -> ChatTemplat
         raise ModelLoadError(f"model.uri: chat template in {origin}: {error}") from None
     special = _special_tokens(config)
     options = frozenset(read - environment.globals.keys() - {*_SPECIAL_TOKENS, *special, *_GIVEN})
-    return ChatTemplate(template, special, source, options)
+    return ChatTemplate(template, special, source, options, tool_use)
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -122,7 +122,7 @@ class PlannedRequest(NamedTuple):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the response."""
-        headers = _ignored_header(self.ignored)
+        headers = ignored_header(self.ignored)
         if self.request.request_id and is_acceptable_request_id(self.request.request_id):
             headers[CLIENT_REQUEST_ID_HEADER] = self.request.request_id
         return headers
@@ -184,13 +184,15 @@ class RequestHandler:
         tokens, ignored = await asyncio.to_thread(self._count, route, planner, body)
         self._service.log_ignored(ignored)
         response = WholeAnswer(msgspec.json.encode({"input_tokens": tokens}))
-        response.headers.update(_ignored_header(ignored))
+        response.headers.update(ignored_header(ignored))
         return response
 
     def _count(self, route: Route[Any], planner: Planner, body: bytes) -> tuple[int, list[str]]:
         parsed, ignored = self._parsed(route, planner, body, None)
         self._service.adapter_key(parsed.requested_model)
-        return sum(len(plan.prompt_ids) for plan in route.plan(planner, parsed)), ignored
+        plans = route.plan(planner, parsed)
+        ignored += _quoted(plans[0].template_changes)
+        return sum(len(plan.prompt_ids) for plan in plans), ignored
 
     def _max_body_bytes(self, signed: SignedHeaders) -> int:
         head_bytes = MAX_HEAD_BYTES if signed.private else 0
@@ -217,6 +219,7 @@ class RequestHandler:
         adapter = self._service.adapter_key(parsed.requested_model)
         planner = replace(planner, adapter=adapter)
         plans = route.plan(planner, parsed)
+        ignored += _quoted(plans[0].template_changes)
         read = partial(generator.reader, response_id=envelope.response_id)
         start = None
         if signed.private:
@@ -241,8 +244,7 @@ class RequestHandler:
         request, ignored = parse_request(route.kind, body, strict=strict)
         ignored += _skipped(request, strict=strict)
         ignored += planner.unread_options(request, strict=strict)
-        quoted = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored]
-        return request if tenant is None else apply_tenant(request, tenant), quoted
+        return request if tenant is None else apply_tenant(request, tenant), _quoted(ignored)
 
     def _start(
         self, envelope: Envelope, plans: Sequence[ChoicePlan], choices: int, adapter: str
@@ -358,7 +360,12 @@ def _skipped(request: AnsweredRequest, *, strict: bool) -> list[str]:
     return skipped[:MAX_IGNORED_FIELDS]
 
 
-def _ignored_header(ignored: Sequence[str]) -> dict[str, str]:
+def _quoted(names: Sequence[str]) -> list[str]:
+    """Names of fields, for a header and a log."""
+    return [quote(name[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for name in names]
+
+
+def ignored_header(ignored: Sequence[str]) -> dict[str, str]:
     return {IGNORED_FIELDS_HEADER: ", ".join(ignored)} if ignored else {}
 
 

@@ -267,10 +267,10 @@ TRANSFORMERS_MESSAGES = [
 
 
 def of_transformers(source: str, **variables: Any) -> str:
-    prompts, _ = render_jinja_template(
+    rendered: Any = render_jinja_template(
         [TRANSFORMERS_MESSAGES], chat_template=source, add_generation_prompt=True, **variables
     )
-    return str(prompts[0])
+    return str(rendered[0][0])
 
 
 def ours(folder: Path, source: str, value: object) -> str:

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SOURCE = (
     "{% if tools %}{# answer with <tool_call> #}{% endif %}"
     "{% for m in messages %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }}{{ c.function.arguments | tojson }}]{% endfor %}"
     "{% endfor %}"
 )
 CUT = '{"city": "Ro'
@@ -71,7 +72,7 @@ async def test_arguments_that_are_no_object_are_an_empty_one(
 ) -> None:
     sdk = calling.openai.chat.completions.with_raw_response
     raw = await sdk.create(model=MODEL, messages=called(arguments))
-    assert raw.parse().choices[0].message.content == f"a[{shown}]b"
+    assert raw.parse().choices[0].message.content == f"a[f{shown}]b"
     assert raw.headers.get(IGNORED_FIELDS_HEADER) == ignored
 
 
@@ -85,7 +86,7 @@ async def test_responses_take_them_as_well(
         {"type": "function_call_output", "call_id": "c", "output": "b"},
     ]
     raw = await calling.openai.responses.with_raw_response.create(model=MODEL, input=items)
-    assert raw.parse().output_text == f"a[{shown}]b"
+    assert raw.parse().output_text == f"a[f{shown}]b"
     assert raw.headers.get(IGNORED_FIELDS_HEADER) == ignored
 
 
@@ -122,7 +123,7 @@ async def test_the_answer_that_was_cut_in_a_call_can_be_sent_back(calling: Serve
     assert call.function.arguments.startswith('{"cit')
     history: list[Any] = [message, {"role": "tool", "tool_call_id": call.id, "content": "b"}]
     second = await sdk.create(messages=history, **asked)
-    assert second.choices[0].message.content == "[{}]b"
+    assert second.choices[0].message.content == "[f{}]b"
 
 
 @pytest.mark.parametrize(

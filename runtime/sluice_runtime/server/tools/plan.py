@@ -39,6 +39,8 @@ class CallReading:
     calls_or_format: bool = False
     """Whether a grammar allows either calls or the requested format, so that an answer has either
     text or calls."""
+    at_most_one: bool = False
+    """Whether an answer has at most one call."""
     shown_tokens: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that are decoded as text, with their text."""
 
@@ -48,7 +50,10 @@ class CallReading:
         if self.calls_or_format:
             read = calls_alone(read, self.form.grammar.begins(self.schemas))
         ids = (self.form.id_of(f"{answer}/{number}") for number in count())
-        return CallParser(read, self.schemas, partial(next, ids), calls_only=self.calls_only)
+        most = 1 if self.at_most_one else None
+        return CallParser(
+            read, self.schemas, partial(next, ids), calls_only=self.calls_only, max_calls=most
+        )
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,14 @@ class ToolPlan:
 
 
 def plan_tools(
-    request: ChatRequest, known: ToolFormat | None, special_id: Callable[[str], int | None]
+    request: ChatRequest,
+    known: ToolFormat | None,
+    special_id: Callable[[str], int | None],
+    *,
+    one_call: bool = False,
 ) -> ToolPlan | None:
     """None when no tool may be called. `known`: the model's format; `special_id`: a special token's
-    id by name.
+    id by name; `one_call`: whether the chat template takes no more than one call a turn.
 
     Raises:
         InvalidRequestError: the choice does not fit the tools, or needs a format not known; or
@@ -94,6 +103,7 @@ def plan_tools(
         form,
         schemas,
         calls_only=choice not in (None, "auto"),
+        at_most_one=one_call or request.parallel_tool_calls is False,
         shown_tokens={token: text for text, token in tokens.items()},
     )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
@@ -142,7 +152,7 @@ def _call_spec(
 ) -> StructuredOutputSpec | None:
     """A grammar of calls: of one function, of any, of any or the requested format, or of text with
     calls."""
-    choice, at_most_one = request.tool_choice, request.parallel_tool_calls is False
+    choice, at_most_one = request.tool_choice, reading.at_most_one
     form, schemas = reading.form, reading.schemas
     if isinstance(choice, NamedTool):
         name = choice.function.name
@@ -164,7 +174,7 @@ def _call_spec(
         calls = form.grammar.calls(_checked(schemas), tokens, at_most_one=at_most_one)
         spec = _lark(either(schema, calls))
         return spec._replace(field=f"tools, {forms[0].field}", settles_format=True)
-    if at_most_one or any(function.strict for function in functions):
+    if request.parallel_tool_calls is False or any(function.strict for function in functions):
         return _lark(
             form.grammar.text_with_calls(_checked(schemas), tokens, at_most_one=at_most_one)
         )
