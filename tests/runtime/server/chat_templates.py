@@ -75,6 +75,12 @@ DROPS_RESULTS: Final = (
     + _CALLS
     + "</>{% endif %}{% endfor %}"
 )
+DROPS_CALLS: Final = _TOOLS + ANY_ROLE
+CALLS_OR_TEXT: Final = (  # no text beside calls, and no two turns of a role
+    "{% for m in messages %}{% if not loop.first and messages[loop.index0 - 1].role == m.role %}"
+    "{{ raise_exception('Roles must change') }}{% endif %}<{{ m.role }}>"
+    "{% if not m.tool_calls %}{{ m.content }}{% endif %}" + _CALLS + "</>{% endfor %}"
+)
 FIRST_SYSTEM_ONLY: Final = (
     "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}</>{% endif %}"
     "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
@@ -99,6 +105,8 @@ TEMPLATES: Final[Mapping[str, ChatTemplate]] = {
         "single calls": SINGLE_CALLS,
         "system first": SYSTEM_FIRST,
         "drops results": DROPS_RESULTS,
+        "drops calls": DROPS_CALLS,
+        "calls or text": CALLS_OR_TEXT,
         "first system only": FIRST_SYSTEM_ONLY,
         "last turn only": LAST_TURN_ONLY,
     }.items()

@@ -178,6 +178,20 @@ def test_a_silent_template_is_given_results_as_text() -> None:
     assert changes == ["messages[].tools-as-text"]
 
 
+def test_calls_that_no_prompt_has_become_text_though_their_tools_are_shown() -> None:
+    called = assistant(None, call("c", x=1))
+    prompt, changes = rendered("drops calls", user("x 1"), called, result("c", "d"), tools=TOOLS)
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"x": 1}}\n</tool_call>' in prompt
+    assert changes == ["messages[].tools-as-text"]
+
+
+def test_calls_stay_calls_where_only_the_text_beside_them_is_lost() -> None:
+    called = assistant("Let me see.", call("c", x=1))
+    prompt, changes = rendered("calls or text", user("a"), called, result("c", "d"))
+    assert "<tool>d</>" in prompt
+    assert changes == ["messages[].content"]
+
+
 def test_reasoning_that_a_template_leaves_out_is_no_text() -> None:
     messages = [user("a"), assistant("b") | {"reasoning_content": "hm"}, user("c")]
     assert rendered("known roles", *messages)[1] == []
@@ -193,6 +207,8 @@ def test_tools_that_no_template_shows_are_named(choice: Any) -> None:
         rendered("any role", user("a"), strict=True, **fields)
     assert refused.value.param == "tools"
     assert rendered("any role", user("a"), tools=TOOLS, tool_choice="none")[1] == []
+    called_as_a_role = {"type": "function", "function": {"name": "user"}}
+    assert rendered("any role", user("a"), tools=[called_as_a_role])[1] == ["tools"]
 
 
 def test_tools_that_a_template_shows_at_times_are_named_at_others() -> None:
