@@ -11,7 +11,7 @@ failed=$target/.failed
 log=${SLUICE_TERMINATION_LOG:-/dev/termination-log}
 needed="config.json tokenizer.json"
 optional="generation_config.json hf_quant_config.json tokenizer_config.json special_tokens_map.json
-chat_template.jinja model.safetensors.index.json model.safetensors"
+chat_template.jinja chat_template.json model.safetensors.index.json model.safetensors"
 shards="model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors"
 
 tell() { # REASON MESSAGE

@@ -73,6 +73,7 @@ MODEL: Final = Selection(
             "tokenizer_config.json",
             "special_tokens_map.json",
             "chat_template.jinja",
+            "chat_template.json",
         }
     ),
     NotAModelError,

@@ -89,6 +89,14 @@ class UnsupportedFieldError(InvalidRequestError):
     """A field that other models serve and this one cannot: 400 with a code of its own."""
 
 
+class TemplateRefusedError(InvalidRequestError):
+    """The model's chat template refuses the conversation in words of its own: 400."""
+
+
+class TemplateFailedError(RequestError):
+    """The model's chat template cannot be evaluated: 500, since no client is to blame."""
+
+
 class AbortedError(RequestError):
     """Someone asked for the request to be given up."""
 

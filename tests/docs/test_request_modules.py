@@ -56,7 +56,7 @@ BESIDE = {
     "sluice_runtime/engine/__main__",
 }
 """What runs now and then, request or not."""
-MAX_MODULES = 65
+MAX_MODULES = 80
 """So many a reader has to cross, from the socket to the first token."""
 
 

@@ -266,3 +266,15 @@ def _modelopt(folder: Path, key: str) -> Mapping[str, Any]:
 
 def _dummy_uris() -> str:
     return ", ".join(f"dummy://{name}" for name in DUMMIES)
+
+
+def tokenizer_config(files: ModelFiles) -> Mapping[str, Any]:
+    """tokenizer_config.json; empty when there is none."""
+    path = None if files.folder is None else files.folder / "tokenizer_config.json"
+    return {} if path is None or not path.exists() else read_json(path)
+
+
+def token_text(token: object) -> str:
+    """A special token as tokenizer_config.json writes it: a string, or an object with `content`."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else ""

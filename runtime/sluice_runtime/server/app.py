@@ -6,6 +6,7 @@ The routes that generate only name their `Route`; `handler` does the rest.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from sluice_runtime.server.body import parse_body, parse_request, read_body, ref
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.generate_request import GenerateRequest, plan_generate
-from sluice_runtime.server.handler import RequestHandler, Route
+from sluice_runtime.server.handler import RequestHandler, Route, ignored_header
 from sluice_runtime.server.health import TokenCheck
 from sluice_runtime.server.http import GateMiddleware
 from sluice_runtime.server.messages.events import MessageWriter
@@ -209,7 +210,10 @@ def _tokens(service: Service) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """The token ids of a prompt, or of a conversation with its chat template."""
         planner, content = service.planner(), await _senders_body(service, request)
-        return WholeAnswer(await asyncio.to_thread(_tokenized, service, planner, content))
+        answer, changes = await asyncio.to_thread(_tokenized, service, planner, content)
+        response = WholeAnswer(answer)
+        response.headers.update(ignored_header(changes))
+        return response
 
     @router.post(
         "/detokenize",
@@ -255,23 +259,23 @@ def _anthropic(service: Service) -> APIRouter:
     return router
 
 
-def _tokenized(service: Service, planner: Planner, content: bytes) -> bytes:
+def _tokenized(service: Service, planner: Planner, content: bytes) -> tuple[bytes, Sequence[str]]:
+    """The answer, and what the chat template made of a conversation."""
     refuse_heavy(ChatRequest, content, planner.limits.request_tokens)
     tokens_request = parse_body(TokenizeRequest, content)
     if (tokens_request.prompt is None) == (tokens_request.messages is None):
         raise InvalidRequestError("prompt: allowed: either prompt or messages", "prompt")
     service.adapter_key(tokens_request.model)
-    if tokens_request.messages is None:
-        ids = planner.token_ids(parse_request(CompletionRequest, content, strict=False).request)
-    else:
-        ids = planner.token_ids(parse_request(ChatRequest, content, strict=False).request)
+    kind: type[CompletionRequest | ChatRequest] = (
+        CompletionRequest if tokens_request.messages is None else ChatRequest
+    )
+    ids, changes = planner.token_ids(parse_request(kind, content, strict=False).request)
     strings = None
     if tokens_request.return_token_strs:
         strings = [planner.text.tokenizer.token_name(token) for token in ids]
     longest = planner.limits.context_length_tokens
-    return msgspec.json.encode(
-        {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings}
-    )
+    answer = {"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings}
+    return msgspec.json.encode(answer), changes
 
 
 def _detokenized(service: Service, planner: Planner, content: bytes) -> bytes:

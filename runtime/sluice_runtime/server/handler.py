@@ -124,7 +124,7 @@ class PlannedRequest(NamedTuple):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the response."""
-        headers = _ignored_header(self.ignored)
+        headers = ignored_header(self.ignored)
         if self.request.request_id and is_acceptable_request_id(self.request.request_id):
             headers[CLIENT_REQUEST_ID_HEADER] = self.request.request_id
         return headers
@@ -186,14 +186,15 @@ class RequestHandler:
         tokens, ignored = await asyncio.to_thread(self._count, route, planner, body)
         self._service.log_ignored(ignored)
         response = WholeAnswer(msgspec.json.encode({"input_tokens": tokens}))
-        response.headers.update(_ignored_header(ignored))
+        response.headers.update(ignored_header(ignored))
         return response
 
     def _count(self, route: Route[Any], planner: Planner, body: bytes) -> tuple[int, list[str]]:
         parsed, ignored = self._parsed(route, planner, body, None)
         self._service.adapter_key(parsed.requested_model)
         plans = route.plan(planner, parsed)
-        return sum(len(plan.prompt_ids) for plan in plans), _with_left_out(ignored, plans)
+        ignored = _with_changes(ignored, plans)
+        return sum(len(plan.prompt_ids) for plan in plans), ignored
 
     def _max_body_bytes(self, signed: SignedHeaders) -> int:
         head_bytes = MAX_HEAD_BYTES if signed.private else 0
@@ -220,7 +221,7 @@ class RequestHandler:
         adapter = self._service.adapter_key(parsed.requested_model)
         planner = replace(planner, adapter=adapter)
         plans = route.plan(planner, parsed)
-        ignored = _with_left_out(ignored, plans)
+        ignored = _with_changes(ignored, plans)
         read = partial(generator.reader, response_id=envelope.response_id)
         start = None
         if signed.private:
@@ -245,8 +246,7 @@ class RequestHandler:
         request, ignored = parse_request(route.kind, body, strict=strict)
         ignored += _skipped(request, strict=strict)
         ignored += planner.unread_options(request, strict=strict)
-        quoted = [quote(path[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for path in ignored]
-        return request if tenant is None else apply_tenant(request, tenant), quoted
+        return request if tenant is None else apply_tenant(request, tenant), _quoted(ignored)
 
     def _start(
         self, envelope: Envelope, plans: Sequence[ChoicePlan], choices: int, adapter: str
@@ -362,14 +362,21 @@ def _skipped(request: AnsweredRequest, *, strict: bool) -> list[str]:
     return skipped[:MAX_IGNORED_FIELDS]
 
 
-def _with_left_out(ignored: Sequence[str], plans: Sequence[ChoicePlan]) -> list[str]:
-    """With the parts of schemas that no grammar enforces."""
-    places = dict.fromkeys(place for plan in plans[:1] for place in plan.left_out)
-    quoted = [quote(place, safe="[]/:$ ")[:_PLACE_BYTES] for place in places]
-    return [*ignored, *quoted[: max(0, MAX_IGNORED_FIELDS - len(ignored))]]
+def _with_changes(ignored: Sequence[str], plans: Sequence[ChoicePlan]) -> list[str]:
+    """The names with how the template was given the conversation, and with the parts of schemas
+    that no grammar enforces."""
+    changes = _quoted(plans[0].template_changes)
+    changes += [quote(place, safe="[]/:$ ")[:_PLACE_BYTES] for place in plans[0].left_out]
+    distinct = dict.fromkeys(changes)
+    return [*ignored, *list(distinct)[: max(0, MAX_IGNORED_FIELDS - len(ignored))]]
 
 
-def _ignored_header(ignored: Sequence[str]) -> dict[str, str]:
+def _quoted(names: Sequence[str]) -> list[str]:
+    """Names of fields, for a header and a log."""
+    return [quote(name[:_NAME_BYTES], safe="[]/")[:_NAME_BYTES] for name in names]
+
+
+def ignored_header(ignored: Sequence[str]) -> dict[str, str]:
     return {IGNORED_FIELDS_HEADER: ", ".join(ignored)} if ignored else {}
 
 

@@ -131,7 +131,7 @@ def _return_free_memory() -> None:
 
 def _model_text(config: EngineConfig) -> ModelText:
     # Here, since jinja2 is slow to import and /health need not wait for it.
-    from sluice_runtime.model.tokenizer import load_chat_template
+    from sluice_runtime.model.chat_template import load_chat_template
 
     files = model_files.resolve(config.model.uri)
     tokenizer = load_tokenizer(files)
@@ -139,8 +139,9 @@ def _model_text(config: EngineConfig) -> ModelText:
     if left_out:
         _log.warning("generation_config.json: not implemented, left out: %s", ", ".join(left_out))
     template = load_chat_template(files)
-    form = tool_format_of(template.source if template else "", config.tool_call_format)
-    if form is not None and template is not None and not template.shows_tools:
+    with_tools = template.chosen(with_tools=True) if template else None
+    form = tool_format_of(with_tools.source if with_tools else "", config.tool_call_format)
+    if form is not None and with_tools is not None and not with_tools.shows_tools:
         _log.warning(
             "the model's chat template shows no tools: a request's tools are not shown to it"
         )

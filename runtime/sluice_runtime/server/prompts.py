@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from sluice_contract.config.server import DEFAULT_MAX_CHOICES_PER_REQUEST
@@ -17,8 +17,9 @@ from sluice_contract.http_errors import shown_json
 from sluice_runtime.errors import ContextLengthError, InvalidRequestError, UnsupportedFieldError
 from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.scheduler.limits import Limits, max_new_tokens, refusal
+from sluice_runtime.server.conversation import ConversationRenderer, RenderedChat
 from sluice_runtime.server.fields import MAX_IGNORED_FIELDS, AnsweredRequest
-from sluice_runtime.server.long_texts import end_of, surely_exceeds
+from sluice_runtime.server.prompt_length import end_of, surely_exceeds
 from sluice_runtime.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -40,7 +41,7 @@ from sluice_runtime.server.tools.plan import CallReading, ToolPlan, plan_tools
 from sluice_runtime.wire.messages import Grammar, Sampling
 
 if TYPE_CHECKING:
-    from sluice_runtime.model.tokenizer import ChatTemplate
+    from sluice_runtime.model.chat_template import ChatTemplate
     from sluice_runtime.server.generate_request import GenerateRequest
 
 
@@ -82,6 +83,8 @@ class ChoicePlan:
     special_texts: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that the client wants in the text, with their text."""
     returns_token_ids: bool = False
+    template_changes: Sequence[str] = ()
+    """What the chat template made of the conversation, as names of fields."""
 
     @property
     def shown_tokens(self) -> Mapping[int, str]:
@@ -177,40 +180,49 @@ class Planner:
         """
         self._refuse_many_choices(1, request.choices)
         tools = self._tools(request)
-        prompt = self._rendered(request, tools)
-        ids = self._encoded(request, prompt, "messages")
+        chat = self._rendered(request, tools)
+        ids = self._encoded(request, chat.prompt, "messages")
         plans = self._plans(request, [Prompt(ids)], "messages", tools)
-        reasoning = self._reasoning(prompt, plans[0].grammar, tools, request.continued_text)
-        return [replace(plan, reasoning=reasoning) for plan in plans]
+        reasoning = self._reasoning(chat.prompt, plans[0].grammar, tools, request.continued_text)
+        return [replace(plan, reasoning=reasoning, template_changes=chat.changes) for plan in plans]
 
-    def token_ids(self, request: ChatRequest | CompletionRequest) -> list[int]:
-        """Of the whole prompt, which is a conversation or one text; raises as its plan does."""
+    def token_ids(
+        self, request: ChatRequest | CompletionRequest
+    ) -> tuple[list[int], Sequence[str]]:
+        """Of the whole prompt, which is a conversation or one text, with what the template made of
+        it; raises as its plan does."""
         if isinstance(request, CompletionRequest):
             assert isinstance(request.prompt, str)
-            return self._encoded(request, request.prompt, "prompt")
-        prompt = self._rendered(request, self._tools(request))
-        return self._encoded(request, prompt, "messages")
+            return self._encoded(request, request.prompt, "prompt"), ()
+        chat = self._rendered(request, self._tools(request))
+        return self._encoded(request, chat.prompt, "messages"), chat.changes
 
     def _tools(self, request: ChatRequest) -> ToolPlan | None:
         if not request.tools and request.tool_choice is None:
             return None
-        special_id = self.text.tokenizer.special_id
-        return plan_tools(request, self.text.tool_format, special_id, strict=self.strict)
+        template = self.text.template
+        return plan_tools(
+            request,
+            self.text.tool_format,
+            self.text.tokenizer.special_id,
+            strict=self.strict,
+            one_call=template is not None
+            and template.chosen(with_tools=True).takes_one_call_a_turn,
+        )
 
-    def _rendered(self, request: ChatRequest, tools: ToolPlan | None) -> str:
+    def _rendered(self, request: ChatRequest, tools: ToolPlan | None) -> RenderedChat:
         """The conversation as the model's template writes it."""
         if self.text.template is None:
             raise UnsupportedFieldError(
                 "messages: this model has no chat template; allowed: /v1/completions", "messages"
             )
-        return self.text.template.render(
-            [message.for_template() for message in request.messages],
-            tools.shown if tools else None,
-            _template_options(request),
-            unix_seconds=self.unix_seconds,
-            add_generation_prompt=request.add_generation_prompt is not False,
-            continues_final=bool(request.continue_final_message),
+        renderer = ConversationRenderer(
+            self.text.template.chosen(with_tools=tools is not None),
+            self.text.reasoning_form.end if self.text.reasoning_form else "",
+            self.unix_seconds,
+            self.strict,
         )
+        return renderer.render(request, tools.shown if tools else None)
 
     def _reasoning(
         self, prompt: str, grammar: Grammar | None, tools: ToolPlan | None, continued: str | None
@@ -228,10 +240,10 @@ class Planner:
         Raises:
             InvalidRequestError: there are some, and `strict` is set.
         """
-        template = self.text.template
         options = getattr(request, "chat_template_kwargs", None)
-        if not options or template is None:
+        if not options or self.text.template is None:
             return []
+        template = self.text.template.chosen(with_tools=bool(getattr(request, "tools", None)))
         unread = template.unread(options)
         if strict and unread:
             allowed = ", ".join(sorted(template.options)) or "leaving it out"
@@ -429,9 +441,3 @@ class Planner:
                 "min_tokens",
             )
         return limit
-
-
-def _template_options(request: ChatRequest) -> Mapping[str, Any]:
-    effort = request.reasoning_effort
-    own = {} if effort is None else {"reasoning_effort": effort}
-    return own | (request.chat_template_kwargs or {})

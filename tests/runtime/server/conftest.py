@@ -16,7 +16,8 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvTransfer
 from sluice_runtime.errors import UnavailableError
 from sluice_runtime.model import files as model_files
-from sluice_runtime.model.tokenizer import load_chat_template, load_tokenizer
+from sluice_runtime.model.chat_template import load_chat_template
+from sluice_runtime.model.tokenizer import load_tokenizer
 from sluice_runtime.server.app import make_app
 from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.http import Gate, HttpServer, listen, url_of

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import jinja2
 import jsonschema
 import openai
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from sluice_contract.http_errors import IGNORED_FIELDS_HEADER
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.model.tokenizer import ChatTemplate
+from sluice_runtime.model.chat_template import compiled_template
 from sluice_runtime.server.body import parse_request
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.tools.calls import whole_calls
@@ -402,7 +401,7 @@ SOURCE = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
 def calling(server: Server) -> Iterator[Server]:
     text, identity = server.service.text, server.service.identity
     assert text is not None
-    template = ChatTemplate(jinja2.Template(SOURCE), {}, SOURCE)
+    template = compiled_template(SOURCE, {}, "a test")
     server.service.text = replace(text, template=template, tool_format=HERMES)
     yield server
     server.service.text, server.service.identity = text, identity

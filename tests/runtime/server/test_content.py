@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.model.tokenizer import ByteTokenizer, ChatTemplate
+from sluice_runtime.model.chat_template import compiled_template
+from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.body import parse_request
 from sluice_runtime.server.messages.request import MessagesRequest
@@ -29,10 +29,10 @@ from tests.examples import examples
 
 SOURCE = (
     "{% for m in messages %}{{ m.role }}({{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<{{ c.function.arguments | tojson }}>{% endfor %})"
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }}{{ c.function.arguments | tojson }}>{% endfor %})"
     "{% endfor %}"
 )
-TEMPLATE: Final = ChatTemplate(jinja2.Template(SOURCE), {}, SOURCE)
+TEMPLATE: Final = compiled_template(SOURCE, {}, "a test")
 PLANNER: Final = Planner(
     replace(ModelText(ByteTokenizer(), TEMPLATE, Defaults()), tool_format=HERMES),
     Limits(context_length_tokens=100_000, kv_pool_tokens=100_000),
@@ -240,7 +240,7 @@ USER: Final = {"role": "user", "content": "a"}
          ["messages[].audio"]),
         ({"content": None, "audio": {"id": "x", "transcript": "Hi."}}, "Hi.", ["messages[].audio"]),
         ({"content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}},
-         '<{"x": 1}>', []),
+         '<f{"x": 1}>', []),
         ({"content": []}, "", []),
         ({"content": [{"type": "output_text", "text": "b"}]}, "b", []),
     ],
@@ -255,7 +255,7 @@ def test_an_assistant_s_turn_may_be_of_any_age(
 def test_a_function_s_result_is_that_of_a_tool() -> None:
     call = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}}
     turns = [USER, call, {"role": "function", "name": "f", "content": "b"}]
-    assert planned("chat", turns) == ("user(a)assistant(<{}>)tool(b)", [])
+    assert planned("chat", turns) == ("user(a)assistant(<f{}>)tool(b)", [])
     (_, made, result) = (
         turn.for_template() for turn in ChatRequest.model_validate({"messages": turns}).messages
     )
@@ -286,7 +286,7 @@ def test_a_tool_may_return_nothing(nothing: Any) -> None:
             {"type": "tool_result", "tool_use_id": "c", "content": nothing}]},
     ]  # fmt: skip
     for route, turns in (("chat", chat), ("responses", items), ("messages", blocks)):
-        assert planned(route, turns) == ("user(a)assistant(<{}>)tool()", [])
+        assert planned(route, turns) == ("user(a)assistant(<f{}>)tool()", [])
 
 
 def test_items_that_are_not_seen_belong_to_the_turn_around_them() -> None:

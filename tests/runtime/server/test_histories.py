@@ -10,9 +10,10 @@ import jinja2
 import openai
 import pytest
 from sluice_contract.http_errors import IGNORED_FIELDS_HEADER
-from sluice_runtime.model.tokenizer import ChatTemplate
+from sluice_runtime.model.chat_template import ChatTemplate, compiled_template
 from sluice_runtime.server.tools.formats import HERMES
 
+from tests.runtime.server.chat_templates import TEMPLATES
 from tests.runtime.server.conftest import MODEL, Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SOURCE = (
     "{% if tools %}{# answer with <tool_call> #}{% endif %}"
     "{% for m in messages %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }}{{ c.function.arguments | tojson }}]{% endfor %}"
     "{% endfor %}"
 )
 CUT = '{"city": "Ro'
@@ -71,7 +73,7 @@ async def test_arguments_that_are_no_object_are_an_empty_one(
 ) -> None:
     sdk = calling.openai.chat.completions.with_raw_response
     raw = await sdk.create(model=MODEL, messages=called(arguments))
-    assert raw.parse().choices[0].message.content == f"a[{shown}]b"
+    assert raw.parse().choices[0].message.content == f"a[f{shown}]b"
     assert raw.headers.get(IGNORED_FIELDS_HEADER) == ignored
 
 
@@ -85,7 +87,7 @@ async def test_responses_take_them_as_well(
         {"type": "function_call_output", "call_id": "c", "output": "b"},
     ]
     raw = await calling.openai.responses.with_raw_response.create(model=MODEL, input=items)
-    assert raw.parse().output_text == f"a[{shown}]b"
+    assert raw.parse().output_text == f"a[f{shown}]b"
     assert raw.headers.get(IGNORED_FIELDS_HEADER) == ignored
 
 
@@ -122,7 +124,7 @@ async def test_the_answer_that_was_cut_in_a_call_can_be_sent_back(calling: Serve
     assert call.function.arguments.startswith('{"cit')
     history: list[Any] = [message, {"role": "tool", "tool_call_id": call.id, "content": "b"}]
     second = await sdk.create(messages=history, **asked)
-    assert second.choices[0].message.content == "[{}]b"
+    assert second.choices[0].message.content == "[f{}]b"
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
@@ -196,3 +198,48 @@ async def test_strict_requests_refuse_them(
         await calling.openai.chat.completions.create(model=MODEL, messages=messages)
     assert refused.value.param == param
     assert says in refused.value.message
+
+
+CALLED: list[Any] = [
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "d"}]},
+]
+"""A call and its result in Anthropic's words."""
+USERS: list[Any] = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": USERS}),
+        ("/v1/chat/completions", {"messages": USERS, "stream": True}),
+        ("/v1/responses", {"input": USERS}),
+        ("/tokenize", {"messages": USERS}),
+        ("/v1/messages", {"messages": [*USERS, *CALLED], "model": MODEL, "max_tokens": 9}),
+        ("/v1/messages/count_tokens", {"messages": [*USERS, *CALLED], "model": MODEL}),
+    ],
+)
+async def test_a_header_names_what_was_changed_for_the_template(
+    calling: Server, path: str, body: dict[str, Any]
+) -> None:
+    text = calling.service.text
+    assert text is not None
+    calling.service.text = replace(text, template=TEMPLATES["alternating"])
+    response = await calling.http.post(path, json=body)
+    field = "input" if path == "/v1/responses" else "messages"
+    change = "tools-as-text" if "/messages" in path else "turns-joined"
+    assert response.status_code == 200
+    assert response.headers[IGNORED_FIELDS_HEADER] == f"{field}[].{change}"
+    strict(calling)
+    refused = await calling.http.post(path, json=body)
+    assert refused.status_code == 400
+    assert "must alternate" in refused.json()["error"]["message"]
+
+
+async def test_a_template_that_fails_is_the_server_s_error(calling: Server) -> None:
+    text = calling.service.text
+    assert text is not None
+    failing = compiled_template("{{ 1 | tojson(unknown=2) }}", {}, "test")
+    calling.service.text = replace(text, template=failing)
+    response = await calling.http.post("/v1/chat/completions", json={"messages": USERS})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "template_failed")

@@ -29,8 +29,8 @@ from sluice_contract.wire.private_calls import (
     read_comment,
     signed_call,
 )
+from sluice_runtime.model.chat_template import load_chat_template
 from sluice_runtime.model.files import ModelFiles
-from sluice_runtime.model.tokenizer import load_chat_template
 from sluice_runtime.wire.messages import Generate
 from sluice_runtime.wire.transport import private_endpoint
 

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_runtime.errors import InvalidRequestError, ModelLoadError, UnsupportedFieldError
 from sluice_runtime.model import files as model_files
-from sluice_runtime.model.tokenizer import ByteTokenizer, load_chat_template
+from sluice_runtime.model.chat_template import load_chat_template
+from sluice_runtime.model.tokenizer import ByteTokenizer
 from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.server.body import parse_request
-from sluice_runtime.server.long_texts import end_of, surely_exceeds
+from sluice_runtime.server.prompt_length import end_of, surely_exceeds
 from sluice_runtime.server.prompts import ChoicePlan, ModelText, Planner
 from sluice_runtime.server.protocol import ChatRequest, CompletionRequest
 from sluice_runtime.server.sampling_plan import Defaults, defaults_from

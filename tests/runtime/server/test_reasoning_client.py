@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import jsonschema
 import pytest
-from sluice_runtime.model.tokenizer import ChatTemplate
+from sluice_runtime.model.chat_template import ChatTemplate
 from sluice_runtime.server.reasoning.formats import reasoning_format_of
 from sluice_runtime.server.tools.formats import HERMES
 

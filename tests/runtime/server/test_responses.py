@@ -80,7 +80,7 @@ async def test_items_become_turns_of_a_chat(server: Server) -> None:
             {"type": "message", "role": "user", "content": "q2"},
         ],
     )  # fmt: skip
-    assert answer.output_text == "developer: d\nuser: q\nassistant: a\nuser: q2\nassistant: "
+    assert answer.output_text == "system: d\nuser: q\nassistant: a\nuser: q2\nassistant: "
 
 
 async def test_a_stream_has_the_api_s_events_in_order(server: Server) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from sluice_runtime.errors import ContextLengthError, InvalidRequestError
 from sluice_runtime.server.content import GAP, Unseen
 from sluice_runtime.server.fields import SamplingFields
 from sluice_runtime.server.messages.request import (
+    Block,
     CustomTool,
     MessagesRequest,
     MessageText,
@@ -31,6 +32,7 @@ from sluice_runtime.server.messages.request import (
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.responses.translation import chat_of, plan_under_other_names
+from sluice_runtime.server.turns import joined_turns
 
 _SAME: Final = (*SamplingFields.model_fields, "model", "priority", "cache_salt", "stream")
 """Fields that a chat has, too."""
@@ -51,7 +53,8 @@ request."""
 
 def plan_message(planner: Planner, request: PromptFields) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
-    read = frozenset[str]() if planner.text.template is None else planner.text.template.options
+    template = planner.text.template
+    read = template.chosen(with_tools=bool(request.tools)).options if template else frozenset()
     try:
         plans = partial(planner.plan_chat, chat_request(request, read))
         return [plan_under_other_names(plans, _NAMES)]
@@ -72,7 +75,11 @@ def chat_request(request: PromptFields, read_options: frozenset[str]) -> ChatReq
 
 
 def _turns(request: PromptFields) -> list[dict[str, Any]]:
-    turns = _Turns(request).turns
+    system = [] if request.system is None else [_joined(request.system)]
+    turns: list[dict[str, Any]] = [{"role": "system", "content": text} for text in system]
+    turns += (turn for message in request.messages for turn in _chat_turns(message))
+    # What the assistant wrote is one text.
+    turns = joined_turns(turns, between_answers="")
     if not turns:
         raise InvalidRequestError("messages: all are empty; allowed: one with text", "messages")
     if turns[-1]["role"] == "assistant":
@@ -128,88 +135,33 @@ def _tools(tools: Sequence[object], choice: ToolChoice | None) -> dict[str, Any]
     return chat
 
 
-class _Turns:
-    """The turns of a chat, from the turns of a conversation with Anthropic's API.
-
-    Turns of role system among the others become part of the user's turn before them: few chat
-    templates know them. Between a call and its result nothing is put.
-    """
-
-    def __init__(self, request: PromptFields) -> None:
-        self.turns: list[dict[str, Any]] = []
-        self._waiting: list[str] = []
-        """Texts for the user's turn that is to come."""
-        system = [_joined(request.system)] if request.system is not None else []
-        messages = list(request.messages)
-        while messages and messages[0].role == "system":
-            system.append(_joined(messages.pop(0).content))
-        if text := GAP.join(filter(None, system)):
-            self.turns.append({"role": "system", "content": text})
-        for message in messages:
-            self._add(message)
-        self._take_waiting()
-
-    def _add(self, message: MessageTurn) -> None:
-        if message.role == "assistant":
-            self._take_waiting()
-            self._add_assistant(message)
-        elif message.role == "system":
-            self._waiting.append(_joined(message.content))
-            if not self._calls_wait():
-                self._take_waiting()
-        else:
-            self._add_user(message)
-            self._take_waiting()
-
-    def _calls_wait(self) -> bool:
-        """Whether the results of calls come next."""
-        return bool(self.turns) and "tool_calls" in self.turns[-1]
-
-    def _take_waiting(self) -> None:
-        text = GAP.join(filter(None, self._waiting))
-        self._waiting.clear()
-        if text and self.turns and self.turns[-1]["role"] == "tool":
-            self.turns[-1]["content"] = GAP.join(filter(None, [self.turns[-1]["content"], text]))
-        elif text:
-            self._add_text(text)
-
-    def _add_text(self, text: str) -> None:
-        if self.turns and self.turns[-1]["role"] == "user":
-            self.turns[-1]["content"] += GAP + text
-        else:
-            self.turns.append({"role": "user", "content": text})
-
-    def _add_user(self, message: MessageTurn) -> None:
-        if isinstance(message.content, str):
-            self._add_text(message.content)
-            return
-        texts: list[TextBlock | Unseen] = []
-        for block in message.content:
+def _chat_turns(message: MessageTurn) -> Iterator[dict[str, Any]]:
+    """The turns of a chat that one turn of Anthropic's API is."""
+    blocks, role = message.content, message.role
+    if isinstance(blocks, str) or role == "system":
+        yield {"role": role, "content": _joined(blocks) if role == "system" else blocks}
+    elif role == "assistant":
+        yield _assistant_turn(blocks)
+    else:
+        for block in blocks:
             if isinstance(block, ToolResult):
                 content = _joined(block.content or "")
-                self.turns.append(
-                    {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-                )
-            elif isinstance(block, MessageText | Unseen):
-                texts.append(block)
-        if texts or not message.content:
-            self._add_text(_joined(texts))
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+        texts = [block for block in blocks if isinstance(block, MessageText | Unseen)]
+        if texts or not blocks:
+            yield {"role": "user", "content": _joined(texts)}
 
-    def _add_assistant(self, message: MessageTurn) -> None:
-        if not self.turns or self.turns[-1]["role"] != "assistant":
-            self.turns.append({"role": "assistant", "content": ""})
-        turn, blocks = self.turns[-1], message.content
-        if isinstance(blocks, str):
-            turn["content"] += blocks
-            return
-        texts = [block.text for block in blocks if isinstance(block, MessageText | Unseen)]
-        thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
-        calls = [_call(block) for block in blocks if isinstance(block, ToolUse)]
-        turn["content"] += "".join(texts)
-        if thoughts:
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + "".join(thoughts)
-        if calls:
-            turn["tool_calls"] = turn.get("tool_calls", []) + calls
+
+def _assistant_turn(blocks: Sequence[Block]) -> dict[str, Any]:
+    texts = [block.text for block in blocks if isinstance(block, MessageText | Unseen)]
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    calls = [_call(block) for block in blocks if isinstance(block, ToolUse)]
+    turn: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        turn["reasoning_content"] = "".join(thoughts)
+    if calls:
+        turn["tool_calls"] = calls
+    return turn
 
 
 def _call(block: ToolUse) -> dict[str, Any]:

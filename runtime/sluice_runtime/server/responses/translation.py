@@ -79,6 +79,8 @@ def plan_under_other_names(
     except InvalidRequestError as error:
         param = None if error.param is None else _renamed(error.param, names)
         raise type(error)(_renamed(str(error), names), param) from None
+    changes = [_renamed(change, names) for change in plan.template_changes]
+    plan = replace(plan, template_changes=changes)
     if plan.grammar is None:
         return plan
     named = msgspec.structs.replace(plan.grammar, field=_renamed(plan.grammar.field, names))

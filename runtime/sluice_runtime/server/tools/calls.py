@@ -103,7 +103,8 @@ class Reader(Protocol):
 
 
 class CallParser:
-    """Parses one choice. `calls_only`: a grammar allows calls only, so there is no text."""
+    """Parses one choice. `calls_only`: a grammar allows calls only, so there is no text.
+    `max_calls`: those behind are left out, since the model could not be shown them again."""
 
     def __init__(
         self,
@@ -112,7 +113,9 @@ class CallParser:
         draw_id: Callable[[], str],
         *,
         calls_only: bool = False,
+        max_calls: int | None = None,
     ) -> None:
+        self._max_calls = max_calls
         self._source = Source()
         self._collected = Calls(schemas, draw_id)
         self._reading = read(self._source, self._collected)
@@ -146,4 +149,7 @@ class CallParser:
     def _read_on(self) -> Parsed:
         next(self._reading, None)
         parsed = self._collected.taken()
+        if self._max_calls is not None:
+            calls = tuple([call for call in parsed.calls if call.index < self._max_calls])
+            parsed = parsed._replace(calls=calls)
         return parsed._replace(text="") if self._calls_only else parsed

@@ -36,7 +36,7 @@ def _long_id(call: str) -> str:
     return f"call_{hashlib.sha256(call.encode()).hexdigest()[:24]}"
 
 
-def _nine_characters(call: str) -> str:
+def nine_characters(call: str) -> str:
     """Mistral's chat templates refuse any other id."""
     number, characters = int.from_bytes(hashlib.sha256(call.encode()).digest()), ""
     for _ in range(9):
@@ -98,7 +98,7 @@ MISTRAL: Final = ToolFormat(
     grammar=JsonList(),
     known_by=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" not in template,
     markers=(readers.TOOL_CALLS,),
-    id_of=_nine_characters,
+    id_of=nine_characters,
 )
 """One list of calls."""
 MISTRAL_NAMED: Final = ToolFormat(
@@ -108,7 +108,7 @@ MISTRAL_NAMED: Final = ToolFormat(
     grammar=NamedTag(),
     known_by=lambda template: "[TOOL_CALLS]" in template and "[ARGS]" in template,
     markers=(readers.TOOL_CALLS, readers.CALL_ID, readers.ARGS),
-    id_of=_nine_characters,
+    id_of=nine_characters,
 )
 """A marker, the name and the arguments of each call."""
 LLAMA3: Final = ToolFormat(

@@ -35,6 +35,8 @@ class CallReading:
     calls_or_format: bool = False
     """Whether a grammar allows either calls or the requested format, so that an answer has either
     text or calls."""
+    at_most_one: bool = False
+    """Whether an answer has at most one call."""
     shown_tokens: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that are decoded as text, with their text."""
 
@@ -44,7 +46,10 @@ class CallReading:
         if self.calls_or_format:
             read = calls_alone(read, self.form.grammar.begins(self.schemas))
         ids = (self.form.id_of(f"{answer}/{number}") for number in count())
-        return CallParser(read, self.schemas, partial(next, ids), calls_only=self.calls_only)
+        most = 1 if self.at_most_one else None
+        return CallParser(
+            read, self.schemas, partial(next, ids), calls_only=self.calls_only, max_calls=most
+        )
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,11 @@ def plan_tools(
     special_id: Callable[[str], int | None],
     *,
     strict: bool = False,
+    one_call: bool = False,
 ) -> ToolPlan | None:
     """None when no tool may be called. `known`: the model's format; `special_id`: a special token's
-    id by name; `strict`: every schema is enforced as a whole, or refused.
+    id by name; `strict`: every schema is enforced as a whole, or refused; `one_call`: whether the
+    chat template takes no more than one call a turn.
 
     Raises:
         InvalidRequestError: the choice does not fit the tools, or needs a format not known; or
@@ -94,6 +101,7 @@ def plan_tools(
         form,
         schemas,
         calls_only=choice not in (None, "auto"),
+        at_most_one=one_call or request.parallel_tool_calls is False,
         shown_tokens={token: text for text, token in tokens.items()},
     )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
@@ -148,7 +156,7 @@ def _call_spec(
     """A grammar of calls: of one function, of any, of any or the requested format, or of text with
     calls; and schemas by which calls that keep to it are read. `free`: no function asks for a
     grammar of its own."""
-    choice, at_most_one = request.tool_choice, request.parallel_tool_calls is False
+    choice, at_most_one = request.tool_choice, reading.at_most_one
     grammar, schemas = reading.form.grammar, reading.schemas
 
     def lark(
@@ -172,7 +180,7 @@ def _call_spec(
         )
         field = f"tools, {forms[0].field}"
         return spec._replace(field=field, settles_format=True), read_by
-    if at_most_one or not free:
+    if request.parallel_tool_calls is False or not free:
         return lark(lambda held: grammar.text_with_calls(held, tokens, at_most_one=at_most_one))
     return None, {}
 

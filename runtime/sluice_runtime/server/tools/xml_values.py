@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
+from sluice_runtime.grammar.schema_keywords import target_of
 from sluice_runtime.server.fields import json_within
 from sluice_runtime.server.tools.calls import Calls
 from sluice_runtime.server.tools.json_calls import whole_json
-from sluice_runtime.server.tools.object_schema import target_of
 from sluice_runtime.server.tools.source import Reading, Source, possible_start
 
 PARAMETER: Final = "<parameter="

@@ -1,5 +1,8 @@
-"""Texts that may be far too long, which are not tokenised as a whole: megabytes of text would take
-seconds and hundreds of megabytes. Pure."""
+"""How long a text is, in tokens, without tokenising all of it.
+
+A text that is far too long is not tokenised as a whole: megabytes of text would take seconds and
+hundreds of megabytes.
+"""
 
 from __future__ import annotations
 
