@@ -139,7 +139,7 @@ def test_draws_are_the_distributions(
     isas: Iterator[str], vocabulary: int, temperature: float
 ) -> None:
     """A draw may differ from the reference only by its neighbour in the distribution: rounding."""
-    rows = 300
+    rows = 100
     logits = torch.randn(rows, vocabulary) * 3
     logits[:, vocabulary // 2] = float("-inf")
     temperatures = torch.full((rows,), temperature)
@@ -154,7 +154,7 @@ def test_draws_are_the_distributions(
         own = probability.gather(1, actual[:, None]).squeeze(1)
         assert (own > 0).all(), isa
         assert ((upto - own - 1e-6 <= uniforms) & (uniforms <= upto + 1e-6)).all(), isa
-        assert (actual == wanted).float().mean() > 0.99, isa
+        assert (actual == wanted).float().mean() > 0.9, isa
 
 
 def test_a_set_that_is_not_there_is_refused(isas: Iterator[str]) -> None:

@@ -336,8 +336,8 @@ STEP_MUTATIONS: Final = (
     Mutation(
         "preallocation: a prompt needs no page for its next token",
         "preallocation",
-        "pages_for(len(request.token_ids) + 1, self._page_size)",
-        "pages_for(len(request.token_ids), self._page_size)",
+        "tokens = len(request.token_ids) + least_answer(request.remaining_tokens)",
+        "tokens = len(request.token_ids)",
         ("test_resume",),
     ),
     Mutation(

@@ -78,7 +78,7 @@ def test_a_flag_comes_before_the_variable_and_an_empty_variable_is_none(
 @pytest.mark.process
 @pytest.mark.parametrize("words", [["plan", "-f"], ["render", "-f"], ["translate", "--from"]])
 def test_nobody_who_reads_is_no_traceback(words: list[str], file: str) -> None:
-    rest = ["vllm", "--", "--max-num-seqs", "8"] if words[0] == "translate" else [file]
+    rest = ["vllm", "--", "--model", "Qwen/Qwen3-8B"] if words[0] == "translate" else [file]
     command = [sys.executable, "-m", "sluice_operator.cli.main", *words, *rest]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
