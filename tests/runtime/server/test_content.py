@@ -29,7 +29,8 @@ from tests.examples import examples
 
 SOURCE = (
     "{% for m in messages %}{{ m.role }}({{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<{{ c.function.name }}{{ c.function.arguments | tojson }}>{% endfor %})"
+    "{% for c in m.tool_calls or [] %}"
+    "<{{ c.function.name }}{{ c.function.arguments | tojson }}>{% endfor %})"
     "{% endfor %}"
 )
 TEMPLATE: Final = compiled_template(SOURCE, {}, "a test")
