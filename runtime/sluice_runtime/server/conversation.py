@@ -60,6 +60,8 @@ class ConversationRenderer:
         attempt = self._best_attempt(request, turns, tools)
         changes = [f"messages[].{step}" for step in attempt.steps]
         changes += list(dict.fromkeys(_field(kind) for kind in attempt.unseen))
+        if CALLS in attempt.unseen:
+            turns = [{**turn, "tool_calls": ()} for turn in turns]
         if tools and not (self.template.shows_tools and shows_tools(attempt.prompt, turns, tools)):
             changes.append("tools")
         if self.strict and changes:
@@ -127,10 +129,11 @@ def _candidates(
 
 
 def _may_help(best: _Attempt, steps: Sequence[str]) -> bool:
-    """Whether steps are worth their price: calls and system turns stay what they are where the
-    template shows them."""
+    """Whether steps are worth their price: results of calls and system turns stay what they are
+    where the template shows them. Where it shows the results and not the calls, these are named:
+    the prompt is what transformers would make."""
     missing = set(best.unseen)
-    if TOOLS_AS_TEXT in steps and not missing & {CALLS, "tool"}:
+    if TOOLS_AS_TEXT in steps and "tool" not in missing:
         return False
     return SYSTEM_IN_USER not in steps or bool(missing & {"system", "developer"})
 
