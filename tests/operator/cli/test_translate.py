@@ -53,6 +53,7 @@ VLLM = {
     "--trust-remote-code --swap-space 4": {},
     "--enforce-eager": {"engine": {"cudaGraphMaxBatch": 0}},
     "python3 -m vllm.entrypoints.openai.api_server --model /m": {"model": {"uri": "file:///m"}},
+    "CUDA_VISIBLE_DEVICES=0,1 vllm serve /m": {"model": {"uri": "file:///m"}},
     "/usr/bin/python3.11 -m vllm.entrypoints.openai.api_server --model /m --port 80": {
         "model": {"uri": "file:///m"}
     },

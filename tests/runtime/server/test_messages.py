@@ -252,6 +252,12 @@ async def test_tokens_are_counted_as_they_would_be_used(
     assert count.input_tokens == answer.usage.input_tokens
 
 
+async def test_the_model_may_be_left_out(server: Server) -> None:
+    asked = {key: value for key, value in body().items() if key != "model"}
+    assert (await server.http.post(MESSAGES, json=asked)).json()["model"] == MODEL
+    assert (await server.http.post(COUNT, json=asked)).status_code == 200
+
+
 REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     (body(model="gpt"), 404, "not_found_error", "'gpt' is not served here"),
     (

@@ -31,6 +31,8 @@ _STARTS: Final = {
     }.items()
 }
 """Words that stand before an engine's flags where it is started by hand."""
+_VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*=.*", re.DOTALL)
+"""A variable for the command, as a shell has it before a line."""
 _SECRET: Final = re.compile(r"(?:key|token|secret|password)$")
 """Names of unknown flags whose values are not shown."""
 
@@ -125,6 +127,8 @@ def translate(engine: str, arguments: Sequence[str], *, strict: bool = False) ->
 def _without_command(engine: str, arguments: Sequence[str]) -> list[str]:
     """The flags alone, of a line that starts the engine."""
     remaining = list(arguments)
+    while remaining and _VARIABLE.fullmatch(remaining[0]):
+        remaining.pop(0)
     while remaining and _STARTS[engine].fullmatch(remaining[0]):
         remaining.pop(0)
     return remaining

@@ -262,7 +262,8 @@ class UnusedMessagesFields(RequestModel):
 class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, ConstraintsElsewhere):
     """What both of Anthropic's routes have."""
 
-    model: str
+    model: str | None = None
+    """None: whichever model is served."""
     messages: Annotated[
         list[MessageTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     ]
@@ -277,7 +278,7 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, Constr
     """Variables for the model's chat template."""
 
     @property
-    def requested_model(self) -> str:
+    def requested_model(self) -> str | None:
         return self.model
 
     @property
