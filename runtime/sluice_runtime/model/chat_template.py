@@ -167,14 +167,22 @@ class ChatTemplate:
         one, two = (self._tried([_PROBE_USER, *_probe_calls(count)]) for count in (1, 2))
         return one is not None and two is None
 
+    def hidden(self, *, with_tools: bool) -> frozenset[str]:
+        """What it takes and never shows in a conversation with tools, or without, as far as a try
+        shows: turns of a role, or `calls`."""
+        return self._hidden[with_tools]
+
     @cached_property
-    def hidden(self) -> frozenset[str]:
-        """What it takes and never shows, as far as a try shows: turns of a role, or `calls`."""
-        called = self._tried([_PROBE_USER, *_probe_calls(1)])
+    def _hidden(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Without tools, and with some."""
+        return self._hidden_beside(None), self._hidden_beside([_PROBE_TOOL])
+
+    def _hidden_beside(self, tools: Sequence[Message] | None) -> frozenset[str]:
+        called = self._tried([_PROBE_USER, *_probe_calls(1)], tools)
         texts = {"calls": (called, "probed value"), "tool": (called, "probed result")}
         for role in ("system", "developer"):
             turns = [{"role": role, "content": "probed role"}, _PROBE_USER]
-            texts[role] = self._tried(turns), "probed role"
+            texts[role] = self._tried(turns, tools), "probed role"
         return frozenset(
             kind
             for kind, (prompt, text) in texts.items()

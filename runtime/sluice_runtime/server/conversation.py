@@ -6,12 +6,12 @@ tried in other turns (`turns`); what is still not in the prompt is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sluice_runtime.errors import InvalidRequestError, TemplateFailedError, TemplateRefusedError
-from sluice_runtime.server.prompt_check import CALLS, kinds_of, shows_tools, unseen
+from sluice_runtime.server.prompt_check import CALLS, PromptCheck, kinds_of
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.turns import SYSTEM_IN_USER, TOOLS_AS_TEXT, Turn, mended
 
@@ -45,6 +45,8 @@ class ConversationRenderer:
     unix_seconds: float
     strict: bool
     """Whether a conversation is refused that the template does not take and show as it is."""
+    too_long: Callable[[str], bool]
+    """Whether a prompt is refused for its length, which need not be checked."""
 
     def render(
         self, request: ChatRequest, tools: Sequence[Mapping[str, Any]] | None
@@ -57,12 +59,15 @@ class ConversationRenderer:
             InvalidRequestError: of a strict server, the template does not show everything.
         """
         turns = [self._turn(message.for_template()) for message in request.messages]
-        attempt = self._best_attempt(request, turns, tools)
+        check = PromptCheck(turns, self.reasoning_end)
+        attempt = self._best_attempt(request, turns, tools, check)
         changes = [f"messages[].{step}" for step in attempt.steps]
         changes += list(dict.fromkeys(_field(kind) for kind in attempt.unseen))
-        if CALLS in attempt.unseen:
-            turns = [{**turn, "tool_calls": ()} for turn in turns]
-        if tools and not (self.template.shows_tools and shows_tools(attempt.prompt, turns, tools)):
+        calls_shown = CALLS not in attempt.unseen
+        if tools and not (
+            self.template.shows_tools
+            and check.shows_tools(attempt.prompt, tools, calls_shown=calls_shown)
+        ):
             changes.append("tools")
         if self.strict and changes:
             raise InvalidRequestError(
@@ -82,6 +87,7 @@ class ConversationRenderer:
         request: ChatRequest,
         turns: Sequence[Turn],
         tools: Sequence[Mapping[str, Any]] | None,
+        check: PromptCheck,
     ) -> _Attempt:
         refusal: TemplateRefusedError | TemplateFailedError | None = None
         best: _Attempt | None = None
@@ -93,11 +99,14 @@ class ConversationRenderer:
             except (TemplateRefusedError, TemplateFailedError) as error:
                 refusal = refusal or error
                 continue
-            missing = unseen(prompt, turns, self.reasoning_end)
-            missing += self.template.hidden & kinds_of(candidate) - set(missing)
+            if self.too_long(prompt):
+                return _Attempt(prompt, [], steps)
+            missing = check.unseen(prompt)
+            hidden = self.template.hidden(with_tools=bool(tools))
+            missing += hidden & kinds_of(candidate) - set(missing)
             if best is None or len(missing) < len(best.unseen):
                 best = _Attempt(prompt, missing, steps)
-            if not missing:
+            if not missing or check.spent:
                 break
         if best is None:
             assert refusal is not None

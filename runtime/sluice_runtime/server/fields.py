@@ -156,6 +156,11 @@ class AnsweredRequest(RequestModel):
         return None
 
     @property
+    def offers_tools(self) -> bool:
+        """Whether the model is shown tools that it may call."""
+        return False
+
+    @property
     def choices(self) -> int:
         """Choices for each prompt."""
         return 1

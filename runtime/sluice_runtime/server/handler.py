@@ -363,12 +363,16 @@ def _skipped(request: AnsweredRequest, *, strict: bool) -> list[str]:
 
 
 def _with_changes(ignored: Sequence[str], plans: Sequence[ChoicePlan]) -> list[str]:
-    """The names with how the template was given the conversation, and with the parts of schemas
-    that no grammar enforces."""
-    changes = _quoted(plans[0].template_changes)
-    changes += [quote(place, safe="[]/:$ ")[:_PLACE_BYTES] for place in plans[0].left_out]
-    distinct = dict.fromkeys(changes)
-    return [*ignored, *list(distinct)[: max(0, MAX_IGNORED_FIELDS - len(ignored))]]
+    """`ignored`, what was done to the conversation for the template, and parts of schemas that no
+    grammar enforces. Beyond the most `ignored` comes last, and its end is a number."""
+    places = [quote(place, safe="[]/:$ ")[:_PLACE_BYTES] for place in plans[0].left_out]
+    if len(places) > MAX_IGNORED_FIELDS // 2:  # each tool is named, if not each place
+        places = [place.partition(":")[0] for place in places]
+    changes = [*_quoted(plans[0].template_changes), *places]
+    names = list(dict.fromkeys([*ignored, *changes]))
+    if (more := len(names) - MAX_IGNORED_FIELDS + 1) <= 1:
+        return names
+    return [*list(dict.fromkeys([*changes, *ignored]))[:-more], f"{more} more"]
 
 
 def _quoted(names: Sequence[str]) -> list[str]:

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-_MAX_SCANNED_CHARACTERS: Final = 1 << 26
-"""What is searched for one prompt, some 50 ms; texts beyond count as shown."""
+MAX_CHARACTERS: Final = 1 << 26
+"""What is searched for one request, over all attempts to render it; texts beyond count as shown."""
+TEXT_CHARACTERS: Final = 4_096
+"""What a text costs beside its search."""
 _CHECKED_TOOLS: Final = 16
 CALLS: Final = "calls"
 
@@ -27,86 +29,100 @@ class _Text:
     """Whether it is within a call's arguments, which may stand in any order."""
 
 
-def unseen(prompt: str, turns: Sequence[Mapping[str, Any]], reasoning_end: str) -> list[str]:
-    """Kinds of the texts that are not in the prompt: the role of a turn, or `calls`.
+class PromptCheck:
+    """Looks for the texts of one conversation in prompts, up to a bound for all of them."""
 
-    White space around a text is no part of it, nor is reasoning of the assistant, which ends with
-    `reasoning_end`."""
-    texts = [list(_texts_of(turn, reasoning_end)) for turn in turns]
-    scan = _Scan(prompt)
-    if _in_order(scan, texts):
-        return []
-    whole = "\0".join(text.spellings[0] for turn in texts for text in turn)
-    return [text.kind for turn in texts for text in turn if not scan.has(text, whole)]
-
-
-def kinds_of(turns: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Kinds of the texts of a conversation."""
-    return {text.kind for turn in turns for text in _texts_of(turn, "")}
-
-
-def shows_tools(
-    prompt: str, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> bool:
-    """Whether the prompt has each tool's name, besides where the conversation has it."""
-    scan = _Scan(prompt)
-    texts = [text.spellings[0] for turn in turns for text in _texts_of(turn, "")]
-    whole = "\0".join(texts)
-    names = [str(tool["function"]["name"]) for tool in tools[:_CHECKED_TOOLS]]
-    return all(scan.count(name) > whole.count(name) for name in names)
-
-
-class _Scan:
-    """Searches a prompt, up to a bound."""
-
-    def __init__(self, prompt: str) -> None:
-        self._prompt = prompt
-        self._left = _MAX_SCANNED_CHARACTERS
+    def __init__(self, turns: Sequence[Mapping[str, Any]], reasoning_end: str) -> None:
+        """`reasoning_end`: what ends the reasoning in an assistant's content, or nothing."""
+        self._left = MAX_CHARACTERS
+        self._turns: list[list[_Text]] = []
+        for turn in turns:
+            texts: list[_Text] = []
+            self._turns.append(texts)
+            for text in _texts_of(turn, reasoning_end):
+                self._left -= TEXT_CHARACTERS + len(text.spellings[0])
+                if self.spent:
+                    return
+                texts.append(text)
 
     @property
     def spent(self) -> bool:
+        """Whether nothing more is searched."""
         return self._left <= 0
 
-    def end(self, text: _Text, start: int) -> int:
+    def unseen(self, prompt: str) -> list[str]:
+        """Kinds of the texts that are not in the prompt: the role of a turn, or `calls`.
+
+        White space around a text is no part of it, nor is reasoning of the assistant."""
+        if self.spent or self._in_order(prompt):
+            return []
+        texts = [text for turn in self._turns for text in turn]
+        whole = "\0".join(text.spellings[0] for text in texts)
+        return [text.kind for text in texts if not self._has(prompt, text, whole)]
+
+    def shows_tools(
+        self, prompt: str, tools: Sequence[Mapping[str, Any]], *, calls_shown: bool
+    ) -> bool:
+        """Whether the prompt has each tool's name, besides where the conversation has it;
+        `calls_shown`: whether the prompt has its calls."""
+        whole = "\0".join(
+            text.spellings[0]
+            for turn in self._turns
+            for text in turn
+            if calls_shown or text.kind != CALLS
+        )
+        names = [str(tool["function"]["name"]) for tool in tools[:_CHECKED_TOOLS]]
+        return all(self._count(prompt, name) > whole.count(name) for name in names)
+
+    def _in_order(self, prompt: str) -> bool:
+        """Whether the turns' texts follow one another in the prompt; system texts stand
+        anywhere."""
+        cursor = 0
+        for turn in self._turns:
+            begin = cursor
+            for text in turn:
+                system = text.kind in ("system", "developer")
+                start = 0 if system else begin if text.is_argument else cursor
+                end = self._end(prompt, text, start)
+                if self.spent:
+                    return True
+                if end < 0:
+                    return False
+                if not (system or text.is_argument):
+                    cursor = end
+        return True
+
+    def _end(self, prompt: str, text: _Text, start: int) -> int:
         """Where the first spelling ends that comes behind `start`; -1: nowhere."""
         ends = []
         for spelling in text.spellings:
-            at = self._prompt.find(spelling, start)
-            self._left -= (len(self._prompt) if at < 0 else at) - start
+            at = prompt.find(spelling, start)
+            self._left -= (len(prompt) if at < 0 else at) - start + len(spelling)
             if at >= 0:
                 ends.append(at + len(spelling))
         return min(ends, default=-1)
 
-    def count(self, spelling: str) -> int:
-        self._left -= len(self._prompt)
-        return self._prompt.count(spelling)
+    def _count(self, prompt: str, spelling: str) -> int:
+        self._left -= len(prompt)
+        return prompt.count(spelling)
 
-    def has(self, text: _Text, whole: str) -> bool:
+    def _has(self, prompt: str, text: _Text, whole: str) -> bool:
         """Whether the prompt has the text as often as the conversation, which is `whole`."""
         if self.spent:
             return True
         if text.is_argument:
-            return self.end(text, 0) >= 0
+            return self._end(prompt, text, 0) >= 0
         self._left -= len(whole)
         return any(
-            self.count(spelling) >= max(1, whole.count(spelling)) for spelling in text.spellings
+            self._count(prompt, spelling) >= max(1, whole.count(spelling))
+            for spelling in text.spellings
         )
 
 
-def _in_order(scan: _Scan, texts: Sequence[Sequence[_Text]]) -> bool:
-    """Whether the turns' texts follow one another in the prompt; system texts stand anywhere."""
-    cursor = 0
-    for turn in texts:
-        begin = cursor
-        for text in turn:
-            system = text.kind in ("system", "developer")
-            start = 0 if system else begin if text.is_argument else cursor
-            end = scan.end(text, start)
-            if end < 0 or scan.spent:
-                return False
-            if not (system or text.is_argument):
-                cursor = end
-    return True
+def kinds_of(turns: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Kinds of the texts of a conversation."""
+    spoken = {turn["role"] for turn in turns if not str(turn["content"] or " ").isspace()}
+    return spoken | {CALLS for turn in turns if turn.get("tool_calls")}
 
 
 def _texts_of(turn: Mapping[str, Any], reasoning_end: str) -> Iterator[_Text]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -221,6 +221,7 @@ class Planner:
             self.text.reasoning_form.end if self.text.reasoning_form else "",
             self.unix_seconds,
             self.strict,
+            partial(surely_exceeds, self.text.tokenizer, max_tokens=self.limits.request_tokens),
         )
         return renderer.render(request, tools.shown if tools else None)
 
@@ -243,7 +244,7 @@ class Planner:
         options = getattr(request, "chat_template_kwargs", None)
         if not options or self.text.template is None:
             return []
-        template = self.text.template.chosen(with_tools=bool(getattr(request, "tools", None)))
+        template = self.text.template.chosen(with_tools=request.offers_tools)
         unread = template.unread(options)
         if strict and unread:
             allowed = ", ".join(sorted(template.options)) or "leaving it out"

@@ -340,6 +340,10 @@ class ChatRequest(GenerationRequest, ToolFields):
     """Whether the answer goes on with the last message, which is the assistant's."""
 
     @property
+    def offers_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
     def continued_text(self) -> str | None:
         """What the answer goes on with; None: it begins anew."""
         if not self.continue_final_message:

@@ -7,6 +7,7 @@ turn, and a call or its result may become text.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, Final
@@ -122,9 +123,14 @@ def _one_call_a_turn(turn: Turn, results: Sequence[Turn]) -> Iterator[Turn]:
     by_id: dict[str, list[Turn]] = {}
     for result in results:
         by_id.setdefault(result["tool_call_id"], []).append(result)
+    to_come = Counter(call["id"] for call in turn["tool_calls"])
     for call in turn["tool_calls"]:
         yield {**turn, "tool_calls": [call]}
-        yield from by_id.pop(call["id"], ())
+        to_come[call["id"]] -= 1
+        own = by_id.get(call["id"], [])
+        taken = 1 if to_come[call["id"]] else len(own)  # calls of one id have a result each
+        yield from own[:taken]
+        del own[:taken]
         turn = {"role": "assistant", "content": ""}
     for others in by_id.values():
         yield from others

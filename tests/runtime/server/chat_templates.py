@@ -81,6 +81,10 @@ CALLS_OR_TEXT: Final = (  # no text beside calls, and no two turns of a role
     "{{ raise_exception('Roles must change') }}{% endif %}<{{ m.role }}>"
     "{% if not m.tool_calls %}{{ m.content }}{% endif %}" + _CALLS + "</>{% endfor %}"
 )
+CALLS_WITH_TOOLS: Final = (  # calls and results in conversations with tools alone
+    _TOOLS + "{% for m in messages if tools or m.role != 'tool' %}<{{ m.role }}>{{ m.content }}"
+    "{% if tools %}" + _CALLS + "{% endif %}</>{% endfor %}"
+)
 FIRST_SYSTEM_ONLY: Final = (
     "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}</>{% endif %}"
     "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
@@ -107,6 +111,7 @@ TEMPLATES: Final[Mapping[str, ChatTemplate]] = {
         "drops results": DROPS_RESULTS,
         "drops calls": DROPS_CALLS,
         "calls or text": CALLS_OR_TEXT,
+        "calls with tools": CALLS_WITH_TOOLS,
         "first system only": FIRST_SYSTEM_ONLY,
         "last turn only": LAST_TURN_ONLY,
     }.items()

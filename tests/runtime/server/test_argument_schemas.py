@@ -18,6 +18,8 @@ from sluice_contract.http_errors import IGNORED_FIELDS_HEADER
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.model.chat_template import compiled_template
 from sluice_runtime.server.body import parse_request
+from sluice_runtime.server.handler import _with_changes
+from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.tools.calls import whole_calls
 from sluice_runtime.server.tools.formats import (
@@ -31,6 +33,7 @@ from sluice_runtime.server.tools.formats import (
 )
 from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 from sluice_runtime.server.tools.xml_values import kinds_of
+from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
 from tests.runtime.grammar.drawing import BYTES, accepts, matcher_of
@@ -442,3 +445,14 @@ async def test_a_format_that_is_not_strict_is_best_effort(calling: Server) -> No
     calling.service.identity = replace(calling.service.identity, strict_requests=True)
     with pytest.raises(openai.BadRequestError, match=r"schema: properties.to.pattern: look-around"):
         await ask()
+
+
+@pytest.mark.parametrize(("count", "shown"), [(30, 30), (40, 31)])
+def test_beyond_what_a_header_holds_each_tool_is_named_and_the_rest_counted(
+    count: int, shown: int
+) -> None:
+    places = [f"tools.t{tool}: properties.{name}" for tool in range(count) for name in "abc"]
+    plan = ChoicePlan(0, [1], 1, Sampling(), [], False, [], left_out=places)
+    names = _with_changes(["temprature"], [plan])
+    tools = [f"tools.t{tool}" for tool in range(shown)]
+    assert names == (["temprature", *tools] if count == shown else [*tools, "10 more"])

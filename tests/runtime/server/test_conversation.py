@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from sluice_runtime.errors import InvalidRequestError
 from sluice_runtime.model.chat_template import ChatTemplate
 from sluice_runtime.scheduler.limits import Limits
+from sluice_runtime.server import prompt_check
 from sluice_runtime.server.app import CHAT, MESSAGES, RESPONSES
 from sluice_runtime.server.body import parse_request
+from sluice_runtime.server.prompt_check import TEXT_CHARACTERS, PromptCheck
 from sluice_runtime.server.prompts import ChoicePlan, Planner
 from sluice_runtime.server.tools.formats import HERMES
 
@@ -190,6 +192,76 @@ def test_calls_stay_calls_where_only_the_text_beside_them_is_lost() -> None:
     prompt, changes = rendered("calls or text", user("a"), called, result("c", "d"))
     assert "<tool>d</>" in prompt
     assert changes == ["messages[].content"]
+
+
+def test_what_a_template_shows_beside_tools_stays_as_it_is() -> None:
+    history = [user("a"), assistant(None, call("c", x=1)), result("c", "d")]
+    prompt, changes = rendered("calls with tools", *history, tools=TOOLS)
+    assert "<assistant><tool_call>" in prompt
+    assert prompt.endswith("<tool>d</>")
+    assert changes == []
+
+
+def test_calls_with_one_id_have_a_result_each() -> None:
+    history = [user("a"), assistant(None, call("c", x=1), call("c", x=2))]
+    prompt, changes = rendered("single calls", *history, result("c", "one"), result("c", "two"))
+    places = [prompt.index(text) for text in ('"x": 1', '"one"', '"x": 2', '"two"')]
+    assert places == sorted(places)
+    assert changes == ["messages[].ids-shortened", "messages[].calls-divided"]
+
+
+class Counted(str):
+    """A prompt that counts the characters which are searched."""
+
+    searched = 0
+
+    def find(self, text: str, start: Any = 0, end: Any = None) -> int:
+        at = super().find(text, start)
+        Counted.searched += (len(self) if at < 0 else at) - int(start or 0)
+        return at
+
+    def count(self, text: str, *bounds: Any) -> int:
+        Counted.searched += len(self)
+        return super().count(text, *bounds)
+
+
+def test_looking_for_texts_is_bounded_over_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_check, "MAX_CHARACTERS", 100_000)
+    turns = [user(f"text {number}") for number in range(10_000)]
+    check = PromptCheck(turns, "")
+    assert len([text for turn in check._turns for text in turn]) < 100_000 / TEXT_CHARACTERS
+    check, Counted.searched = PromptCheck(turns[:5], ""), 0
+    prompt = Counted("x" * 5_000)
+    for _ in range(1_000):
+        check.unseen(prompt)
+    assert 10_000 < Counted.searched <= 110_000
+    assert check.unseen(prompt) == [], "what is not searched counts as shown"
+
+
+@pytest.mark.parametrize("route", ["chat", "messages"])
+@pytest.mark.parametrize(
+    "more",
+    [{"tools": []}, {"tool_choice": "none"}, {"tools": [{"type": "web_search_20250305"}]}],
+    ids=["none", "none to call", "hosted"],
+)
+def test_options_are_of_the_template_that_is_rendered(route: str, more: dict[str, Any]) -> None:
+    if route == "chat" and more.get("tools"):
+        return  # a chat has no tools of the server
+    tools = {"chat": TOOLS, "messages": [TOOL | {"input_schema": {"type": "object"}}]}[route]
+    body: dict[str, Any] = {"messages": [user("hi")], "tools": tools} | more
+    if route == "messages":
+        body |= {"model": "m", "max_tokens": 5, "thinking": {"type": "adaptive"}}
+        if "tool_choice" in more:
+            body["tool_choice"] = {"type": "none"}
+        for hosted in more.get("tools", ()):
+            hosted |= {"name": "web_search"}
+    else:
+        body["chat_template_kwargs"] = {"enable_thinking": True}
+    thinks = named(ANY_ROLE + "{% if enable_thinking %}<think>{% endif %}", KNOWN_ROLES)
+    kind: Any = ROUTES[route]
+    request = parse_request(kind.kind, json.dumps(body).encode(), strict=False).request
+    assert planner(thinks).unread_options(request, strict=True) == []
+    assert prompt_of(kind.plan(planner(thinks), request)[0]).endswith("<think>")
 
 
 def test_reasoning_that_a_template_leaves_out_is_no_text() -> None:

@@ -261,7 +261,9 @@ CHECKPOINTS: Final = (
 def quantization(text: str) -> str:
     """A format of checkpoints. FP8 may also ask that weights be quantised, which is not done."""
     if text in ("fp8", "w8a8_fp8"):
-        raise NotCarriedError("name an FP8 checkpoint, which needs no setting; other weights are not quantised")
+        raise NotCarriedError(
+            "name an FP8 checkpoint, which needs no setting; other weights are not quantised"
+        )
     if text not in CHECKPOINTS:
         raise ValueError(", ".join((*CHECKPOINTS, "fp8")))
     return text

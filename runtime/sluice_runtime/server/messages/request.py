@@ -282,6 +282,11 @@ class PromptFields(AnsweredRequest, SamplingFields, UnusedMessagesFields, Constr
         return self.model
 
     @property
+    def offers_tools(self) -> bool:
+        chosen = self.tool_choice is None or self.tool_choice.type != "none"
+        return chosen and len(self.tools or ()) > len(self.hosted_tools)
+
+    @property
     def hosted_tools(self) -> list[HostedTool]:
         """Those that are skipped."""
         return [tool for tool in self.tools or () if isinstance(tool, HostedTool)]

@@ -54,7 +54,7 @@ request."""
 def plan_message(planner: Planner, request: PromptFields) -> list[ChoicePlan]:
     """The plan of the one choice; raises like `Planner.plan_chat`, with this route's names."""
     template = planner.text.template
-    read = template.chosen(with_tools=bool(request.tools)).options if template else frozenset()
+    read = template.chosen(with_tools=request.offers_tools).options if template else frozenset()
     try:
         plans = partial(planner.plan_chat, chat_request(request, read))
         return [plan_under_other_names(plans, _NAMES)]

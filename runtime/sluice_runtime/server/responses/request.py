@@ -280,6 +280,11 @@ class ResponsesRequest(
         return self.model
 
     @property
+    def offers_tools(self) -> bool:
+        own = [tool for tool in self.tools or () if not isinstance(tool, HostedTool)]
+        return bool(own) and self.tool_choice != "none"
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether the answer's tokens have logprobs."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
