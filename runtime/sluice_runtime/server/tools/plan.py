@@ -163,8 +163,11 @@ def _call_spec(
         build: Build, names: Sequence[str] = tuple(schemas)
     ) -> tuple[StructuredOutputSpec, Mapping[str, Any]]:
         offered = {name: schemas[name] for name in names}
-        rules, left_out, read_by = call_rules(offered, strict, reading.form, build)
-        return StructuredOutputSpec("tools", "lark", rules.text, left_out=left_out), read_by
+        calls = call_rules(offered, strict, reading.form, build)
+        spec = StructuredOutputSpec(
+            "tools", "lark", calls.rules.text, calls.characters, left_out=calls.left_out
+        )
+        return spec, calls.read_by
 
     if isinstance(choice, NamedTool):
         name = _chosen(choice, schemas)
