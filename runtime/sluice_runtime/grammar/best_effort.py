@@ -62,7 +62,7 @@ def _fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
                 root, lambda part: budget.invalid(root, part), reason
             )
             keys = _culprits(root, part, budget)
-            if not keys and part is root:
+            if not keys and (part is root or not part):  # nothing is left to leave out
                 return None
             for key in keys or list(part):
                 part.pop(key, None)

@@ -80,6 +80,21 @@ def test_a_schema_is_given_up_where_checks_would_take_too_long(
     assert fitted(best_effort_schema(schema), CheckBudget()) is None
 
 
+def test_a_schema_is_given_up_where_nothing_is_left_to_leave_out() -> None:
+    """The library looks for all references, also those of a definition that nothing refers to."""
+    definitions = {"a": {"$ref": "#/$defs/b"}, "b": {}, "c": {"$ref": "x.json"}}
+    schema = {"type": "object", "$defs": definitions}
+    checks = list[str]()
+
+    class Counted(CheckBudget):
+        def invalid(self, root: Any, part: Any) -> str:
+            checks.append("")
+            assert len(checks) < 100
+            return super().invalid(root, part)
+
+    assert fitted(best_effort_schema(schema), Counted()) is None
+
+
 UNENFORCED = st.fixed_dictionaries(
     {},
     optional={
