@@ -9,6 +9,7 @@ a schema for which nothing is left is given up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sluice_runtime.errors import GrammarUnavailableError
@@ -24,31 +25,37 @@ from sluice_runtime.grammar.json_schema import Usable
 from sluice_runtime.grammar.schema_keywords import LEFT_WITH, at
 
 
-def without_patterns(usable: Usable, budget: CheckBudget) -> list[str]:
-    """Takes the patterns that the library does not take out of a schema, as far as the budget goes;
-    the places that were left out."""
-    try:
-        return with_deep_stack(lambda: _without_patterns(usable, budget))
-    except GrammarUnavailableError:
-        return []
+def without_patterns(usable: Usable, budget: CheckBudget) -> list[str] | None:
+    """Takes the patterns that the library does not take out of a schema; the places that were left
+    out. None: the schema is given up."""
+    return _within(lambda: _without_patterns(usable, budget))
 
 
 def _without_patterns(usable: Usable, budget: CheckBudget) -> list[str]:
-    places = list[str]()
-    try:
-        for place, part, _ in invalid_patterns(usable.schema, budget):
-            del part["pattern"]
-            places.append(at(_origin(usable, place), "pattern"))
-    except ChecksSpentError:
-        pass
-    return list(dict.fromkeys(places))
+    places = dict[str, None]()
+    for place, part, _ in invalid_patterns(usable.schema, budget):
+        del part["pattern"]
+        places[at(_origin(usable, place), "pattern")] = None
+    return [*places]
 
 
 def fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
     """Takes what the library does not take out of a schema; the places that were left out. None:
     the schema is given up."""
+    return _within(lambda: _fitted(usable, budget))
+
+
+def _within(search: Callable[[], list[str] | None]) -> list[str] | None:
+    """What a search finds before the checks are spent and where the library does not fail."""
+
+    def run() -> list[str] | None:
+        try:
+            return search()
+        except ChecksSpentError:
+            return None
+
     try:
-        return with_deep_stack(lambda: _fitted(usable, budget))
+        return with_deep_stack(run)
     except GrammarUnavailableError:
         return None
 
@@ -56,21 +63,16 @@ def fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
 def _fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
     root = usable.schema
     places = _without_patterns(usable, budget)
-    try:
-        while reason := budget.invalid(root, root):
-            place, part, _ = innermost_invalid(
-                root, lambda part: budget.invalid(root, part), reason
-            )
-            keys = _culprits(root, part, budget)
-            if not keys and (part is root or not part):  # nothing is left to leave out
-                return None
-            for key in keys or list(part):
-                part.pop(key, None)
-                part.pop(LEFT_WITH.get(key, ""), None)
-            origin = _origin(usable, place)
-            places += [at(origin, key) for key in keys] or [origin]
-    except ChecksSpentError:
-        return None
+    while reason := budget.invalid(root, root):
+        place, part, _ = innermost_invalid(root, lambda part: budget.invalid(root, part), reason)
+        keys = _culprits(root, part, budget)
+        if not keys and (part is root or not part):  # nothing is left to leave out
+            return None
+        for key in keys or list(part):
+            part.pop(key, None)
+            part.pop(LEFT_WITH.get(key, ""), None)
+        origin = _origin(usable, place)
+        places += [at(origin, key) for key in keys] or [origin]
     return list(dict.fromkeys(places))
 
 

@@ -98,10 +98,13 @@ class _HeldSchemas:
         """The grammar where some schemas have to be changed for it: without what the library does
         not take, and with any object for the largest."""
         least = self._without_loose()
-        for name, usable in self._loose.items():
-            self._left_out[name] += without_patterns(usable, self._budget)
         lengths = {name: self._length(name) for name in self._loose}
         self._keep_smallest(lengths, MAX_CHARACTERS - self._characters(least))
+        for name, usable in [*self._loose.items()]:
+            if (places := without_patterns(usable, self._budget)) is None:
+                self._give_up(name)
+            else:
+                self._left_out[name] += places
         if (rules := self._built()) is not None:
             return rules
         changes = [self._fit(name) for name in [*self._loose]]
