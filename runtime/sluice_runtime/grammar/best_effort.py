@@ -2,73 +2,77 @@
 torch.
 
 The library refuses a schema as a whole. The smallest part that it does not take by itself is looked
-for, and the keyword without which it takes that part.
+for, and the keyword without which it takes that part. All checks of one request together are given
+at most `MAX_CHECKED_CHARACTERS`, and at most `MAX_CHECK_SECONDS` and one check more of a processor;
+a schema for which nothing is left is given up.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 from sluice_runtime.errors import GrammarUnavailableError
 from sluice_runtime.grammar.constraint import (
+    CheckBudget,
+    ChecksSpentError,
     culprit,
     innermost_invalid,
-    invalid_schema,
+    invalid_patterns,
     with_deep_stack,
 )
 from sluice_runtime.grammar.json_schema import Usable
 from sluice_runtime.grammar.schema_keywords import LEFT_WITH, at
 
-MAX_CHECKED_CHARACTERS: Final = 1_000_000
-"""Of schemas that are checked for one request, in all: about a second of a processor."""
-_CHECK_CHARACTERS: Final = 1_000
-"""What a check costs beside the schema's length."""
+
+def without_patterns(usable: Usable, budget: CheckBudget) -> list[str] | None:
+    """Takes the patterns that the library does not take out of a schema; the places that were left
+    out. None: the schema is given up."""
+    return _within(lambda: _without_patterns(usable, budget))
 
 
-class CheckBudget:
-    """What the checks of one request may still cost."""
-
-    def __init__(self) -> None:
-        self._characters = MAX_CHECKED_CHARACTERS
-
-    def invalid(self, root: Any, part: Any) -> str:
-        """Why the library does not take a part of a schema; `_SpentError`: nobody knows."""
-        self._characters -= _CHECK_CHARACTERS + len(str(part))
-        if self._characters < 0:
-            raise _SpentError
-        return invalid_schema(root, part)
-
-
-class _SpentError(Exception):
-    """No more checks are made for the request."""
+def _without_patterns(usable: Usable, budget: CheckBudget) -> list[str]:
+    places = dict[str, None]()
+    for place, part, _ in invalid_patterns(usable.schema, budget):
+        del part["pattern"]
+        places[at(_origin(usable, place), "pattern")] = None
+    return [*places]
 
 
 def fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
     """Takes what the library does not take out of a schema; the places that were left out. None:
     the schema is given up."""
+    return _within(lambda: _fitted(usable, budget))
+
+
+def _within(search: Callable[[], list[str] | None]) -> list[str] | None:
+    """What a search finds before the checks are spent and where the library does not fail."""
+
+    def run() -> list[str] | None:
+        try:
+            return search()
+        except ChecksSpentError:
+            return None
+
     try:
-        return with_deep_stack(lambda: _fitted(usable, budget))
+        return with_deep_stack(run)
     except GrammarUnavailableError:
         return None
 
 
 def _fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
-    root, places = usable.schema, list[str]()
-    try:
-        while reason := budget.invalid(root, root):
-            place, part, _ = innermost_invalid(
-                root, lambda part: budget.invalid(root, part), reason
-            )
-            keys = _culprits(root, part, budget)
-            if not keys and part is root:
-                return None
-            for key in keys or list(part):
-                part.pop(key, None)
-                part.pop(LEFT_WITH.get(key, ""), None)
-            origin = _origin(usable, place)
-            places += [at(origin, key) for key in keys] or [origin]
-    except _SpentError:
-        return None
+    root = usable.schema
+    places = _without_patterns(usable, budget)
+    while reason := budget.invalid(root, root):
+        place, part, _ = innermost_invalid(root, lambda part: budget.invalid(root, part), reason)
+        keys = _culprits(root, part, budget)
+        if not keys and (part is root or not part):  # nothing is left to leave out
+            return None
+        for key in keys or list(part):
+            part.pop(key, None)
+            part.pop(LEFT_WITH.get(key, ""), None)
+        origin = _origin(usable, place)
+        places += [at(origin, key) for key in keys] or [origin]
     return list(dict.fromkeys(places))
 
 

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +26,22 @@ from sluice_runtime.grammar.json_schema import subschemas
 from sluice_runtime.grammar.schema_keywords import at, target_of
 from sluice_runtime.wire.messages import GrammarKind
 
-LIMITS: Final = LLParserLimits(step_max_items=30_000, max_lexer_states=10_000, verbose_errors=False)
+LIMITS: Final = LLParserLimits(
+    step_max_items=30_000,
+    max_lexer_states=10_000,
+    initial_lexer_fuel=100_000,
+    verbose_errors=False,
+)
 """Below the library's own: one mask of an ambiguous grammar takes up to 0.13 s then, and a matcher
 `sizing.plan.MATCHER_BYTES`. Ordinary grammars use up to 15,000 items with 150,000 tokens, and fewer
-than 500 states; a string of bounded length 5 or 6 for each byte of an answer."""
+than 500 states; a string of bounded length 5 or 6 for each byte of an answer. Its lexer takes up to
+half a unit of fuel for each of 65,536 characters, and 14,000 for a pattern with `\\p{L}`."""
+MAX_CHECKED_CHARACTERS: Final = 1_000_000
+MAX_CHECK_SECONDS: Final = 0.15
+"""Of the checks with which one request's schemas are searched for what the library does not take:
+characters given to the library, and time of a processor."""
+_CHECK_CHARACTERS: Final = 1_000
+"""What a check costs beside the schema's length."""
 _MAX_WHITESPACE: Final = 32
 """Characters between two words of JSON: enough to indent; a weak model that may write more writes
 nothing else."""
@@ -123,10 +136,16 @@ def refusal_place(schema: Any, reason: str) -> str:
     """The place in a schema for which the library does not take it, and why."""
 
     def search() -> tuple[str, str]:
-        invalid = partial(invalid_schema, schema)
-        place, part, why = innermost_invalid(schema, invalid, reason)
-        # What no value fits is no fault of a single keyword.
-        key = None if _UNSATISFIABLE in why else culprit(part, invalid)
+        budget = CheckBudget()
+        invalid = partial(budget.invalid, schema)
+        try:
+            for place, _, why in invalid_patterns(schema, budget):
+                return at(place, "pattern"), why
+            place, part, why = innermost_invalid(schema, invalid, reason)
+            # What no value fits is no fault of a single keyword.
+            key = None if _UNSATISFIABLE in why else culprit(part, invalid)
+        except ChecksSpentError:
+            return "", reason
         return (place if key is None else at(place, key)), why
 
     place, why = with_deep_stack(search)
@@ -194,6 +213,54 @@ def start_deep_thread(target: Callable[[], None], name: str) -> threading.Thread
     return thread
 
 
+class ChecksSpentError(Exception):
+    """No more checks are made for the request."""
+
+
+class CheckBudget:
+    """What the checks of one request may still cost. The library does not say what a check took it,
+    so its time counts, too; `clock`: that of the thread which checks, in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self._characters = MAX_CHECKED_CHARACTERS
+        self._seconds = MAX_CHECK_SECONDS
+        self._clock = clock
+        self._reasons: dict[str, str] = {}
+        """By grammar. What was checked before costs but a tenth of its characters, and no time."""
+
+    def invalid(self, root: Any, part: Any) -> str:
+        """Why the library does not take a part of a schema (`usable_schema`) by itself; "": it
+        does. To be called in a thread with a large stack.
+
+        Raises:
+            ChecksSpentError: nobody knows.
+        """
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        return self._check(f"start: {json_rule(definitions | part)}")
+
+    def invalid_grammar(self, grammar: str) -> str:
+        """Why the library does not take a grammar in Lark, or that nobody knows; "": it does."""
+
+        def check() -> str:
+            try:
+                return self._check(grammar)
+            except ChecksSpentError:
+                return "it was not checked"
+
+        return with_deep_stack(check)
+
+    def _check(self, grammar: str) -> str:
+        is_new = grammar not in self._reasons
+        self._characters -= _CHECK_CHARACTERS + len(grammar) if is_new else len(grammar) // 10
+        if self._characters < 0 or (is_new and self._seconds <= 0):
+            raise ChecksSpentError
+        if is_new:
+            begin = self._clock()
+            self._reasons[grammar] = _invalid(grammar)
+            self._seconds -= self._clock() - begin
+        return self._reasons[grammar]
+
+
 def _invalid(grammar: str) -> str:
     try:
         message = LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
@@ -202,11 +269,32 @@ def _invalid(grammar: str) -> str:
     return _refusal(message)
 
 
-def invalid_schema(root: Any, part: Any) -> str:
-    """Why the library does not take a part of a schema (`usable_schema`) by itself; "": it does. To
-    be called in a thread with a large stack."""
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    return _invalid(f"start: {json_rule(definitions | part)}")
+def invalid_patterns(root: Any, budget: CheckBudget) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The strings in a schema whose pattern the library does not take: their places, and why. They
+    are the usual fault, and each pattern takes one short check."""
+    pending: list[tuple[str, object]] = [("", root)]
+    seen = set[str]()
+    while pending:
+        path, part = pending.pop()
+        if not isinstance(part, dict):
+            continue
+        pattern, kinds = part.get("pattern"), part.get("type", "string")
+        if isinstance(pattern, str) and "string" in (kinds if isinstance(kinds, list) else [kinds]):
+            reason = budget.invalid({}, {"type": "string", "pattern": pattern})
+            if reason and _UNSATISFIABLE not in reason:
+                yield path, part, reason
+        inner = {key: part[key] for key in part if key not in ("$defs", "definitions")}
+        parts = [*subschemas(inner, path), *_referred(part, root, seen)]
+        pending += reversed(parts)
+
+
+def _referred(schema: Mapping[str, Any], root: Any, seen: set[str]) -> Iterator[tuple[str, object]]:
+    """The place and the target of a schema's reference, if it is not in `seen`, to which it is
+    added."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
+        seen.add(reference)
+        yield reference[2:].replace("/", "."), target_of(reference, root)
 
 
 def innermost_invalid(
@@ -215,12 +303,9 @@ def innermost_invalid(
     """The smallest schema in `root` that is not taken by itself: its place, and why."""
     schema, path, seen = root, "", set[str]()
     while True:
-        parts = subschemas(schema, path)
+        parts: list[tuple[str, object]] = [*subschemas(schema, path)]
         parts.sort(key=lambda part: part[0].startswith(("$defs.", "definitions.")))
-        reference = schema.get("$ref")
-        if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
-            seen.add(reference)
-            parts.append((reference[2:].replace("/", "."), target_of(reference, root)))
+        parts += _referred(schema, root, seen)
         for place, part in parts:
             message = invalid(part) if isinstance(part, dict) and part is not schema else ""
             # An optional part without values is no fault of the whole.

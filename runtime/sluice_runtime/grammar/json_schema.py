@@ -26,6 +26,7 @@ from sluice_runtime.grammar.schema_keywords import (
     RESTRICTING,
     SCHEMAS,
     ConjunctionFacts,
+    Steps,
     at,
     facts_of,
     is_conjunction,
@@ -46,19 +47,25 @@ class Usable(NamedTuple):
     """Places of schemas that were moved or copied, by where they are now."""
 
 
-def usable_schema(schema: object, *, closed: bool = True) -> Any:
+def usable_schema(schema: object, *, closed: bool = True, steps: Steps | None = None) -> Any:
     """The schema for the library. `closed`: objects have no properties, and tuples no items, that
-    it does not name.
+    it does not name; `steps`: those left to the request.
 
     Raises:
         GrammarError: a part of it would not be enforced; says where.
     """
-    return _Rewriting(schema, closed).run().schema
+    return _Rewriting(schema, closed, steps or Steps()).run().schema
 
 
-def best_effort_schema(schema: object, *, closed: bool = True) -> Usable:
-    """The schema without the keywords for which `usable_schema` refuses it."""
-    return _Rewriting(schema, closed, best_effort=True).run()
+def best_effort_schema(
+    schema: object, *, closed: bool = True, steps: Steps | None = None
+) -> Usable:
+    """The schema without the keywords for which `usable_schema` refuses it.
+
+    Raises:
+        GrammarError: no steps are left to the request.
+    """
+    return _Rewriting(schema, closed, steps or Steps(), best_effort=True).run()
 
 
 def subschemas(schema: object, path: str = "") -> list[tuple[str, Any]]:
@@ -73,8 +80,11 @@ class _Rewriting:
     """One schema. A schema is a `member` where it stands beside other restrictions of its value:
     then what is said of the whole is not said of it alone."""
 
-    def __init__(self, root: object, closed: bool, *, best_effort: bool = False) -> None:
+    def __init__(
+        self, root: object, closed: bool, steps: Steps, *, best_effort: bool = False
+    ) -> None:
         self._root = root
+        self._steps = steps
         self._closed = closed
         self._best_effort = best_effort
         self._left_out: dict[str, None] = {}
@@ -103,6 +113,7 @@ class _Rewriting:
         self._left_out[place] = None
 
     def _usable(self, schema: object, path: str, depth: int, *, member: bool) -> Any:
+        self._steps.take()
         if isinstance(schema, bool):
             return schema
         if depth > MAX_DEPTH:
@@ -118,7 +129,7 @@ class _Rewriting:
         usable = self._without_unimplemented(_with_tuples(_restrictions(schema)), path)
         usable = self._with_names(usable, path)
         conjunction = is_conjunction(usable)
-        facts = facts_of(usable, self._root) if conjunction else None
+        facts = facts_of(usable, self._root, self._steps) if conjunction else None
         alone = not (member or conjunction)
         usable = self._with_reference(usable, path, member=not alone)
         if not conjunction:
@@ -138,7 +149,7 @@ class _Rewriting:
         return usable if member else self._complete(usable, path)
 
     def _without_unimplemented(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        for key, error in list(unimplemented_keywords(schema, path, self._root)):
+        for key, error in list(unimplemented_keywords(schema, path, self._root, self._steps)):
             self._leave_out(at(path, key), error)
             gone = (key, LEFT_WITH.get(key))
             schema = {other: value for other, value in schema.items() if other not in gone}

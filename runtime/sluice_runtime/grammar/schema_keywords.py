@@ -25,6 +25,12 @@ _MAX_FOLLOWED: Final = 64
 """References, from one that may lead to itself."""
 MAX_COMBINATIONS: Final = 1_000
 """Of alternatives that stand beside each other: the library writes each out."""
+MAX_TOGETHER: Final = 500
+"""Schemas about one value that stand beside each other, each as often as it is referred to: the
+library writes each out."""
+MAX_STEPS: Final = 30_000
+"""Schemas that are looked at for one request."""
+_NAMES_PER_STEP: Final = 8
 
 SCHEMAS: Final = ("additionalProperties", "items", "unevaluatedItems", "unevaluatedProperties")
 LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -119,6 +125,22 @@ def target_of(reference: object, root: object) -> object:
     return target
 
 
+class Steps:
+    """What looking at the schemas of one request may still cost."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def take(self, count: int = 1) -> None:
+        """Raises GrammarError where nothing is left."""
+        self._left -= count
+        if self._left < 0:
+            raise GrammarError(
+                f"the schemas, with what their references lead to, are too large; allowed: "
+                f"{MAX_STEPS} steps through them"
+            )
+
+
 @dataclass
 class ConjunctionFacts:
     """What restrictions of one value say together."""
@@ -134,11 +156,12 @@ class ConjunctionFacts:
     """Whether one of them says which other properties there may be."""
 
 
-def facts_of(schema: dict[str, Any], root: object) -> ConjunctionFacts:
+def facts_of(schema: dict[str, Any], root: object, steps: Steps) -> ConjunctionFacts:
     facts, pending, seen = ConjunctionFacts(), [schema], set[str]()
     while pending:
         part = pending.pop()
         properties, patterns = part.get("properties"), part.get("patternProperties")
+        steps.take(1 + len(dict_of(part, "properties")) // _NAMES_PER_STEP)
         facts.names |= dict.fromkeys(properties if isinstance(properties, dict) else ())
         names = filter(IS_OF_TYPE["string"], list_of(part, "required"))
         facts.required |= dict.fromkeys(names)
@@ -149,11 +172,11 @@ def facts_of(schema: dict[str, Any], root: object) -> ConjunctionFacts:
         facts.is_typed |= bool(part.keys() & {"type", "const", "enum"})
         opening = {"additionalProperties", "propertyNames", "unevaluatedProperties"}
         facts.is_open |= bool(part.keys() & opening)
-        pending += [inner for inner in _in_place(part, root, seen) if isinstance(inner, dict)]
+        pending += [inner for inner in parts_in_place(part, root, seen) if isinstance(inner, dict)]
     return facts
 
 
-def _in_place(schema: Mapping[str, Any], root: object, seen: set[str]) -> Iterator[object]:
+def parts_in_place(schema: Mapping[str, Any], root: object, seen: set[str]) -> Iterator[object]:
     """The schemas that are about the same value; `seen`: references that were followed."""
     for key in ("anyOf", "oneOf", "allOf"):
         yield from list_of(schema, key)
@@ -173,7 +196,7 @@ def is_conjunction(schema: Mapping[str, Any]) -> bool:
 
 
 def unimplemented_keywords(
-    schema: Mapping[str, Any], path: str, root: object
+    schema: Mapping[str, Any], path: str, root: object, steps: Steps
 ) -> Iterator[tuple[str, GrammarError]]:
     for key in sorted(schema.keys() & IGNORED):
         silent = _NEEDS.get(key, key) not in schema
@@ -195,7 +218,7 @@ def unimplemented_keywords(
         # The same additional name may come twice, and then counts twice.
         allowed = "0 or 1; more beside additionalProperties: false, without patternProperties"
         yield "minProperties", _unimplemented(schema, path, "minProperties", allowed)
-    if "unevaluatedProperties" in schema and not _knows_evaluated(schema, root):
+    if "unevaluatedProperties" in schema and not _knows_evaluated(schema, root, steps):
         allowed = "beside properties and references; not beside propertyNames or alternatives"
         key = "unevaluatedProperties"
         yield key, _unimplemented(schema, path, key, allowed)
@@ -204,10 +227,15 @@ def unimplemented_keywords(
     if "unevaluatedItems" in schema:
         allowed = f"without {', '.join(IN_PLACE)} beside it"
         yield "unevaluatedItems", _unimplemented(schema, path, "unevaluatedItems", allowed)
-    if _Combinations(root).too_many(schema):
-        key = next(key for key in reversed(IN_PLACE) if key in schema)
-        why = "leads to too many combinations of alternatives"
-        yield key, refused(at(path, key), schema[key], f"at most {MAX_COMBINATIONS} of them", why)
+    combinations = _Combinations(root, steps)
+    if combinations.too_many(schema):
+        why, most = "leads to too many combinations of alternatives", MAX_COMBINATIONS
+    elif combinations.together(schema) > MAX_TOGETHER:
+        why, most = "leads to too many schemas of one value", MAX_TOGETHER
+    else:
+        return
+    key = next(key for key in reversed(IN_PLACE) if key in schema)
+    yield key, refused(at(path, key), schema[key], f"at most {most} of them", why)
 
 
 def _unimplemented(schema: Mapping[str, Any], path: str, key: str, allowed: str) -> GrammarError:
@@ -223,7 +251,7 @@ def _leads_to_itself(schema: Mapping[str, Any], root: object) -> bool:
         if isinstance(part := parts.pop(), dict):
             if part.get("$ref") == own:
                 return True
-            parts += _in_place(part, root, seen)
+            parts += parts_in_place(part, root, seen)
     return False
 
 
@@ -233,28 +261,31 @@ def _has_single_names(schema: Mapping[str, Any]) -> bool:
     return closed and not schema.keys() & {"patternProperties", "propertyNames"}
 
 
-def _knows_evaluated(schema: Mapping[str, Any], root: object) -> bool:
+def _knows_evaluated(schema: Mapping[str, Any], root: object, steps: Steps) -> bool:
     """Whether the properties that a schema evaluates are those of all values."""
     if "propertyNames" in schema:
         return False
     parts, seen = [schema], set[str]()
     while parts:
         part = parts.pop()
+        steps.take()
         for key in ("anyOf", "oneOf"):
             for option in list_of(part, key):
-                facts = facts_of(option if isinstance(option, dict) else {}, root)
+                facts = facts_of(option if isinstance(option, dict) else {}, root, steps)
                 if facts.names or facts.patterns or facts.is_open:
                     return False
-        parts += [inner for inner in _in_place(part, root, seen) if isinstance(inner, dict)]
+        parts += [inner for inner in parts_in_place(part, root, seen) if isinstance(inner, dict)]
     return True
 
 
 class _Combinations:
     """How many alternatives the library writes out for a schema, about."""
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, root: object, steps: Steps) -> None:
         self._root = root
+        self._steps = steps
         self._counts: dict[int, int] = {}
+        self._together: dict[int, int] = {}
 
     def too_many(self, schema: Mapping[str, Any]) -> bool:
         factors = [count for count in self._factors(schema, 0) if count > 1]
@@ -266,10 +297,25 @@ class _Combinations:
         if depth > MAX_DEPTH:
             return MAX_COMBINATIONS + 1
         if id(schema) not in self._counts:
+            self._steps.take()
             self._counts[id(schema)] = 1  # where it leads to itself
             product = prod(self._factors(schema, depth + 1))
             self._counts[id(schema)] = min(product, MAX_COMBINATIONS + 1)
         return self._counts[id(schema)]
+
+    def together(self, schema: object, depth: int = 0) -> int:
+        """How many schemas are about the value of a schema, with itself; at most one too many."""
+        if not isinstance(schema, dict):
+            return 1
+        if depth > MAX_DEPTH:
+            return MAX_TOGETHER + 1
+        if id(schema) not in self._together:
+            self._steps.take()
+            self._together[id(schema)] = 1  # where it leads to itself
+            parts = parts_in_place(schema, self._root, set())
+            count = 1 + sum(self.together(part, depth + 1) for part in parts)
+            self._together[id(schema)] = min(count, MAX_TOGETHER + 1)
+        return self._together[id(schema)]
 
     def _factors(self, schema: Mapping[str, Any], depth: int) -> list[int]:
         inner = 0

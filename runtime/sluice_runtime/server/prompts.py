@@ -370,7 +370,10 @@ class Planner:
             keeps_stop=bool(request.include_stop_str_in_output),
             priority=request.priority or 0,
             grammar=grammar,
-            left_out=() if answer is None else answer.left_out,
+            left_out=[
+                *(tools.left_out if tools else ()),
+                *(answer.left_out if answer else ()),
+            ],
             reading=tools.reading if tools else None,
             cache_salt=request.cache_salt or "",
             adapter=self.adapter,

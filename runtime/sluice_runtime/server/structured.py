@@ -21,9 +21,10 @@ from sluice_runtime.errors import (
     InvalidRequestError,
     UnsupportedFieldError,
 )
-from sluice_runtime.grammar.best_effort import CheckBudget, fitted
-from sluice_runtime.grammar.constraint import json_rule, one_of, refuse_unusable
-from sluice_runtime.grammar.json_schema import best_effort_schema, usable_schema
+from sluice_runtime.grammar.best_effort import fitted
+from sluice_runtime.grammar.constraint import CheckBudget, json_rule, one_of, refuse_unusable
+from sluice_runtime.grammar.json_schema import Usable, best_effort_schema, usable_schema
+from sluice_runtime.grammar.schema_keywords import Steps
 from sluice_runtime.server.fields import (
     OBJECT,
     STRING,
@@ -200,19 +201,13 @@ def grammar_of(
     if len(specs) > 1:
         first, second = specs[0].field, specs[1].field
         raise InvalidRequestError(f"{second}: given beside {first}; allowed: one of them", second)
-    _refuse_long(specs[0])
     field, kind, text = specs[0][:3]
     if not end_token_ids:
         raise UnsupportedFieldError(
             f"{field}: needs a token that ends the answer; allowed: for a model that names one",
             field,
         )
-    try:
-        refuse_unusable(kind, text)
-    except GrammarError as error:
-        raise InvalidRequestError(f"{field}: {error}", field) from None
-    except GrammarUnavailableError as error:
-        raise GrammarUnavailableError(f"{field}: {error}") from None
+    check_spec(specs[0])
     grammar = Grammar(kind, text, list(end_token_ids), field, min_tokens, ends_late)
     return AnswerGrammar(grammar, specs[0].left_out)
 
@@ -224,6 +219,22 @@ def format_specs(request: StructuredFields, *, strict: bool = False) -> list[Str
         InvalidRequestError: it is not implemented.
     """
     return list(_specs(request, strict=strict))
+
+
+def check_spec(spec: StructuredOutputSpec) -> None:
+    """Refuses a constraint that is too large or cannot be used.
+
+    Raises:
+        InvalidRequestError: names its field, and the place in a schema.
+        GrammarUnavailableError: the grammar library failed with it.
+    """
+    _refuse_long(spec)
+    try:
+        refuse_unusable(spec.kind, spec.text)
+    except GrammarError as error:
+        raise InvalidRequestError(f"{spec.field}: {error}", spec.field) from None
+    except GrammarUnavailableError as error:
+        raise GrammarUnavailableError(f"{spec.field}: {error}") from None
 
 
 def _refuse_long(spec: StructuredOutputSpec) -> None:
@@ -238,15 +249,17 @@ def _refuse_long(spec: StructuredOutputSpec) -> None:
         )
 
 
-def checked_schema(field: str, schema: object, *, closed: bool = True) -> Any:
-    """A JSON schema in the form for the grammar library.
+def checked_schema(
+    field: str, schema: object, *, closed: bool = True, steps: Steps | None = None
+) -> Any:
+    """A JSON schema in the form for the grammar library. `steps`: those left to the request.
 
     Raises:
         InvalidRequestError: it is not implemented; names the field and the place in the schema.
     """
     refuse_infinite(field, schema)
     try:
-        return usable_schema(schema, closed=closed)
+        return usable_schema(schema, closed=closed, steps=steps)
     except GrammarError as error:
         raise InvalidRequestError(f"{field}: {error}", field) from None
 
@@ -269,10 +282,15 @@ def _schema_spec(field: str, schema: object, *, closed: bool = True) -> Structur
 def _best_effort_spec(field: str, schema: object) -> StructuredOutputSpec:
     """The constraint by a schema that leaves objects open, as far as it can be enforced."""
     refuse_infinite(field, schema)
-    usable = best_effort_schema(schema, closed=False)
+    try:
+        usable = best_effort_schema(schema, closed=False)
+    except GrammarError:
+        usable = Usable({}, [""], {})
     places = fitted(usable, CheckBudget())
     text = msgspec.json.encode({} if places is None else usable.schema).decode()
     notes = [""] if places is None else [*usable.left_out, *places]
+    if len(text) > MAX_CHARACTERS:
+        text, notes = "{}", [""]
     left_out = tuple(f"{field}.{place}".rstrip(".") for place in notes)
     return StructuredOutputSpec(field, "json_schema", text, open=True, left_out=left_out)
 

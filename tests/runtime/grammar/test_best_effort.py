@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from sluice_runtime.grammar import best_effort
-from sluice_runtime.grammar.best_effort import CheckBudget, fitted
+from sluice_runtime.grammar import constraint
+from sluice_runtime.grammar.best_effort import fitted
+from sluice_runtime.grammar.constraint import CheckBudget, ChecksSpentError
 from sluice_runtime.grammar.json_schema import best_effort_schema
 from sluice_runtime.grammar.schema_keywords import MAPS, RESTRICTING
 
@@ -73,9 +74,27 @@ def test_what_is_about_the_rest_goes_with_what_it_is_the_rest_of() -> None:
 def test_a_schema_is_given_up_where_checks_would_take_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(best_effort, "MAX_CHECKED_CHARACTERS", 5_000)
-    schema = {"type": "object", "properties": {f"p{i}": AHEAD for i in range(9)}}
+    monkeypatch.setattr(constraint, "MAX_CHECKED_CHARACTERS", 5_000)
+    ahead = [{"type": "string", "pattern": f"^(?!{i})"} for i in range(9)]
+    schema = {"type": "object", "properties": {f"p{i}": part for i, part in enumerate(ahead)}}
     assert fitted(best_effort_schema(schema), CheckBudget()) is None
+
+
+def test_a_schema_is_given_up_where_nothing_is_left_to_leave_out() -> None:
+    """The library looks for all references, also those of a definition that nothing refers to."""
+    definitions = {"a": {"$ref": "#/$defs/b"}, "b": {}, "c": {"$ref": "x.json"}}
+    schema = {"type": "object", "$defs": definitions}
+    checks = list[str]()
+
+    class Counted(CheckBudget):
+        def invalid(self, root: Any, part: Any) -> str:
+            checks.append("")
+            if len(checks) > 99:
+                raise ChecksSpentError
+            return super().invalid(root, part)
+
+    assert fitted(best_effort_schema(schema), Counted()) is None
+    assert len(checks) < 20
 
 
 UNENFORCED = st.fixed_dictionaries(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from sluice_contract.http_errors import IGNORED_FIELDS_HEADER
 from sluice_runtime.errors import InvalidRequestError
+from sluice_runtime.grammar import constraint
 from sluice_runtime.model.chat_template import compiled_template
 from sluice_runtime.server.body import parse_request
 from sluice_runtime.server.handler import _with_changes
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.protocol import ChatRequest
+from sluice_runtime.server.structured import MAX_CHARACTERS
+from sluice_runtime.server.tools.argument_schemas import call_rules
+from sluice_runtime.server.tools.call_grammars import Rules
 from sluice_runtime.server.tools.calls import whole_calls
 from sluice_runtime.server.tools.formats import (
     FORMATS,
@@ -168,23 +172,23 @@ def test_strict_requests_refuse_what_would_be_left_out(offered: dict[str, Any]) 
 
 
 CALLS = {
-    HERMES: '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>',
-    LLAMA3: '{"name": "f", "parameters": %s}',
-    MISTRAL: '[TOOL_CALLS][{"name": "f", "arguments": %s}]',
-    MISTRAL_NAMED: "[TOOL_CALLS]f[ARGS]%s",
+    HERMES: '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>',
+    LLAMA3: '{"name": "%s", "parameters": %s}',
+    MISTRAL: '[TOOL_CALLS][{"name": "%s", "arguments": %s}]',
+    MISTRAL_NAMED: "[TOOL_CALLS]%s[ARGS]%s",
 }
 
 
-def call_of(form: ToolFormat, arguments: dict[str, Any]) -> bytes:
-    """A call of `f` as the model writes it."""
+def call_of(form: ToolFormat, arguments: dict[str, Any], name: str = "f") -> bytes:
+    """A call as the model writes it."""
     if form is not QWEN3_CODER:
-        return (CALLS[form] % json.dumps(arguments, ensure_ascii=False)).encode()
+        return (CALLS[form] % (name, json.dumps(arguments, ensure_ascii=False))).encode()
     values = {
-        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in arguments.items()
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
     }
-    parts = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in values.items())
-    return f"<tool_call>\n<function=f>\n{parts}</function>\n</tool_call>".encode()
+    parts = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values.items())
+    return f"<tool_call>\n<function={name}>\n{parts}</function>\n</tool_call>".encode()
 
 
 def calls_matcher(form: ToolFormat, parameters: Any) -> LLMatcher:
@@ -387,6 +391,78 @@ def test_a_schema_beyond_the_limits_leaves_any_object(form: ToolFormat) -> None:
     long = {"type": "object", "properties": {f"p{i}": {"enum": ["x" * 70]} for i in range(900)}}
     tools = [tool("long", long), tool("g", RECORD)]
     assert left_out(form, tools=tools, tool_choice="required") == ["tools.long"]
+
+
+MAX_BUILDS = 4
+
+
+@EVERY
+@pytest.mark.parametrize("kind", ["differ", "ahead"])
+def test_whatever_the_number_of_tools_the_whole_is_built_few_times(
+    form: ToolFormat, kind: str
+) -> None:
+    """Each tool has a schema of its own, and all together are too long."""
+    limits = {"differ": {}, "ahead": {"pattern": "^(?!a)"}}[kind]
+    schemas = {
+        f"{number:0128}": {
+            "type": "object",
+            "properties": {f"p{number}_{i}": {"type": "string", **limits} for i in range(3)},
+            "additionalProperties": False,
+        }
+        for number in range(512)
+    }
+    builds = list[int]()
+
+    def build(schemas: Mapping[str, Any]) -> Rules:
+        builds.append(len(schemas))
+        return form.grammar.calls(schemas, {}, at_most_one=False)
+
+    rules = call_rules(schemas, (), form, build)
+    assert len(builds) <= MAX_BUILDS
+    assert set(builds) == {512}
+    assert rules.characters <= MAX_CHARACTERS
+    assert any(": " not in place for place in rules.left_out)
+    assert rules.characters > 0.6 * MAX_CHARACTERS  # about as many as fit
+
+
+@EVERY
+def test_tools_whose_arguments_are_any_object_share_a_rule(form: ToolFormat) -> None:
+    names = ["a", "ab", "a.b", "b"]
+    tools = [tool(name, {}) for name in names] + [tool("f", RECORD)]
+    spec = planned(form, tools=tools, tool_choice="required").spec
+    assert spec is not None
+    assert spec.text.count('"additionalProperties": true') <= 1
+    matcher = matcher_of(spec.kind, spec.text, BYTES)
+    for name in names:
+        call = call_of(form, {"x": 1}, name)
+        assert accepts(matcher, call)
+        assert not accepts(matcher, call_of(form, {"x": 1}, f"{name}x"))
+    assert accepts(matcher, call_of(form, {"k": "x"}))
+    assert not accepts(matcher, call_of(form, {"x": 1}))
+
+
+def test_a_large_tool_is_given_up_and_not_the_small_ones() -> None:
+    large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(900)}}
+    tools = [tool(f"large{n}", {**large, "required": [f"p{n}"]}) for n in range(3)]
+    named = left_out(HERMES, tools=[*tools, *BOTH], tool_choice="required")
+    assert named == ["tools.large2", *LEFT_OUT]
+
+
+def test_where_the_checks_are_spent_the_tools_before_keep_their_schemas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(constraint, "MAX_CHECKED_CHARACTERS", 5_000)
+    parts = [{f"p{i}": {"type": "string", "pattern": f"^(?!{n}{i})"} for i in "ab"} for n in "0123"]
+    tools = [tool(f"t{n}", {"type": "object", "properties": part}) for n, part in enumerate(parts)]
+    named = left_out(HERMES, tools=[*tools, tool("f", RECORD)], tool_choice="required")
+    places = [f"tools.t{n}: properties.p{i}.pattern" for n in (0, 1) for i in "ab"]
+    assert named == [*places, "tools.t2", "tools.t3"]
+
+
+def test_strict_tools_that_are_too_long_are_refused_by_their_length() -> None:
+    large = {"type": "object", "properties": {f"p{i}": {"enum": ["x" * 70]} for i in range(900)}}
+    error = refusal(HERMES, tools=[tool("f", large, strict=True), *BOTH])
+    assert "are not allowed for the schemas of strict tools; allowed: at most 65536" in str(error)
 
 
 def test_references_that_lead_nowhere_leave_any_object() -> None:

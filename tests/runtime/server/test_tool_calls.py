@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.grammar.constraint import json_rule
+from sluice_runtime.grammar.constraint import json_rule, refuse_unusable
 from sluice_runtime.server.body import parse_request
 from sluice_runtime.server.protocol import ChatRequest
 from sluice_runtime.server.structured import grammar_of
 from sluice_runtime.server.tools.formats import (
+    FORMATS,
     HERMES,
     LLAMA3,
     MISTRAL,
@@ -24,6 +25,8 @@ from sluice_runtime.server.tools.formats import (
 )
 from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 from sluice_runtime.wire.messages import Grammar
+
+from tests.runtime.grammar.drawing import BYTES, accepts, matcher_of
 
 
 @pytest.mark.parametrize(
@@ -201,10 +204,34 @@ def test_a_format_that_contradicts_tools_is_refused_by_both_fields(
     assert error.value.param == says.partition(":")[0]
 
 
-def test_references_that_lead_nowhere_are_refused() -> None:
-    parameters = {"type": "object", "anyOf": [{"$ref": "#/$defs/b"}], "$defs": {}}
-    with pytest.raises(InvalidRequestError, match=r"tools"):
-        plan(QWEN3_CODER, tools=[tool("f", parameters=parameters)], tool_choice="required")
+AHEAD = {"type": "object", "properties": {"k": {"type": "string", "pattern": "^(?!a)"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": s}}},
+            f"response_format.json_schema.schema: {says}",
+        )
+        for s, says in (
+            (AHEAD, "properties.k.pattern: look-around"),
+            ({"type": "object", "properties": {"k": {"$ref": "#/gone"}}}, "properties.k.$ref: "),
+            ({"type": "object", "properties": {"k": {"enum": ["x" * 70_000]}}}, "70"),
+        )
+    ]
+    + [
+        ({"guided_json": AHEAD}, "guided_json: properties.k.pattern: look-around"),
+        ({"structured_outputs": {"json": AHEAD}}, "structured_outputs.json: properties.k.pattern"),
+    ],
+)
+def test_a_format_that_cannot_be_used_beside_tools_is_refused_by_its_own_place(
+    fields: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        grammar_beside_tools(**fields)
+    assert str(error.value).startswith(place)
+    assert error.value.param == place.partition(":")[0]
 
 
 def test_a_reference_may_have_escapes() -> None:
@@ -263,8 +290,9 @@ def test_parameters_are_restricted_to_objects(
         ({"const": 1}, ".const: 1 is not allowed; allowed: an object"),
         ({"anyOf": [{"type": "null"}]}, '.anyOf: [{"type": "null"}] is not allowed; allowed: one'),
         ({"allOf": [{"type": "null"}]}, '.allOf[0].type: "null" is not allowed; allowed: "object"'),
-        ({"$ref": "#"}, '.$ref: "#" is not allowed; allowed: a reference to a schema of type'),
-        ({"anyOf": [{"$ref": "#"}]}, '.anyOf[0].$ref: "#" is not allowed; allowed: a reference'),
+        ({"allOf": [{"$ref": "#/$defs/n"}], **DEFS}, '.allOf[0].$ref.type: "null" is not allowed'),
+        ({"anyOf": [{"$ref": "#/$defs/n"}, False], **DEFS}, ".anyOf: ["),
+        ({"$ref": "#/$defs/f", "$defs": {"f": False}}, '.$ref: "#/$defs/f" is not allowed'),
         ({"$ref": "#/$defs/n", **DEFS}, '.type: "null" is not allowed; allowed: "object"'),
     ],
 )
@@ -275,6 +303,69 @@ def test_parameters_that_can_be_no_object_are_refused(
     with pytest.raises(InvalidRequestError) as error:
         plan(tools=[tool("f", parameters=parameters)], tool_choice=choice)
     assert str(error.value).startswith(f"tools.f: parameters{words}")
+
+
+COMPOSED: dict[str, Any] = {
+    "$defs": {
+        "a": {"allOf": [{"$ref": "#/$defs/b"}, {"properties": {"y": {"type": "integer"}}}]},
+        "b": {"properties": {"x": {"type": "integer"}}, "required": ["x"]},
+        "c": {"$ref": "#/$defs/a"},
+        "any": True,
+    }
+}
+
+
+@pytest.mark.parametrize("key", ["allOf", "anyOf", "oneOf"])
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_references_may_lead_to_objects_that_name_no_type(
+    key: str, name: str, strict: bool
+) -> None:
+    parameters = {key: [{"$ref": f"#/$defs/{name}"}], **COMPOSED}
+    tools = [tool("f", parameters=parameters, strict=strict)]
+    for form in FORMATS:
+        planned = plan(form, tools=tools, tool_choice="required")
+        assert planned is not None
+        assert planned.spec is not None
+        assert planned.left_out == []
+        assert planned.spec.left_out == ()
+        refuse_unusable("lark", planned.spec.text)
+    matcher = matcher_of("lark", "\n".join(held_to(tools=tools, tool_choice="required")), BYTES)
+    values = ['{"x": 1}', '{"x": "a"}', "{}", "null", "1", '{"x": 2, "z": 1}']
+    call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+    assert [value for value in values if accepts(matcher, (call % value).encode())] == values[:1]
+
+
+UNREAD: list[tuple[dict[str, Any], str]] = [
+    ({"type": "Object"}, '.type: "Object" is not allowed; allowed: "object"'),
+    ({"type": None}, '.type: null is not allowed; allowed: "object"'),
+    ({"type": {"a": 1}}, '.type: {"a": 1} is not allowed; allowed: "object"'),
+    ({"$ref": "#"}, '.$ref: "#" is not allowed; allowed: a reference to a schema of an object'),
+    ({"$ref": "#/$defs/gone"}, '.$ref: "#/$defs/gone" is not allowed; allowed: a reference to'),
+    ({"anyOf": [{"$ref": "#/$defs/gone"}]}, '.anyOf[0].$ref: "#/$defs/gone" is not allowed'),
+    ({"allOf": [{"type": "Object"}]}, '.allOf[0].type: "Object" is not allowed; allowed: "object"'),
+    ({"allOf": {"type": "object"}}, '.allOf: {"type": "object"} is not allowed; allowed: a list'),
+    ({"oneOf": [3]}, ".oneOf[0]: 3 is not allowed; allowed: a schema of an object"),
+    (
+        {"allOf": [{"$ref": "#/$defs/r"}], "$defs": {"r": {"$ref": "#/$defs/r"}}},
+        '.allOf[0].$ref: "#/$defs/r" is not allowed; allowed: a reference',
+    ),
+]
+
+
+@pytest.mark.parametrize(("parameters", "words"), UNREAD, ids=str)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_parameters_that_cannot_be_read_are_any_object_or_refused_where_strict(
+    parameters: dict[str, Any], words: str, choice: str
+) -> None:
+    planned = plan(tools=[tool("f", parameters=parameters), G], tool_choice=choice)
+    assert planned is not None
+    assert planned.left_out == ["tools.f"]
+    assert planned.reading.schemas["f"] == ANY_OBJECT
+    with pytest.raises(InvalidRequestError) as error:
+        plan(tools=[tool("f", parameters=parameters, strict=True)], tool_choice=choice)
+    assert str(error.value).startswith(f"tools.f: parameters{words}")
+    assert error.value.param == "tools.f"
 
 
 def test_earlier_calls_are_shown_with_their_arguments_as_objects() -> None:

@@ -1,7 +1,8 @@
 """The schemas that a grammar holds the arguments of calls to. Imports no torch.
 
 A strict function's schema is enforced as a whole, or the request is refused. That of another is
-best effort: what no grammar enforces is left out and named.
+best effort: what no grammar enforces is left out and named. The whole grammar is built four times
+at most, whatever the number of functions.
 """
 
 from __future__ import annotations
@@ -9,23 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
-from sluice_runtime.errors import GrammarError, InvalidRequestError
-from sluice_runtime.grammar.best_effort import CheckBudget, fitted
-from sluice_runtime.grammar.constraint import invalid_grammar, refusal_place
+from sluice_runtime.errors import GrammarError, GrammarUnavailableError, InvalidRequestError
+from sluice_runtime.grammar.best_effort import fitted, without_patterns
+from sluice_runtime.grammar.constraint import CheckBudget, invalid_grammar, refusal_place
 from sluice_runtime.grammar.json_schema import Usable, best_effort_schema
+from sluice_runtime.grammar.schema_keywords import Steps
 from sluice_runtime.server.structured import MAX_CHARACTERS, checked_schema
 from sluice_runtime.server.tools.call_grammars import Rules
 from sluice_runtime.server.tools.formats import ToolFormat
 
 Build = Callable[[Mapping[str, Any]], Rules]
 """The grammar of an answer whose calls have these arguments, by function."""
-_ANY_OBJECT: Final = {"type": "object", "additionalProperties": True}
+ANY_OBJECT: Final = {"type": "object", "additionalProperties": True}
 
 
 class CallRules(NamedTuple):
     """The grammar of an answer with calls."""
 
     rules: Rules
+    characters: int
+    """The grammar's length without the functions' names, whose number and length have bounds of
+    their own."""
     left_out: tuple[str, ...]
     """What is not enforced, by tool and place."""
     read_by: Mapping[str, Any]
@@ -40,103 +45,164 @@ def call_rules(
     Raises:
         InvalidRequestError: a strict function's schema cannot be enforced; names it and the place.
     """
-    held = _HeldSchemas(form)
+    functions = _HeldSchemas(form, build)
     for name, schema in schemas.items():
-        held.add(name, schema, strict=name in strict)
-    return held.rules(build)
+        functions.add(name, schema, strict=name in strict)
+    return functions.call_rules()
 
 
 class _HeldSchemas:
     """The schemas of a request's functions."""
 
-    def __init__(self, form: ToolFormat) -> None:
+    def __init__(self, form: ToolFormat, build: Build) -> None:
         self._form = form
+        self._build = build
         self._strict: dict[str, Any] = {}
         self._loose: dict[str, Usable] = {}
-        self._order: list[str] = []
+        """Those that may be enforced in part; the others are any object."""
         self._left_out: dict[str, list[str]] = {}
+        """By function, in the request's order."""
+        self._steps = Steps()
         self._budget = CheckBudget()
 
     def add(self, name: str, schema: Any, *, strict: bool) -> None:
-        field = f"tools.{name}"
-        self._order.append(name)
+        field, self._left_out[name] = f"tools.{name}", []
         if strict:
-            self._strict[name] = checked_schema(field, schema)
+            self._strict[name] = checked_schema(field, schema, steps=self._steps)
             self._adapt(name, self._strict[name], _raising(field))
             return
-        usable = best_effort_schema(schema)
+        try:
+            usable = best_effort_schema(schema, steps=self._steps)
+        except GrammarError:
+            self._give_up(name)
+            return
         self._loose[name], self._left_out[name] = usable, usable.left_out
         self._adapt(name, usable.schema, lambda place, _: self._left_out[name].append(place))
 
-    def rules(self, build: Build) -> CallRules:
+    def call_rules(self) -> CallRules:
         """The grammar, with as much of the schemas that are not strict as can be enforced."""
-        if (rules := self._built(build)) is None:
-            for name in self._strict:
-                self._refuse_invalid(name)
-            for name in self._loose:
-                self._fit(name)
-            rules = self._built(build)
-        largest = sorted(self._loose, key=lambda name: -len(str(self._loose[name].schema)))
-        while rules is None and largest:
-            self._give_up(largest.pop(0))
-            rules = self._built(build)
+        rules = self._built() or self._fitted()
         notes = [
             f"tools.{name}: {place}" if place else f"tools.{name}"
-            for name in self._order
-            for place in self._left_out.get(name, ())
+            for name, places in self._left_out.items()
+            for place in places
         ]
-        rules = build(self._schemas) if rules is None else rules
-        return CallRules(rules, tuple(notes), self._read_by())
+        return CallRules(rules, self._characters(rules), tuple(notes), self._read_by())
 
     def _read_by(self) -> dict[str, Any]:
         if (read_by := self._form.read_by) is None:
             return {}
-        return {name: read_by(schema) for name, schema in self._schemas.items()}
+        return {name: read_by(schema) for name, schema in self._schemas().items()}
 
-    @property
+    def _fitted(self) -> Rules:
+        """The grammar where some schemas have to be changed for it: without what the library does
+        not take, and with any object for the largest."""
+        least = self._without_loose()
+        lengths = {name: self._length(name) for name in self._loose}
+        self._keep_smallest(lengths, MAX_CHARACTERS - self._characters(least))
+        for name, usable in [*self._loose.items()]:
+            if (places := without_patterns(usable, self._budget)) is None:
+                self._give_up(name)
+            else:
+                self._left_out[name] += places
+        if (rules := self._built()) is not None:
+            return rules
+        changes = [self._fit(name) for name in [*self._loose]]
+        if not any(changes):  # each can be used by itself
+            self._keep_smallest(lengths, sum(map(lengths.__getitem__, self._loose)) // 2)
+        if (rules := self._built()) is not None:
+            return rules
+        for name in [*self._loose]:
+            self._give_up(name)
+        return least
+
+    def _without_loose(self) -> Rules:
+        """The grammar with the strict schemas alone, which are refused where it cannot be used."""
+        loose, self._loose = self._loose, {}
+        try:
+            rules = self._build(self._schemas())
+        except GrammarError:
+            self._refuse_invalid()
+            raise
+        if (characters := self._characters(rules)) > MAX_CHARACTERS and self._strict:
+            raise InvalidRequestError(
+                f"tools: {characters} characters, as they are compiled, are not allowed for the "
+                f"schemas of strict tools; allowed: at most {MAX_CHARACTERS}",
+                "tools",
+            )
+        if invalid_grammar(rules.text):
+            self._refuse_invalid()
+        self._loose = loose
+        return rules
+
+    def _keep_smallest(self, lengths: Mapping[str, int], characters: int) -> None:
+        """Gives up all but the smallest schemas, of so many characters."""
+        for name in sorted(self._loose, key=lengths.__getitem__):
+            characters -= lengths[name]
+            if characters < 0:
+                self._give_up(name)
+
     def _schemas(self) -> dict[str, Any]:
         loose = {name: usable.schema for name, usable in self._loose.items()}
-        return {name: (self._strict | loose)[name] for name in self._order}
+        exact = self._strict | loose
+        return {name: exact.get(name, ANY_OBJECT) for name in self._left_out}
 
-    def _built(self, build: Build) -> Rules | None:
+    def _built(self) -> Rules | None:
         """The grammar; None: the schemas that are not strict may have to be changed for it."""
         try:
-            rules = build(self._schemas)
-        except GrammarError:
-            return None
-        if len(rules.text) > MAX_CHARACTERS or invalid_grammar(rules.text):
+            rules = self._build(self._schemas())
+            if self._characters(rules) > MAX_CHARACTERS or invalid_grammar(rules.text):
+                return None
+        except (GrammarError, GrammarUnavailableError):
             return None
         return rules
 
-    def _alone(self, name: str) -> Build:
-        def build(schemas: Mapping[str, Any]) -> Rules:
-            return self._form.grammar.calls({name: schemas[name]}, {}, at_most_one=True)
+    def _characters(self, rules: Rules) -> int:
+        return len(rules.text) - sum(map(len, self._left_out))
 
-        return build
+    def _alone(self, name: str, schema: Any) -> str:
+        return self._form.grammar.calls({name: schema}, {}, at_most_one=True).text
 
-    def _refuse_invalid(self, name: str) -> None:
-        field, schema = f"tools.{name}", self._strict[name]
+    def _length(self, name: str) -> int:
+        schema = self._loose[name].schema
         try:
-            reason = invalid_grammar(self._alone(name)({name: schema}).text)
-            reason = reason and refusal_place(schema, reason)
-        except GrammarError as error:
-            reason = str(error)
-        if reason:
-            raise InvalidRequestError(f"{field}: {reason}", field)
+            return len(self._alone(name, schema)) - len(name)
+        except GrammarError:
+            return len(str(schema))
 
-    def _fit(self, name: str) -> None:
-        """Leaves out what keeps a schema from being enforced, if it does."""
-        if self._built(self._alone(name)) is not None:
-            return
+    def _refuse_invalid(self) -> None:
+        """Refuses the first strict schema that cannot be enforced by itself."""
+        for name, schema in self._strict.items():
+            field = f"tools.{name}"
+            try:
+                reason = invalid_grammar(self._alone(name, schema))
+                reason = reason and refusal_place(schema, reason)
+            except GrammarError as error:
+                reason = str(error)
+            if reason:
+                raise InvalidRequestError(f"{field}: {reason}", field)
+
+    def _fit(self, name: str) -> bool:
+        """Leaves out what keeps a schema from being enforced; whether there was something."""
+        if not self._is_invalid(name):
+            return False
         places = fitted(self._loose[name], self._budget)
-        if places is None or self._built(self._alone(name)) is None:
+        if places is None or self._is_invalid(name):
             self._give_up(name)
         else:
             self._left_out[name] += places
+        return True
+
+    def _is_invalid(self, name: str) -> bool:
+        try:
+            text = self._alone(name, self._loose[name].schema)
+            return bool(self._budget.invalid_grammar(text))
+        except (GrammarError, GrammarUnavailableError):
+            return True
 
     def _give_up(self, name: str) -> None:
         """Any object will do."""
-        self._loose[name] = Usable(dict(_ANY_OBJECT), [], {})
+        self._loose.pop(name, None)
         self._left_out[name] = [""]
 
     def _adapt(

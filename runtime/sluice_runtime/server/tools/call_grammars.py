@@ -7,7 +7,7 @@ looks for what begins a call, and from there on only a call may follow.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -59,23 +59,19 @@ class JsonTag:
     """The start of `begin`, which marks a call inside text."""
 
     def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        return separated(Rules(self._bodies(schemas, "")), self.separator, at_most_one=at_most_one)
+        return separated(self._bodies(schemas, ""), self.separator, at_most_one=at_most_one)
 
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        return triggered(
-            self.trigger, Rules(self._bodies(schemas, self.trigger)), at_most_one=at_most_one
-        )
+        bodies = self._bodies(schemas, self.trigger)
+        return triggered(self.trigger, bodies, at_most_one=at_most_one)
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return [self.begin % name for name in schemas]
 
-    def _bodies(self, schemas: Schemas, trigger: str) -> str:
+    def _bodies(self, schemas: Schemas, trigger: str) -> Rules:
         """Without the trigger, which is in front."""
-        return alternatives(
-            f"{quoted((self.begin % name).removeprefix(trigger))} {json_rule(schema)} "
-            f"{quoted(self.end)}"
-            for name, schema in schemas.items()
-        )
+        begin = self.begin.removeprefix(trigger)
+        return _bodies(schemas, begin, lambda schema: f"{json_rule(schema)} {quoted(self.end)}")
 
 
 @dataclass(frozen=True)
@@ -93,14 +89,11 @@ class JsonList:
         return [_MARKER]
 
     def _list(self, schemas: Schemas, *, at_most_one: bool) -> Rules:
-        entry = alternatives(
-            f"{quoted(begin)} {json_rule(schema)} {quoted('}')}"
-            for begin, schema in (
-                (f'{{"name": "{name}", "arguments": ', schema) for name, schema in schemas.items()
-            )
-        )
+        begin = '{"name": "%s", "arguments": '
+        entry = _bodies(schemas, begin, lambda schema: f"{json_rule(schema)} {quoted('}')}")
         more = "" if at_most_one else f" ({quoted(', ')} entry)*"
-        return Rules(f"{quoted('[')} entry{more} {quoted(']')}", (f"entry: {entry}",))
+        rules = (f"entry: {entry.expression}", *entry.rules)
+        return Rules(f"{quoted('[')} entry{more} {quoted(']')}", rules)
 
 
 @dataclass(frozen=True)
@@ -108,20 +101,47 @@ class NamedTag:
     """For each call: a marker, the name, another marker, the arguments."""
 
     def calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        call = f"({token(_MARKER, tokens)} {self._body(schemas, tokens)})"
-        return Rules(call if at_most_one else f"{call}+")
+        body = self._body(schemas, tokens)
+        call = f"({token(_MARKER, tokens)} {body.expression})"
+        return Rules(call if at_most_one else f"{call}+", body.rules)
 
     def text_with_calls(self, schemas: Schemas, tokens: Tokens, *, at_most_one: bool) -> Rules:
-        return marked(Rules(self._body(schemas, tokens)), tokens, at_most_one=at_most_one)
+        return marked(self._body(schemas, tokens), tokens, at_most_one=at_most_one)
 
     def begins(self, schemas: Schemas) -> Sequence[str]:
         return [_MARKER]
 
-    def _body(self, schemas: Schemas, tokens: Tokens) -> str:
-        return alternatives(
-            f"{quoted(name)} {token(_ARGS, tokens)} {json_rule(schema)}"
-            for name, schema in schemas.items()
-        )
+    def _body(self, schemas: Schemas, tokens: Tokens) -> Rules:
+        arguments = token(_ARGS, tokens)
+        return _bodies(schemas, "%s", lambda schema: f"{arguments} {json_rule(schema)}")
+
+
+def _bodies(schemas: Schemas, begin: str, rest: Callable[[Any], str]) -> Rules:
+    """Calls of any of the functions; `begin`: up to the arguments, with `%s` for the name."""
+    rules = list[str]()
+    bodies = [
+        f"{named(begin, names, rules)} {rest(schema)}" for names, schema in by_schema(schemas)
+    ]
+    return Rules(alternatives(bodies), tuple(rules))
+
+
+def by_schema(schemas: Schemas) -> list[tuple[list[str], Any]]:
+    """Functions by the schema of their arguments: those that have the same share a rule."""
+    groups: dict[str, tuple[list[str], Any]] = {}
+    for name, schema in schemas.items():
+        groups.setdefault(json.dumps(schema), ([], schema))[0].append(name)
+    return [*groups.values()]
+
+
+def named(form: str, names: Sequence[str], rules: list[str]) -> str:
+    """A text with one of these names for its `%s`. Several are one terminal, which is added to
+    `rules`: the lexer cannot go back from one to another."""
+    if len(names) == 1:
+        return quoted(form % names[0])
+    before, after = map(quoted, form.split("%s"))
+    terminal = f"NAME{len(rules)}"
+    rules.append(f"{terminal}: {before} {alternatives(map(quoted, names))} {after}")
+    return terminal
 
 
 def quoted(text: str) -> str:

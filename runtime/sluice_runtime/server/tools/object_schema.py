@@ -1,7 +1,7 @@
 """A function's parameters as a schema of objects, which is all that calls can carry; pure.
 
-A schema without a type becomes one of objects, alternatives of other types are left out, and a
-schema that no object fits is refused, with its place.
+A schema without a type becomes one of objects, and alternatives of other types are left out. What
+no object fits, and what is no schema, are errors of their own, with their place.
 """
 
 from __future__ import annotations
@@ -11,93 +11,118 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sluice_runtime.errors import GrammarError
-from sluice_runtime.grammar.schema_keywords import RESTRICTING, target_of
+from sluice_runtime.grammar.schema_keywords import IS_OF_TYPE, MAX_DEPTH, RESTRICTING, target_of
 
 _OBJECT: Final = '"object"'
-_REFERRED: Final = 'a reference to a schema of type "object"'
+_REFERRED: Final = "a reference to a schema of an object"
 _MAX_SHOWN: Final = 60
 
 Schema = Mapping[str, Any]
+
+
+class NoObjectError(GrammarError):
+    """No object is one of a schema's values."""
 
 
 def object_schema(schema: Schema, path: str) -> dict[str, Any]:
     """`schema`, restricted to objects.
 
     Raises:
-        GrammarError: no object is one of its values; names `path`, the value and what is allowed.
+        NoObjectError: no object is one of its values; names `path`, the value and what is allowed.
+        GrammarError: it is no schema that can be read; names these, too.
     """
-    root, seen = schema, set[str]()
-    while _is_reference(schema):
-        _check_type(schema, path)
-        reference = schema["$ref"]
-        target = target_of(reference, root)
-        if not isinstance(target, Mapping) or reference in seen:
-            raise _no_object(f"{path}.$ref", reference, _REFERRED)
-        seen.add(reference)
-        schema = target
+    root = schema
+    schema = _target(schema, path, root)
     return _restricted(schema, path, root) | {
         key: root[key] for key in ("$defs", "definitions") if key in root
     }
 
 
-def _restricted(schema: Schema, path: str, root: Schema) -> dict[str, Any]:
+def _target(schema: Schema, path: str, root: Schema) -> Schema:
+    """The schema that references from this one lead to, each of which stands alone."""
+    seen = set[str]()
+    while _is_reference(schema):
+        _check_type(schema, path)
+        reference = schema["$ref"]
+        target = target_of(reference, root)
+        if target is False:
+            raise NoObjectError(_text(f"{path}.$ref", reference, _REFERRED))
+        if not (target is True or isinstance(target, Mapping)) or reference in seen:
+            raise GrammarError(_text(f"{path}.$ref", reference, _REFERRED))
+        seen.add(reference)
+        schema = target if isinstance(target, Mapping) else {}
+    return schema
+
+
+def _restricted(schema: Schema, path: str, root: Schema, depth: int = 0) -> dict[str, Any]:
+    if depth > MAX_DEPTH:
+        raise GrammarError(f"{path[:_MAX_SHOWN]}…: nested too deeply; allowed: {MAX_DEPTH} deep")
     _check_type(schema, path)
     result: dict[str, Any] = dict(schema)
     rest = {key: value for key, value in schema.items() if key != "type"}
     for key in ("enum", "const", "anyOf", "oneOf", "allOf"):
         if key in schema:
-            result = rest = rest | {key: _objects(key, schema[key], f"{path}.{key}", root)}
+            result = rest = rest | {key: _objects(key, schema[key], f"{path}.{key}", root, depth)}
     return result if "$ref" in result or result is rest else result | {"type": "object"}
 
 
-def _objects(key: str, given: Any, path: str, root: Schema) -> Any:
+def _objects(key: str, given: Any, path: str, root: Schema, depth: int) -> Any:
     """A keyword's values or schemas, without those that are not objects."""
     if key == "const":
         if not isinstance(given, Mapping):
-            raise _no_object(path, given, "an object")
+            raise NoObjectError(_text(path, given, "an object"))
         return given
-    parts = list(enumerate(given if isinstance(given, list) else []))
+    if not isinstance(given, list):
+        raise GrammarError(_text(path, given, "a list with one that is an object"))
+    parts = list(enumerate(given))
     kept: list[Any] = []
     if key == "enum":
         kept = [part for _, part in parts if isinstance(part, Mapping)]
     elif key == "allOf":
-        kept = [_alternative(part, f"{path}[{i}]", root) for i, part in parts]
+        kept = [_alternative(part, f"{path}[{i}]", root, depth + 1) for i, part in parts]
     else:
         kept = [
-            _alternative(part, f"{path}[{i}]", root)
+            _alternative(part, f"{path}[{i}]", root, depth + 1)
             for i, part in parts
             if not _is_none(part, root)
         ]
     if not kept:
-        raise _no_object(path, given, "one that is an object")
+        raise NoObjectError(_text(path, given, "one that is an object"))
     return kept
 
 
-def _alternative(part: object, path: str, root: Schema) -> dict[str, Any]:
-    """One alternative, restricted to objects. A reference stays; its target must be an object."""
+def _alternative(part: object, path: str, root: Schema, depth: int) -> dict[str, Any]:
+    """One alternative, restricted to objects. A reference stays, of type "object" where its target
+    does not say so."""
     if part is True:
         return {"type": "object"}
     if not isinstance(part, Mapping):
-        raise _no_object(path, part, "a schema of an object")
-    if _is_reference(part):
-        target = target_of(part["$ref"], root)
-        if not isinstance(target, Mapping) or target.get("type") != "object":
-            raise _no_object(f"{path}.$ref", part["$ref"], _REFERRED)
-        return {key: value for key, value in part.items() if key != "type"}
-    return _restricted(part, path, root)
+        error = NoObjectError if part is False else GrammarError
+        raise error(_text(path, part, "a schema of an object"))
+    if not _is_reference(part):
+        return _restricted(part, path, root, depth)
+    target = _target(part, path, root)
+    _check_type(target, f"{path}.$ref")
+    reference = {key: value for key, value in part.items() if key != "type"}
+    return reference if target.get("type") == "object" else reference | {"type": "object"}
 
 
 def _is_none(part: object, root: Schema) -> bool:
     """Whether no object fits it, by its own type or that of its reference's target."""
     if isinstance(part, Mapping) and _is_reference(part):
-        part = target_of(part["$ref"], root)
+        try:
+            part = _target(part, "", root)
+        except NoObjectError:
+            return True
+        except GrammarError:
+            return False
     if not isinstance(part, Mapping):
         return part is False
     if "enum" in part and isinstance(part["enum"], list):
         return not any(isinstance(value, Mapping) for value in part["enum"])
     if "const" in part:
         return not isinstance(part["const"], Mapping)
-    return "type" in part and not _may_be_object(part["type"])
+    return "type" in part and _is_known(part["type"]) and not _may_be_object(part["type"])
 
 
 def _is_reference(schema: Schema) -> bool:
@@ -111,15 +136,22 @@ def _is_reference(schema: Schema) -> bool:
 
 
 def _check_type(schema: Schema, path: str) -> None:
-    if "type" in schema and not _may_be_object(schema["type"]):
-        raise _no_object(f"{path}.type", schema["type"], _OBJECT)
+    if "type" in schema and not _may_be_object(kind := schema["type"]):
+        error = NoObjectError if _is_known(kind) else GrammarError
+        raise error(_text(f"{path}.type", kind, _OBJECT))
 
 
 def _may_be_object(kind: object) -> bool:
     return kind == "object" or (isinstance(kind, list) and "object" in kind)
 
 
-def _no_object(path: str, value: object, allowed: str) -> GrammarError:
+def _is_known(kind: object) -> bool:
+    """Whether it is a type, or a list of some."""
+    kinds = kind if isinstance(kind, list) else [kind]
+    return all(isinstance(name, str) and name in IS_OF_TYPE for name in kinds)
+
+
+def _text(path: str, value: object, allowed: str) -> str:
     text = json.dumps(value, ensure_ascii=False)
     cut = text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
-    return GrammarError(f"{path}: {cut} is not allowed; allowed: {allowed}")
+    return f"{path}: {cut} is not allowed; allowed: {allowed}"

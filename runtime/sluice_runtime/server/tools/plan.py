@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -13,12 +13,17 @@ from sluice_contract.http_errors import shown, shown_json
 
 from sluice_runtime.errors import GrammarError, InvalidRequestError
 from sluice_runtime.server.protocol import ChatRequest
-from sluice_runtime.server.structured import StructuredOutputSpec, format_specs, refuse_infinite
-from sluice_runtime.server.tools.argument_schemas import Build, call_rules
+from sluice_runtime.server.structured import (
+    StructuredOutputSpec,
+    check_spec,
+    format_specs,
+    refuse_infinite,
+)
+from sluice_runtime.server.tools.argument_schemas import ANY_OBJECT, Build, call_rules
 from sluice_runtime.server.tools.call_grammars import either
 from sluice_runtime.server.tools.calls import CallParser
 from sluice_runtime.server.tools.formats import WRAPPING, ToolFormat
-from sluice_runtime.server.tools.object_schema import object_schema
+from sluice_runtime.server.tools.object_schema import NoObjectError, object_schema
 from sluice_runtime.server.tools.readers import calls_alone
 from sluice_runtime.server.tools.request import Function, NamedTool
 
@@ -61,6 +66,8 @@ class ToolPlan:
     reading: CallReading
     spec: StructuredOutputSpec | None
     """The constraint on the answer; None: the model chooses and nothing is strict."""
+    left_out: Sequence[str] = ()
+    """Tools whose parameters cannot be read, so that their arguments are any object."""
 
 
 def plan_tools(
@@ -87,7 +94,8 @@ def plan_tools(
         return None
     functions = [tool.function for tool in request.tools]
     _check_names(functions)
-    schemas = {function.name: _arguments(function) for function in functions}
+    enforced = [function.name for function in functions if strict or function.strict]
+    schemas, unread = _argument_schemas(functions, enforced)
     if choice in (None, "auto") and known is None:
         raise InvalidRequestError(
             'tool_choice: "auto", which is the default, is not allowed, since this model\'s format '
@@ -106,14 +114,14 @@ def plan_tools(
     )
     shown = [tool.model_dump(exclude_none=True) for tool in request.tools]
     try:
-        enforced = [function.name for function in functions if strict or function.strict]
         free = not any(function.strict for function in functions)
         spec, read_by = _call_spec(request, enforced, reading, tokens, free=free)
     except GrammarError as error:
         raise InvalidRequestError(f"tools: {error}", "tools") from None
     calls_or_format = spec is not None and spec.settles_format and not reading.calls_only
     reading = replace(reading, schemas={**schemas, **read_by}, calls_or_format=calls_or_format)
-    return ToolPlan(shown, reading, spec)
+    offered = [choice.function.name] if isinstance(choice, NamedTool) else schemas
+    return ToolPlan(shown, reading, spec, [f"tools.{name}" for name in unread if name in offered])
 
 
 def _refuse_choice_without_tools(request: ChatRequest) -> None:
@@ -135,14 +143,23 @@ def _check_names(functions: Sequence[Function]) -> None:
         )
 
 
-def _arguments(function: Function) -> dict[str, Any]:
-    """The schema of a call's arguments, which must be an object."""
-    field = f"tools.{function.name}"
-    refuse_infinite(field, {"parameters": function.arguments})
-    try:
-        return object_schema(function.arguments, "parameters")
-    except GrammarError as error:
-        raise InvalidRequestError(f"{field}: {error}", field) from None
+def _argument_schemas(
+    functions: Sequence[Function], strict: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The schemas of calls' arguments, by function; and the functions that take any object, since
+    their parameters cannot be read."""
+    schemas, unread = dict[str, Any](), list[str]()
+    for function in functions:
+        field = f"tools.{function.name}"
+        refuse_infinite(field, {"parameters": function.arguments})
+        try:
+            schemas[function.name] = object_schema(function.arguments, "parameters")
+        except GrammarError as error:
+            if function.name in strict or isinstance(error, NoObjectError):
+                raise InvalidRequestError(f"{field}: {error}", field) from None
+            schemas[function.name] = dict(ANY_OBJECT)
+            unread.append(function.name)
+    return schemas, unread
 
 
 def _call_spec(
@@ -163,8 +180,11 @@ def _call_spec(
         build: Build, names: Sequence[str] = tuple(schemas)
     ) -> tuple[StructuredOutputSpec, Mapping[str, Any]]:
         offered = {name: schemas[name] for name in names}
-        rules, left_out, read_by = call_rules(offered, strict, reading.form, build)
-        return StructuredOutputSpec("tools", "lark", rules.text, left_out=left_out), read_by
+        calls = call_rules(offered, strict, reading.form, build)
+        spec = StructuredOutputSpec(
+            "tools", "lark", calls.rules.text, calls.characters, left_out=calls.left_out
+        )
+        return spec, calls.read_by
 
     if isinstance(choice, NamedTool):
         name = _chosen(choice, schemas)
@@ -175,6 +195,7 @@ def _call_spec(
         return _calls_only(request, spec), read_by
     if len(forms := format_specs(request)) == 1:  # several are refused where grammars are made
         schema = _schema_beside_calls(forms[0])
+        check_spec(forms[0])
         spec, read_by = lark(
             lambda held: either(schema, grammar.calls(held, tokens, at_most_one=at_most_one))
         )

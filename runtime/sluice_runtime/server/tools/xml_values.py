@@ -30,6 +30,9 @@ _BRACKETS: Final = {"{": "object", "[": "array", "(": "array"}
 _KEYWORDS: Final = {"properties": "object", "items": "array"}
 """What a schema is about that names no type."""
 
+_MAX_DEPTH: Final = 150
+"""Schemas within each other that the types of an argument are looked for in."""
+
 
 def read_value(
     source: Source, calls: Calls, lead: str, kinds: set[str], names: Collection[str]
@@ -123,10 +126,12 @@ def _name_end(text: str, at: int) -> int:
     return name.end()
 
 
-def kinds_of(schema: object, root: object = None, seen: set[str] | None = None) -> set[str]:
+def kinds_of(
+    schema: object, root: object = None, seen: set[str] | None = None, depth: int = 0
+) -> set[str]:
     """The types that a schema allows; empty: it names none. `root`: where its references lead;
-    `seen`: those that were followed."""
-    if not isinstance(schema, Mapping):
+    `seen`: those that were followed; `depth`: of how many schemas it is within."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return set()
     seen = set() if seen is None else seen
     named = schema.get("type")
@@ -137,7 +142,7 @@ def kinds_of(schema: object, root: object = None, seen: set[str] | None = None) 
         seen.add(reference)
         parts.append(target_of(reference, root))
     for part in parts:
-        kinds |= kinds_of(part, root, seen)
+        kinds |= kinds_of(part, root, seen, depth + 1)
     return kinds or _kinds_without_type(schema)
 
 
