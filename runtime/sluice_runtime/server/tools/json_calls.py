@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Final
 
@@ -10,10 +9,10 @@ from sluice_runtime.server.fields import json_within
 from sluice_runtime.server.tools.calls import Calls
 from sluice_runtime.server.tools.json_strings import QUOTES
 from sluice_runtime.server.tools.json_text import JsonReader
+from sluice_runtime.server.tools.request import MAX_NAME_CHARACTERS
 from sluice_runtime.server.tools.source import Reading, Source
 
 _ARGUMENTS: Final = ("arguments", "parameters")
-_QUOTED_OBJECT: Final = re.compile(r"([\"']\s*)(\{\s*)?")
 _NOTHING: Final = ("null", "None")
 
 
@@ -110,13 +109,16 @@ def _take_loose_quote(source: Source) -> Reading[str]:
     quote = yield from source.peek()
     if not quote or quote not in QUOTES:
         return ""
-    while not source.ended and _QUOTED_OBJECT.fullmatch(source.rest()):
-        yield
-    match = _QUOTED_OBJECT.match(source.rest())
-    if match is None or source.rest()[match.end() : match.end() + 1] != quote or not match[2]:
-        return ""
-    source.advance(match.end(1))
-    return quote
+    source.advance(1)
+    begin = source.position
+    yield from source.skip_space()
+    at = source.position
+    is_object = yield from source.take("{")
+    if is_object:
+        yield from source.skip_space()
+        is_object = (yield from source.peek()) == quote
+    source.go_back(at if is_object else begin - 1)
+    return quote if is_object else ""
 
 
 def object_of(text: str) -> str:
@@ -150,13 +152,13 @@ def _key(source: Source) -> Reading[str | None]:
 
 
 def _string(source: Source) -> Reading[str | None]:
-    """The value of a string; None if no complete string comes next."""
+    """The value of a string; None if no complete string comes next, or one too long for a name."""
     quote = yield from source.peek()
     if not quote or quote not in QUOTES:
         return None
     source.advance(1)
     raw, escaped = "", False
-    while character := (yield from source.peek()):
+    while len(raw) <= MAX_NAME_CHARACTERS and (character := (yield from source.peek())):
         source.advance(1)
         if character == quote and not escaped:
             return _decoded(raw)
