@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from sluice_runtime.server.tools.source import Source
 
+MAX_NAME_CHARACTERS: Final = 128
+"""A function's; a longer name is text."""
 _NO_PARAMETERS: Final[Mapping[str, Any]] = {}
 
 

@@ -6,10 +6,9 @@ from collections.abc import Collection
 from typing import Final
 
 from sluice_runtime.server.fields import json_within
-from sluice_runtime.server.tools.calls import Calls
+from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, Calls
 from sluice_runtime.server.tools.json_strings import QUOTES
 from sluice_runtime.server.tools.json_text import JsonReader
-from sluice_runtime.server.tools.request import MAX_NAME_CHARACTERS
 from sluice_runtime.server.tools.source import Reading, Source
 
 _ARGUMENTS: Final = ("arguments", "parameters")
@@ -121,23 +120,26 @@ def _take_loose_quote(source: Source) -> Reading[str]:
     return quote if is_object else ""
 
 
-def object_of(text: str) -> str:
-    """The JSON object that a text is, however it is spelled; "{}" for no text, "" for another."""
+def object_of(text: str, *, cut: bool = False) -> str:
+    """The JSON object that a text is, however it is spelled; "{}" for no text, "" for another.
+    `cut`: what is incomplete is none."""
     text = text.strip()
     if not text or text in _NOTHING:
         return "{}"
-    return whole_json(text) if text.startswith("{") else ""
+    return whole_json(text, cut=cut) if text.startswith("{") else ""
 
 
-def whole_json(text: str) -> str:
+def whole_json(text: str, *, cut: bool = False) -> str:
     """The JSON that a text is, however it is spelled; "" if more text follows it."""
     source = Source()
     source.add(text)
-    source.ended = True
+    source.ended, source.cut = True, cut
     parts: list[str] = []
-    for _ in JsonReader(source, parts.append).read():
-        pass
-    return "" if source.rest().strip() else "".join(parts)
+    try:
+        next(JsonReader(source, parts.append).read())
+    except StopIteration as end:
+        return "".join(parts) if end.value and not source.rest().strip() else ""
+    raise AssertionError("it waits for no more text")
 
 
 def _key(source: Source) -> Reading[str | None]:

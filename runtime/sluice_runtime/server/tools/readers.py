@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from sluice_runtime.server.tools.calls import Calls, Reader
+from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, Calls, Reader
 from sluice_runtime.server.tools.json_calls import read_arguments, read_call
 from sluice_runtime.server.tools.json_text import JsonReader, pass_nested, skip_leftover
-from sluice_runtime.server.tools.request import MAX_NAME_CHARACTERS
 from sluice_runtime.server.tools.source import Reading, Source
 from sluice_runtime.server.tools.xml_values import (
     CALL as CALL,

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from sluice_runtime.grammar.schema_keywords import target_of
 from sluice_runtime.server.fields import json_within
-from sluice_runtime.server.tools.calls import Calls
+from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, Calls
 from sluice_runtime.server.tools.json_calls import whole_json
-from sluice_runtime.server.tools.request import MAX_NAME_CHARACTERS
 from sluice_runtime.server.tools.source import Lookahead, Reading, Source
 
 PARAMETER: Final = "<parameter="
