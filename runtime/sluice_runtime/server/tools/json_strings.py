@@ -32,6 +32,7 @@ _LONGEST_ESCAPE: Final = 8
 _CUT_ESCAPE: Final = re.compile(r"[ux][0-9a-fA-F]*")
 _CUT_PAIR: Final = re.compile(r"(\\(u([dD]([c-fC-F][0-9a-fA-F]?)?)?)?)?")
 """The second half of a surrogate pair, as far as it was written."""
+_BRACKET: Final = re.compile(r"[{}\[\]]")
 _CLOSERS: Final = re.compile(r"(\s*[}\]])*\s*")
 _DIGITS: Final = {"u": 4, "x": 2}
 _REPLACEMENT: Final = r"\ufffd"
@@ -172,7 +173,7 @@ class StringReader:
             if kind is _Mark.TEXT:
                 kind = self._kind_before(after, place, final=final)
             if kind is _Mark.END and inner is not None and inner.is_open:
-                kind = self._kind_within(after, place, final=final)
+                kind = self._kind_within(after, place, final=final, is_sure=inner.is_sure)
             if kind is not None:
                 return kind
             yield
@@ -228,9 +229,9 @@ class StringReader:
             return undecided
         return _Mark.END if colon[0] == ":" else _Mark.TEXT
 
-    def _kind_within(self, after: str, place: Place, *, final: bool) -> _Mark | None:
+    def _kind_within(self, after: str, place: Place, *, final: bool, is_sure: bool) -> _Mark | None:
         """What a quotation mark is that would end the string, within JSON in the string: text,
-        unless what follows goes on with the arguments."""
+        unless what follows goes on with the arguments. `is_sure`: whether it is JSON for sure."""
         closers = _CLOSERS.match(after)
         assert closers is not None, "it matches nothing, too"
         text, closed = after[closers.end() :], bool(closers[0].strip())
@@ -244,7 +245,7 @@ class StringReader:
         colon = following[key.end() :].lstrip() if key else ""
         if text[0] == "," and not colon:
             return undecided if key or following[:1] in ("", *QUOTES) else _Mark.END
-        if key is None or colon[0] != ":":
+        if key is None or colon[0] != ":" or not (closed or is_sure):
             return _Mark.END
         is_next = place is Place.VALUE and key[0].strip(QUOTES) in self._names
         return _Mark.TEXT if is_next == closed and (is_next or not closed) else _Mark.END
@@ -361,13 +362,19 @@ class InnerJson:
     @property
     def is_open(self) -> bool:
         """Whether a bracket of it is not closed."""
-        return self._depth > 0 or self._opener == "["
+        return self.is_sure or self._opener == "["
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether such a bracket was followed by a key, or by an item."""
+        return self._depth > 0
 
     def pass_text(self, text: str) -> None:
         """Counts the brackets of text that belongs to the string."""
-        if self._depth:
-            opened = text.count("{") + text.count("[")
-            self._depth = max(0, self._depth + opened - text.count("}") - text.count("]"))
+        for bracket in _BRACKET.findall(text) if self._depth else ():
+            self._depth += 1 if bracket in "{[" else -1
+            if not self._depth:
+                break
         self._last = text.rstrip()[-1:] or self._last
 
     def pass_quote(self, after: str) -> None:
