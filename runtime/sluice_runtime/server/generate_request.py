@@ -8,13 +8,20 @@ name; what would not is named as ignored, since no field here has it.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationInfo,
+    model_validator,
+)
 from sluice_contract.http_errors import shown_json
 
-from sluice_runtime.server.fields import INT64, Empty, SamplingFields
+from sluice_runtime.server.fields import INT64, Empty, SamplingFields, json_within
 from sluice_runtime.server.protocol import (
     MAX_LOGPROBS,
     GenerationRequest,
@@ -78,6 +85,18 @@ class SamplingParams(SamplingFields):
     thinking_budget: None = None
     max_tokens: Annotated[None, BeforeValidator(_Misnamed("max_new_tokens"))] = None
     min_tokens: Annotated[None, BeforeValidator(_Misnamed("min_new_tokens"))] = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_paths(
+        cls, value: Any, handler: ModelWrapValidatorHandler[SamplingParams], info: ValidationInfo
+    ) -> SamplingParams:
+        """Names what is ignored of its fields by their paths."""
+        ignored: list[str] = info.context["ignored"] if info.context else []
+        before = len(ignored)
+        params = handler(value)
+        ignored[before:] = [f"sampling_params.{name}" for name in ignored[before:]]
+        return params
 
     @property
     def ours(self) -> dict[str, Any]:
@@ -163,13 +182,23 @@ class GenerateRequest(GenerationRequest):
             return "max_tokens", "0 is not allowed; allowed: 1 or more, or 0 with prompt_logprobs"
         for name, value in self._translated.items():
             own = getattr(self, name)
-            if own is not None and own != value:
+            if own is not None and _comparable(name, own) != _comparable(name, value):
                 return name, (
                     f"{shown_json(own)} beside {_THEIRS.get(name, f'sampling_params.{name}')} "
                     f"{shown_json(value)} is not allowed; allowed: one of the two, or the same in "
                     "both"
                 )
         return super().contradiction()
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """A value that equals those that mean the same."""
+    if name == "stop" and isinstance(value, str):
+        return [value]
+    if name in ("json_schema", "structural_tag") and isinstance(value, str):
+        with suppress(ValueError):
+            return json_within(value)
+    return value
 
 
 def plan_generate(planner: Planner, request: GenerateRequest) -> list[ChoicePlan]:

@@ -121,6 +121,29 @@ def test_what_does_not_change_the_answer_is_named() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("stop", "path"), [("", ""), ([""], "[]"), (["a", ""], "[]")])
+def test_empty_stop_strings_are_named_where_they_stand(stop: Any, path: str) -> None:
+    assert asked(sampling_params={"stop": stop})[1] == [f"sampling_params.stop{path}"]
+    assert asked(stop=stop)[1] == [f"stop{path}"]
+
+
+@pytest.mark.parametrize(
+    ("field", "own", "theirs"),
+    [
+        ("stop", "a", ["a"]),
+        ("stop", ["a"], "a"),
+        ("json_schema", '{"type": "object"}', {"type": "object"}),
+        ("json_schema", {"type": "object"}, '{"type":"object"}'),
+    ],
+)
+def test_the_same_in_another_spelling_is_no_conflict(field: str, own: Any, theirs: Any) -> None:
+    body = {"text": "a", field: own, "sampling_params": {field: theirs}}
+    assert not parse_request(GenerateRequest, json.dumps(body).encode(), strict=False).ignored
+    body[field] = ["b"] if field == "stop" else {"type": "array"}
+    with pytest.raises(InvalidRequestError, match=f"beside sampling_params.{field}"):
+        parse_request(GenerateRequest, json.dumps(body).encode(), strict=False)
+
+
 P = "sampling_params."
 
 

@@ -12,6 +12,7 @@ import pytest
 from sluice_contract.http_errors import IGNORED_FIELDS_HEADER
 from sluice_runtime.model.chat_template import ChatTemplate, compiled_template
 from sluice_runtime.server.tools.formats import HERMES
+from sluice_runtime.server.tools.request import CalledFunction
 
 from tests.runtime.server.chat_templates import TEMPLATES
 from tests.runtime.server.conftest import MODEL, Server
@@ -62,7 +63,16 @@ LENIENT = [
     ({"city": "Rome"}, '{"city": "Rome"}', None),
     (CUT, "{}", "arguments"),
     ("[1]", "{}", "arguments"),
-    ('{"x": 1e400}', "{}", "arguments"),
+    ('{"x": 1e400}', '{"x": "1e400"}', None),
+    ('{"x": [1e400, NaN, 1.5]}', '{"x": ["1e400", "NaN", 1.5]}', None),
+    ("{'x': NaN}", '{"x": null}', "arguments"),
+    ('{"cmd": "one\ntwo"}', r'{"cmd": "one\ntwo"}', None),
+    ("{'a': 'b', }", '{"a": "b"}', None),
+    ('{"a": "say "x" now", b: True}', r'{"a": "say \"x\" now", "b": true}', None),
+    (r'"{\"a\": 1e400}"', '{"a": "1e400"}', None),
+    (HALF, r'{"const": "\ufffd"}', None),
+    ('{"a": "b"} and more', "{}", "arguments"),
+    ('{"a": ' + "[" * 2000, "{}", "arguments"),
     ('{"city": "Rome"}', '{"city": "Rome"}', None),
 ]
 
@@ -89,6 +99,35 @@ async def test_responses_take_them_as_well(
     raw = await calling.openai.responses.with_raw_response.create(model=MODEL, input=items)
     assert raw.parse().output_text == f"a[f{shown}]b"
     assert raw.headers.get(IGNORED_FIELDS_HEADER) == ignored
+
+
+async def test_mending_has_a_bound_for_each_request() -> None:
+    spelled = "{'a': '" + "x" * 50_000 + "'}"
+    context: dict[str, Any] = {"ignored": []}
+    calls = [
+        CalledFunction.model_validate({"name": "f", "arguments": spelled}, context=context)
+        for _ in range(4)
+    ]
+    mended = spelled.replace("'", '"')
+    assert [call.arguments for call in calls] == [mended, mended, "{}", "{}"]
+    assert context["ignored"] == ["arguments"] * 2
+
+
+async def test_messages_name_numbers_that_fit_no_float(calling: Server) -> None:
+    tool_use = '{"type": "tool_use", "id": "c", "name": "f", "input": {"x": [1e400], "y": 1}}'
+    result = '{"type": "tool_result", "tool_use_id": "c", "content": "b"}'
+    body = (
+        f'{{"model": "{MODEL}", "max_tokens": 90, "messages": [{{"role": "user", "content": "a"}},'
+        f'{{"role": "assistant", "content": [{tool_use}]}},'
+        f'{{"role": "user", "content": [{result}]}}]}}'
+    )
+    response = await calling.http.post("/v1/messages", content=body)
+    assert response.json()["content"][0]["text"] == 'a[f{"x": ["Infinity"], "y": 1}]b'
+    assert response.headers[IGNORED_FIELDS_HEADER] == "input"
+    strict(calling)
+    refused = await calling.http.post("/v1/messages", content=body)
+    assert refused.status_code == 400
+    assert "without numbers beyond 1.8e308" in refused.json()["error"]["message"]
 
 
 async def test_an_assistant_without_content_or_calls_has_said_nothing(calling: Server) -> None:

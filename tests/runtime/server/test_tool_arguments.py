@@ -145,6 +145,13 @@ MENDED = [
     ('{"a": "echo "hi" now", "b": "y"}', {"a": 'echo "hi" now', "b": "y"}),
     ('{"a": "echo "hi, you", now", "b": "y"}', {"a": 'echo "hi, you", now', "b": "y"}),
     ('{"a": ""x"", "b": ["the "x" y", "z"]}', {"a": '"x"', "b": ['the "x" y', "z"]}),
+    ('{"a": "json {"city": "z"}", "n": 2}', {"a": 'json {"city": "z"}', "n": 2}),
+    ('{"n": 2, "a": "{"k": "z", "x": [1, "y"]}"}', {"n": 2, "a": '{"k": "z", "x": [1, "y"]}'}),
+    ('{"n": 2, "a": "see ["z", "y"]"}', {"n": 2, "a": 'see ["z", "y"]'}),
+    ('{"b": ["json {"x": "z", "y": 1}", "z"]}', {"b": ['json {"x": "z", "y": 1}', "z"]}),
+    ('{"a": "x {"k": []}}, {{ "z" [" now", "n": 1}', {"a": 'x {"k": []}}, {{ "z" [" now', "n": 1}),
+    ("{'a': 'it's {x'}", {"a": "it's {x"}),
+    ('{"a": "say {"x} now"}', {"a": 'say {"x} now'}),
     ('{"a": x", "n": 1}', {"a": "x", "n": 1}),
     ('{"a": [1, 2}', {"a": [1, 2]}),
     ('{"a": {"x": [1, {"y": "z"]}}', {"a": {"x": [1, {"y": "z"}]}}),
@@ -159,6 +166,35 @@ MENDED = [
 def test_arguments_are_made_an_object(form: ToolFormat, spelled: str, arguments: Any) -> None:
     if form is QWEN3_CODER or not (spelled.endswith(("[1, 2}", "]}}")) and "}}" not in spelled):
         assert arguments_of(form, spelled) == arguments
+
+
+@JSON_FORMATS
+def test_json_in_a_string_ends_before_the_next_parameter(form: ToolFormat) -> None:
+    spelled = '{"a": "json {"city": "z"}, "n": 2}'
+    assert arguments_of(form, spelled) == {"a": 'json {"city": "z"}', "n": 2}
+
+
+LEFT_OVER = ['", "n": 2}', '", "n": {"x": [{"y": 1.5}, null]}}', '"', '", "b": "}"}', ', "zz": 2}']
+
+
+@JSON_FORMATS
+@pytest.mark.parametrize("rest", LEFT_OVER)
+def test_the_rest_of_a_call_that_seemed_to_end_is_no_text(form: ToolFormat, rest: str) -> None:
+    assert objects(form, WRAPPED[form] % ('{"a": "x"}' + rest)) == ("", [("f", {"a": "x"})])
+
+
+def test_a_call_behind_such_a_rest_is_read() -> None:
+    text = '[TOOL_CALLS][{"name": "f", "arguments": {}}, "n": 2}}, {"name": "g", "arguments": {}}]'
+    assert objects(MISTRAL, text) == ("", [("f", {}), ("g", {})])
+    between = '<function=f>{"a": "x"}", "n": 2}</function>'
+    assert objects(QWEN3_CODER, between) == ("", [("f", {"a": "x"})])
+
+
+@JSON_FORMATS
+@pytest.mark.parametrize("text", ['"Done", he said.', "'t was done", "fine {1}", "[see below]"])
+def test_text_behind_a_call_stays(form: ToolFormat, text: str) -> None:
+    call = WRAPPED[form] % "{}"
+    assert objects(form, f"{call} {text}") == (text, [("f", {})])
 
 
 VALID = [
@@ -380,6 +416,9 @@ PREFACED = [
     ('Sure:\n```json\n{"name": "f", "parameters": {"a": "x"}}\n```\nDone {1}.', "Sure:\nDone {1}."),
     ('I use [1] { so\n[{"name": "f", "parameters": {"a": "x"}}]', "I use [1] { so"),
     ('{"x": 1}\n{"type": "function", "name": "f", "arguments": {"a": "x"}}', '{"x": 1}'),
+    ('Sure {"name": "f", "parameters": {"a": "x"}} ok', "Sure ok"),
+    ('Sure\n[{"name": "f", "parameters": {"a": "x"}}]\n\nok', "Sure\n\nok"),
+    ('{"name": "f", "parameters": {"a": "x"}}\n\nDone', "Done"),
 ]
 
 
@@ -412,6 +451,19 @@ def test_an_answer_that_was_cut_is_not_completed(form: ToolFormat) -> None:
     cut = spelled[: spelled.index(" z")]
     assert read(form, [cut], cut=True) == ("", [("f", '{"a": "x y')])
     assert read(form, [cut]) == ("", [("f", '{"a": "x y"}')])
+
+
+ESCAPES = ["\\u00e9", "\\ud83d\\ude00", "\\x41", "\\n"]
+
+
+@JSON_FORMATS
+@pytest.mark.parametrize("escape", ESCAPES)
+def test_an_escape_that_is_cut_is_left_out(form: ToolFormat, escape: str) -> None:
+    begin = (WRAPPED[form] % '{"a": "foo').partition("foo")[0] + "foo"
+    for end in range(1, len(escape)):
+        for pieces in ([begin + escape[:end]], [*begin, *escape[:end]]):
+            assert read(form, pieces, cut=True) == ("", [("f", '{"a": "foo')])
+    assert read(form, [begin + "\\uZ1"], cut=True) == ("", [("f", '{"a": "foo\\\\uZ1')])
 
 
 @pytest.mark.parametrize("route", ["messages", "responses"])

@@ -234,6 +234,30 @@ def test_a_format_that_cannot_be_used_beside_tools_is_refused_by_its_own_place(
     assert error.value.param == place.partition(":")[0]
 
 
+WRONG_TYPES = [
+    ({"type": "object", "properties": []}, "properties", "an object"),
+    ({"type": "object", "properties": "x", "required": ["a"]}, "properties", "an object"),
+    ({"type": "object", "properties": {}, "required": "x"}, "required", "a list of names"),
+    ({"type": "object", "properties": {}, "required": [1]}, "required", "a list of names"),
+]
+
+
+@pytest.mark.parametrize("form", [HERMES, QWEN3_CODER])
+@pytest.mark.parametrize(("parameters", "place", "allowed"), WRONG_TYPES)
+def test_keywords_of_a_wrong_type_are_named_or_refused(
+    form: ToolFormat, parameters: dict[str, Any], place: str, allowed: str
+) -> None:
+    planned = plan(form, tools=[tool("f", parameters=parameters)], tool_choice="required")
+    assert planned is not None
+    assert planned.spec is not None
+    assert planned.spec.left_out == (f"tools.f: {place}",)
+    if place == "properties" and form is QWEN3_CODER:
+        assert '"<parameter=" /[a-zA-Z0-9_.-]+/' in planned.spec.text
+    with pytest.raises(InvalidRequestError, match=rf"tools\.f: {place}") as error:
+        plan(form, tools=[tool("f", parameters=parameters, strict=True)])
+    assert form is HERMES or allowed in str(error.value)
+
+
 def test_a_reference_may_have_escapes() -> None:
     parameters = {
         "type": "object",

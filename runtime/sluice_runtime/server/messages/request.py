@@ -33,7 +33,12 @@ from sluice_runtime.server.fields import (
     by_type,
 )
 from sluice_runtime.server.protocol import MAX_MESSAGES, StopListField
-from sluice_runtime.server.tools.request import MAX_TOOL_ENTRIES, MAX_TOOLS, FunctionName
+from sluice_runtime.server.tools.request import (
+    MAX_TOOL_ENTRIES,
+    MAX_TOOLS,
+    FiniteObject,
+    FunctionName,
+)
 
 
 class CachedBlock(RequestModel):
@@ -89,7 +94,7 @@ class ToolUse(CachedBlock):
     type: Literal["tool_use"]
     id: str
     name: FunctionName
-    input: dict[str, Any]
+    input: FiniteObject
     caller: Any = None
 
 

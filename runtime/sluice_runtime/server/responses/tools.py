@@ -17,8 +17,8 @@ from sluice_contract.http_errors import shown_json
 
 from sluice_runtime.server.content import type_of
 from sluice_runtime.server.fields import RequestModel
+from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS
 from sluice_runtime.server.tools.request import (
-    MAX_NAME_CHARACTERS,
     MAX_TOOL_ENTRIES,
     MAX_TOOLS,
     Function,

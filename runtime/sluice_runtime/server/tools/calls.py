@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from sluice_runtime.server.tools.source import Source
+
+MAX_NAME_CHARACTERS: Final = 128
+"""A function's; a longer name is text."""
+_NO_PARAMETERS: Final[Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,16 @@ class Calls:
         self.begun = 0
         self.open = False
         """Whether the last call's arguments are incomplete."""
+        self._has_text = False
         self._draw_id = draw_id
         self._texts: list[str] = []
         self._parts: list[CallPart] = []
 
     def text(self, text: str) -> None:
         """Adds text outside calls."""
+        if self.begun and not self._has_text:
+            text = text.lstrip()
+        self._has_text = self._has_text or bool(text)
         self._texts.append(text)
 
     def begin(self, name: str) -> None:
@@ -70,7 +78,7 @@ class Calls:
         """Schemas of a function's parameters, as far as they are known."""
         schema = self.schemas.get(name)
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        return properties if isinstance(properties, Mapping) else {}
+        return properties if isinstance(properties, Mapping) else _NO_PARAMETERS
 
     def arguments(self, text: str) -> None:
         """Adds to the last call's arguments."""

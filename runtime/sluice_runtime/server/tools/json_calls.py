@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Final
 
 from sluice_runtime.server.fields import json_within
-from sluice_runtime.server.tools.calls import Calls
+from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, Calls
 from sluice_runtime.server.tools.json_strings import QUOTES
 from sluice_runtime.server.tools.json_text import JsonReader
 from sluice_runtime.server.tools.source import Reading, Source
 
 _ARGUMENTS: Final = ("arguments", "parameters")
-_QUOTED_OBJECT: Final = re.compile(r"([\"']\s*)(\{\s*)?")
 _NOTHING: Final = ("null", "None")
 
 
@@ -110,32 +108,38 @@ def _take_loose_quote(source: Source) -> Reading[str]:
     quote = yield from source.peek()
     if not quote or quote not in QUOTES:
         return ""
-    while not source.ended and _QUOTED_OBJECT.fullmatch(source.rest()):
-        yield
-    match = _QUOTED_OBJECT.match(source.rest())
-    if match is None or source.rest()[match.end() : match.end() + 1] != quote or not match[2]:
-        return ""
-    source.advance(match.end(1))
-    return quote
+    source.advance(1)
+    begin = source.position
+    yield from source.skip_space()
+    at = source.position
+    is_object = yield from source.take("{")
+    if is_object:
+        yield from source.skip_space()
+        is_object = (yield from source.peek()) == quote
+    source.go_back(at if is_object else begin - 1)
+    return quote if is_object else ""
 
 
-def object_of(text: str) -> str:
-    """The JSON object that a text is, however it is spelled; "{}" for no text, "" for another."""
+def object_of(text: str, *, cut: bool = False) -> str:
+    """The JSON object that a text is, however it is spelled; "{}" for no text, "" for another.
+    `cut`: what is incomplete is none."""
     text = text.strip()
     if not text or text in _NOTHING:
         return "{}"
-    return whole_json(text) if text.startswith("{") else ""
+    return whole_json(text, cut=cut) if text.startswith("{") else ""
 
 
-def whole_json(text: str) -> str:
+def whole_json(text: str, *, cut: bool = False) -> str:
     """The JSON that a text is, however it is spelled; "" if more text follows it."""
     source = Source()
     source.add(text)
-    source.ended = True
+    source.ended, source.cut = True, cut
     parts: list[str] = []
-    for _ in JsonReader(source, parts.append).read():
-        pass
-    return "" if source.rest().strip() else "".join(parts)
+    try:
+        next(JsonReader(source, parts.append).read())
+    except StopIteration as end:
+        return "".join(parts) if end.value and not source.rest().strip() else ""
+    raise AssertionError("it waits for no more text")
 
 
 def _key(source: Source) -> Reading[str | None]:
@@ -150,13 +154,13 @@ def _key(source: Source) -> Reading[str | None]:
 
 
 def _string(source: Source) -> Reading[str | None]:
-    """The value of a string; None if no complete string comes next."""
+    """The value of a string; None if no complete string comes next, or one too long for a name."""
     quote = yield from source.peek()
     if not quote or quote not in QUOTES:
         return None
     source.advance(1)
     raw, escaped = "", False
-    while character := (yield from source.peek()):
+    while len(raw) <= MAX_NAME_CHARACTERS and (character := (yield from source.peek())):
         source.advance(1)
         if character == quote and not escaped:
             return _decoded(raw)

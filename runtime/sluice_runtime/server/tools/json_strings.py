@@ -11,20 +11,29 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Final
 
-from sluice_runtime.server.tools.source import Reading, Source, possible_start
+from sluice_runtime.server.tools.source import Lookahead, Reading, Source, any_of
 
 QUOTES: Final = "\"'"
 _LOOKAHEAD: Final = 256
 """Characters that decide what a quotation mark is; with so many it is the end, if nothing else."""
 _TAIL: Final = 64
 """Commas and white space that are held back: before the next key they are no text."""
-_PLAIN: Final = {quote: re.compile(rf"[^\\{quote}]*") for quote in QUOTES}
+_STOPS: Final = {quote: ("\\", quote) for quote in QUOTES}
 _SEPARATORS: Final = re.compile(rf"[,\s]{{0,{_TAIL}}}\Z")
 _NAME: Final = re.compile(r"[\w.$-]*")
 _KEY: Final = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[\w.$-]+""", re.DOTALL)
 _LOOSE_KEY: Final = re.compile(r"""["']?([\w.$-]+)["']?\s*:""")
+_CALL_CHARACTERS: Final = 200
+"""Before a quotation mark, where a call may begin."""
 _CALL_BEGINS: Final = re.compile(r"[^\"{]{0,100}\{\s*\Z")
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
+_LONGEST_ESCAPE: Final = 8
+"""More characters than an escape has behind its backslash, or its second half."""
+_CUT_ESCAPE: Final = re.compile(r"[ux][0-9a-fA-F]*")
+_CUT_PAIR: Final = re.compile(r"(\\(u([dD]([c-fC-F][0-9a-fA-F]?)?)?)?)?")
+"""The second half of a surrogate pair, as far as it was written."""
+_BRACKET: Final = re.compile(r"[{}\[\]]")
+_CLOSERS: Final = re.compile(r"(\s*[}\]])*\s*")
 _DIGITS: Final = {"u": 4, "x": 2}
 _REPLACEMENT: Final = r"\ufffd"
 _ESCAPES: Final = str.maketrans(
@@ -63,12 +72,14 @@ class StringReader:
         self._sink = sink
         self._marks = marks
         self._names = names
+        self._inner = InnerJson()
 
     def read(self, place: Place) -> Reading[bool]:
         """Reads the string that comes next; returns whether it is complete."""
         quote = yield from self._source.peek()
         self._source.advance(1)
         self._sink('"')
+        self._inner = InnerJson()
         ended = yield from self._text(quote, place)
         if ended or not self._source.cut_here:
             self._sink('"')
@@ -84,71 +95,85 @@ class StringReader:
 
     def _text(self, quote: str, place: Place) -> Reading[bool]:
         """Passes on the text of a string; returns whether it ended before the source did."""
-        trusted = 0  # characters in which marks are text
+        source = self._source
+        plain = any_of(_STOPS[quote])
+        plain_or_mark = any_of((*_STOPS[quote], *self._marks))
+        trusted = 0  # the position up to which marks are text
         while True:
-            rest = self._source.rest()
-            plain = _PLAIN[quote].match(rest)
-            assert plain is not None, "it matches nothing, too"
-            size = plain.end()
-            mark = _first_of(self._marks, rest[:size], trusted)
-            if mark is not None:
-                self._pass(rest[:mark])
-                ahead = yield from self._characters_to_end(quote, place)
-                if ahead is None:
-                    return True
-                trusted = ahead
-                continue
-            if size == len(rest):
-                held = 0 if self._source.ended else self._held(rest)
-                self._pass(rest[: size - held])
-                trusted = max(0, trusted - size + held)
-                if self._source.ended:
+            stop = source.find(plain if source.position < trusted else plain_or_mark)
+            if stop is None:
+                self._pass(source.available - self._held())
+                if source.ended:
                     return False
                 yield
-                continue
-            trusted = max(0, trusted - size - 1)
-            if rest[size] == "\\":
-                self._pass(rest[:size])
-                self._source.advance(1)
+            elif stop[1] == "\\":
+                self._pass(stop[0])
+                source.advance(1)
+                self._inner.pass_text("\\")
                 self._sink((yield from self._escape()))
-            elif (yield from self._quote(rest[:size], place)):
-                return True
+            elif stop[1] == quote:
+                if (yield from self._quote(stop[0], place)):
+                    return True
+            else:
+                self._pass(stop[0])
+                end = yield from self._end(quote, place)
+                if end is None:
+                    return True
+                trusted = end
 
-    def _held(self, text: str) -> int:
+    def _held(self) -> int:
         """Characters at the end of the text that the next ones may turn into something else."""
-        separators = _SEPARATORS.search(text)
-        held = len(separators[0]) if separators and self._names else 0
-        return max(held, possible_start(text, self._marks) if self._marks else 0)
+        if self._source.ended:
+            return 0
+        return max(
+            self._separators(self._source.available), self._source.possible_start(self._marks)
+        )
 
-    def _pass(self, text: str) -> None:
-        if text:
+    def _separators(self, size: int) -> int:
+        """Characters at the end of the next `size` that are no text if a key follows."""
+        if not self._names:
+            return 0
+        tail = self._source.ahead(min(size, _TAIL), max(0, size - _TAIL))
+        separators = _SEPARATORS.search(tail)
+        return len(separators[0]) if separators else 0
+
+    def _pass(self, size: int) -> None:
+        if size:
+            text = self._source.ahead(size)
+            self._inner.pass_text(text)
             self._sink(text.translate(_ESCAPES))
-            self._source.advance(len(text))
+            self._source.advance(size)
 
-    def _quote(self, text: str, place: Place) -> Reading[bool]:
-        """Passes on the text before a quotation mark; returns whether the string ends."""
-        separators = _SEPARATORS.search(text)
-        tail = len(separators[0]) if separators and self._names else 0
-        self._pass(text[: len(text) - tail])
-        kind = yield from self._kind(tail, place, separated=tail > 0)
+    def _quote(self, size: int, place: Place) -> Reading[bool]:
+        """Passes on the text of this size before a quotation mark; returns whether the string
+        ends."""
+        tail = self._separators(size)
+        self._pass(size - tail)
+        kind = yield from self._kind(tail, place, separated=tail > 0, inner=self._inner)
         if kind is _Mark.NEXT_KEY:
             self._source.advance(tail)
             return True
-        self._pass(text[len(text) - tail :])
+        self._pass(tail)
         if kind is _Mark.TEXT:
-            self._pass(self._source.rest()[:1])
+            self._inner.pass_quote(self._source.ahead(_LOOKAHEAD, 1))
+            self._pass(1)
             return False
         self._source.advance(1)
         return True
 
-    def _kind(self, at: int, place: Place, *, separated: bool) -> Reading[_Mark]:
-        """What the quotation mark is that comes after `at` characters."""
+    def _kind(
+        self, at: int, place: Place, *, separated: bool, inner: InnerJson | None = None
+    ) -> Reading[_Mark]:
+        """What the quotation mark is that comes after `at` characters. `inner`: the JSON that the
+        string is known to contain."""
         while True:
-            after = self._source.rest()[at + 1 : at + 1 + _LOOKAHEAD]
+            after = self._source.ahead(_LOOKAHEAD, at + 1)
             final = self._source.ended or len(after) == _LOOKAHEAD
             kind = self._next_key(after, final=final) if separated else _Mark.TEXT
             if kind is _Mark.TEXT:
                 kind = self._kind_before(after, place, final=final)
+            if kind is _Mark.END and inner is not None and inner.is_open:
+                kind = self._kind_within(after, place, final=final, is_sure=inner.is_sure)
             if kind is not None:
                 return kind
             yield
@@ -204,29 +229,64 @@ class StringReader:
             return undecided
         return _Mark.END if colon[0] == ":" else _Mark.TEXT
 
-    def _characters_to_end(self, quote: str, place: Place) -> Reading[int | None]:
-        """Characters from a mark in a string to the quotation mark that ends it. None: it has no
-        end, since the next call begins before, or the text ends."""
-        at = 0
+    def _kind_within(self, after: str, place: Place, *, final: bool, is_sure: bool) -> _Mark | None:
+        """What a quotation mark is that would end the string, within JSON in the string: text,
+        unless what follows goes on with the arguments. `is_sure`: whether it is JSON for sure."""
+        closers = _CLOSERS.match(after)
+        assert closers is not None, "it matches nothing, too"
+        text, closed = after[closers.end() :], bool(closers[0].strip())
+        undecided = _Mark.END if final else None
+        if not text:
+            return undecided
+        if closed and text[0] in QUOTES:
+            return _Mark.TEXT
+        following = text[1:].lstrip()
+        key = _KEY.match(following) if text[0] == "," else None
+        colon = following[key.end() :].lstrip() if key else ""
+        if text[0] == "," and not colon:
+            return undecided if key or following[:1] in ("", *QUOTES) else _Mark.END
+        if key is None or colon[0] != ":" or not (closed or is_sure):
+            return _Mark.END
+        is_next = place is Place.VALUE and key[0].strip(QUOTES) in self._names
+        return _Mark.TEXT if is_next == closed and (is_next or not closed) else _Mark.END
+
+    def _end(self, quote: str, place: Place) -> Reading[int | None]:
+        """Position of the quotation mark that ends the string in which a mark comes next. None: it
+        has no end, since the next call begins before, or the text ends."""
+        source, begin = self._source, self._source.position
+        kind = (quote, place, id(self._names))
+        known = source.lookaheads.get(kind)
+        if known is not None and known.begin <= begin <= known.reached:
+            return known.end
+        end = yield from self._search_end(quote, place)
+        source.lookaheads[kind] = Lookahead(begin, source.position, end)
+        source.go_back(begin)
+        return end
+
+    def _search_end(self, quote: str, place: Place) -> Reading[int | None]:
+        """Reads to the end that `_end` returns."""
+        source, begin = self._source, self._source.position
+        stops = any_of(_STOPS[quote])
         while True:
-            rest = self._source.rest()
-            at += _end_of_plain(quote, rest, at)
-            if at + 1 < len(rest) and rest[at] == "\\":
-                at += 2
-            elif at < len(rest) and rest[at] == quote:
-                begins = _begins_call(rest[max(0, at - 200) : at], self._marks)
-                while len(self._source.rest()) == at + 1 and not self._source.ended:
-                    yield
-                after = self._source.rest()[at + 1 : at + 2]
-                if begins and (after.isalnum() or after == "_"):
-                    return None
-                if (yield from self._kind(at, place, separated=False)) is _Mark.END:
-                    return at
-                at += 1
-            elif self._source.ended:
-                return len(rest) if self._source.cut else None
-            else:
+            stop = source.find(stops)
+            source.advance(source.available if stop is None else stop[0])
+            if stop is None:
+                if source.ended:
+                    return source.position if source.cut else None
                 yield
+                continue
+            while source.available == 1 and not source.ended:
+                yield
+            if stop[1] == quote:
+                before = source.behind(min(_CALL_CHARACTERS, source.position - begin))
+                after = source.ahead(1, 1)
+                if _begins_call(before, self._marks) and (after.isalnum() or after == "_"):
+                    return None
+                if (yield from self._kind(0, place, separated=False)) is _Mark.END:
+                    return source.position
+                source.advance(1)
+            else:
+                source.advance(min(2, source.available))
 
     def _escape(self) -> Reading[str]:
         """Passes on what comes after a backslash, which is text itself where nothing fits it."""
@@ -243,8 +303,8 @@ class StringReader:
             return r"\\"
         code = yield from self._code(0)
         if code is None:
-            return "" if self._source.cut_after(1 + _DIGITS[character]) else r"\\"
-        escape = self._source.rest()[: 1 + _DIGITS[character]]
+            return "" if self._drop_cut(_CUT_ESCAPE) else r"\\"
+        escape = self._source.ahead(1 + _DIGITS[character])
         self._source.advance(len(escape))
         if character == "x":
             return f"\\u{code:04x}"
@@ -255,21 +315,23 @@ class StringReader:
     def _pair(self, escape: str, code: int) -> Reading[str]:
         """A pair of surrogates; half of one is no character."""
         if code < 0xDC00:
-            while self._source.rest() in ("", "\\") and not self._source.ended:
+            while self._source.ahead(2) in ("", "\\") and not self._source.ended:
                 yield
-            if self._source.rest().startswith("\\u"):
+            if self._source.ahead(2) == "\\u":
                 low = yield from self._code(1)
                 if low is not None and 0xDC00 <= low < 0xE000:
-                    escape += self._source.rest()[:6]
+                    escape += self._source.ahead(6)
                     self._source.advance(6)
                     return escape
-        return "" if self._source.cut_here else _REPLACEMENT
+            if self._drop_cut(_CUT_PAIR):
+                return ""
+        return _REPLACEMENT
 
     def _code(self, at: int) -> Reading[int | None]:
         """The number of an escape, of which the letter comes after `at` characters."""
-        digits = _DIGITS[self._source.rest()[at]]
+        digits = _DIGITS[self._source.ahead(1, at)]
         while True:
-            text = self._source.rest()[at + 1 : at + 1 + digits]
+            text = self._source.ahead(digits, at + 1)
             match = _HEX.match(text)
             assert match is not None, "it matches nothing, too"
             if len(match[0]) == digits:
@@ -278,16 +340,53 @@ class StringReader:
                 return None
             yield
 
+    def _drop_cut(self, pattern: re.Pattern[str]) -> bool:
+        """Drops the rest of the text if it is an escape that was cut; returns whether it is."""
+        rest = self._source.ahead(_LONGEST_ESCAPE)
+        cut = self._source.cut and self._source.available == len(rest)
+        if not (cut and pattern.fullmatch(rest)):
+            return False
+        self._source.advance(len(rest))
+        return True
 
-def _first_of(marks: tuple[str, ...], text: str, start: int) -> int | None:
-    places = [place for mark in marks if (place := text.find(mark, start)) >= 0]
-    return min(places, default=None)
 
+class InnerJson:
+    """JSON that a string contains and whose quotation marks the model did not escape."""
 
-def _end_of_plain(quote: str, text: str, at: int) -> int:
-    plain = _PLAIN[quote].match(text, at)
-    assert plain is not None, "it matches nothing, too"
-    return plain.end() - at
+    def __init__(self) -> None:
+        self._depth = 0
+        self._opener = ""
+        """The bracket before a quotation mark that may be the first in such JSON."""
+        self._last = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a bracket of it is not closed."""
+        return self.is_sure or self._opener == "["
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether such a bracket was followed by a key, or by an item."""
+        return self._depth > 0
+
+    def pass_text(self, text: str) -> None:
+        """Counts the brackets of text that belongs to the string."""
+        for bracket in _BRACKET.findall(text) if self._depth else ():
+            self._depth += 1 if bracket in "{[" else -1
+            if not self._depth:
+                break
+        self._last = text.rstrip()[-1:] or self._last
+
+    def pass_quote(self, after: str) -> None:
+        """Notes a quotation mark that is text; `after`: what follows it."""
+        if self._depth:
+            return
+        follows = after.lstrip()[:1]
+        if (self._opener == "{" and follows == ":") or (
+            self._opener == "[" and follows in (",", "]")
+        ):
+            self._depth = 1
+        self._opener = self._last if self._last in ("{", "[") and not self._depth else ""
 
 
 def _begins_call(text: str, marks: tuple[str, ...]) -> bool:

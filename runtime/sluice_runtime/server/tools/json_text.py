@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from sluice_runtime.server.tools.json_strings import QUOTES, Place, StringReader
@@ -28,6 +28,9 @@ _LITERALS: Final = {
 }
 """Words of Python and JavaScript, which models use, and numbers that JSON does not have."""
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_KEY_CHARACTERS: Final = 256
+_BRACKETS: Final = re.compile(r'["{}\[\]]')
+_IN_STRING: Final = re.compile(r'["\\]')
 _LOOSE_NUMBER: Final = re.compile(r"\+?(-?)([1-9][0-9]*|0)?(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 
 
@@ -109,18 +112,18 @@ class JsonReader:
 
     def _gap(self, separator: str = ",", comments: str = "/#") -> Reading[str]:
         """White space and separators; comments and other blanks are left out."""
-        gap = ""
+        gap: list[str] = []
         while character := (yield from self._source.peek()):
             if character in comments:
                 if not (yield from self._comment()):
                     break
                 continue
             if character in (separator, *_SPACE):
-                gap += character
+                gap.append(character)
             elif not (character.isspace() or character < " "):
                 break
             self._source.advance(1)
-        return gap
+        return "".join(gap)
 
     def _comment(self) -> Reading[bool]:
         if (yield from self._source.take("/*")):
@@ -150,9 +153,7 @@ class JsonReader:
 
     def _word(self) -> Reading[bool]:
         """Passes on a value without quotes: as JSON has it, or else as a string."""
-        word = yield from self._source.take_while(
-            lambda character: character.isalnum() or character in "+-._"
-        )
+        word = yield from self._source.take_while(_is_of_word)
         known = _LITERALS.get(word) or (word if _NUMBER.fullmatch(word) else None)
         following = yield from self._source.peek()
         ends_word = following in QUOTES or following in f"{_SPACE},/#" or following in _ENDS
@@ -167,17 +168,16 @@ class JsonReader:
     def _text_until(self, stops: str) -> Reading[str]:
         """Text before one of these characters, a mark or the end."""
         begins = {mark[0] for mark in self._marks}
-        text = ""
+        parts: list[str] = []
         while True:
-            text += yield from self._source.take_while(
+            part = yield from self._source.take_while(
                 lambda character: character not in stops and character not in begins
             )
+            parts.append(part)
             character = yield from self._source.peek()
-            if not character or character in stops:
-                return text
-            if (yield from self._source.at_any(self._marks)):
-                return text
-            text += character
+            if not character or character in stops or (yield from self._source.at_any(self._marks)):
+                return "".join(parts)
+            parts.append(character)
             self._source.advance(1)
 
 
@@ -210,22 +210,75 @@ def _skip_nested(source: Source) -> Reading[None]:
 
 def pass_nested(source: Source, sink: Callable[[str], object]) -> Reading[None]:
     """Passes on an object or a list as it is, to its end or that of the text."""
-    depth, quoted, escaped = 0, False, False
+    depth, quoted = 0, False
     while (yield from source.peek()):
-        part = source.rest()
-        for number, character in enumerate(part, 1):
-            if quoted:
-                quoted = escaped or character != '"'
-                escaped = character == "\\" and not escaped
-            elif character == '"':
-                quoted = True
-            elif character in "{[":
-                depth += 1
-            elif character in "}]":
-                depth -= 1
-                if depth == 0:
-                    sink(part[:number])
-                    source.advance(number)
-                    return
+        stop = source.find(_IN_STRING if quoted else _BRACKETS)
+        part = source.ahead(source.available if stop is None else stop[0] + 1)
         sink(part)
         source.advance(len(part))
+        character = "" if stop is None else stop[1]
+        if character == "\\":
+            escaped = yield from source.peek()
+            sink(escaped)
+            source.advance(len(escaped))
+        elif character == '"':
+            quoted = not quoted
+        elif character:
+            depth += 1 if character in "{[" else -1
+            if depth == 0:
+                return
+
+
+def skip_leftover(source: Source, marks: Sequence[str], separators: str) -> Reading[bool]:
+    """Reads the rest of an object that seemed to have ended before, and sets the mark behind it:
+    its end stood in a string whose quotation marks are not escaped. Returns whether there is one.
+    `separators`: what was read before."""
+    quote = yield from source.peek()
+    if not quote or quote not in QUOTES:
+        return False
+    start = source.position
+    source.advance(1)
+    yield from source.skip_space()
+    is_leftover = (yield from source.peek()) in ("", ",", "}", "]")
+    if not is_leftover and "," in separators:
+        yield from source.take_while(lambda character: character not in "\"'\n", _KEY_CHARACTERS)
+        is_key = yield from source.take(quote)
+        yield from source.skip_space()
+        is_leftover = is_key and (yield from source.peek()) == ":"
+    if not is_leftover:
+        source.go_back(start)
+        return False
+    source.mark()
+    before = ","
+    while token := (yield from _skip_token(source, marks, before)):
+        source.mark()
+        before = token
+    return True
+
+
+def _skip_token(source: Source, marks: Sequence[str], before: str) -> Reading[str]:
+    """Reads and returns the beginning of what may come next in JSON behind the token `before`; ""
+    for what may not."""
+    yield from source.skip_space()
+    start = source.position
+    character = yield from source.peek()
+    if not character or (yield from source.at_any(marks)):
+        return ""
+    if character in "}[],:" or (character == "{" and before in "[:"):
+        source.advance(1)
+    elif character in QUOTES:
+        source.advance(1)
+        while (yield from source.skip_to([character, *marks])) == character:
+            source.advance(1)
+            if source.behind(2) != f"\\{character}":
+                break
+    else:
+        word = yield from source.take_while(_is_of_word)
+        if not (word in _LITERALS or _NUMBER.fullmatch(word)):
+            source.go_back(start)
+            return ""
+    return character
+
+
+def _is_of_word(character: str) -> bool:
+    return character.isalnum() or character in "+-._"

@@ -6,13 +6,12 @@ follows; only those of an answer that was cut do not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from sluice_runtime.server.tools.calls import Calls, Reader
+from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, Calls, Reader
 from sluice_runtime.server.tools.json_calls import read_arguments, read_call
-from sluice_runtime.server.tools.json_text import JsonReader, pass_nested
+from sluice_runtime.server.tools.json_text import JsonReader, pass_nested, skip_leftover
 from sluice_runtime.server.tools.source import Reading, Source
 from sluice_runtime.server.tools.xml_values import (
     CALL as CALL,
@@ -39,32 +38,24 @@ _HERMES_MARKS: Final = (CALL_END, CALL)
 _LLAMA3_MARKS: Final = (PYTHON_TAG,)
 _MISTRAL_MARKS: Final = (TOOL_CALLS,)
 _QWEN3_CODER_MARKS: Final = (FUNCTION_END, CALL_END)
-_JSON: Final = re.compile(r"\s*[{\[]\s*[\"{\[]")
 
 
 def calls_alone(read: Reader, begins: Sequence[str]) -> Reader:
     """Reads calls if the answer begins like one; otherwise all of it is text."""
 
     def read_all(source: Source, calls: Calls) -> Reading[None]:
-        while not source.ended and _may_begin(source.rest(), begins):
-            yield
-        if source.rest().startswith(tuple(begins)):
+        if (yield from source.at_any(begins)):
             yield from read(source, calls)
             return
         while True:
             calls.text(source.rest())
-            source.advance(len(source.rest()))
+            source.advance(source.available)
             source.mark()
             if source.ended:
                 return
             yield
 
     return read_all
-
-
-def _may_begin(text: str, begins: Sequence[str]) -> bool:
-    """Whether the text may still become the beginning of a call."""
-    return any(len(text) < len(begin) and begin.startswith(text) for begin in begins)
 
 
 def read_hermes(source: Source, calls: Calls) -> Reading[None]:
@@ -93,8 +84,9 @@ def read_llama3(source: Source, calls: Calls) -> Reading[None]:
         in_text = begin not in ("", PYTHON_TAG)
         if in_text:
             source.rewind()
+        start = source.position
         if not (yield from _read_objects(source, calls, _LLAMA3_MARKS, names, in_text=in_text)):
-            yield from _pass_text(source, calls, begin)
+            yield from _pass_read(source, calls, start, whole_json=True)
         begin = yield from source.until([PYTHON_TAG, FENCE, "{", "["], calls.text)
 
 
@@ -116,7 +108,7 @@ def read_qwen3_coder(source: Source, calls: Calls) -> Reading[None]:
             continue
         yield from source.skip_space()
         if tag == FUNCTION or (yield from source.take(FUNCTION)):
-            name = yield from source.take_while(_is_of_name)
+            name = yield from source.take_while(_is_of_name, MAX_NAME_CHARACTERS)
             if name and (yield from source.peek()) in (">", "\n"):
                 yield from source.take(">")
                 yield from _read_function(source, calls, name)
@@ -128,10 +120,14 @@ def read_qwen3_coder(source: Source, calls: Calls) -> Reading[None]:
 
 def _take_call_end(source: Source) -> Reading[bool]:
     """Reads the tag that ends a call, or what there is of it where the answer was cut."""
+    start = source.position
+    yield from source.skip_space()
     if (yield from source.take(CALL_END)):
         return True
-    if source.cut and CALL_END.startswith(source.rest()):
-        source.advance(len(source.rest()))
+    if source.cut and CALL_END.startswith(source.ahead(len(CALL_END))):
+        source.advance(source.available)
+    else:
+        source.go_back(start)
     return False
 
 
@@ -143,20 +139,43 @@ def _no_call(source: Source, calls: Calls) -> None:
         calls.text(text)
 
 
-def _pass_text(source: Source, calls: Calls, begin: str) -> Reading[None]:
-    """Passes on what is no call; JSON as a whole, since nothing within it is a call."""
+def _pass_read(source: Source, calls: Calls, start: int, *, whole_json: bool) -> Reading[None]:
+    """Passes on the first part of what was read since the mark and is no call; all of it, if too
+    much was read twice. `whole_json`: JSON that begins at `start` is passed on to its end, since
+    nothing within is a call."""
     if calls.begun and source.cut_here:
         source.mark()
         return
-    source.rewind()
-    if begin != PYTHON_TAG and _JSON.match(source.rest()):
+    reached = source.position
+    source.go_back(start)
+    if whole_json and (yield from _take_behind_space(source, FENCE)):
+        yield from source.take_while(str.isalpha)
+    calls.text(source.since_mark())
+    if whole_json and (yield from _at_json(source)):
         yield from pass_nested(source, calls.text)
-    elif begin:
-        rest = source.rest()
-        characters = len(rest) - len(rest.lstrip()) + len(begin)
-        calls.text(rest[:characters])
-        source.advance(characters)
+    else:
+        yield from source.skip_space()
+        if source.position < reached:
+            source.advance(1)
+            calls.text(source.since_mark())
+        else:
+            source.rewind()
+    if source.position < reached and not source.may_read_again(reached):
+        source.advance(reached - source.position)
+        calls.text(source.since_mark())
     source.mark()
+
+
+def _at_json(source: Source) -> Reading[bool]:
+    """Whether an object or a list comes next whose first part is a string, an object or a list."""
+    start = source.position
+    yield from source.skip_space()
+    is_json = (yield from source.take("{")) or (yield from source.take("["))
+    if is_json:
+        yield from source.skip_space()
+        is_json = yield from source.at_any(['"', "{", "["])
+    source.go_back(start)
+    return is_json
 
 
 def _is_of_name(character: str) -> bool:
@@ -186,27 +205,64 @@ def _read_objects(
         return False
     another = True
     while another:
-        yield from source.take_while(lambda character: character.isspace() or character in "}])")
-        source.mark()
-        yield from source.take_while(lambda character: character.isspace() or character in ",;")
-        another = yield from read_call(source, calls, marks, names, in_text=in_text)
-    if not source.cut_here:
+        yield from _skip_closers(source)
+        separators = yield from source.take_while(_separates_calls)
+        start = source.position
+        another = (yield from read_call(source, calls, marks, names, in_text=in_text)) or (
+            source.position == start and (yield from skip_leftover(source, marks, separators))
+        )
+    if source.position > start:
+        yield from _pass_read(source, calls, start, whole_json=names is not None)
+    elif not source.cut_here:
         source.rewind()
     if fenced:
-        yield from source.take(FENCE)
+        yield from _take_behind_space(source, FENCE)
     source.mark()
     return True
 
 
+def _separates_calls(character: str) -> bool:
+    return character.isspace() or character in ",;"
+
+
+def _skip_closers(source: Source) -> Reading[None]:
+    """Reads brackets that close calls, and sets the mark behind the last."""
+    while True:
+        source.mark()
+        yield from source.skip_space()
+        if (yield from source.peek()) not in ("}", "]", ")"):
+            source.rewind()
+            return
+        source.advance(1)
+
+
+def _take_behind_space(source: Source, literal: str) -> Reading[bool]:
+    """Reads white space and `literal`, or nothing."""
+    start = source.position
+    yield from source.skip_space()
+    if (yield from source.take(literal)):
+        return True
+    source.go_back(start)
+    return False
+
+
 def _read_named(source: Source, calls: Calls) -> Reading[None]:
-    name = yield from source.take_while(_is_of_name)
+    name = yield from source.take_while(_is_of_name, MAX_NAME_CHARACTERS)
     if (yield from source.take(CALL_ID)):
-        yield from source.take_while(_is_of_name)
+        yield from source.take_while(_is_of_name, MAX_NAME_CHARACTERS)
     has_arguments = yield from source.take(ARGS)
     yield from source.skip_space()
     begins = bool(name) and (has_arguments or (yield from source.peek()) == "{")
     if begins and (yield from read_arguments(source, calls, name, _MISTRAL_MARKS)):
-        source.mark()
+        yield from _skip_leftover(source, _MISTRAL_MARKS)
+
+
+def _skip_leftover(source: Source, marks: tuple[str, ...]) -> Reading[None]:
+    """Reads what is left over of a call that was read, and sets the mark."""
+    source.mark()
+    separators = yield from source.take_while(_separates_calls)
+    if not (yield from skip_leftover(source, marks, separators)):
+        source.rewind()
 
 
 def _read_function(source: Source, calls: Calls, name: str) -> Reading[None]:
@@ -218,7 +274,7 @@ def _read_function(source: Source, calls: Calls, name: str) -> Reading[None]:
     if (yield from source.peek()) == "{":
         if (yield from JsonReader(source, calls.arguments, _QWEN3_CODER_MARKS, parameters).read()):
             calls.end()
-        source.mark()
+        yield from _skip_leftover(source, _QWEN3_CODER_MARKS)
         yield from source.skip_space()
         yield from source.take(FUNCTION_END)
         yield from source.skip_space()
@@ -232,7 +288,7 @@ def _read_function(source: Source, calls: Calls, name: str) -> Reading[None]:
             continue
         key = yield from source.take_while(lambda character: character not in "<>\n")
         ended = yield from source.take(">")
-        if not (ended or source.rest()):
+        if not (ended or source.available):
             continue
         kinds = kinds_of(parameters.get(key), calls.schemas.get(name))
         lead = f"{separator}{quoted(key)}: "

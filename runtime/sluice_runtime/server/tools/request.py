@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from typing import Annotated, Any, Final, Literal
 
 import pydantic_core
@@ -17,19 +20,24 @@ from sluice_runtime.server.fields import (
     json_within,
     note_ignored,
 )
+from sluice_runtime.server.tools.json_calls import object_of
 
 MAX_TOOLS: Final = 512
 MAX_TOOL_ENTRIES: Final = 2 * MAX_TOOLS
 """Of routes that skip some tools."""
-MAX_NAME_CHARACTERS: Final = 128
 
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
 
 
+_MAX_MENDED_CHARACTERS: Final = 1 << 17
+"""Of all arguments of a request; what is beyond is not mended."""
+_NO_NUMBER: Final = re.compile(r"\b(NaN|Infinity)\b")
+
+
 def _object_text(given: object, info: ValidationInfo) -> object:
-    """Arguments as the text of a JSON object. Of no arguments, or of some that were cut, an empty
-    one: a client sends the history of a conversation again with every turn, so a refusal would end
-    it for good."""
+    """Arguments as the text of a JSON object, mended as those of an answer. Of no arguments, or of
+    some that were cut, an empty one: a client sends the history of a conversation again with every
+    turn, so a refusal would end it for good."""
     if isinstance(given, str) and _is_object(given):
         return given
     if is_strict(info):
@@ -39,9 +47,11 @@ def _object_text(given: object, info: ValidationInfo) -> object:
                 "1.8e308"
             )
         return given
-    if isinstance(given, dict) and infinite_at(given) is None:
-        return pydantic_core.to_json(given).decode()
-    if given is None or isinstance(given, (str, dict)):
+    if isinstance(given, dict):
+        return pydantic_core.to_json(_finite(given, info)).decode()
+    if isinstance(given, str) and (mended := _mended(given, info)):
+        return mended
+    if given is None or isinstance(given, str):
         if given:
             note_ignored(info)
         return "{}"
@@ -56,7 +66,61 @@ def _is_object(text: str) -> bool:
     return isinstance(value, dict) and infinite_at(value) is None
 
 
+def _mended(text: str, info: ValidationInfo) -> str:
+    """The object that a text is meant to be, with numbers that fit no float as text; "" for
+    none."""
+    context: dict[str, Any] = {} if info.context is None else info.context
+    left = context.get("mended_characters", _MAX_MENDED_CHARACTERS) - len(text)
+    if left < 0:
+        return ""
+    context["mended_characters"] = left
+    value = _loosely_parsed(text)
+    if isinstance(value, str):
+        text, value = value, _loosely_parsed(value)
+    if value is None:
+        value = _loosely_parsed(object_of(text, cut=True))
+        if value is not None and _NO_NUMBER.search(text):  # null, unless it is within a string
+            note_ignored(info)
+    if not isinstance(value, dict):
+        return ""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _loosely_parsed(text: str) -> object:
+    """The value of a text of JSON, where numbers that fit no float are text; None if it is none."""
+    try:
+        value: object = json.loads(text, parse_float=_number, parse_constant=str)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+def _number(text: str) -> float | str:
+    number = float(text)
+    return number if math.isfinite(number) else text
+
+
+def _finite(value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """An object from a request's body; in place of numbers that fit no float, which are ignored,
+    the word for them."""
+    if infinite_at(value) is None:
+        return value
+    note_ignored(info)
+    finite: dict[str, Any] = json.loads(json.dumps(value), parse_constant=str)
+    return finite
+
+
+def _finite_object(given: object, info: ValidationInfo) -> object:
+    if not isinstance(given, dict) or (place := infinite_at(given)) is None:
+        return given
+    if is_strict(info):
+        raise ValueError(f"an object without numbers beyond 1.8e308, as at {place[1:]}")
+    return _finite(given, info)
+
+
 JsonText = Annotated[str, BeforeValidator(_object_text)]
+FiniteObject = Annotated[dict[str, Any], BeforeValidator(_finite_object)]
 ToolMode = Annotated[Literal["none", "auto", "required"], STRING]
 TOOL_CHOICE: Final = by_type("none, auto, required or an object that names a function")
 

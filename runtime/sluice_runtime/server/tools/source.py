@@ -1,12 +1,16 @@
 """Growing text, for parsers written as generators: they yield when they need more.
 
-Text read since the last `mark` is kept, because it may turn out to be ordinary text.
+Text read since the last `mark` is kept, because it may turn out to be ordinary text. No step looks
+at all the text that is there: what was read is not copied again when more comes, and a search
+goes on where it stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import TypeVar
+import re
+from collections.abc import Callable, Generator, Hashable, Sequence
+from functools import cache
+from typing import NamedTuple, TypeVar
 
 ResultT = TypeVar("ResultT")
 
@@ -14,38 +18,109 @@ Reading = Generator[None, None, ResultT]
 """A parser step; yields while the text does not suffice."""
 
 
+class Lookahead(NamedTuple):
+    """A search in text that is not read yet. Positions count from the beginning of the answer."""
+
+    begin: int
+    reached: int
+    """How far the search read."""
+    end: int | None
+    """What it found; None: nothing."""
+
+
 class Source:
     """Growing text and the position up to which it has been read."""
 
     def __init__(self) -> None:
+        self._read: list[str] = []
+        """What was read since the mark and is no longer in `_text`."""
         self._text = ""
-        """The text from the mark on."""
+        self._offset = 0
+        """Position of `_text` in the answer."""
         self._at = 0
+        """How much of `_text` is read."""
+        self._mark = 0
+        self._read_again = 0
         self.ended = False
         self.cut = False
         """Whether it ended where the model would have gone on."""
+        self.lookaheads: dict[Hashable, Lookahead] = {}
+        """The last search of each kind: a later one within it has the same result."""
+
+    @property
+    def position(self) -> int:
+        """Characters read since the beginning of the answer."""
+        return self._offset + self._at
+
+    @property
+    def available(self) -> int:
+        """Characters that are there and not read yet."""
+        return len(self._text) - self._at
 
     def add(self, text: str) -> None:
         """Appends text."""
-        self._text += text
+        if kept := self._text[max(0, self._mark - self._offset) : self._at]:
+            self._read.append(kept)
+        self._offset += self._at
+        self._text = self._text[self._at :] + text
+        self._at = 0
 
     def mark(self) -> None:
         """Forgets what was read so far."""
-        self._text = self._text[self._at :]
-        self._at = 0
+        self._mark = self.position
+        self._read.clear()
 
     def since_mark(self) -> str:
         """Returns and forgets what was read since the mark."""
-        text = self._text[: self._at]
+        text = self.behind(self.position - self._mark)
         self.mark()
         return text
 
     def rewind(self) -> None:
         """Goes back to the mark."""
-        self._at = 0
+        self.go_back(self._mark)
+
+    def go_back(self, position: int) -> None:
+        """Goes back to a position behind the mark."""
+        if position < self._offset:
+            parts = [self._text]
+            while self._offset > position:
+                parts.append(self._read.pop())
+                self._offset -= len(parts[-1])
+            self._text = "".join(reversed(parts))
+        self._at = position - self._offset
+
+    def may_read_again(self, reached: int) -> bool:
+        """Whether text that was read up to `reached` may be read from here once more: no more of
+        an answer is read twice than was read once."""
+        characters = reached - self.position
+        if self._read_again + characters > reached:
+            return False
+        self._read_again += characters
+        return True
+
+    def behind(self, characters: int) -> str:
+        """So many characters before this one, behind the mark."""
+        parts = [self._text[max(0, self._at - characters) : self._at]]
+        missing = characters - len(parts[0])
+        number = len(self._read)
+        while missing > 0:
+            number -= 1
+            parts.append(self._read[number][-missing:])
+            missing -= len(parts[-1])
+        return "".join(reversed(parts))
+
+    def ahead(self, characters: int, at: int = 0) -> str:
+        """The next characters, without reading them: so many behind the next `at`, or fewer."""
+        return self._text[self._at + at : self._at + at + characters]
+
+    def find(self, pattern: re.Pattern[str]) -> tuple[int, str] | None:
+        """How many characters come before the pattern's first match, and its text."""
+        match = pattern.search(self._text, self._at)
+        return None if match is None else (match.start() - self._at, match[0])
 
     def rest(self) -> str:
-        """What has not been read yet."""
+        """All that is there and has not been read yet."""
         return self._text[self._at :]
 
     def advance(self, characters: int) -> None:
@@ -61,83 +136,92 @@ class Source:
     @property
     def cut_here(self) -> bool:
         """Whether all is read of a text that was cut."""
-        return self.cut_after(0)
-
-    def cut_after(self, characters: int) -> bool:
-        """Whether the text was cut, and no more than so many characters are left."""
-        return self.cut and self.ended and len(self._text) - self._at <= characters
+        return self.cut and self.ended and not self.available
 
     def at_any(self, literals: Sequence[str]) -> Reading[bool]:
         """Whether one of `literals` comes next."""
+        longest = max(map(len, literals), default=0)
         while True:
-            rest = self.rest()
-            if any(rest.startswith(literal) for literal in literals):
+            head = self.ahead(longest)
+            if any(head.startswith(literal) for literal in literals):
                 return True
-            if self.ended or not any(literal.startswith(rest) for literal in literals):
+            if self.ended or not any(literal.startswith(head) for literal in literals):
                 return False
             yield
 
     def take(self, literal: str) -> Reading[bool]:
         """Reads `literal`, if it comes next."""
-        while not self.ended and len(self.rest()) < len(literal):
-            if not literal.startswith(self.rest()):
-                return False
-            yield
-        if not self._text.startswith(literal, self._at):
+        if not (yield from self.at_any([literal])):
             return False
-        self._at += len(literal)
+        self.advance(len(literal))
         return True
 
-    def take_while(self, belongs: Callable[[str], bool]) -> Reading[str]:
-        """Reads characters while `belongs` holds."""
-        taken = ""
-        while (character := (yield from self.peek())) and belongs(character):
-            taken += character
-            self._at += 1
-        return taken
+    def take_while(self, belongs: Callable[[str], bool], most: int | None = None) -> Reading[str]:
+        """Reads characters while `belongs` holds, up to `most`."""
+        taken: list[str] = []
+        while len(taken) != most and (character := (yield from self.peek())) and belongs(character):
+            taken.append(character)
+            self.advance(1)
+        return "".join(taken)
 
     def skip_space(self) -> Reading[None]:
         """Reads white space."""
         yield from self.take_while(str.isspace)
 
+    def skip_to(self, literals: Sequence[str]) -> Reading[str | None]:
+        """Reads to the first of `literals` and returns it; None: to the end of the text."""
+        pattern = any_of(tuple(literals))
+        while (match := self.find(pattern)) is None:
+            self.advance(self.available - (0 if self.ended else self.possible_start(literals)))
+            if self.ended:
+                return None
+            yield
+        self.advance(match[0])
+        return match[1]
+
     def skip_past(self, literal: str) -> Reading[None]:
         """Reads to the end of `literal`, or of the text."""
-        searched = self._at
-        while (at := self._text.find(literal, searched)) < 0 and not self.ended:
-            searched = max(self._at, len(self._text) - len(literal) + 1)
-            yield
-        self._at = len(self._text) if at < 0 else at + len(literal)
+        if (yield from self.skip_to([literal])) is not None:
+            self.advance(len(literal))
 
     def until(self, literals: Sequence[str], sink: Callable[[str], None]) -> Reading[str | None]:
         """Passes to `sink` what comes before the first of `literals`, without the white space at
         its end. Reads that literal and returns it, with the mark before the white space; None at
         the end of the text."""
+        pattern = any_of(tuple(literals))
+        self.mark()
         while True:
-            rest = self.rest()
-            first = min(
-                [(at, literal) for literal in literals if (at := rest.find(literal)) >= 0],
-                default=None,
-            )
-            if first is not None:
-                before = rest[: first[0]].rstrip()
-                sink(before)
-                self._at += len(before)
-                self.mark()
-                self._at = first[0] - len(before) + len(first[1])
-                return first[1]
-            held_characters = possible_start(rest, literals)
-            certain = rest[: len(rest) - held_characters].rstrip()
-            sink(certain)
-            self._at += len(certain)
-            self.mark()
+            match = self.find(pattern)
+            before = match[0] if match else self.available - self.possible_start(literals)
+            text = self.ahead(before)
+            certain = text.rstrip()
+            if certain:
+                self.advance(len(certain))
+                sink(self.since_mark())
+            self.advance(before - len(certain))
+            if match is not None:
+                self.advance(len(match[1]))
+                return match[1]
             if self.ended:
+                self.rewind()
                 return None
             yield
+
+    def possible_start(self, literals: Sequence[str]) -> int:
+        """How many characters at the end of the text that is there may begin one of `literals`."""
+        longest = min(self.available, max(map(len, literals), default=0))
+        return possible_start(self.ahead(longest, self.available - longest), literals)
+
+
+@cache
+def any_of(literals: tuple[str, ...]) -> re.Pattern[str]:
+    """A pattern of texts; it matches nothing if there are none."""
+    return re.compile("|".join(map(re.escape, literals)) or r"(?!)")
 
 
 def possible_start(text: str, literals: Sequence[str]) -> int:
     """Length of the longest suffix of `text` that is a prefix of one of `literals`."""
-    longest = min(len(text), max(map(len, literals)) - 1)
+    longest = min(len(text), max(map(len, literals), default=0) - 1)
     for length in range(longest, 0, -1):
         if any(literal.startswith(text[-length:]) for literal in literals):
             return length

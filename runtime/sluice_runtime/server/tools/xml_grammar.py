@@ -70,6 +70,21 @@ class XmlTag:
         return ["<tool_call>"]
 
 
+_TYPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "properties": (lambda value: isinstance(value, dict), "an object"),
+    "required": (
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+        "a list of names",
+    ),
+    "additionalProperties": (lambda value: isinstance(value, bool | dict), "a schema"),
+    **{
+        key: (lambda value: isinstance(value, list), "a list of schemas")
+        for key in ("anyOf", "oneOf", "allOf")
+    },
+}
+"""What the grammar reads of a schema of arguments itself: whether a value has the right type."""
+
+
 def adapt_to_text(schema: dict[str, Any], leave_out: LeaveOut) -> None:
     """Takes out of a function's schema what text between tags cannot be held to.
 
@@ -78,6 +93,12 @@ def adapt_to_text(schema: dict[str, Any], leave_out: LeaveOut) -> None:
     """
     strings = set[str]()
     for part in _in_place(schema, schema, set()):
+        for key, (is_right, allowed) in _TYPES.items():
+            if key in part and not is_right(part[key]):
+                leave_out(key, refused(key, part[key], allowed))
+                del part[key]
+                if key == "properties" and part.get("additionalProperties") is False:
+                    del part["additionalProperties"]  # else there would be no arguments
         for key in ("patternProperties", "minProperties", "maxProperties"):
             if part.get(key):
                 error = refused(key, part[key], "leaving it out", "is not implemented between tags")

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from sluice_runtime.grammar.schema_keywords import target_of
 from sluice_runtime.server.fields import json_within
-from sluice_runtime.server.tools.calls import Calls
+from sluice_runtime.server.tools.calls import MAX_NAME_CHARACTERS, Calls
 from sluice_runtime.server.tools.json_calls import whole_json
-from sluice_runtime.server.tools.source import Reading, Source, possible_start
+from sluice_runtime.server.tools.source import Lookahead, Reading, Source
 
 PARAMETER: Final = "<parameter="
 END: Final = "</parameter>"
@@ -21,8 +21,6 @@ CALL: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
 _STOPS: Final = (END, PARAMETER, FUNCTION_END, CALL_END, CALL, FUNCTION)
 _STOP: Final = re.compile("|".join(_STOPS))
-_PARAMETER: Final = re.compile(rf"{PARAMETER}[^<>\n\"'{{}}\[\]]*>")
-_NAME: Final = re.compile(r"[^<>\n]*")
 _CLOSING: Final = re.compile(rf"(\s|{FUNCTION_END}|{CALL_END})*")
 _LITERALS: Final = {"True": "true", "False": "false", "None": "null"}
 """Python's spelling, which models use."""
@@ -60,70 +58,92 @@ def _text(source: Source, sink: Callable[[str], None], names: Collection[str]) -
     ended before the text did."""
     is_first = True
     while True:
-        rest = source.rest()
-        stop = _STOP.search(rest)
+        stop = source.find(_STOP)
         if stop is None:
-            held = possible_start(rest, _STOPS)
-            text = _without_line_end(rest[: len(rest) - held])
+            held = source.possible_start(_STOPS)
+            text = _without_line_end(source.ahead(source.available - held))
             if source.ended and held == 1 and not source.cut:  # what is no tag after all
-                text = rest
+                text = source.rest()
             sink(text)
-            source.advance(len(rest) if source.ended else len(text))
+            source.advance(source.available if source.ended else len(text))
             source.mark()
             if source.ended:
                 return not source.cut
             is_first = is_first and not text
             yield
             continue
-        text = _without_line_end(rest[: stop.start()])
+        begin, tag = stop
+        text = _without_line_end(source.ahead(begin))
         sink(text)
         source.advance(len(text))
         source.mark()
-        begin = stop.start() - len(text)
-        if stop[0] == END:
+        begin -= len(text)
+        if tag == END:
             source.advance(begin + len(END))
             return True
         begins_line = begin > 0 or (is_first and not text)
-        inside = yield from _text_after(source, begin, stop[0], names, begins_line=begins_line)
+        inside = yield from _text_after(source, begin, tag, names, begins_line=begins_line)
         if inside is None:
             return True
-        sink(source.rest()[:inside])
-        source.advance(inside)
+        sink(source.ahead(inside - source.position))
+        source.advance(inside - source.position)
         is_first = False
 
 
 def _text_after(
     source: Source, begin: int, tag: str, names: Collection[str], *, begins_line: bool
 ) -> Reading[int | None]:
-    """Characters of the value from here on, where a tag comes after `begin` characters; None: the
-    value ends before it."""
-    at = begin + len(tag)
+    """Position up to which there is text of the value, where a tag comes after `begin` characters;
+    None: the value ends before it."""
+    start = source.position
+    at = start + begin + len(tag)
+    source.advance(begin + len(tag))
     if tag == PARAMETER:
-        while _name_end(source.rest(), at) == len(source.rest()) and not source.ended:
-            yield
-        rest = source.rest()
-        end = _name_end(rest, at)
-        is_tag = rest[end : end + 1] == ">" and (begins_line or rest[at:end] in names)
-        return None if is_tag or (end == len(rest) and begins_line) else at
-    while True:
-        rest = source.rest()
-        end = rest.find(END, at)
-        parameter = _PARAMETER.search(rest, at, end if end >= 0 else len(rest))
-        if parameter is not None:
+        name = yield from _name(source, _is_of_name, names)
+        following = yield from source.peek()
+        source.go_back(start)
+        is_tag = following == ">" and (begins_line or name in names)
+        return None if is_tag or (not following and begins_line) else at
+    known = source.lookaheads.get(END)
+    if known is None or not known.begin <= at <= known.reached:
+        end = yield from _search_end(source, names)
+        known = source.lookaheads[END] = Lookahead(at, source.position, end)
+    source.go_back(start)
+    if known.end is None or (source.ended and known.end - start == source.available):
+        is_text = known.end is not None and source.cut and not _CLOSING.fullmatch(source.rest())
+        return known.end if is_text else None
+    return start + len(_without_line_end(source.ahead(known.end - start)))
+
+
+def _search_end(source: Source, names: Collection[str]) -> Reading[int | None]:
+    """Reads to the tag that ends a value, or else to the end of the text, and returns the position;
+    None: another parameter's tag comes before."""
+    while (yield from source.skip_to([END, PARAMETER])) == PARAMETER:
+        position = source.position
+        source.advance(len(PARAMETER))
+        yield from _name(source, _is_of_spelled_name, names)
+        if (yield from source.peek()) == ">":
+            source.go_back(position)
             return None
-        if end >= 0:
-            return len(_without_line_end(rest[:end]))
-        if source.ended:
-            return len(rest) if source.cut and not _CLOSING.fullmatch(rest) else None
-        unclear = rest.rfind("<", at)
-        at = unclear if unclear >= 0 else len(rest)
-        yield
+    return source.position
 
 
-def _name_end(text: str, at: int) -> int:
-    name = _NAME.match(text, at)
-    assert name is not None, "it matches nothing, too"
-    return name.end()
+def _name(source: Source, belongs: Callable[[str], bool], names: Collection[str]) -> Reading[str]:
+    """Reads the name in a parameter's tag, or the first part of one that is too long."""
+    name = yield from source.take_while(belongs, MAX_NAME_CHARACTERS)
+    if len(name) < MAX_NAME_CHARACTERS:
+        return name
+    more = max(0, max(map(len, names), default=0) - MAX_NAME_CHARACTERS)
+    return name + (yield from source.take_while(belongs, more))
+
+
+def _is_of_name(character: str) -> bool:
+    return character not in "<>\n"
+
+
+def _is_of_spelled_name(character: str) -> bool:
+    """Whether a tag in text, where one may be quoted, may have this in a parameter's name."""
+    return character not in "<>\n\"'{}[]"
 
 
 def kinds_of(
