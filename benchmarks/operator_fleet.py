@@ -78,8 +78,7 @@ async def populate(cluster: Cluster, size: Size) -> None:
     namespaces = sorted({namespace for namespace, _ in size.places()})
     await in_parallel(lambda name: _create(cluster, NAMESPACE, _namespace(name)), namespaces)
     services = [
-        chat(*place, pools={"mixed": {"replicas": size.engines}}, router={"replicas": ROUTERS})
-        for place in size.places()
+        chat(*place, replicas=size.engines, router={"replicas": ROUTERS}) for place in size.places()
     ]
     await in_parallel(lambda one: _create(cluster, INFERENCE_SERVICE, one), services)
 
@@ -97,7 +96,7 @@ async def until_ready(cluster: Cluster, size: Size, patience_seconds: float) -> 
 
 async def scale(cluster: Cluster, place: tuple[str, str], engines: int) -> None:
     """Asks for another number of engines."""
-    body = {"spec": {"pools": {"mixed": {"replicas": engines}}}}
+    body = {"spec": {"replicas": engines}}
     await cluster.patch(INFERENCE_SERVICE, *place, body)
 
 

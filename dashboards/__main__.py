@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
-
 from dashboards.grafana import to_json
 from dashboards.pages import DASHBOARDS
 from dashboards.rules import kustomization, prometheus_rule, rule_file
 
 
-def generated_files(runbook_url_base: str = RUNBOOK_URL_BASE) -> dict[str, str]:
+def generated_files(runbook_url_base: str = "") -> dict[str, str]:
     """File name → content."""
     pages = {f"{page.uid}.json": to_json(page) for page in DASHBOARDS}
     return {
@@ -27,8 +25,8 @@ def main() -> None:
     """Writes every file into the folder given."""
     parser = argparse.ArgumentParser(prog="python -m dashboards", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("dashboards/generated"))
-    text = "where the files of docs/runbooks are served (default: %(default)s)"
-    parser.add_argument("--runbook-url-base", default=RUNBOOK_URL_BASE, help=text)
+    text = "where the files of docs/runbooks are served: what `runbook_url` begins with"
+    parser.add_argument("--runbook-url-base", default="", help=text)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, text in generated_files(options.runbook_url_base).items():

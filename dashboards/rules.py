@@ -8,7 +8,6 @@ from typing import Any, Final
 import yaml
 from sluice_contract.cluster import labels
 from sluice_operator.kube.kinds import PROMETHEUS_RULE
-from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 
 from dashboards.alerts import ALERTS
 from dashboards.recording import recording_rules
@@ -17,7 +16,7 @@ Groups = dict[str, Any]
 GENERATED: Final = "# Written by `make dashboards`; edit dashboards/*.py.\n"
 
 
-def groups(runbook_url_base: str = RUNBOOK_URL_BASE) -> Groups:
+def groups(runbook_url_base: str = "") -> Groups:
     """The content of a rule file."""
     alerts = [alert.to_rule(runbook_url_base) for alert in ALERTS]
     return {

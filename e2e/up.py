@@ -163,7 +163,7 @@ def _conditions(service: Manifest) -> dict[str, dict[str, str]]:
 def engines(service: Manifest) -> tuple[int, int]:
     """Of all pools: how many are ready, and how many are asked for."""
     pools = service.get("status", {}).get("pools", {}).values()
-    counts = [(pool.get("ready", 0), pool.get("desired", 0)) for pool in pools]
+    counts = [(pool.get("readyReplicas", 0), pool.get("desiredReplicas", 0)) for pool in pools]
     return sum(min(pair) for pair in counts), sum(desired for _, desired in counts)
 
 

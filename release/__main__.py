@@ -62,7 +62,7 @@ def _program(variable: str, ensure: Callable[[], Path]) -> Path:
 
 def _released(options: argparse.Namespace) -> Released:
     repositories = sorted(image_variables(ROOT).values())
-    return Released.read(options.registry, options.digests, repositories)
+    return Released.read(options.registry, options.digests, repositories, options.runbooks)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         command.add_argument("folder", type=Path)
         command.add_argument("--registry", default="", help="where the images are")
+        command.add_argument("--runbooks", default="", help="where docs/runbooks is served")
         text = "file with a JSON object: sluice/engine and so on → sha256:…"
         command.add_argument("--digests", type=Path, help=text)
     commands.add_parser("version", help="write the version everywhere").add_argument("version")

@@ -14,6 +14,7 @@ from release.released import Released
 
 NAME: Final = "sluice"
 _REGISTRY: Final = 'registry: ""'
+_RUNBOOKS: Final = "runbookUrlBase: null"
 _IMAGE: Final = 'repository: {}, tag: "", digest: "{}"'
 
 
@@ -34,11 +35,13 @@ def write_chart(folder: Path, released: Released, root: Path = ROOT) -> None:
 
 
 def released_values(values: str, released: Released) -> str:
-    """`values`, the text of values.yaml, with the registry and the digests that are known."""
+    """`values`, the text of values.yaml, with what is known of the release."""
     changes = {_REGISTRY: f'registry: "{released.registry}"'} | {
         _IMAGE.format(repository, ""): _IMAGE.format(repository, digest)
         for repository, digest in released.digests.items()
     }
+    if released.runbooks:
+        changes[_RUNBOOKS] = f'runbookUrlBase: "{released.runbooks}"'
     for before, after in changes.items():
         assert values.count(before) == 1, f"values.yaml has no line with {before}"
         values = values.replace(before, after)

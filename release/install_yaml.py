@@ -12,14 +12,16 @@ from e2e.cluster.command import run
 from release.manifests import NAMESPACE, ROOT, image_variables
 from release.released import Released
 
-HEADER: Final = "# Sluice {version}: kubectl apply --server-side -f install.yaml\n"
+HEADER: Final = "# Sluice {version}: kubectl apply -f install.yaml\n"
 
 
 def install_yaml(kubectl: Path, released: Released) -> str:
     """The text, by `kubectl kustomize`."""
     images = {key: released.reference(name) for key, name in image_variables(ROOT).items()}
     own = images.pop("")
-    environment = [{"name": key, "value": image} for key, image in images.items()]
+    runbooks = {"SLUICE_RUNBOOK_URL_BASE": released.runbooks} if released.runbooks else {}
+    settings = images | runbooks
+    environment = [{"name": key, "value": value} for key, value in settings.items()]
     patch = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

@@ -21,10 +21,14 @@ class Released:
 
     version: str = VERSION
     registry: str = ""
+    runbooks: str = ""
+    """Where docs/runbooks of this version is served."""
     digests: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, registry: str, digests: Path | None, repositories: Collection[str]) -> Self:
+    def read(
+        cls, registry: str, digests: Path | None, repositories: Collection[str], runbooks: str = ""
+    ) -> Self:
         """Of a file that holds a JSON object from each of `repositories` to its digest.
 
         Raises:
@@ -32,7 +36,7 @@ class Released:
         """
         registry = registry.rstrip("/")
         if digests is None:
-            return cls(registry=registry)
+            return cls(registry=registry, runbooks=runbooks)
         found = json.loads(digests.read_text())
         if found.keys() != set(repositories):
             raise ConfigError(
@@ -41,7 +45,7 @@ class Released:
         for repository, digest in found.items():
             if not _DIGEST.fullmatch(str(digest)):
                 raise ConfigError(f"{digests}: {repository}", digest, "sha256: and 64 hex digits")
-        return cls(registry=registry, digests=found)
+        return cls(registry=registry, runbooks=runbooks, digests=found)
 
     def reference(self, repository: str) -> str:
         """REGISTRY/REPOSITORY:VERSION@DIGEST, without what is not known."""

@@ -106,7 +106,7 @@ SEEN: Final = Row(
                 ),
             ),
             "Predicted time to compute the prompts that wait in an engine. Set it against "
-            "autoscaling.target.queueSeconds.",
+            "autoscaling.target.queueMilliseconds.",
         ),
         Panel(
             "Queued requests, mean of the engines",

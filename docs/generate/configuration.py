@@ -11,7 +11,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.config.accelerators import (
     CHUNK_TOKEN_MIB,
     FIXED_MIB,
-    GENERAL_MEMORY_FRACTION,
+    GENERAL_MEMORY_PERCENT,
     GRAPH_ROW_MIB,
     LARGE_RESERVE_MIB,
     MAX_RUNNING_REQUESTS,
@@ -25,7 +25,7 @@ from sluice_contract.config.accelerators import (
     WIDE_FROM,
     Accelerator,
     Sizes,
-    memory_fraction,
+    memory_percent,
     tier_sizes,
 )
 from sluice_contract.config.defaults_text import words_when_left_out
@@ -72,7 +72,7 @@ By product, else by the memory of one GPU; on CPUs 512, 0 and 0.85. Of two numbe
 holds from {wide} GPUs on. A MIG instance or a shared GPU is sized by its own memory.
 `sluice simulate` and `sluice explain` use the table too.
 
-`memoryFraction` leaves room for {token} MiB for each token of the chunk, {row} MiB for each row of
+`memoryPercent` leaves room for {token} MiB for each token of the chunk, {row} MiB for each row of
 the CUDA graphs, {rank} MiB for each GPU and {fixed} MiB. Of a GPU with more than 60 GiB it leaves
 at least {large} GiB. Where a node's labels give the memory, it is computed from that.
 
@@ -85,7 +85,7 @@ at its start, and its log says from what: one request for each {typical:,} token
 (assumed of prompt and answer together, on average), in multiples of {tile}. It is at least {least}
 (vLLM's, 0.11, `arg_utils.py`) and `cudaGraphMaxBatch`, and at most {most:,}. Above the least,
 sampling all of them may take {share:.0%} of a GPU's memory. The pool is what weights leave of
-`memoryFraction`, or `kvPoolTokens`. In bfloat16 Qwen3-0.6B gets about 590 on an H100 and 1,130 on
+`memoryPercent`, or `kvPoolTokens`. In bfloat16 Qwen3-0.6B gets about 590 on an H100 and 1,130 on
 an H200, Llama-3-8B 400 and 880, Qwen3-32B on two GPUs 270 and 770. All of them get 256 on L4s."""
 
 CONTRADICTIONS: Final[tuple[Mapping[str, Any], ...]] = (
@@ -100,7 +100,7 @@ CONTRADICTIONS: Final[tuple[Mapping[str, Any], ...]] = (
 )
 
 
-BY_GPU: Final = ("chunkSize", "cudaGraphMaxBatch", "memoryFraction")
+BY_GPU: Final = ("chunkSize", "cudaGraphMaxBatch", "memoryPercent")
 VALUES: Final = ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat", "reasoningFormat")
 
 
@@ -206,7 +206,7 @@ def _by_accelerator() -> Iterator[str]:
     ]
     above = _sized(f"from {TIERS[-2].below_gib:g} GiB", None, TIERS[-1].sizes, TIERS[-1].wide)
     unknown = _sized("unknown", None, UNKNOWN, UNKNOWN)[:-1]
-    yield from table(header, [*products, *memory, above, (*unknown, str(GENERAL_MEMORY_FRACTION))])
+    yield from table(header, [*products, *memory, above, (*unknown, str(GENERAL_MEMORY_PERCENT))])
 
 
 def _sized(name: str, memory_gib: float | None, *sizes: Sizes) -> tuple[str, ...]:
@@ -217,7 +217,7 @@ def _sized(name: str, memory_gib: float | None, *sizes: Sizes) -> tuple[str, ...
         return (name, "", *columns, "by its memory")
     mib = int(memory_gib * 1024)
     ranks = zip(sizes, (1, WIDE_FROM), strict=True)
-    fractions = _or(*(f"{memory_fraction(mib, one, count):.2f}" for one, count in ranks))
+    fractions = _or(*(str(memory_percent(mib, one, count)) for one, count in ranks))
     return (name, f"{memory_gib:g} GiB", *columns, fractions)
 
 

@@ -107,7 +107,7 @@ class _Walk:
             if rule.get("fieldPath") == f".{name}":
                 yield allowed_by(rule)
         _, inner = _inner(node)
-        for rule in (inner or {}).get("x-kubernetes-validations", ()):
+        for rule in (inner or node).get("x-kubernetes-validations", ()):
             if "fieldPath" not in rule:
                 yield allowed_by(rule)
         if place in self.notes.so_far:

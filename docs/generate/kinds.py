@@ -17,38 +17,73 @@ from docs.generate.fields import Notes, Row, Section, allowed_by, rules_of, sect
 from docs.generate.markdown import GENERATED, table
 from docs.generate.schema_words import Schema
 
-POOL: Final = "spec.pools.mixed"
-TEMPLATE: Final = f"{POOL}.template"
+TEMPLATE: Final = "spec.template"
 AFFINITY: Final = f"{TEMPLATE}.affinity"
 OPENING: Final = (
-    "spec.model", "spec.slo", "spec.engine", "spec.pools", POOL, TEMPLATE, f"{TEMPLATE}.env[]",
-    f"{TEMPLATE}.volumes[]", f"{TEMPLATE}.sidecars[]", AFFINITY, "spec.autoscaling",
-    "spec.rollout", "spec.router",
+    "spec.model", "spec.accelerator", TEMPLATE, f"{TEMPLATE}.env[]", f"{TEMPLATE}.volumes[]",
+    f"{TEMPLATE}.sidecars[]", AFFINITY, "spec.engine", "spec.slo", "spec.autoscaling",
+    "spec.prefill", "spec.rollout", "spec.router",
 )  # fmt: skip
 EXPLAINED: Final = {
     name: f"configuration.md#{name.lower()}"
     for name in ("schedulingPolicy", "prefixEvictionPolicy", "toolCallFormat", "reasoningFormat")
 }
 
-SERVICE_HEAD: Final = """\
+SHAPE: Final = """\
+apiVersion: serving.sluice.dev/v1alpha1
+kind: InferenceService
+metadata: {name: qwen3}
+spec:
+  model: {uri: "hf://Qwen/Qwen3-8B"}   # what is served: the only field that is required
+  replicas: 3                          # engines; or autoscaling: {minReplicas: 1, maxReplicas: 8}
+  accelerator: {product: NVIDIA-A100-SXM4-80GB, count: 1}   # GPUs of one engine; left out: CPUs
+  resources: {limits: {memory: 64Gi}}  # CPU and memory of one engine
+  template: {priorityClassName: serving}                    # additions to the engines' pods
+  engine: {schedulingPolicy: lpm}      # settings of the engines; the others are resolved
+  slo: {ttftMilliseconds: 1000, itlMilliseconds: 50}        # promise of latency
+  autoscaling: {gpuBudget: 16}         # most GPUs of the service; how engines follow the load
+  prefill:                             # there: this pool computes prompts, the engines above decode
+    replicas: 2                        # or autoscaling: {minReplicas: 1, maxReplicas: 4}
+    accelerator: {product: NVIDIA-H100-80GB-HBM3}
+    resources: {limits: {memory: 96Gi}}
+    template: {}                       # none of spec.template; what is left out here is inherited
+    engine: {chunkSize: 16384}         # goes before spec.engine, key by key
+  rollout: {strategy: Surge}           # how a new revision replaces the old one
+  router: {replicas: 2}                # the front door: API keys, tenants, CORS, HTTPRoute
+  tracing: {endpoint: "http://collector.monitoring.svc:4318"}
+  metrics: {compatibility: vLLM}       # names of metrics beside our own
+  paused: false                        # true: the operator writes nothing but status
+"""
+"""Every field of the spec that is at its top level, and of `prefill`."""
+
+SERVICE_HEAD: Final = f"""\
 # InferenceService
 
 `apiVersion: serving.sluice.dev/v1alpha1`, `kind: InferenceService`, short name `infsvc`,
-namespaced. This page has every field. On a cluster `kubectl explain infsvc.spec.engine` has names,
-types and meanings, without the ranges and rules. Only a name and `spec.model.uri` are required:
+namespaced. The top level of the spec is the pool of engines; a section `prefill` makes it two:
 
 ```yaml
-apiVersion: serving.sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {name: chat}
-spec:
-  model: {uri: "file:///models/sluice-tiny"}
-```
+{SHAPE}```
+
+A spec may be as short as `{{model: {{uri}}}}`, one engine, or `{{model: {{uri}}, prefill: {{}}}}`,
+one that computes prompts and one that decodes.
+
+**Inheritance.** `accelerator`, `resources` and `template` that `prefill` leaves out are those of
+the top level, each whole. Keys of `prefill.engine` go before those of `engine`; a section such as
+`hostCache` is replaced whole. `kvTransfer` counts for both pools: it is in `engine` alone, and
+only beside `prefill`. `prefill:` with nothing behind it is refused.
+
+**Numbers.** Without any there is one engine in each pool. `prefill` without a number of its own
+has 1 beside `replicas`, and the top level's `minReplicas` and `maxReplicas` beside autoscaling.
+With `gpuBudget`, `prefill` and no number anywhere the operator chooses both
+([how](../how-to/split-prefill-from-decode.md#let-the-operator-choose)). `replicas: 0` is 0 in both
+pools, whatever `prefill.replicas` says.
 
 `sluice plan -f service.yaml` shows the result of a file, without a cluster. It refuses what
 `kubectl apply` would refuse, each mistake on a line with the value and what is allowed. How
 engines, routers and the operator then behave is described in [scheduling](scheduling.md),
-[router](router.md) and [operator](operator.md).
+[router](router.md) and [operator](operator.md). This page has every field. On a cluster
+`kubectl explain infsvc.spec.engine` has names, types and meanings, without the ranges and rules.
 
 **Default** is what holds when a field is left out; where there is none, nothing does. Of the
 settings of engines `status.resolved` shows the values in use, each with where it is from.
@@ -59,7 +94,7 @@ this version does not have.
 
 CHANGES: Final = (
     (
-        "`replicas` of a pool, `router.replicas`, `router.route`, `paused`",
+        "`replicas` of either pool, `router.replicas`, `router.route`, `paused`",
         "no engine restarts; engines that are too many finish their streams first",
     ),
     (
@@ -78,21 +113,25 @@ CHANGES: Final = (
     ),
     ("`engine.drainSeconds`", "routers are replaced, and engines by another revision"),
     (
-        "`engine.startupSeconds`; of a pool's `template` what is not named below",
+        "`engine.startupSeconds`; of a `template` what is not named below",
         "the same revision: its pods are replaced one by one, a new one before an old one leaves",
     ),
     (
-        "`model`, `slo`, the rest of `engine`; of a pool `accelerator`, `resources`, "
-        f"and of its `template` {', '.join(f'`{name}`' for name in PROCESS_TEMPLATE_FIELDS)}",
+        "`model`, `slo`, the rest of `engine`; `accelerator`, `resources`, "
+        f"and of a `template` {', '.join(f'`{name}`' for name in PROCESS_TEMPLATE_FIELDS)}",
         "another revision: new engines start beside the former ones, which finish their streams "
         "and leave once the new ones are ready",
+    ),
+    (
+        "`prefill`, where it comes or goes",
+        "engines of the new kind start beside the former ones, which finish their streams and "
+        "leave once the new ones are ready",
     ),
     ("`metadata.name`", "not possible: make another object"),
 )
 IMMUTABLE: Final = """
-No field of the spec is immutable, but for `replicas` of a pool beside `autoscaling`. A change that
-is refused writes nothing but status, and the former settings go on serving
-([conditions](operator.md#conditions)).
+No field of the spec is immutable. A change that is refused writes nothing but status, and the
+former settings go on serving ([conditions](operator.md#conditions)).
 
 **Another `model.uri` is another name to clients** where `model.name` is left out: it is then the
 last part of the URI, and who asks for the former one is answered 404. Set the name, and the URI
@@ -192,9 +231,7 @@ def _spec_section(section: Section) -> Iterator[str]:
 
 def _left_off(section: Section) -> str:
     """What the paths of a section would all begin with."""
-    if section.path == AFFINITY:
-        return f"{TEMPLATE}."
-    return f"{POOL}." if section.path.startswith(TEMPLATE) else ""
+    return f"{TEMPLATE}." if section.path == AFFINITY else ""
 
 
 def _status_section(section: Section) -> Iterator[str]:

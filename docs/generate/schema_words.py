@@ -36,6 +36,7 @@ PATTERNS: Final = {
     _pattern(route.Hostname): "host like models.example.com or *.example.com, no port",
     route.HEADER_NAME: "letters, digits and '-'",
     route.HEADER_VALUE: "printable characters, no spaces",
+    base.DECIMAL_PATTERN: "",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "letters, digits and '_', no digit first; at most 128",
 }
 """What a pattern asks for; a new one needs its row, or pages cannot be written."""
@@ -44,7 +45,7 @@ PATTERNS: Final = {
 def type_words(node: Schema) -> str:
     """The JSON type; of lists and maps also what is in them."""
     if node.get("x-kubernetes-int-or-string"):
-        return "quantity"
+        return "quantity" if node["pattern"] == base.QUANTITY_PATTERN else "integer or string"
     if node.get("x-kubernetes-preserve-unknown-fields"):
         return "any"
     if node["type"] == "array":

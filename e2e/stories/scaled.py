@@ -25,7 +25,7 @@ class Scaled:
     def ready(self) -> dict[str, int]:
         """Engines of each pool that answer."""
         pools = self.service.get()["status"]["pools"]
-        return {role: pool["ready"] for role, pool in pools.items()}
+        return {role: pool["readyReplicas"] for role, pool in pools.items()}
 
     def scaling(self) -> dict[str, Any]:
         """What the status says of the last decision."""

@@ -17,6 +17,8 @@ DISAGGREGATED = SAMPLE.with_name("disaggregated.yaml")
 NAMESPACE = "default"
 MODEL = "sluice-tiny"
 WAIT_SECONDS = 240
+RESOURCES = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+"""Small engines."""
 OWNED_KINDS = (
     "deployments,services,configmaps,enginepools,serviceaccounts,roles,rolebindings,"
     "poddisruptionbudgets,networkpolicies,pods"
@@ -26,28 +28,28 @@ OWNED_KINDS = (
 def chat_service(name: str, replicas: int = 1, **spec: Any) -> dict[str, Any]:
     """The sample service under another name, with `replicas` small engines; `spec` replaces whole
     sections."""
-    pool = {
-        "replicas": replicas,
-        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
-    }
     sample: dict[str, Any] = yaml.safe_load(SAMPLE.read_text())
+    own = {"replicas": replicas, "resources": RESOURCES}
     metadata = {"name": name, "namespace": NAMESPACE}
-    return sample | {
-        "metadata": metadata,
-        "spec": sample["spec"] | {"pools": {"mixed": pool}} | spec,
-    }
+    return sample | {"metadata": metadata, "spec": sample["spec"] | own | spec}
 
 
 def disaggregated_service(name: str, prefill: int, decode: int, **spec: Any) -> dict[str, Any]:
     """The sample of two pools under another name, with so many small engines."""
     sample: dict[str, Any] = yaml.safe_load(DISAGGREGATED.read_text())
-    resources = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
-    pools = {
-        role: {"replicas": replicas, "resources": resources}
-        for role, replicas in (("prefill", prefill), ("decode", decode))
-    }
+    own = {"replicas": decode, "prefill": {"replicas": prefill}, "resources": RESOURCES}
     metadata = {"name": name, "namespace": NAMESPACE}
-    return sample | {"metadata": metadata, "spec": sample["spec"] | {"pools": pools} | spec}
+    return sample | {"metadata": metadata, "spec": sample["spec"] | own | spec}
+
+
+def scaled_between(least: int, most: int, made: dict[str, Any]) -> dict[str, Any]:
+    """A service each pool of which follows the load between these numbers."""
+    spec = made["spec"]
+    for section in (spec, spec.get("prefill", {})):
+        section.pop("replicas", None)
+    numbers = {"minReplicas": least, "maxReplicas": most}
+    spec["autoscaling"] = spec.get("autoscaling", {}) | numbers
+    return made
 
 
 def unix_seconds(text: str) -> float:

@@ -17,8 +17,6 @@ from e2e.reach import reach
 from e2e.stories.gpus import A100, ENV, GPU
 from e2e.stories.service import MODEL, Service, chat_service
 
-RESOURCES = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
-
 
 @pytest.fixture
 def service(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[Service]:
@@ -31,16 +29,16 @@ def service(kubectl: Kubectl, request: pytest.FixtureRequest) -> Iterator[Servic
 def asked_for(service: Service, product: str | None = A100, **spec: Any) -> dict[str, Any]:
     """The sample with one GPU an engine."""
     accelerator = {"count": 1} | ({"product": product} if product else {})
-    pool = {"replicas": 1, "accelerator": accelerator, "resources": RESOURCES}
-    made = chat_service(service.name, pools={"mixed": pool | spec.pop("pool", {})})
-    made["spec"]["engine"] |= spec.pop("engine", {})
+    engine = spec.pop("engine", {})
+    made = chat_service(service.name, accelerator=accelerator, **spec)
+    made["spec"]["engine"] |= engine
     return made
 
 
 def test_a_service_is_sized_for_its_gpu_and_verified(
     cluster: Cluster, kubectl: Kubectl, gpu_node: str, pretended: str, service: Service
 ) -> None:
-    service.apply(asked_for(service, engine={"image": pretended}, pool={"template": {"env": ENV}}))
+    service.apply(asked_for(service, engine={"image": pretended}, template={"env": ENV}))
     service.wait_for("Ready", "True")
     found = service.wait_for_reason("AcceleratorVerified", "ReportedByEngines")
     assert (found["status"], A100 in found["message"]) == ("True", True)
@@ -61,7 +59,7 @@ def test_an_engine_without_its_gpu_says_so_and_waits(
     service.apply(asked_for(service))
     found = service.wait_for_reason("Ready", "AcceleratorMissing")
     assert f"1 x {A100} is asked for" in found["message"]
-    assert "leave out spec.pools.mixed.accelerator" in found["message"]
+    assert "leave out spec.accelerator" in found["message"]
     verified = service.wait_for_reason("AcceleratorVerified", "AcceleratorMissing")
     assert verified["status"] == "False"
     assert service.condition("Stalled")["reason"] == "AcceleratorMissing"

@@ -18,7 +18,7 @@ from e2e.reach import reach
 from e2e.stories.load import load, long_prompts
 from e2e.stories.pods import poll
 from e2e.stories.scaled import Scaled
-from e2e.stories.service import NAMESPACE, disaggregated_service
+from e2e.stories.service import NAMESPACE, disaggregated_service, scaled_between
 from e2e.up import SAMPLE
 
 AUTOSCALED = SAMPLE.with_name("autoscaled.yaml")
@@ -29,18 +29,15 @@ SHRUNK_SECONDS = 420
 BURST_CLIENTS = 24
 BUSY = {"maxRunningRequests": 4, "drainSeconds": 30}
 """Few at once, so that a burst queues on a small machine too."""
-EAGER = {"target": {"queueSeconds": 0.2, "prefillQueue": 2, "decodeQueue": 2}}
+EAGER = {"target": {"queueMilliseconds": 200, "prefillQueue": 2, "decodeQueue": 2}}
 
 
 def scaled_service(name: str, least: int, most: int, **spec: Any) -> dict[str, Any]:
     """Two pools that move between `least` and `most` small engines."""
     made = disaggregated_service(name, prefill=1, decode=1)
     sample = yaml.safe_load(AUTOSCALED.read_text())["spec"]
-    for pool in made["spec"]["pools"].values():
-        del pool["replicas"]
-        pool["autoscaling"] = {"minReplicas": least, "maxReplicas": most}
     made["spec"] |= {"engine": sample["engine"] | BUSY, "autoscaling": EAGER, **spec}
-    return made
+    return scaled_between(least, most, made)
 
 
 @pytest.fixture

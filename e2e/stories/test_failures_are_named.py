@@ -66,7 +66,7 @@ def test_an_image_that_cannot_be_pulled(make: Make) -> None:
 def test_more_memory_than_any_node_has(make: Make) -> None:
     huge = {"memory": "900Gi"}
     resources = {"requests": huge, "limits": huge}
-    service = make(pools={"mixed": {"replicas": 1, "resources": resources}})
+    service = make(resources=resources)
     condition = service.wait_for_reason("Ready", "Unschedulable")
     assert "memory" in condition["message"]
 
@@ -83,7 +83,7 @@ def test_what_is_not_implemented_is_refused_by_name(make: Make) -> None:
     [
         ({"engine": {"pageSize": 0}}, "pageSize"),
         ({"engine": {"chunkSizes": 1}}, "chunkSizes"),
-        ({"mode": "Both"}, "mode"),
+        ({"rollout": {"strategy": "Both"}}, "strategy"),
     ],
 )
 def test_the_api_server_refuses_and_names_the_field(

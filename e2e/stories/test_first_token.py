@@ -92,7 +92,7 @@ def test_the_service_shows_itself(kubectl: Kubectl, chat: Service, client: opena
     assert [model.id for model in client.models.list()] == [MODEL]
     status = chat.get()["status"]
     assert status["url"] == f"http://chat.{NAMESPACE}.svc"
-    assert status["pools"]["mixed"]["ready"] == 2
+    assert status["pools"]["mixed"]["readyReplicas"] == 2
     assert status["resolved"]["mixed"]["dtype"]["source"] == "User"
     table = kubectl.run("get", "infsvc", "chat", "-n", NAMESPACE)
     assert "True" in table

@@ -32,9 +32,8 @@ def budgeted(image: str, budget: int) -> dict[str, Any]:
     """Two pools of one GPU an engine, which would grow to eight."""
     made = scaled_service("budget", least=1, most=4, router={"replicas": 1})
     made["spec"]["engine"] |= {"image": image, "dtype": "float32"}
-    made["spec"]["autoscaling"] = made["spec"]["autoscaling"] | {"gpuBudget": budget}
-    for pool in made["spec"]["pools"].values():
-        pool |= {"accelerator": {"count": 1}, "template": {"env": ENV}}
+    made["spec"]["autoscaling"] |= {"gpuBudget": budget}
+    made["spec"] |= {"accelerator": {"count": 1}, "template": {"env": ENV}}
     return made
 
 

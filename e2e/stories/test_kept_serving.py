@@ -22,6 +22,7 @@ from e2e.stories.service import (
     Service,
     chat_service,
     disaggregated_service,
+    scaled_between,
 )
 
 pytestmark = pytest.mark.full
@@ -36,14 +37,6 @@ def kept(kubectl: Kubectl) -> Iterator[Service]:
     yield service
     service.delete()
     service.wait_until_children_are_gone()
-
-
-def scaled(made: dict[str, Any], least: int, most: int) -> dict[str, Any]:
-    """A service all pools of which are scaled between these numbers."""
-    for pool in made["spec"]["pools"].values():
-        pool.pop("replicas", None)
-        pool["autoscaling"] = {"minReplicas": least, "maxReplicas": most}
-    return made
 
 
 def ready_engines(kubectl: Kubectl) -> int:
@@ -92,10 +85,10 @@ def answering(cluster: Cluster, kept: Service) -> Iterator[Tally]:
 def test_a_scaled_service_keeps_its_capacity_through_switches_of_the_mode(
     cluster: Cluster, kubectl: Kubectl, kept: Service
 ) -> None:
-    kept.apply(scaled(chat_service(NAME, engine=ENGINE), 3, 4))
+    kept.apply(scaled_between(3, 4, chat_service(NAME, engine=ENGINE)))
     kept.wait_for("Updated", "True")
-    two_pools = scaled(disaggregated_service(NAME, 1, 1, engine=ENGINE), 1, 4)
-    one_pool = scaled(chat_service(NAME, engine=ENGINE), 1, 4)
+    two_pools = scaled_between(1, 4, disaggregated_service(NAME, 1, 1, engine=ENGINE))
+    one_pool = scaled_between(1, 4, chat_service(NAME, engine=ENGINE))
     with answering(cluster, kept) as tally, least(lambda: ready_engines(kubectl)) as found:
         for mode, made in (("Disaggregated", two_pools), ("Mixed", one_pool)):
             kept.apply(made)
@@ -132,13 +125,13 @@ def test_a_stuck_roll_out_in_place_that_is_scaled_to_one_goes_on_answering(
 def test_a_sleeping_service_wakes_while_its_spec_is_refused(
     cluster: Cluster, kept: Service
 ) -> None:
-    made = scaled(chat_service(NAME, engine=ENGINE), 0, 1)
+    made = scaled_between(0, 1, chat_service(NAME, engine=ENGINE))
     kept.apply(made)
     kept.wait_for_reason("Ready", "ScaledToZero")
     kept.wait_for("Updated", "True")
     slo = {"itlMilliseconds": 40}
     refused = chat_service(NAME, engine=ENGINE | {"mixedChunk": False}, slo=slo)
-    kept.apply(scaled(refused, 0, 1))
+    kept.apply(scaled_between(0, 1, refused))
     kept.wait_for_reason("Updated", "InvalidSpec")
     with reach(cluster, NAMESPACE, NAME) as url, load(url, 2) as tally:
         tally.wait_for_more(2)

@@ -67,9 +67,9 @@ def test_an_engine_moves_to_the_other_pool_under_load(
 def scaled(prefill: int, decode: int) -> dict[str, Any]:
     """The service with pools of a size that the operator's autoscaler keeps."""
     made = disaggregated_service("moved", prefill, decode, engine=ENGINE)
-    for pool in made["spec"]["pools"].values():
-        size = pool.pop("replicas")
-        pool["autoscaling"] = {"minReplicas": size, "maxReplicas": size}
+    for section in (made["spec"], made["spec"]["prefill"]):
+        size = section.pop("replicas")
+        section["autoscaling"] = {"minReplicas": size, "maxReplicas": size}
     return made
 
 

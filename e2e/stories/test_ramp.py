@@ -33,7 +33,7 @@ from e2e.kubectl import Kubectl
 from e2e.reach import reach
 from e2e.stories.ramp import Answer, Hindsight, Ramp, Sizes, answers, size_at
 from e2e.stories.scaled import Scaled
-from e2e.stories.service import NAMESPACE, chat_service, unix_seconds
+from e2e.stories.service import NAMESPACE, chat_service, scaled_between, unix_seconds
 
 NAME: Final = "ramp"
 TTFT_SECONDS, ITL_SECONDS = 5.0, 0.5
@@ -64,18 +64,12 @@ def ramp_service() -> dict[str, Any]:
         "volumes": [{"name": "paced", "configMap": {"name": NAME}}],
         "volumeMounts": [{"name": "paced", "mountPath": "/paced", "readOnly": True}],
     }
-    service = chat_service(NAME)
-    mixed = service["spec"]["pools"]["mixed"]
-    del mixed["replicas"]
-    mixed |= {
-        "autoscaling": {"minReplicas": 1, "maxReplicas": MAX_REPLICAS},
-        "template": template,
-    }
+    service = scaled_between(1, MAX_REPLICAS, chat_service(NAME, template=template))
     service["spec"]["engine"] |= {"maxRunningRequests": ROWS, "threads": 1}
     service["spec"]["slo"] = {
         "ttftMilliseconds": int(1000 * TTFT_SECONDS),
         "itlMilliseconds": int(1000 * ITL_SECONDS),
-        "percentile": PERCENT,
+        "percentile": round(PERCENT),
     }
     return service
 
@@ -155,7 +149,7 @@ def shares_in_time(asked: Sequence[Answer], scaling: dict[str, Any]) -> dict[str
     written = unix_seconds(scaling["time"])
     lately = [answer for answer in asked if written - STATUS_SECONDS < answer.ended <= written]
     return {
-        "status_in_time_percent": scaling["inTimePercent"],
+        "status_in_time_percent": float(scaling["inTimePercent"]),
         "clients_in_time_percent_then": round(percent_in_time(lately), 2),
     }
 

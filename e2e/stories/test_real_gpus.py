@@ -62,8 +62,7 @@ def node(kubectl: Kubectl) -> dict[str, Any]:
 def on_gpus(manifest: dict[str, Any]) -> dict[str, Any]:
     """The same with a GPU an engine."""
     spec = manifest["spec"]
-    for pool in spec["pools"].values():
-        pool["accelerator"] = {"count": 1}
+    spec["accelerator"] = {"count": 1}
     spec["engine"] = {**spec["engine"], **ENGINE}
     return manifest
 

@@ -92,8 +92,7 @@ def test_a_bad_revision_is_halted_and_undone(
 def test_model_image_accelerator_mode_and_a_restart(
     kubectl: Kubectl, rolled: Service, tally: Tally, sluice: Sluice, pretended: str, gpu_node: str
 ) -> None:
-    pool = chat_service(NAME, replicas=2)["spec"]["pools"]["mixed"]
-    on_gpus = pool | {"accelerator": {"count": 1, "product": A100}, "template": {"env": ENV}}
+    on_gpus = {"accelerator": {"count": 1, "product": A100}, "template": {"env": ENV}}
     other_image = LOOKED_UP | {"image": pretended}
     changes: dict[str, dict[str, Any]] = {
         # The same files under another URI, so that answers can be compared.
@@ -101,7 +100,7 @@ def test_model_image_accelerator_mode_and_a_restart(
             NAME, 2, engine=LOOKED_UP, model={"uri": "file:///models/sluice-tiny/", "name": MODEL}
         ),
         "image": chat_service(NAME, 2, engine=other_image),
-        "accelerator": chat_service(NAME, engine=other_image, pools={"mixed": on_gpus}),
+        "accelerator": chat_service(NAME, 2, engine=other_image, **on_gpus),
         "two pools": disaggregated_service(NAME, 1, 1, engine=LOOKED_UP),
         "one pool": chat_service(NAME, 2, engine=LOOKED_UP),
     }

@@ -48,7 +48,7 @@ def text_of(kind: Model, finding: ErrorDetails) -> str:
         return unknown_field(str(key), known_keys(kind, above))
     if finding["type"] == "missing":
         *above, key = finding["loc"]
-        allowed = _allowed(_models_at(kind, above), str(key))
+        allowed = _allowed(models_at(kind, above), str(key))
         return finding["msg"] + (f"; allowed: {allowed}" if allowed else "")
     value = finding["input"]
     got = shown_json(value.decode(errors="replace") if isinstance(value, bytes) else value)
@@ -74,14 +74,14 @@ def known_keys(kind: Model, above: Location) -> list[str]:
     return sorted(
         {
             field.alias or name
-            for model in _models_at(kind, above)
+            for model in models_at(kind, above)
             for name, field in model.model_fields.items()
             if field.json_schema_extra != UNTOLD
         }
     )
 
 
-def _models_at(kind: Model, above: Location) -> list[Model]:
+def models_at(kind: Model, above: Location) -> list[Model]:
     """What the object at `above` may be."""
     models = [kind]
     for step in above:

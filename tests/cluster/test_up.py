@@ -37,7 +37,11 @@ def test_only_a_refusal_is_final() -> None:
 
 
 def test_what_is_ready_of_all_pools_is_counted_without_a_surplus() -> None:
-    pools = {"prefill": {"ready": 3, "desired": 2}, "decode": {"desired": 4, "ready": 1}}
+    counts = {"prefill": (3, 2), "decode": (1, 4)}
+    pools = {
+        role: {"readyReplicas": ready, "desiredReplicas": desired}
+        for role, (ready, desired) in counts.items()
+    }
     assert engines({"status": {"pools": pools}}) == (3, 6)
     assert engines({"metadata": {}}) == (0, 0)
 

@@ -1,4 +1,4 @@
-"""Which fields an InferenceService has, by their paths; those of a pool without the pool."""
+"""Which fields the spec of an InferenceService has, by their paths."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def fields_of_specs() -> frozenset[str]:
     """`engine.chunkSize`, `template.affinity` and so on."""
     version = inference_service_crd()["spec"]["versions"][0]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    pool = spec["properties"]["pools"]["properties"]["mixed"]
-    return frozenset({*_paths(spec, ""), *_paths(pool, "")})
+    return frozenset(_paths(spec, ""))
 
 
 def _paths(node: dict[str, Any], path: str) -> Iterator[str]:

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 from sluice_autoscaler.settings import Settings
 from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.defaults_text import FOUND_BY_ENGINE
 from sluice_contract.config.engine import EngineSettings
 from sluice_contract.config.sizing import resolve_settings
+from sluice_operator.api.base import ApiModel
 from sluice_operator.api.crd import engine_pool_crd, inference_service_crd
+from sluice_operator.api.pools import PrefillSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine import PROCESS_TEMPLATE_FIELDS
@@ -22,6 +26,7 @@ from sluice_operator.validation.errors import unsupported_parts
 
 from docs.generate.__main__ import generated_pages, main
 from docs.generate.fields import Notes, sections_of
+from docs.generate.kinds import SHAPE
 from docs.generate.markdown import table
 from tests.operator.examples import FULL_TEMPLATE, pool_plan, service_plan
 
@@ -57,15 +62,27 @@ def test_every_field_of_a_crd_is_told_with_its_description(page: str) -> None:
 
 def test_a_refused_field_says_what_is_allowed_so_far() -> None:
     spec = {
-        "model": {"uri": "dummy://tiny"}, "mode": "Disaggregated", "slo": {"percentile": 90},
+        "model": {"uri": "dummy://tiny"},
+        "slo": {"percentile": 90},
         "engine": {"tensorParallelSize": 2, "cudaGraphMaxBatch": 8},
-    }  # fmt: skip
+        "prefill": {},
+    }
     page = PAGES["inferenceservice.md"]
     refused = {each.field for each in unsupported_parts(InferenceServiceSpec.model_validate(spec))}
     assert len(refused) == 3
     for field in refused:
         rows = [row for row in page.splitlines() if row.startswith(f"| `{field}` ")]
         assert any("**So far only**" in row or "**Not yet**" in row for row in rows), field
+
+
+def test_the_shape_is_a_valid_spec_with_every_field_of_its_top_level_and_of_prefill() -> None:
+    spec = yaml.safe_load(SHAPE)["spec"]
+    parsed = InferenceServiceSpec.model_validate(spec)
+    assert spec.keys() == _names(InferenceServiceSpec)
+    alternative = {"autoscaling"}
+    assert spec["prefill"].keys() == _names(PrefillSpec) - alternative
+    assert parsed.pool(Role.DECODE).replicas == spec["replicas"]
+    assert f"```yaml\n{SHAPE}```" in PAGES["inferenceservice.md"]
 
 
 SAME, ANOTHER = "same revision", "another revision"
@@ -75,7 +92,7 @@ POOL = {"endpointPickerRef": {"name": "picker", "port": 9002}}
 @pytest.mark.parametrize(
     ("change", "revision", "pods_replaced", "routers_replaced"),
     [
-        ({"pools": {"mixed": {"replicas": 5}}}, SAME, False, False),
+        ({"replicas": 5}, SAME, False, False),
         ({"router": {"image": "another"}}, SAME, False, True),
         ({"router": {"route": {"parentRefs": [{"name": "public"}]}}}, SAME, False, False),
         ({"router": {"inferencePool": POOL}}, SAME, False, False),
@@ -84,10 +101,10 @@ POOL = {"endpointPickerRef": {"name": "picker", "port": 9002}}
         ({"engine": {"chunkSize": 64}}, ANOTHER, True, False),
         ({"slo": {"itlMilliseconds": 50}}, ANOTHER, True, False),
         ({"model": {"uri": "dummy://another"}}, ANOTHER, True, False),
-        ({"pools": {"mixed": {"resources": {"requests": {"cpu": 2}}}}}, ANOTHER, True, False),
+        ({"resources": {"requests": {"cpu": 2}}}, ANOTHER, True, False),
         *(
             (
-                {"pools": {"mixed": {"template": {name: FULL_TEMPLATE[name]}}}},
+                {"template": {name: FULL_TEMPLATE[name]}},
                 ANOTHER if name in PROCESS_TEMPLATE_FIELDS else SAME,
                 True,
                 False,
@@ -127,7 +144,7 @@ def test_what_targets_are_when_left_out_is_what_the_autoscaler_takes() -> None:
     rows = [line.split("|") for line in page.splitlines() if "`spec.autoscaling.target." in line]
     said = {row[1].strip(" `").rpartition(".")[2]: row[3].strip() for row in rows}
     assert said == {
-        "queueSeconds": "half of slo.ttftMilliseconds; 1.0 without it",
+        "queueMilliseconds": "half of slo.ttftMilliseconds; 1000 without it",
         "prefillQueue": "off",
         "decodeQueue": "off",
     }
@@ -156,6 +173,10 @@ def _fields(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
         yield f"{path}.{name}", child
         suffix = "[]" if "items" in child else ""
         yield from _fields(child.get("items", child), f"{path}.{name}{suffix}")
+
+
+def _names(model: type[ApiModel]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
 
 
 def _line(page: str, field: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, get_args
 
 import pytest
 import yaml
 from sluice_contract.cluster import metrics
+from sluice_contract.cluster.labels import API_VERSION
 from sluice_contract.wire.load import EngineCondition
 from sluice_operator.cli.image_options import DEFAULT_IMAGES
 from sluice_operator.cli.preview import preview
@@ -20,16 +22,28 @@ from sluice_runtime.server.metrics import HANDOVER_FAILURES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MONITOR: Final = (ROOT / "docs/how-to/monitor.md").read_text()
+WHOLE: Final[dict[str, Any]] = {
+    "apiVersion": API_VERSION, "kind": "InferenceService", "metadata": {"name": "chat"},
+}  # fmt: skip
+MODEL: Final = {"uri": "hf://Qwen/Qwen3-8B"}
 FENCED: Final = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SERVICES: Final = [
-    pytest.param(document, id=f"{page.name}-{place}")
-    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
-    for place, block in enumerate(FENCED.findall(page.read_text()))
-    if (document := yaml.safe_load(block)).get("kind") == "InferenceService"
-]
 
 
-@pytest.mark.parametrize("document", SERVICES)
+def services() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Whole examples, and those that are a part of a spec, with a model."""
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
+        for place, block in enumerate(FENCED.findall(page.read_text())):
+            document = yaml.safe_load(block)
+            if document.keys() == {"spec"}:
+                document = WHOLE | {"spec": {"model": MODEL} | document["spec"]}
+            if document.get("kind") == "InferenceService":
+                yield f"{page.name}-{place}", document
+
+
+SERVICES: Final = dict(services())
+
+
+@pytest.mark.parametrize("document", SERVICES.values(), ids=SERVICES)
 def test_an_example_of_a_service_would_be_carried_out(document: dict[str, Any]) -> None:
     assert preview(document, DEFAULT_IMAGES).plan.refusal is None
 

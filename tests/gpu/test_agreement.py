@@ -103,7 +103,7 @@ def test_answers_are_those_of_transformers(case: Case) -> None:
         chunk_size=case.chunk_size,
         mixed_chunk=case.mixed,
         kv_pool_tokens=case.pool_tokens or roomy(requests, case.page_size),
-        schedule_conservativeness=1.0 if long else 0.1,
+        reserve_percent=100 if long else 10,
         cuda_graph_max_batch=case.graphs,
         attention_backend=case.backend,
         speculation={"method": "NGram", "tokens": case.drafts} if case.drafts else None,

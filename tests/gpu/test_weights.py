@@ -66,5 +66,5 @@ def test_a_full_step_fits_beside_the_pool_that_was_planned() -> None:
     with closing(engine.grammar_compiler):
         warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
         _, total = torch.cuda.mem_get_info(GPU)
-        reserved = total * (1 - (config.memory_fraction or 1))
+        reserved = total * (1 - (config.memory_percent or 100) / 100)
         assert engine.available_bytes >= 0.95 * reserved

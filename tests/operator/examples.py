@@ -25,7 +25,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SERVICE_UID = "00000000-0000-0000-0000-000000000001"
 POOL_UID = "00000000-0000-0000-0000-000000000002"
 
-MINIMAL_SPEC: Manifest = {"model": {"uri": "dummy://tiny"}, "mode": "Mixed", "paused": False}
+MINIMAL_SPEC: Manifest = {"model": {"uri": "dummy://tiny"}, "paused": False}
 
 FULL_TEMPLATE: Manifest = {
     "annotations": {"example.com/team": "search"},
@@ -90,13 +90,6 @@ FULL_SPEC: Manifest = {
         "drainSeconds": 60,
         "startupSeconds": 900,
     },
-    "pools": {
-        "mixed": {
-            "replicas": 3,
-            "resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "32Gi"}},
-            "template": FULL_TEMPLATE,
-        }
-    },
     "router": {
         "replicas": 2,
         "resources": {"requests": {"cpu": "1"}},
@@ -110,7 +103,16 @@ FULL_SPEC: Manifest = {
         "inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9002}},
     },
     "rollout": {"strategy": "Surge"},
+    "replicas": 3,
+    "resources": {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "32Gi"}},
+    "template": FULL_TEMPLATE,
 }
+
+
+def pools(**by_role: Manifest) -> Manifest:
+    """The part of a spec that has these pools: of role mixed, or of roles prefill and decode."""
+    own = by_role.get("mixed") or by_role.get("decode") or {}
+    return own | ({"prefill": by_role["prefill"]} if "prefill" in by_role else {})
 
 
 def service(spec: Manifest | None = None, *, name: str = "chat", **metadata: Any) -> Manifest:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
+from sluice_operator.api.service import mode_of
 from sluice_operator.apply.executor import executor
 from sluice_operator.informer.dispatch import Reconcile
 from sluice_operator.informer.keys import Key
@@ -107,12 +108,12 @@ class World(RuleBasedStateMachine):
     @rule(replicas=st.integers(1, MOST))
     def scale_by_hand(self, replicas: int) -> None:
         if self.least is None:
-            self.edit(pools=self._pools(self.spec["mode"], replicas))
+            self.edit(**self._pools(mode_of(self.spec), replicas))
             assume(not self._ends_the_only_engine())
 
     @rule(mode=st.sampled_from(["Mixed", "Disaggregated"]), replicas=st.integers(1, MOST))
     def switch(self, mode: str, replicas: int) -> None:
-        self.edit(mode=mode, pools=self._pools(mode, replicas))
+        self.edit(**self._pools(mode, replicas))
         assume(not self._ends_the_only_engine())
 
     @rule()
@@ -333,7 +334,8 @@ class World(RuleBasedStateMachine):
         as there is no room for both."""
         if self.strategy == "Surge" and self.budget is None:
             return False
-        asked = [pool.get("replicas", 2) for pool in self.spec["pools"].values()]
+        sections = [self.spec, *([self.spec["prefill"]] if "prefill" in self.spec else [])]
+        asked = [section.get("replicas", 2) for section in sections]
         there = [pool["spec"]["replicas"] for pool in self.of(ENGINE_POOL)]
         image = self.spec["engine"].get("image", IMAGES.engine)
         tried = any(image == image_of(pod) for pod in self.of(POD))
@@ -349,24 +351,23 @@ class World(RuleBasedStateMachine):
         self.api._store(INFERENCE_SERVICE, live, live | {"spec": base | self.spec}, {})
 
     def _spec(self, mode: str, replicas: int) -> Manifest:
-        found: Manifest = {
-            "mode": mode,
-            "pools": self._pools(mode, replicas),
-            "engine": {},
-            "rollout": {"strategy": self.strategy},
-        }
-        if self.budget is not None:
-            found["autoscaling"] = {"gpuBudget": self.budget}
-        return found
+        pools = self._pools(mode, replicas)
+        found = pools | {"engine": {}, "rollout": {"strategy": self.strategy}}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _pools(self, mode: str, replicas: int) -> Manifest:
-        roles = ["mixed"] if mode == "Mixed" else ["prefill", "decode"]
-        pool: Manifest = {"replicas": replicas}
-        if self.least is not None:
-            pool = {"autoscaling": {"minReplicas": self.least, "maxReplicas": MOST}}
-        if self.budget is not None:
-            pool = pool | GPUS
-        return dict.fromkeys(roles, pool)
+        """The part of a spec with these pools; what is None is left out."""
+        budget: Manifest = {} if self.budget is None else {"gpuBudget": self.budget}
+        limits: Manifest = {"minReplicas": self.least, "maxReplicas": MOST}
+        number: Manifest = {"replicas": replicas} if self.least is None else {}
+        scaling = budget if number else limits | budget
+        return {
+            "replicas": None,
+            "autoscaling": scaling or None,
+            "prefill": None if mode == "Mixed" else number,
+            **number,
+            **(GPUS if budget else {}),
+        }
 
 
 async def _awaited(reconciled: Awaitable[float | None]) -> None:

@@ -105,7 +105,9 @@ def test_what_it_found_and_what_helps_is_named(
     text = str(caught.value)
     assert text.startswith("accelerator: 2 x NVIDIA-A100-SXM4-40GB is asked for, and ")
     assert says in text
-    assert text.endswith("leave out spec.pools.decode.accelerator, or accelerator of engine.json")
+    assert text.endswith(
+        "leave out accelerator of the InferenceService, or accelerator of engine.json"
+    )
 
 
 class FakeNvml(ModuleType):

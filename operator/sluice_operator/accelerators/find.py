@@ -15,14 +15,13 @@ from sluice_contract.config.sizing import Source, sizes_of
 
 from sluice_operator.accelerators.labels import NodeGpus, gpus_of, labels_of
 from sluice_operator.accelerators.node_requirements import (
-    gpu_count,
     node_selector,
     product_label,
     resource_name,
     tolerations,
 )
 from sluice_operator.api.conditions import Check
-from sluice_operator.api.pools import GPU_RESOURCE, AcceleratorSpec, PoolSpec
+from sluice_operator.api.pools import GPU_RESOURCE, AcceleratorSpec, Pool, gpu_count
 from sluice_operator.kube.kinds import Manifest
 
 PASSING: Final = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
@@ -50,7 +49,7 @@ class AcceleratorFinding:
         return f"{self.accelerator.count} x {self.accelerator.product or self.resource}"
 
 
-def find_accelerator(pool: PoolSpec, nodes: tuple[Manifest, ...] | None) -> AcceleratorFinding:
+def find_accelerator(pool: Pool, nodes: tuple[Manifest, ...] | None) -> AcceleratorFinding:
     """The accelerator of a pool's engines, and whether the nodes confirm it."""
     spec = pool.accelerator
     if spec is None:
@@ -62,7 +61,7 @@ def find_accelerator(pool: PoolSpec, nodes: tuple[Manifest, ...] | None) -> Acce
     return AcceleratorFinding(accelerator, check, resource_name(spec), spec.product)
 
 
-def has_accelerator(node: Manifest, pool: PoolSpec) -> bool:
+def has_accelerator(node: Manifest, pool: Pool) -> bool:
     """Whether an engine of the pool could get its accelerators on the node, were it empty. False of
     devices of a claim, which nodes do not tell."""
     if pool.accelerator is None or pool.accelerator.claim_template is not None:
@@ -81,7 +80,7 @@ def _claim_finding(spec: AcceleratorSpec, template: str) -> AcceleratorFinding:
 
 
 def _find(
-    pool: PoolSpec, spec: AcceleratorSpec, nodes: tuple[Manifest, ...] | None
+    pool: Pool, spec: AcceleratorSpec, nodes: tuple[Manifest, ...] | None
 ) -> tuple[Accelerator, Check]:
     count, resource = gpu_count(spec), resource_name(spec)
     requested = Accelerator(product=spec.product, count=count)
@@ -129,7 +128,7 @@ def _sized(accelerator: Accelerator) -> str:
         return ""
     if source is Source.MEMORY:
         return f", sized by its memory ({origin})"
-    return ", of unknown memory: sized for 40 GiB; set spec.engine.chunkSize and memoryFraction"
+    return ", of unknown memory: sized for 40 GiB; set spec.engine.chunkSize and memoryPercent"
 
 
 def _by_size(gpus: NodeGpus) -> tuple[float, str]:
@@ -140,7 +139,7 @@ def _by_size(gpus: NodeGpus) -> tuple[float, str]:
     return (row.memory_gib if row else 0), gpus.product or ""
 
 
-def _fits(node: Manifest, pool: PoolSpec, spec: AcceleratorSpec) -> bool:
+def _fits(node: Manifest, pool: Pool, spec: AcceleratorSpec) -> bool:
     """Whether a pod of the pool may run on the node, were it empty."""
     template = pool.template
     selector = node_selector(spec, template.node_selector if template else None)

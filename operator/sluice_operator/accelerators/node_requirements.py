@@ -18,11 +18,6 @@ AMD: Final = "amd.com"
 AMD_PRODUCT: Final = "amd.com/gpu.product-name"
 
 
-def gpu_count(accelerator: AcceleratorSpec | None) -> int:
-    """GPUs of one engine; 0 on CPUs."""
-    return 0 if accelerator is None else accelerator.count or 1
-
-
 def resource_name(accelerator: AcceleratorSpec) -> str:
     """The resource that the GPUs are."""
     return accelerator.resource_name or GPU_RESOURCE

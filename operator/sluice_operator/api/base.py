@@ -27,6 +27,10 @@ CRD_DEFAULT: Final[dict[str, Any]] = {"x-crd-default": True}
 """Marks a field whose default the API server writes into the object."""
 
 
+NULLABLE: Final = "nullable"
+"""Schema extra of a field whose null the API server keeps, so that it can be refused."""
+
+
 def left_out(text: object) -> dict[str, Any]:
     """Schema extra: what holds when the field is left out, where its type's default is None."""
     return {"x-left-out": str(text)}
@@ -137,6 +141,45 @@ Quantity = Annotated[
 """An amount such as 2, 500m or 4Gi."""
 
 
+DECIMAL_PATTERN: Final = r"^[0-9]{1,3}(\.[0-9]{1,4})?$"
+"""A share in percent, as text; what `percent` allows says its range."""
+
+
+def percent(least: float, most: float) -> Callable[[Any], int | str]:
+    """Checks a share in percent: a whole number, or a decimal one as text, since a custom resource
+    has no floating point."""
+
+    def check(value: Any) -> int | str:
+        is_decimal = isinstance(value, str) and re.fullmatch(DECIMAL_PATTERN, value) is not None
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (is_whole or is_decimal) or not least <= float(value) <= most:
+            raise ValueError(_percent_allowed(least, most))
+        checked: int | str = value
+        return checked
+
+    return check
+
+
+def _percent_allowed(least: float, most: float) -> str:
+    return f'{least:g} to {most:g}: a whole number, or a decimal one in quotes, as "{most - 0.5:g}"'
+
+
+def percent_schema(least: float, most: float) -> dict[str, Any]:
+    """What `percent` checks, for the API server."""
+    return {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "pattern": DECIMAL_PATTERN,
+        "maxLength": 8,
+        "x-kubernetes-int-or-string": True,
+        "x-kubernetes-validations": [
+            {
+                "rule": f"double(self) >= {least:.1f} && double(self) <= {most:.1f}",
+                "message": f"allowed: {_percent_allowed(least, most)}",
+            }
+        ],
+    }
+
+
 class SecretKeyRef(ApiModel):
     """One key of a Secret in the same namespace. Mounted as a file, never read by the operator."""
 
@@ -162,7 +205,7 @@ def _without_gpus(field: str) -> Rule:
     return Rule(
         f"!has(self.{field}) || !self.{field}.exists(k, k.endsWith('/gpu'))",
         holds,
-        "no GPUs, which are accelerator.count of the pool",
+        "no GPUs, which are accelerator.count",
         field,
     )
 

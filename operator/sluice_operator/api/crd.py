@@ -33,42 +33,62 @@ DEFAULT_STATUS: Final[dict[str, Any]] = {
 """What a new object reports until the operator has seen it."""
 
 
-def _column(name: str, path: str, kind: str = "string", *, wide: bool = False) -> dict[str, Any]:
-    return {"name": name, "type": kind, "jsonPath": path, "priority": 1 if wide else 0}
+SCALE: Final = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
+"""The scale subresource of both kinds."""
+
+
+def _column(
+    name: str, path: str, describes: str, kind: str = "string", *, wide: bool = False
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": kind,
+        "jsonPath": path,
+        "description": describes,
+        "priority": 1 if wide else 0,
+    }
 
 
 def _condition(kind: str, field: str) -> str:
     return f'.status.conditions[?(@.type=="{kind}")].{field}'
 
 
-_AGE = _column("Age", ".metadata.creationTimestamp", "date")
+_AGE = _column("Age", ".metadata.creationTimestamp", "Time since it was made.", "date")
+_READY = _column("Ready", _condition(READY, "status"), "Whether it answers.")
+_UPDATED = _column(
+    "Updated", _condition(UPDATED, "status"), "Whether all of it is what the spec asks for."
+)
+_REASON = _column("Reason", _condition(UPDATED, "reason"), "Why it is updated, or is not yet.")
+_MESSAGE = _column("Message", _condition(UPDATED, "message"), "The reason in words.", wide=True)
 
 SERVICE_COLUMNS: Final = (
-    _column("Ready", _condition(READY, "status")),
-    _column("Updated", _condition(UPDATED, "status")),
-    _column("Mode", ".spec.mode"),
-    _column("M", ".status.pools.mixed.summary"),
-    _column("P", ".status.pools.prefill.summary"),
-    _column("D", ".status.pools.decode.summary"),
-    _column("URL", ".status.url"),
-    _column("Reason", _condition(UPDATED, "reason")),
+    _column("Mode", ".status.mode", "Whether prompts have a pool of their own."),
+    _READY,
+    _UPDATED,
+    _column("Engines", ".status.summary", "Engines that answer/that there should be, by pool."),
+    _column("Model", ".spec.model.uri", "Where the weights are."),
+    _REASON,
     _AGE,
-    _column("Model", ".spec.model.uri", wide=True),
-    _column("Progressing", _condition(PROGRESSING, "status"), wide=True),
-    _column("Router", _condition("RouterReady", "status"), wide=True),
-    _column("Message", _condition(UPDATED, "message"), wide=True),
+    _column("URL", ".status.url", "Where the OpenAI API answers.", wide=True),
+    _column("Progressing", _condition(PROGRESSING, "status"), "Whether it changes.", wide=True),
+    _column("Router", _condition("RouterReady", "status"), "Whether a router answers.", wide=True),
+    _MESSAGE,
 )
 POOL_COLUMNS: Final = (
-    _column("Ready", _condition(READY, "status")),
-    _column("Updated", _condition(UPDATED, "status")),
-    _column("Role", ".spec.role"),
-    _column("Engines", ".status.summary"),
-    _column("Draining", ".status.draining", "integer"),
-    _column("Reason", _condition(UPDATED, "reason")),
+    _column("Role", ".spec.role", "What its engines do."),
+    _READY,
+    _UPDATED,
+    _column("Engines", ".status.summary", "Engines that answer/that there should be."),
+    _column("Draining", ".status.drainingReplicas", "Engines that end.", "integer"),
+    _REASON,
     _AGE,
-    _column("Revision", ".status.revisions[0].name", wide=True),
-    _column("Image", ".spec.image", wide=True),
-    _column("Message", _condition(UPDATED, "message"), wide=True),
+    _column("Revision", ".status.revisions[0].name", "The current revision.", wide=True),
+    _column("Image", ".spec.image", "Image of its engines.", wide=True),
+    _MESSAGE,
 )
 
 
@@ -82,9 +102,9 @@ def inference_service_crd() -> Manifest:
     schema["x-kubernetes-validations"] = [
         {"rule": rule.cel, "message": f"{rule.field}: {rule.message}"} for rule in NAME_RULES
     ]
-    # Of the one pool there is in mode Mixed; other modes have a rule that refuses that pool.
-    scale = _scale(".spec.pools.mixed.replicas", ".status.pools.mixed")
-    return _crd(INFERENCE_SERVICE, ["infsvc"], schema, SERVICE_COLUMNS, scale)
+    crd = _crd(INFERENCE_SERVICE, ["infsvc"], ["all"], schema, SERVICE_COLUMNS)
+    crd["spec"]["versions"][0]["selectableFields"] = [{"jsonPath": ".spec.model.uri"}]
+    return crd
 
 
 def engine_pool_crd() -> Manifest:
@@ -94,17 +114,7 @@ def engine_pool_crd() -> Manifest:
         EnginePoolSpec,
         EnginePoolStatus,
     )
-    return _crd(ENGINE_POOL, ["epool"], schema, POOL_COLUMNS, _scale(".spec.replicas", ".status"))
-
-
-def _scale(replicas: str, status: str) -> dict[str, Any]:
-    """The subresources of a kind that is scaled by its field `replicas`."""
-    scale = {
-        "specReplicasPath": replicas,
-        "statusReplicasPath": f"{status}.replicas",
-        "labelSelectorPath": f"{status}.selector",
-    }
-    return {"status": {}, "scale": scale}
+    return _crd(ENGINE_POOL, ["epool"], [], schema, POOL_COLUMNS)
 
 
 def _object_schema(description: str, spec: type[ApiModel], status: type[ApiModel]) -> Schema:
@@ -125,9 +135,9 @@ def _object_schema(description: str, spec: type[ApiModel], status: type[ApiModel
 def _crd(
     kind: Kind,
     short_names: list[str],
+    categories: list[str],
     schema: Schema,
     columns: tuple[dict[str, Any], ...],
-    subresources: dict[str, Any],
 ) -> Manifest:
     version = {
         "name": labels.VERSION,
@@ -135,7 +145,7 @@ def _crd(
         "storage": True,
         "schema": {"openAPIV3Schema": schema},
         "additionalPrinterColumns": list(columns),
-        "subresources": subresources,
+        "subresources": {"status": {}, "scale": SCALE},
     }
     names = {
         "kind": kind.kind,
@@ -143,7 +153,7 @@ def _crd(
         "plural": kind.plural,
         "singular": kind.kind.lower(),
         "shortNames": short_names,
-        "categories": ["all"],
+        "categories": ["sluice", *categories],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from sluice_contract.config.adapters import MAX_ADAPTERS
 from sluice_contract.config.defaults_text import words_when_left_out
-from sluice_contract.config.engine import NAMES_ONCE, EngineSettings, ModelRef
+from sluice_contract.config.engine import EngineSettings, ModelRef
 from sluice_contract.config.sizing import GENERAL
 
 from sluice_operator.api.adapters import AdapterSpec
@@ -147,10 +147,10 @@ class ModelSpec(ModelRef, ApiModel):
 
     RULES: ClassVar = (
         Rule(
-            "!has(self.aliases) || self.aliases.all(a, self.aliases.exists_one(b, b == a) && "
+            "!has(self.aliases) || self.aliases.all(a, "
             f"a != (has(self.name) ? self.name : {_LAST_OF_URI}))",
-            lambda s: len(set(s.served_names)) == len(s.served_names),
-            NAMES_ONCE,
+            lambda s: s.served_name not in (s.aliases or ()),
+            "aliases other than the model's name",
             "aliases",
         ),
         Rule(

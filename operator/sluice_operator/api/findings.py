@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_snake
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+from sluice_contract.base import UNORDERED
 from sluice_contract.error_text import findings_of, path_of, text_of
 from sluice_contract.http_errors import shown, shown_json
 
 from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
+from sluice_operator.api.former_names import instead_of
 from sluice_operator.api.stored import INT64, BeyondInt64
 
 _ROOT: Final = "(document)"
@@ -69,6 +72,8 @@ def _refused(field: str, value: object, allowed: str) -> Finding:
 
 def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
     path = path_of(detail["loc"], root) or _ROOT
+    if detail["type"] == "extra_forbidden" and (instead := instead_of(detail["loc"])):
+        return Finding(path, f"unknown field; write {instead}")
     if isinstance(detail["input"], BeyondInt64) and detail["type"] in _INTEGERS:
         got = shown(detail["input"].written)
         return Finding(path, f"Input should be {INT64[0]} to {INT64[-1]}; got {got}")
@@ -99,15 +104,17 @@ def _below(path: str, key: str) -> str:
 
 
 def _repeated_entries(entries: Any, field: FieldInfo, path: str) -> Iterator[Finding]:
-    """Entries of a list with the same keys as an earlier entry."""
+    """Entries of a list with the same keys as an earlier entry, or of a set that are the same."""
     extra = field.json_schema_extra
-    if not isinstance(entries, list) or not isinstance(extra, dict) or LIST_MAP_KEYS not in extra:
+    if not isinstance(entries, list) or not isinstance(extra, dict):
         return
-    names: Any = extra[LIST_MAP_KEYS]
-    former = list[dict[str, Any]]()
+    names: Any = extra.get(LIST_MAP_KEYS, ())
+    if not names and extra != UNORDERED:
+        return
+    allowed = f"each {', '.join(names)} once" if names else "each once"
+    former = list[Any]()
     for index, entry in enumerate(entries):
-        whole = entry.to_json_dict()
-        keys = {name: whole[name] for name in names}
-        if keys in former:
-            yield _refused(f"{path}[{index}]", keys, f"each {', '.join(names)} once")
-        former.append(keys)
+        key = {name: getattr(entry, to_snake(name)) for name in names} if names else entry
+        if key in former:
+            yield _refused(f"{path}[{index}]", key, allowed)
+        former.append(key)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.base import (
     ApiModel,
@@ -84,6 +87,11 @@ class AcceleratorSpec(ApiModel):
     )
 
 
+def gpu_count(accelerator: AcceleratorSpec | None) -> int:
+    """GPUs of one engine; 0 on CPUs."""
+    return 0 if accelerator is None else accelerator.count or 1
+
+
 class PoolAutoscaling(ApiModel):
     """Between how many replicas a pool may move."""
 
@@ -102,42 +110,71 @@ class PoolAutoscaling(ApiModel):
     )
 
 
-class PoolSpec(ApiModel):
-    """One pool of equal engines."""
+def numbers_rule(scaling: str, cel: str, holds: Callable[[Any], bool]) -> Rule:
+    """The rule that a number of engines is fixed or moves between two, and not both."""
+    return Rule(
+        f"!has(self.replicas) || {cel}",
+        lambda s: s.replicas is None or holds(s),
+        f"replicas, or minReplicas and maxReplicas of {scaling}, not both: change those instead",
+        "replicas",
+    )
+
+
+class PrefillSpec(ApiModel):
+    """The pool that computes prompts. What it leaves out is that of the top level."""
 
     replicas: int | None = Field(
         default=None,
         ge=0,
         le=MAX_REPLICAS,
-        json_schema_extra=left_out("1; with autoscaling, what that decides"),
+        json_schema_extra=left_out(
+            "1 beside spec.replicas; with autoscaling between the same numbers as the other pool"
+        ),
         description="Number of engines. Not beside autoscaling.",
     )
     autoscaling: PoolAutoscaling | None = Field(
         default=None, description="Lets the number of engines follow the load."
     )
     accelerator: AcceleratorSpec | None = Field(
-        default=None, description="GPUs of one engine; without it the engine runs on CPUs."
+        default=None, description="GPUs of one engine. Left out: spec.accelerator."
     )
     resources: Resources | None = Field(
-        default=None,
-        description="CPU and memory of one engine's container. Without a memory limit its KV "
-        "pool is sized by the node's.",
+        default=None, description="CPU and memory of one engine. Left out: spec.resources."
     )
-    template: PodTemplate | None = Field(default=None, description="Additions to the pool's pods.")
-
+    template: PodTemplate | None = Field(
+        default=None, description="Additions to the pods. Left out: spec.template."
+    )
     engine: EngineSpec | None = Field(
-        default=None, description="Settings of these engines alone; they go before spec.engine."
+        default=None,
+        description="Settings of these engines alone; each goes before that of spec.engine.",
     )
 
     RULES: ClassVar = (
+        numbers_rule("autoscaling", "!has(self.autoscaling)", lambda s: s.autoscaling is None),
         Rule(
-            "!has(self.replicas) || !has(self.autoscaling)",
-            lambda s: s.replicas is None or s.autoscaling is None,
-            "replicas or autoscaling, not both: with autoscaling, change its minReplicas and "
-            "maxReplicas",
-            "replicas",
+            "!has(self.engine) || !has(self.engine.kvTransfer)",
+            lambda s: s.engine is None or s.engine.kv_transfer is None,
+            "kvTransfer only in spec.engine, where it counts for both pools",
+            "engine",
         ),
     )
+
+
+def section_of(role: Role) -> str:
+    """The section of an InferenceService that is about the engines of a role alone."""
+    return "spec.prefill" if role is Role.PREFILL else "spec"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One pool of engines, with what it inherits."""
+
+    replicas: int | None = None
+    autoscaling: PoolAutoscaling | None = None
+    accelerator: AcceleratorSpec | None = None
+    resources: Resources | None = None
+    template: PodTemplate | None = None
+    engine: EngineSpec = field(default_factory=EngineSpec)
 
     @property
     def engines(self) -> int:
@@ -145,17 +182,3 @@ class PoolSpec(ApiModel):
         if self.replicas is not None:
             return self.replicas
         return self.autoscaling.min_replicas if self.autoscaling else 1
-
-
-class Pools(ApiModel):
-    """The pools of a service: mixed alone, or prefill and decode."""
-
-    mixed: PoolSpec | None = Field(
-        default=None, description="Engines that do both phases. Only in mode Mixed."
-    )
-    prefill: PoolSpec | None = Field(
-        default=None, description="Engines that compute prompts. Only in mode Disaggregated."
-    )
-    decode: PoolSpec | None = Field(
-        default=None, description="Engines that generate tokens. Only in mode Disaggregated."
-    )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
-from sluice_contract.config.engine import Percentile
+from pydantic import Field, PlainValidator, WithJsonSchema
 from sluice_contract.config.server import MetricsCompatibility
 from sluice_contract.config.tracing import CollectorUrl
 
-from sluice_operator.api.base import ApiModel, LabelValue, Rule, left_out
-from sluice_operator.api.pools import AcceleratorSpec
+from sluice_operator.api.base import ApiModel, LabelValue, Rule, left_out, percent, percent_schema
+from sluice_operator.api.pools import MAX_REPLICAS, PoolAutoscaling
+
+Percentile = Annotated[
+    int | str, PlainValidator(percent(50, 99.9)), WithJsonSchema(percent_schema(50, 99.9))
+]
+SamplePercent = Annotated[
+    int | str, PlainValidator(percent(0, 100)), WithJsonSchema(percent_schema(0, 100))
+]
 
 _PORT: Final = (
     "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
@@ -59,11 +65,9 @@ class TracingSpec(ApiModel):
         "namespace with the label serving.sluice.dev/monitoring: true. Requires images that are "
         "built with the extra `tracing`.",
     )
-    sample_ratio: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Share of requests that are sampled where the client's traceparent does not "
+    sample_percent: SamplePercent = Field(
+        default=100,
+        description="Percent of requests that are sampled where the client's traceparent does not "
         "say; 0: none, whatever it says. Requests without a valid API key never are, where keys "
         "are asked for.",
     )
@@ -89,12 +93,13 @@ class MetricsSpec(ApiModel):
 class AutoscalingTarget(ApiModel):
     """What a pool should be loaded with at most."""
 
-    queue_seconds: float | None = Field(
+    queue_milliseconds: int | None = Field(
         default=None,
-        gt=0,
-        le=3600,
-        json_schema_extra=left_out("half of slo.ttftMilliseconds; 1.0 without it"),
-        description="Seconds of work that may wait in each engine that computes prompts. A value "
+        ge=1,
+        le=3_600_000,
+        json_schema_extra=left_out("half of slo.ttftMilliseconds; 1000 without it"),
+        description="Work that may wait in each engine that computes prompts, as the time that it "
+        "takes. A value "
         "is kept to the letter, which takes more engines: leave it out beside "
         "slo.ttftMilliseconds.",
     )
@@ -111,25 +116,29 @@ class AutoscalingTarget(ApiModel):
         le=1_000_000,
         json_schema_extra=left_out("off"),
         description="Requests that wait for decode, for each decode engine: without KV pages, or "
-        "computed and not read yet. Only in mode Disaggregated.",
+        "computed and not read yet. Only beside prefill.",
     )
 
 
 class AutoscalingSpec(ApiModel):
-    """How the pools with an autoscaling section move together."""
+    """Between which numbers engines follow the load, and how."""
 
+    min_replicas: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_REPLICAS,
+        description="Fewest engines; 0 scales to zero. Beside prefill: of each pool.",
+    )
+    max_replicas: int | None = Field(
+        default=None, ge=1, le=MAX_REPLICAS, description="Most engines; beside minReplicas."
+    )
     gpu_budget: int | None = Field(
         default=None,
         ge=0,
         le=100_000,
-        description="GPUs that the whole service may hold, pods that come or go included. In mode "
-        "Disaggregated without pools, the operator chooses how many engines of each pool they "
-        "are for, and follows the load.",
-    )
-    accelerator: AcceleratorSpec | None = Field(
-        default=None,
-        json_schema_extra=left_out("one of nvidia.com/gpu"),
-        description="GPUs of one engine of either pool, where the operator chooses the pools.",
+        description="GPUs that the whole service may hold, pods that come or go included. Beside "
+        "prefill, without any number of engines, the operator chooses how many engines of each "
+        "pool they are for, and follows the load.",
     )
     target: AutoscalingTarget | None = Field(default=None, description="When to scale.")
     on_metrics_loss: Literal["Hold", "Floor"] = Field(
@@ -142,6 +151,28 @@ class AutoscalingSpec(ApiModel):
         description="Internal: the operator scales. External: a HorizontalPodAutoscaler or KEDA "
         "scales the EnginePools.",
     )
+
+    RULES: ClassVar = (
+        Rule(
+            "has(self.minReplicas) == has(self.maxReplicas)",
+            lambda s: (s.min_replicas is None) == (s.max_replicas is None),
+            "minReplicas and maxReplicas, or neither",
+        ),
+        Rule(
+            "!has(self.minReplicas) || !has(self.maxReplicas) || "
+            "self.minReplicas <= self.maxReplicas",
+            lambda s: None in (s.min_replicas, s.max_replicas) or s.min_replicas <= s.max_replicas,
+            "at most maxReplicas",
+            "minReplicas",
+        ),
+    )
+
+    @property
+    def limits(self) -> PoolAutoscaling | None:
+        """The numbers between which engines move; None: their number is fixed, or chosen."""
+        if self.min_replicas is None or self.max_replicas is None:
+            return None
+        return PoolAutoscaling(min_replicas=self.min_replicas, max_replicas=self.max_replicas)
 
 
 class RolloutSpec(ApiModel):

@@ -1,7 +1,7 @@
 """Turns a pydantic model into a structural OpenAPI v3 schema, as apiextensions/v1 requires.
 
 Inlines references, and drops titles, nulls and every unmarked default. Defaults that it drops are
-stated in the description. Bounds are written the OpenAPI way.
+stated in the description.
 """
 
 from __future__ import annotations
@@ -90,10 +90,6 @@ def _with_children(schema: Schema, change: Callable[[Schema], Schema]) -> Schema
 
 
 def _bounds(schema: Schema) -> Schema:
-    for exclusive, plain in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        if exclusive in schema:
-            schema[plain] = schema[exclusive]
-            schema[exclusive] = True
     if schema.get("minLength") == 1 and not re.search(schema.get("pattern", ""), ""):
         del schema["minLength"]  # The pattern says it, and a CRD has a largest size.
     if "const" in schema:

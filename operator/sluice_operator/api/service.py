@@ -6,9 +6,10 @@ The whole v1alpha1 shape, including what `validation/errors.py` still refuses.
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.cors import Cors
 from sluice_contract.config.host_cache import HostCache
@@ -18,6 +19,7 @@ from sluice_contract.config.speculation import SpeculationSettings
 
 from sluice_operator.api.base import (
     CRD_DEFAULT,
+    NULLABLE,
     ApiModel,
     Image,
     LocalRef,
@@ -30,9 +32,12 @@ from sluice_operator.api.engine import DRAIN_SECONDS, STARTUP_SECONDS, EngineSpe
 from sluice_operator.api.pools import (
     MAX_REPLICAS,
     AcceleratorSpec,
+    Pool,
     PoolAutoscaling,
-    Pools,
-    PoolSpec,
+    PrefillSpec,
+    gpu_count,
+    numbers_rule,
+    section_of,
 )
 from sluice_operator.api.route import InferencePoolSpec, RouteSpec
 from sluice_operator.api.scaling import (
@@ -42,10 +47,13 @@ from sluice_operator.api.scaling import (
     Slo,
     TracingSpec,
 )
+from sluice_operator.api.template import PodTemplate
 
 MAX_NAME: Final = 40
 """The longest derived name is NAME-prefill-<10 digits of a hash>, and must fit a DNS label."""
 ROUTER_REPLICAS: Final = 2
+Mode = Literal["Mixed", "Disaggregated"]
+"""Mixed: every engine does prefill and decode. Disaggregated: a pool for each."""
 
 
 class Tenant(ApiModel):
@@ -137,28 +145,50 @@ class RouterSpec(ApiModel):
     )
 
 
+_SHARED_BUDGET_CEL: Final = (
+    "(has(self.prefill) && has(self.autoscaling) && has(self.autoscaling.gpuBudget) && "
+    "!has(self.autoscaling.minReplicas))"
+)
+_PREFILL_NUMBER_CEL: Final = "(has(self.prefill.replicas) || has(self.prefill.autoscaling))"
+
+
 class InferenceServiceSpec(ApiModel):
     """A model and the fleet of engines that serves it."""
 
     model: ModelSpec = Field(description="Which weights to serve, and under what name.")
-    mode: Literal["Mixed", "Disaggregated"] = Field(
-        default="Mixed",
-        json_schema_extra=CRD_DEFAULT,
-        description="Mixed: every engine does prefill and decode. Disaggregated: a pool for each.",
+    replicas: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_REPLICAS,
+        json_schema_extra=left_out("1; with autoscaling, what that decides"),
+        description="Number of engines; of those that decode, beside prefill. Not beside "
+        "autoscaling.minReplicas. 0: no engine of either pool.",
     )
-    slo: Slo | None = Field(
-        default=None, description="The latency promise that scheduling and scaling work towards."
+    accelerator: AcceleratorSpec | None = Field(
+        default=None, description="GPUs of one engine; without it the engine runs on CPUs."
+    )
+    resources: Resources | None = Field(
+        default=None,
+        description="CPU and memory of one engine's container. Without a memory limit its KV "
+        "pool is sized by the node's.",
+    )
+    template: PodTemplate | None = Field(
+        default=None, description="Additions to the engines' pods."
     )
     engine: EngineSpec | None = Field(
         default=None, description="Settings of the engines; each is resolved when left out."
     )
-    pools: Pools | None = Field(
-        default=None,
-        description="The pools of engines. Left out in mode Mixed: one engine on CPUs; in mode "
-        "Disaggregated: one in each pool, or with autoscaling.gpuBudget as many as the load asks.",
+    slo: Slo | None = Field(
+        default=None, description="The latency promise that scheduling and scaling work towards."
     )
     autoscaling: AutoscalingSpec | None = Field(
-        default=None, description="How the pools with an autoscaling section move together."
+        default=None, description="Lets the number of engines follow the load."
+    )
+    prefill: PrefillSpec | None = Field(
+        default=None,
+        json_schema_extra={NULLABLE: True},
+        description="Prompts are computed in a pool of their own, and the other engines decode. "
+        "Left out: every engine does both.",
     )
     rollout: RolloutSpec | None = Field(
         default=None, description="How a new revision replaces the old one."
@@ -177,136 +207,163 @@ class InferenceServiceSpec(ApiModel):
     )
 
     RULES: ClassVar = (
-        Rule(
-            "self.mode != 'Mixed' || !has(self.pools) || "
-            "!(has(self.pools.prefill) || has(self.pools.decode))",
-            lambda s: (
-                s.mode != "Mixed"
-                or s.pools is None
-                or (s.pools.prefill is None and s.pools.decode is None)
-            ),
-            "only the pool mixed in mode Mixed, which counts where mode is left out; for the pools "
-            "prefill and decode write mode: Disaggregated",
-            "pools",
+        numbers_rule(
+            "autoscaling",
+            "!has(self.autoscaling) || !has(self.autoscaling.minReplicas)",
+            lambda s: s.autoscaling is None or s.autoscaling.min_replicas is None,
         ),
         Rule(
-            "self.mode != 'Disaggregated' || !has(self.pools) || !has(self.pools.mixed)",
-            lambda s: s.mode != "Disaggregated" or s.pools is None or s.pools.mixed is None,
-            "only the pools prefill and decode in mode Disaggregated, which are scaled by "
-            "spec.pools.prefill.replicas and spec.pools.decode.replicas",
-            "pools",
-        ),
-        Rule(
-            "self.mode != 'Disaggregated' || !has(self.pools) || "
-            "has(self.pools.prefill) == has(self.pools.decode)",
-            lambda s: (
-                s.mode != "Disaggregated"
-                or s.pools is None
-                or (s.pools.prefill is None) == (s.pools.decode is None)
-            ),
-            "both prefill and decode in mode Disaggregated, or neither",
-            "pools",
-        ),
-        Rule(
-            "self.mode != 'Mixed' || !has(self.engine) || !has(self.engine.kvTransfer)",
-            lambda s: s.mode != "Mixed" or s.engine is None or s.engine.kv_transfer is None,
-            "no kvTransfer in mode Mixed",
+            "has(self.prefill) || !has(self.engine) || !has(self.engine.kvTransfer)",
+            lambda s: s.prefill is not None or s.engine is None or s.engine.kv_transfer is None,
+            "kvTransfer only beside spec.prefill",
             "engine",
         ),
         Rule(
-            "!has(self.autoscaling) || !has(self.autoscaling.accelerator) || "
-            "(self.mode == 'Disaggregated' && has(self.autoscaling.gpuBudget) && "
-            "(!has(self.pools) || !(has(self.pools.prefill) || has(self.pools.decode))))",
-            lambda s: (
-                s.autoscaling is None
-                or s.autoscaling.accelerator is None
-                or (
-                    s.mode == "Disaggregated"
-                    and s.autoscaling.gpu_budget is not None
-                    and (s.pools is None or (s.pools.prefill is None and s.pools.decode is None))
-                )
-            ),
-            "accelerator only in mode Disaggregated, with gpuBudget and without pools, which have "
-            "their own",
-            "autoscaling",
-        ),
-        Rule(
-            "self.mode != 'Mixed' || !has(self.autoscaling) || !has(self.autoscaling.target) || "
+            "has(self.prefill) || !has(self.autoscaling) || !has(self.autoscaling.target) || "
             "!has(self.autoscaling.target.decodeQueue)",
             lambda s: (
-                s.mode != "Mixed"
+                s.prefill is not None
                 or s.autoscaling is None
                 or s.autoscaling.target is None
                 or s.autoscaling.target.decode_queue is None
             ),
-            "target.decodeQueue only in mode Disaggregated: in mode Mixed requests wait for their "
+            "target.decodeQueue only beside spec.prefill: without it requests wait for their "
             "prompt alone, which is target.prefillQueue",
             "autoscaling",
         ),
         Rule(
-            "self.mode != 'Mixed' || !has(self.pools) || !has(self.pools.mixed) || "
-            "!has(self.pools.mixed.engine) || !has(self.pools.mixed.engine.kvTransfer)",
+            "!has(self.autoscaling) || !has(self.autoscaling.gpuBudget) || has(self.accelerator)",
             lambda s: (
-                s.mode != "Mixed"
-                or (engine := s.pool(Role.MIXED).engine) is None
-                or engine.kv_transfer is None
+                s.autoscaling is None
+                or s.autoscaling.gpu_budget is None
+                or s.accelerator is not None
             ),
-            "no kvTransfer in mode Mixed",
-            "pools",
+            "gpuBudget only beside spec.accelerator, the GPUs of one engine",
+            "autoscaling",
+        ),
+        Rule(
+            f"!has(self.replicas) || !{_SHARED_BUDGET_CEL} || {_PREFILL_NUMBER_CEL}",
+            lambda s: s.replicas is None or not s.shares_budget or s.has_prefill_number,
+            "beside gpuBudget and prefill only with prefill.replicas: the operator chooses the "
+            "numbers of both pools, or of neither",
+            "replicas",
+        ),
+        Rule(
+            f"has(self.replicas) || !{_SHARED_BUDGET_CEL} || !{_PREFILL_NUMBER_CEL}",
+            lambda s: s.replicas is not None or not s.shares_budget or not s.has_prefill_number,
+            "a number of engines beside gpuBudget only with spec.replicas or "
+            "autoscaling.minReplicas: the operator chooses the numbers of both pools, or of "
+            "neither",
+            "prefill",
         ),
     )
 
-    def pool(self, role: Role) -> PoolSpec:
-        """The pool of a role; where the spec has none, the default pool, or one that shares the
-        budget with the other."""
-        pool: PoolSpec | None = getattr(self.pools, role.value) if self.pools else None
-        if pool is not None:
-            return pool
-        return self._part_of_budget() if self.chooses_split else PoolSpec()
+    @field_validator("prefill", mode="before")
+    @classmethod
+    def _no_null(cls, value: Any) -> Any:
+        """Refuses `prefill:` with nothing behind it, which the API server keeps as null."""
+        if value is None:
+            raise ValueError("an object: write `prefill: {}`, or leave it out")
+        return value
+
+    def pool(self, role: Role) -> Pool:
+        """The pool of a role, with what it inherits."""
+        own = self.prefill if role is Role.PREFILL and self.prefill else PrefillSpec()
+        replicas, autoscaling = self._numbers(role)
+        common, settings = self.engine or EngineSpec(), own.engine or EngineSpec()
+        update = {name: value for name, value in settings if value is not None}
+        return Pool(
+            replicas=replicas,
+            autoscaling=autoscaling,
+            accelerator=own.accelerator or self.accelerator,
+            resources=own.resources or self.resources,
+            template=own.template or self.template,
+            engine=common.model_copy(update=update),
+        )
+
+    def _numbers(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
+        """The fixed number of engines of a role, or between which numbers it moves; without
+        either, it is 1."""
+        if self.replicas == 0:
+            return 0, None
+        if self.chooses_split:
+            return None, self._part_of_budget(role)
+        limits = self.autoscaling.limits if self.autoscaling else None
+        if role is not Role.PREFILL or self.prefill is None:
+            return self.replicas, limits
+        if self.has_prefill_number:
+            return self.prefill.replicas, self.prefill.autoscaling
+        return None, limits
+
+    @property
+    def has_prefill_number(self) -> bool:
+        """Whether the prefill pool has a number of engines of its own."""
+        own = self.prefill
+        return own is not None and not (own.replicas is None and own.autoscaling is None)
+
+    @property
+    def shares_budget(self) -> bool:
+        """Whether two pools share a budget, within which no section says how they move."""
+        scaling = self.autoscaling
+        return (
+            self.prefill is not None
+            and scaling is not None
+            and scaling.gpu_budget is not None
+            and scaling.min_replicas is None
+        )
 
     @property
     def chooses_split(self) -> bool:
         """Whether the operator chooses how many engines prefill and decode have."""
-        scaling, pools = self.autoscaling, self.pools or Pools()
         return (
-            self.is_disaggregated
-            and pools.prefill is None
-            and pools.decode is None
-            and scaling is not None
-            and scaling.gpu_budget is not None
-            and scaling.provider == "Internal"
+            self.shares_budget
+            and self.replicas is None
+            and not self.has_prefill_number
+            and self.autoscaling is not None
+            and self.autoscaling.provider == "Internal"
         )
 
-    def _part_of_budget(self) -> PoolSpec:
-        """At least one engine, at most all but one of the budget's."""
-        assert self.autoscaling is not None
-        accelerator = self.autoscaling.accelerator or AcceleratorSpec()
-        engines = (self.autoscaling.gpu_budget or 0) // (accelerator.count or 1)
-        most = min(MAX_REPLICAS, max(1, engines - 1))
-        scaling = PoolAutoscaling(min_replicas=1, max_replicas=most)
-        return PoolSpec(autoscaling=scaling, accelerator=accelerator)
+    def _part_of_budget(self, role: Role) -> PoolAutoscaling:
+        """At least one engine, at most what one of the other pool leaves."""
+        others = sum(self._gpus(other) for other in self.roles if other is not role)
+        left = (self.gpu_budget or 0) - others
+        most = min(MAX_REPLICAS, max(1, left // max(1, self._gpus(role))))
+        return PoolAutoscaling(min_replicas=1, max_replicas=most)
 
-    def accelerator_path(self, role: Role) -> str:
-        """The path where a user sets the GPUs of one engine of a role."""
-        if self.chooses_split:
-            return "spec.autoscaling.accelerator"
-        return f"spec.pools.{role}.accelerator"
+    def _gpus(self, role: Role) -> int:
+        """GPUs of one engine of a role."""
+        own = self.prefill.accelerator if role is Role.PREFILL and self.prefill else None
+        return gpu_count(own or self.accelerator)
+
+    def place(self, role: Role, section: str) -> str:
+        """Where a user has written, or would write, `section` of the pool of `role`."""
+        is_own = self.prefill is not None and getattr(self.prefill, section) is not None
+        return f"{section_of(role) if is_own else 'spec'}.{section}"
+
+    def engine_place(self, role: Role, key: str) -> str:
+        """Where a user has written, or would write, the engine setting `key` of a role."""
+        own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
+        settings = own.to_json_dict() if own else {}
+        return "spec.prefill.engine" if key.split(".")[0] in settings else "spec.engine"
+
+    @property
+    def mode(self) -> Mode:
+        """Whether every engine does both phases, or prefill and decode have a pool each."""
+        return "Mixed" if self.prefill is None else "Disaggregated"
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles of the mode, in the order they are shown."""
+        """The roles of the pools, in the order they are shown."""
         return roles_of(self.mode)
 
     @property
     def is_disaggregated(self) -> bool:
         """Whether prefill and decode have a pool each."""
-        return self.mode == "Disaggregated"
+        return self.prefill is not None
 
     def engine_of(self, role: Role) -> EngineSpec:
         """The settings of the engines of a role: those of its pool before those of all."""
-        common, own = self.engine or EngineSpec(), self.pool(role).engine or EngineSpec()
-        update = {name: value for name, value in own if value is not None}
-        return common.model_copy(update=update)
+        return self.pool(role).engine
 
     def kv_transfer(self, role: Role) -> KvTransfer | None:
         """How the engines of a role hand over the KV cache, with all defaults; None where they do
@@ -371,10 +428,12 @@ class InferenceServiceSpec(ApiModel):
         return max(self.engine_of(role).startup_seconds or STARTUP_SECONDS for role in self.roles)
 
 
-MODES: Final = ("Mixed", "Disaggregated")
+def mode_of(spec: Mapping[str, Any]) -> Mode:
+    """The mode of a spec as it is stored."""
+    return "Mixed" if spec.get("prefill") is None else "Disaggregated"
 
 
-def roles_of(mode: str) -> tuple[Role, ...]:
+def roles_of(mode: Mode) -> tuple[Role, ...]:
     """The roles of a mode, in the order they are shown."""
     return (Role.MIXED,) if mode == "Mixed" else (Role.PREFILL, Role.DECODE)
 

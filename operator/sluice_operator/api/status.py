@@ -8,7 +8,7 @@ from pydantic import Field
 from sluice_contract.config.adapters import MAX_ADAPTERS
 from sluice_contract.config.model_facts import ModelFacts
 
-from sluice_operator.api.base import ATOMIC, ApiModel, list_map
+from sluice_operator.api.base import ATOMIC, DECIMAL_PATTERN, ApiModel, list_map
 
 Timestamp = str
 
@@ -43,14 +43,12 @@ def _conditions() -> Any:
 class PoolSummary(ApiModel):
     """One pool in numbers."""
 
-    desired: int = Field(description="Engines that there should be.")
+    desired_replicas: int = Field(description="Engines that there should be.")
     replicas: int = Field(description="Engines that run or start, of every revision.")
-    ready: int = Field(description="Engines of the current revision that answer.")
-    draining: int = Field(description="Engines that finish their streams before they end.")
-    summary: str = Field(description="ready/desired, for people.")
-    selector: str | None = Field(
-        default=None, description="Label selector of the engines, for the scale subresource."
-    )
+    ready_replicas: int = Field(description="Engines that answer, of every revision.")
+    updated_replicas: int = Field(description="Engines of the current revision that answer.")
+    draining_replicas: int = Field(description="Engines that finish their streams and end.")
+    summary: str = Field(description="readyReplicas/desiredReplicas, for people.")
     accelerator: str | None = Field(
         default=None, description="What the engines run on, e.g. 2 x NVIDIA-A100-SXM4-40GB or CPU."
     )
@@ -119,8 +117,9 @@ class ScalingStatus(ApiModel):
     time: Timestamp = Field(
         json_schema_extra={"format": "date-time"}, description="When it was decided."
     )
-    in_time_percent: float | None = Field(
+    in_time_percent: str | None = Field(
         default=None,
+        pattern=DECIMAL_PATTERN,
         description="Share of the answers of the five minutes before that kept slo, as engines "
         "counted them. Absent without slo, and where none ended.",
     )
@@ -150,7 +149,7 @@ class HandoverStatus(ApiModel):
 
     backend: str = Field(description="As in kvTransfer.")
     protocol: str = Field(description="What the backend reads over.")
-    gigabytes_per_second: float | None = Field(
+    megabytes_per_second: int | None = Field(
         default=None,
         description="Of one read: median of what decode engines measured in their first 16 MiB.",
     )
@@ -199,7 +198,19 @@ class InferenceServiceStatus(ApiModel):
         "Reconciling is False, even while an engine is replaced.",
     )
     mode: Literal["Mixed", "Disaggregated"] | None = Field(
-        default=None, description="The mode that is served."
+        default=None,
+        description="What is served. Mixed: every engine does prefill and decode. Disaggregated: "
+        "a pool for each.",
+    )
+    replicas: int | None = Field(
+        default=None,
+        description="Engines that run or start and that spec.replicas counts: those that decode.",
+    )
+    selector: str | None = Field(
+        default=None, description="Label selector of these engines, for the scale subresource."
+    )
+    summary: str | None = Field(
+        default=None, description="Engines that answer/that there should be, of each pool."
     )
     url: str | None = Field(
         default=None,
@@ -286,16 +297,21 @@ class EnginePoolStatus(ApiModel):
         "Reconciling is False, even while an engine is replaced.",
     )
     replicas: int | None = Field(default=None, description="Engines that run or start.")
-    ready: int | None = Field(
+    ready_replicas: int | None = Field(
+        default=None, description="Engines that answer, of every revision."
+    )
+    updated_replicas: int | None = Field(
         default=None, description="Engines of the current revision that answer."
     )
-    draining: int | None = Field(
-        default=None, description="Engines that finish their streams before they end."
+    draining_replicas: int | None = Field(
+        default=None, description="Engines that finish their streams and end."
     )
     selector: str | None = Field(
         default=None, description="Label selector of the engines, for the scale subresource."
     )
-    summary: str | None = Field(default=None, description="ready/desired, for people.")
+    summary: str | None = Field(
+        default=None, description="Engines that answer/that there should be."
+    )
     revisions: list[RevisionStatus] | None = Field(
         default=None,
         max_length=32,

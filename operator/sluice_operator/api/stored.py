@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from pydantic import BaseModel
-from sluice_contract.error_text import Location, known_keys
+from sluice_contract.error_text import Location, known_keys, models_at
 from sluice_contract.http_errors import shown_json
+
+from sluice_operator.api.base import NULLABLE
 
 INT64: Final = range(-(2**63), 2**63)
 
@@ -29,7 +31,7 @@ class BeyondInt64(float):
 
 def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any:
     """`value` at `location` of a `kind`, normalised: 2.0 is 2, keys are text, null is left out. The
-    null of an unknown key or of a list stays, and is refused later."""
+    null of an unknown key, of a list or of what may be null stays, and is refused later."""
     if isinstance(value, list):
         return [as_stored(entry, kind, (*location, index)) for index, entry in enumerate(value)]
     if isinstance(value, Mapping):
@@ -38,11 +40,23 @@ def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any
         return {
             key: as_stored(below, kind, (*location, key))
             for key, below in named.items()
-            if below is not None or (schema_keys and key not in schema_keys)
+            if below is not None
+            or (schema_keys and key not in schema_keys)
+            or key in _nullable(kind, location)
         }
     if isinstance(value, str):
         return _text(value)
     return _number(value) if isinstance(value, int | float) else value
+
+
+def _nullable(kind: type[BaseModel], location: Location) -> set[str]:
+    """The fields of the object at `location` whose null the API server keeps."""
+    return {
+        field.alias or name
+        for model in models_at(kind, location)
+        for name, field in model.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and NULLABLE in field.json_schema_extra
+    }
 
 
 def _text(value: object) -> str:

@@ -6,7 +6,6 @@ Security context, probes, ports, identity and the engine's own mounts stay the o
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -15,6 +14,7 @@ from sluice_contract.http_errors import shown_json
 
 from sluice_operator.api.base import (
     ATOMIC,
+    CRD_DEFAULT,
     LABEL_KEY,
     ApiModel,
     DnsLabel,
@@ -41,35 +41,14 @@ RESERVED_CONTAINERS: Final = (
 )  # fmt: skip
 
 
-def _pairs_once(name: str, field: str, pair: tuple[str, str], default: str = "") -> Rule:
-    """Each pair of values once in a list: the API server identifies a pod's entries by them.
-    `default`: of the second value, if it may be left out."""
-
-    def repeated(owner: Any) -> list[str]:
-        entries = (entry.to_json_dict() for entry in getattr(owner, name) or ())
-        pairs = Counter(" ".join(str(entry[key]) for key in pair) for entry in entries)
-        return [text for text, count in pairs.items() if count > 1]
-
-    def second(entry: str) -> str:
-        value = f"{entry}.{pair[1]}"
-        return f"(has({value}) ? {value} : '{default}')" if default else value
-
-    return Rule(
-        f"!has(self.{field}) || self.{field}.all(a, self.{field}.exists_one(b, "
-        f"a.{pair[0]} == b.{pair[0]} && {second('a')} == {second('b')}))",
-        lambda owner: not repeated(owner),
-        f"each pair of {' and '.join(pair)} once",
-        field,
-        lambda owner: f"repeated: {', '.join(repeated(owner))}",
-    )
-
-
 class ContainerPort(ApiModel):
     """A port that a sidecar listens on."""
 
     name: DnsLabel | None = Field(default=None, description="Name of the port.")
     container_port: int = Field(ge=1, le=65535, description="Port number.")
-    protocol: Literal["TCP", "UDP"] = Field(default="TCP", description="Protocol.")
+    protocol: Literal["TCP", "UDP"] = Field(
+        default="TCP", json_schema_extra=CRD_DEFAULT, description="Protocol."
+    )
 
 
 class Sidecar(ApiModel):
@@ -90,7 +69,10 @@ class Sidecar(ApiModel):
         description="Environment variables.",
     )
     ports: list[ContainerPort] | None = Field(
-        default=None, max_length=16, json_schema_extra=ATOMIC, description="Ports it listens on."
+        default=None,
+        max_length=16,
+        json_schema_extra=list_map("containerPort", "protocol"),
+        description="Ports it listens on.",
     )
     resources: Resources | None = Field(default=None, description="Requests and limits.")
     volume_mounts: list[VolumeMount] | None = Field(
@@ -107,7 +89,6 @@ class Sidecar(ApiModel):
             f"all but {', '.join(RESERVED_CONTAINERS)}, the operator's containers",
             "name",
         ),
-        _pairs_once("ports", "ports", ("containerPort", "protocol"), default="TCP"),
     )
 
 
@@ -172,7 +153,7 @@ class PodTemplate(ApiModel):
     topology_spread_constraints: list[TopologySpread] | None = Field(
         default=None,
         max_length=8,
-        json_schema_extra=ATOMIC,
+        json_schema_extra=list_map("topologyKey", "whenUnsatisfiable"),
         description="How the pods of a revision spread. Left out: over nodes, where possible.",
     )
     scheduler_name: DnsName | None = Field(
@@ -243,9 +224,4 @@ class PodTemplate(ApiModel):
         ),
         _with_volumes("sidecars", "sidecars"),
         _with_volumes("init_containers", "initContainers"),
-        _pairs_once(
-            "topology_spread_constraints",
-            "topologySpreadConstraints",
-            ("topologyKey", "whenUnsatisfiable"),
-        ),
     )

@@ -12,6 +12,7 @@ from typing import Final
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import FIELD_MANAGER, ROUTER_ROLE
 
+from sluice_operator.api.pools import section_of
 from sluice_operator.apply.plan import Event, Overwritten
 from sluice_operator.apply.ssa_diff import changed_fields
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Manifest
@@ -20,7 +21,7 @@ from sluice_operator.manifests.metadata import is_current, note_of, stamp_of
 
 REPLICAS: Final = "spec.replicas"
 POOL_FIELDS: Final = {
-    REPLICAS: "spec.pools.{role}.replicas",
+    REPLICAS: "{section}.replicas",
     "spec.image": "spec.engine.image",
     "spec.configRef": "spec.engine or spec.model",
     "spec.modelClaim": "spec.model.uri",
@@ -37,9 +38,9 @@ POOL_FIELDS: Final = {
     "spec.inPlace": "spec.rollout.strategy",
     "spec.podSurge": "spec.autoscaling.gpuBudget",
     "spec.restartedAt": "spec.rollout.restartedAt",
-    "spec.accelerator": "spec.pools.{role}.accelerator",
-    "spec.resources": "spec.pools.{role}.resources",
-    "spec.template": "spec.pools.{role}.template",
+    "spec.accelerator": "{section}.accelerator",
+    "spec.resources": "{section}.resources",
+    "spec.template": "{section}.template",
 }
 """Field of an EnginePool → the field of the InferenceService that sets it."""
 
@@ -82,9 +83,8 @@ def _change(field: str, desired: Manifest, live: Manifest) -> str:
 def _place(field: str, desired: Manifest) -> str | None:
     """The field of the InferenceService that sets it; None where there is no single one."""
     role = desired["metadata"]["labels"].get(labels.ROLE)
+    section = "spec.router" if role == ROUTER_ROLE else section_of(role)
     if desired["kind"] == ENGINE_POOL.kind:
         place = POOL_FIELDS.get(field)
-        return place and place.format(role=role)
-    if field != REPLICAS:
-        return None
-    return "spec.router.replicas" if role == ROUTER_ROLE else f"spec.pools.{role}.replicas"
+        return place and place.format(section=section)
+    return f"{section}.replicas" if field == REPLICAS else None

@@ -72,7 +72,7 @@ def scaling_of(tick: Tick, outcome: Outcome, now: datetime, in_time: float | Non
         reason=decision.reason,
         message=decision.message,
         time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        in_time_percent=in_time,
+        in_time_percent=None if in_time is None else f"{in_time:.2f}".rstrip("0").rstrip("."),
     )
     if outcome.rivals:
         who = f"{', '.join(outcome.rivals)} writes spec.replicas of an EnginePool, too"
@@ -105,7 +105,7 @@ def _share_shifted(before: Scaling, after: Scaling) -> bool:
     new = after.status.in_time_percent if after.status else None
     if old is None or new is None:
         return old is not new
-    return abs(new - old) >= SHARE_PERCENT
+    return abs(float(new) - float(old)) >= SHARE_PERCENT
 
 
 def scale_events(decision: Decision, outcome: Outcome) -> tuple[Event, ...]:

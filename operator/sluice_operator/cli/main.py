@@ -30,7 +30,6 @@ from sluice_operator.cli.image_options import add_images, images_of
 from sluice_operator.cli.preview import Preview, as_json, as_text, preview
 from sluice_operator.cli.translate import command as translate
 from sluice_operator.cli.yaml_text import to_yaml_stream
-from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.service.observe import Images
 
 REFUSED: Final = 1
@@ -221,8 +220,8 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("-o", "--output", choices=outputs, default=outputs[0])
         add_images(sub)
         if command is _rules:
-            text = "where the files of docs/runbooks are served (default: %(default)s)"
-            sub.add_argument("--runbook-url-base", default=RUNBOOK_URL_BASE, help=text)
+            text = "where the files of docs/runbooks are served: what `runbook_url` begins with"
+            sub.add_argument("--runbook-url-base", default="", help=text)
     text = "simulates a trace on an engine (extra `simulate`); see its --help"
     commands.add_parser(SIMULATE, help=text, add_help=False)
     text = "past decisions of the autoscaler (history); a trace on simulated fleets (replay)"

@@ -231,7 +231,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     if plan.spec.chooses_split:
         yield ""
         yield f"Split: {split_text(plan.spec, plan.pools[0].accelerator.accelerator)}"
-        yield "  From then on engines go to the pool that lacks more: spec.pools is left out."
+        yield "  From then on engines go to the pool that lacks more."
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {_replicas(plan, pool)}, each on {pool.accelerator.text}"
@@ -239,7 +239,7 @@ def _lines(shown: Preview) -> Iterator[str]:
         yield from _unused(plan.spec, pool)
         yield f"  revision {below.revision} of image {_image(below)}"
         if _memory_limit(below) is None and pool.accelerator.accelerator.is_cpu:
-            key = f"spec.pools.{pool.role.value.lower()}.resources.limits"
+            key = f"{plan.spec.place(pool.role, 'resources')}.limits"
             yield f"  No memory limit ({key}): each engine sizes its KV"
             yield "  pool from the memory of its whole node, as if it were alone there."
         yield from _features(plan.spec, pool.role)
@@ -321,7 +321,7 @@ def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:
         yield f"  ProductSpelling: {warning}"
     if accelerator.product is not None and sizes_of(accelerator)[1] is Source.GENERAL:
         yield f"  ProductUnknown: {accelerator.product} is not in the table of accelerators: sized"
-        yield "  for 40 GiB, unless its nodes tell more; else set engine.chunkSize, memoryFraction"
+        yield "  for 40 GiB, unless its nodes tell more; else set engine.chunkSize, memoryPercent"
 
 
 def _unused(spec: InferenceServiceSpec, pool: PlannedPool) -> Iterator[str]:

@@ -77,7 +77,7 @@ def _computed(
         unknown = f"the memory of {accelerator} is not known"
     if memory_bytes is None:
         return KvCapacity(token_bytes=token_bytes, missing=unknown)
-    share = memory_bytes * float(settings["memory_fraction"])
+    share = memory_bytes * int(settings["memory_percent"]) / 100
     weights = model.bytes * BYTES[dtype] / BYTES[stored]
     if model.quantization is not None:  # an engine holds them dequantised
         if model.parameters is None:

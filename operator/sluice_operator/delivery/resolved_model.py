@@ -135,14 +135,10 @@ def _with_draft_at(
         drafts = speculation.model_copy(update={"draft": draft})
         return engine.model_copy(update={"speculation": drafts})
 
-    pools = spec.pools and spec.pools.model_copy(
-        update={
-            role: pool.model_copy(update={"engine": pinned_in(pool.engine)})
-            for role, pool in spec.pools
-            if pool is not None
-        }
+    prefill = spec.prefill and spec.prefill.model_copy(
+        update={"engine": pinned_in(spec.prefill.engine)}
     )
-    return spec.model_copy(update={"engine": pinned_in(spec.engine), "pools": pools})
+    return spec.model_copy(update={"engine": pinned_in(spec.engine), "prefill": prefill})
 
 
 def _pinned(adapter: AdapterSpec, downloads: Mapping[str, FetchedAdapter]) -> AdapterSpec:

@@ -12,8 +12,6 @@ from typing import Final, Literal
 
 from sluice_operator.kube.kinds import Manifest
 
-RUNBOOK_URL_BASE: Final = "https://example.com/sluice/docs/runbooks"
-"""Base URL of docs/runbooks; a placeholder, as only the installation knows it."""
 Severity = Literal["critical", "warning"]
 """critical: pages at any hour. warning: waits for the morning."""
 _IDS: Final = 1_000_000
@@ -46,9 +44,12 @@ class Alert:
         """The whole expression: no series while all is well."""
         return f"{self.value} {self.condition}".rstrip()
 
-    def to_rule(self, runbook_url_base: str = RUNBOOK_URL_BASE) -> Manifest:
-        """As in a rule file, and in a PrometheusRule."""
+    def to_rule(self, runbook_url_base: str = "") -> Manifest:
+        """As in a rule file, and in a PrometheusRule; with `runbook_url` where the base of
+        docs/runbooks is known."""
         uid, title = self.panel
+        base = runbook_url_base.rstrip("/")
+        runbook = {"runbook_url": f"{base}/{self.name}.md"} if base else {}
         return {
             "alert": self.name,
             "expr": self.expr,
@@ -57,7 +58,7 @@ class Alert:
             "annotations": {
                 "summary": self.summary,
                 "description": self.description,
-                "runbook_url": f"{runbook_url_base.rstrip('/')}/{self.name}.md",
+                **runbook,
                 "dashboard": f"/d/{uid}?{self.chosen}&viewPanel={panel_id(uid, title)}",
             },
         }

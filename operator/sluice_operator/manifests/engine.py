@@ -11,7 +11,6 @@ from sluice_contract.cluster import labels, ports
 from sluice_contract.config.host_cache import FOLDER, bytes_of
 
 from sluice_operator.accelerators.node_requirements import (
-    gpu_count,
     node_selector,
     resource_name,
     tolerations,
@@ -19,6 +18,7 @@ from sluice_operator.accelerators.node_requirements import (
 from sluice_operator.api.environment import CONFIG_FOLDER, HOST_CACHE_VOLUME
 from sluice_operator.api.model_uri import CLAIM_MOUNT
 from sluice_operator.api.pool import BOOTSTRAP, METRICS, EnginePoolSpec, metrics_port
+from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.template import PodTemplate, Sidecar
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import engine_account

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sluice_operator.accelerators.node_requirements import tolerations
-from sluice_operator.api.pools import PoolSpec
+from sluice_operator.api.pools import Pool
 from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import Manifest
 
@@ -25,7 +25,7 @@ class Placement:
 AS_IT_COMES: Final = Placement()
 
 
-def placement_of(pools: Iterable[PoolSpec]) -> Placement:
+def placement_of(pools: Iterable[Pool]) -> Placement:
     """Pull secrets and tolerations of any of `pools`; annotations and node selector that all pools
     agree on. No labels, because users select engines by labels."""
     placed = tuple(pools)

@@ -20,7 +20,7 @@ from sluice_contract.cluster.metrics import LATENCY_SECONDS
 
 from sluice_operator.api.scaling import Slo
 from sluice_operator.kube.kinds import PROMETHEUS_RULE, Manifest
-from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE, Alert, Severity
+from sluice_operator.manifests.alerting import Alert, Severity
 from sluice_operator.manifests.metadata import ROUTER, Owner
 
 SERVICE: Final = re.sub(r"[^a-zA-Z0-9_]", "_", labels.SERVICE)
@@ -89,7 +89,7 @@ class Promise:
 
 
 def slo_groups(
-    namespace: str, service: str, slo: Slo, runbook_url_base: str = RUNBOOK_URL_BASE
+    namespace: str, service: str, slo: Slo, runbook_url_base: str = ""
 ) -> list[Manifest]:
     """Groups of a rule file for one service: recorded shares, and alerts on them."""
     where = f'namespace="{namespace}", {SERVICE}="{service}"'
@@ -116,7 +116,7 @@ def rule_name(service: str) -> str:
 
 
 def _promises(slo: Slo) -> Iterator[Promise]:
-    budget = round(1 - slo.percentile / 100, 4)
+    budget = round(1 - float(slo.percentile) / 100, 4)
     if slo.ttft_milliseconds is not None:
         yield Promise(
             "ttft",

@@ -18,10 +18,10 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import CONFIG_MAP, CONTROLLER_REVISION, Manifest, of_kind
 from sluice_operator.manifests.metadata import HISTORY, Owner, digest, stamped
 
-NUMBERS: Final = ("replicas", "autoscaling")
-"""Of a pool, what is no matter of a roll-out."""
-ACCELERATOR: Final = "accelerator"
-"""Of `spec.autoscaling`: what each engine has where the operator divides a budget."""
+AUTOSCALING: Final = "autoscaling"
+NUMBERS: Final = ("replicas", AUTOSCALING)
+"""What is no matter of a roll-out, of the spec and of its section `prefill`."""
+PREFILL: Final = "prefill"
 ADAPTERS: Final = "adapters"
 """Of the model; which there are is no matter of a roll-out, but for the claims that they are on."""
 CACHE: Final = "cache"
@@ -95,9 +95,10 @@ def spec_hash(spec: Manifest) -> str:
     """Equal for specs that ask for the same pods."""
     hashed = copy.deepcopy(spec)
     hashed.pop("paused", None)
-    scaling = hashed.pop("autoscaling", None) or {}
-    if divides_budget(spec):
-        hashed["autoscaling"] = {ACCELERATOR: scaling.get(ACCELERATOR) or {}}
+    for key in NUMBERS:
+        hashed.pop(key, None)
+    if (prefill := hashed.get(PREFILL)) is not None:
+        hashed[PREFILL] = {key: value for key, value in prefill.items() if key not in NUMBERS}
     model = hashed.get("model") or {}
     if scheme_of(model.get("uri", "")) not in FETCHED:
         for key in OF_HUBS:
@@ -107,16 +108,7 @@ def spec_hash(spec: Manifest) -> str:
         model[ADAPTERS] = sorted(claims - {"", claim_of(model.get("uri", ""))})
     _strip(hashed, "router", ("replicas",))
     _strip(hashed, "rollout", MANNER)
-    for role in list(hashed.get("pools") or {}):
-        _strip(hashed["pools"], role, NUMBERS)
-    _strip(hashed, "pools", ())
     return digest(hashed)
-
-
-def divides_budget(spec: Manifest) -> bool:
-    """Whether the operator chooses the pools: engines then have GPUs that no pool names."""
-    budget = (spec.get("autoscaling") or {}).get("gpuBudget")
-    return spec.get("mode") == "Disaggregated" and not spec.get("pools") and budget is not None
 
 
 def _strip(parent: Manifest, key: str, names: tuple[str, ...]) -> None:

@@ -72,16 +72,14 @@ def pool_status(
         return dict(observed.pool.get("status") or {})
     pods = [pod for pod in observed.pods if not is_finished(pod)]
     current = [pod for pod in pods if revision_of(pod) == plan.revision]
-    ready = sum(map(is_ready, current))
+    ready = sum(map(is_ready, pods))
     meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
     generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
     updated = _without_claims(observed, plan) or _updated(plan, current, pods)
     if updated.is_true or any(refusal.of.kind == DEPLOYMENT.kind for refusal in refused):
         updated = apply_failed(refused) or updated  # a budget alone keeps no engine from starting
     completed = generation if updated.is_true else before.get("completedGeneration")
-    serving = answering(
-        sum(map(is_ready, pods)), _desired_engines(observed, plan), "engines", updated
-    )
+    serving = answering(ready, _desired_engines(observed, plan), "engines", updated)
     checks = _checks(plan, current, pods, serving, updated)
     checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
     if plan.spec and (adapters := adapters_loaded(observed, plan.spec)):
@@ -90,8 +88,9 @@ def pool_status(
         observed_generation=generation,
         completed_generation=completed,
         replicas=sum(not is_draining(pod) for pod in pods),
-        ready=ready,
-        draining=sum(map(is_draining, pods)),
+        ready_replicas=ready,
+        updated_replicas=sum(map(is_ready, current)),
+        draining_replicas=sum(map(is_draining, pods)),
         selector=_selector(plan),
         summary=f"{ready}/{desired}",
         revisions=_revisions(observed, pods, plan),
@@ -298,7 +297,7 @@ def _handover(observed: PoolObserved, current: list[Manifest]) -> HandoverStatus
     return HandoverStatus(
         backend=wires[0].backend,
         protocol=wires[0].protocol,
-        gigabytes_per_second=median_low(rates) if rates else None,
+        megabytes_per_second=round(median_low(rates) * 1000) if rates else None,
     )
 
 

@@ -31,7 +31,7 @@ from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.scaled import ScaledPool
 
 BY_NAME: Final = {metric.name: metric for metric in OPERATOR}
-STATES: Final = ("desired", "ready", "draining")
+STATES: Final = ("desired", "ready", "updated", "draining")
 ScaledPools = Callable[[], Iterator[tuple[Key, ScaledPool, PoolSample, int]]]
 """Every scaled pool, its pods, and how many engines were decided last."""
 
@@ -207,9 +207,9 @@ def _shown(status: Manifest) -> _Shown:
         for condition in status.get("conditions") or ()
     )
     replicas = (
-        (role, state, pool[state])
+        (role, state, pool[f"{state}Replicas"])
         for role, pool in (status.get("pools") or {}).items()
         for state in STATES
-        if pool.get(state) is not None
+        if pool.get(f"{state}Replicas") is not None
     )
     return _Shown(tuple(conditions), tuple(replicas))

@@ -17,7 +17,6 @@ from sluice_contract.base import ConfigError
 from sluice_contract.cluster import ports
 
 from sluice_operator.log import Format
-from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.manifests.hub import HUB_ENDPOINT, HubAccess
 from sluice_operator.service.observe import API_SERVER_PORTS
 
@@ -79,8 +78,9 @@ class Settings(BaseModel):
     )
     """Ports at which the routers' NetworkPolicy lets them reach the API server: those it listens
     on itself, behind its Service."""
-    runbook_url_base: str = Field(default=RUNBOOK_URL_BASE, pattern=r"^https?://[^\s/]\S*$")
-    """Where the files of docs/runbooks are: `runbook_url` of alerts is this and the file's name."""
+    runbook_url_base: str = Field(default="", pattern=r"^https?://[^\s/]\S*$")
+    """Where the files of docs/runbooks are: `runbook_url` of alerts is this and the file's name;
+    unset: alerts have none."""
     hub_endpoint: Annotated[str, AfterValidator(_with_port)] = Field(
         default=HUB_ENDPOINT, pattern=r"^https?://[^/\s@]+(/[^\s?#]*)?$"
     )

@@ -10,7 +10,7 @@ from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.model_uri import FETCHED, IMAGE, scheme_of
-from sluice_operator.api.service import roles_of
+from sluice_operator.api.service import mode_of, roles_of
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -136,4 +136,4 @@ def _of_routes(service: Manifest) -> frozenset[Kind]:
 
 
 def _roles(service: Manifest) -> tuple[Role, ...]:
-    return roles_of((service.get("spec") or {}).get("mode", "Mixed"))
+    return roles_of(mode_of(service.get("spec") or {}))

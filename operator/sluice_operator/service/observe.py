@@ -33,7 +33,6 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
     of_kind,
 )
-from sluice_operator.manifests.alerting import RUNBOOK_URL_BASE
 from sluice_operator.manifests.engine import revisions_without_metrics_port
 from sluice_operator.manifests.hub import PUBLIC_HUB, HubAccess
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
@@ -85,7 +84,7 @@ class Installation:
     """Where routers may reach the API server."""
     operator_namespace: str = OPERATOR_NAMESPACE
     """From where the operator may read the routers' load."""
-    runbook_url_base: str = RUNBOOK_URL_BASE
+    runbook_url_base: str = ""
     """Where alerts lead."""
     hub: HubAccess = PUBLIC_HUB
     """Where models of `hf://` are downloaded from, and how."""

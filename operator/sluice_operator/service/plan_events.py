@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from sluice_operator.api.pools import section_of
 from sluice_operator.apply.plan import Event, Identity, identity
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
@@ -91,9 +92,8 @@ def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
 
 def _scaling(pool: Manifest, replicas: int) -> str:
     role = pool["spec"]["role"]
-    return (
-        f"Pool {role}: replicas from {_replicas(pool)} to {replicas} (spec.pools.{role}.replicas)."
-    )
+    place = f"{section_of(role)}.replicas"
+    return f"Pool {role}: replicas from {_replicas(pool)} to {replicas} ({place})."
 
 
 def _rollout(pool: Manifest, desired: Manifest, old: str) -> str:

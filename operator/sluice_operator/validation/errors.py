@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sluice_contract.cluster.labels import Role
 from sluice_contract.config.host_cache import FOLDER
 from sluice_contract.config.supported import unsupported
 from sluice_contract.http_errors import shown_json
 
-from sluice_operator.accelerators.node_requirements import gpu_count
 from sluice_operator.api.adapters import (
     CLAIMS_MOUNT,
     DEFAULT_REVISION,
@@ -30,6 +28,7 @@ from sluice_operator.api.engine import CacheSpec, EngineSpec
 from sluice_operator.api.environment import HOST_CACHE_VOLUME
 from sluice_operator.api.findings import Finding, InvalidSpecError
 from sluice_operator.api.model_uri import BUCKETS, adapter_claims, draft_claim, scheme_of
+from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.scaling import AutoscalingSpec
 from sluice_operator.api.service import InferenceServiceSpec
 
@@ -55,7 +54,7 @@ CONDITIONAL: Final = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a spec is not carried out. `field` is the path below the object, e.g. `spec.mode`."""
+    """Why a spec is not carried out. `field` is the path below the object, e.g. `spec.prefill`."""
 
     reason: str
     field: str
@@ -115,45 +114,52 @@ def scaling_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     scaling = spec.autoscaling
     if scaling is None:
         return
-    if _scales_pools_of_the_other_mode(spec):
-        return  # the mode is refused
-    if not any(spec.pool(role).autoscaling for role in spec.roles):
-        places = " or ".join(f"spec.pools.{role}.autoscaling" for role in spec.roles)
-        yield Refusal(
-            INVALID,
-            AUTOSCALING,
-            f"{AUTOSCALING}: this field is not allowed, as no pool is scaled; "
-            f"allowed: beside {places}",
-        )
+    if not any(spec.pool(role).autoscaling for role in spec.roles) and spec.replicas != 0:
+        yield from _of_fixed_pools(spec, scaling)
     elif scaling.provider == "External":
         yield from _internal_only(scaling)
-    elif scaling.gpu_budget is not None:
+    if scaling.gpu_budget is not None and scaling.provider == "Internal":
         yield from _budget_contradictions(spec, scaling.gpu_budget)
 
 
-def _scales_pools_of_the_other_mode(spec: InferenceServiceSpec) -> bool:
-    pools = [getattr(spec.pools, role) for role in Role if role not in spec.roles and spec.pools]
-    return any(pool.autoscaling for pool in pools if pool is not None)
+def _of_fixed_pools(spec: InferenceServiceSpec, scaling: AutoscalingSpec) -> Iterator[Refusal]:
+    """Settings without effect where no pool is scaled. A budget still bounds roll-outs."""
+    places = [f"{AUTOSCALING}.minReplicas and maxReplicas"]
+    places += ["spec.prefill.autoscaling"] if spec.is_disaggregated else []
+    allowed = f"beside {' or '.join(places)}: no pool is scaled"
+    settings = _read_by_the_autoscaler(scaling)
+    if scaling.provider != "Internal":
+        settings["provider"] = scaling.provider
+    if spec.replicas is None and not spec.is_disaggregated:
+        settings["gpuBudget"] = scaling.gpu_budget
+        allowed = f"beside {places[0]}, or spec.replicas"
+    refused = {name: value for name, value in settings.items() if value is not None}
+    for name, value in refused.items():
+        yield _not_allowed(name, value, allowed)
+    if not refused and scaling.gpu_budget is None:
+        text = f"this field is not allowed, as no pool is scaled; allowed: with {places[0]}"
+        yield Refusal(INVALID, AUTOSCALING, f"{AUTOSCALING}: {text}")
+
+
+def _read_by_the_autoscaler(scaling: AutoscalingSpec) -> dict[str, object]:
+    """Settings of the operator's autoscaler, by their name; None: left out."""
+    return {
+        "target": scaling.target and scaling.target.to_json_dict(),
+        "onMetricsLoss": None if scaling.on_metrics_loss == "Hold" else scaling.on_metrics_loss,
+    }
 
 
 def _internal_only(scaling: AutoscalingSpec) -> Iterator[Refusal]:
     """Settings that only provider Internal reads."""
-    settings = {
-        "gpuBudget": scaling.gpu_budget,
-        "target": scaling.target and scaling.target.to_json_dict(),
-        "onMetricsLoss": None if scaling.on_metrics_loss == "Hold" else scaling.on_metrics_loss,
-    }
+    settings = {"gpuBudget": scaling.gpu_budget} | _read_by_the_autoscaler(scaling)
     for name, value in settings.items():
         if value is not None:
             yield _not_allowed(name, value, "with provider Internal alone: whoever scales decides")
 
 
 def _budget_contradictions(spec: InferenceServiceSpec, budget: int) -> Iterator[Refusal]:
-    """A GPU budget needs pools with GPUs, and must cover their minimum."""
+    """A GPU budget must cover the fewest engines."""
     gpus = {role: gpu_count(spec.pool(role).accelerator) for role in spec.roles}
-    if not any(gpus.values()):
-        yield _not_allowed("gpuBudget", budget, "beside pools with an accelerator")
-        return
     least = sum(spec.pool(role).engines * count for role, count in gpus.items())
     if budget < least:
         counts = " + ".join(
@@ -207,11 +213,9 @@ def bucket_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
 
 def draft_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     """Draft models from where engines cannot have them."""
-    places = {"spec.engine": spec.engine}
-    places |= {f"spec.pools.{role}.engine": spec.pool(role).engine for role in spec.roles}
-    for path, engine in places.items():
-        if engine is not None and (refused := refused_draft(engine, spec.model.cache)):
-            field = f"{path}.{DRAFT}"
+    for role in spec.roles:
+        if refused := refused_draft(spec.engine_of(role), spec.model.cache):
+            field = f"{spec.engine_place(role, DRAFT)}.{DRAFT}"
             yield Refusal(NOT_IMPLEMENTED, field, f"{field}: {refused}")
 
 
@@ -237,7 +241,7 @@ def mount_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         template = spec.pool(role).template
         for index, mount in enumerate((template and template.volume_mounts) or ()):
             if mount.folder in ours:
-                path = f"spec.pools.{role}.template.volumeMounts[{index}].mountPath"
+                path = f"{spec.place(role, 'template')}.volumeMounts[{index}].mountPath"
                 what = "adapters are" if spec.model.adapters else "the draft model is"
                 allowed = f"all but {', '.join(sorted(ours))}, where {what}"
                 reason = f"{shown_json(mount.mount_path)} is not allowed; allowed: {allowed}"
@@ -252,11 +256,11 @@ def host_cache_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
             continue
         for index, volume in enumerate(template.volumes or ()):
             if volume.name == HOST_CACHE_VOLUME:
-                path = f"spec.pools.{role}.template.volumes[{index}].name"
+                path = f"{spec.place(role, 'template')}.volumes[{index}].name"
                 yield _beside_host_cache(path, volume.name, HOST_CACHE_VOLUME)
         for index, mount in enumerate(template.volume_mounts or ()):
             if f"{mount.folder}/".startswith(f"{FOLDER}/"):
-                path = f"spec.pools.{role}.template.volumeMounts[{index}].mountPath"
+                path = f"{spec.place(role, 'template')}.volumeMounts[{index}].mountPath"
                 yield _beside_host_cache(path, mount.mount_path, f"{FOLDER} and what is below it")
 
 
@@ -293,17 +297,11 @@ def unsupported_parts(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for row in ROWS:
         if row.refuses(spec):
             yield _not_implemented(row.field, row.value(spec), row.allowed)
-    yield from _pool_refusals(spec)
-    on_cpus = any(spec.pool(role).accelerator is None for role in spec.roles)
-    for error in unsupported(spec.engine or EngineSpec(), on_cpus=on_cpus):
-        yield Refusal(NOT_IMPLEMENTED, f"spec.engine.{error.key}", f"spec.engine.{error}")
-
-
-def _pool_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for role in spec.roles:
-        pool, path = spec.pool(role), f"spec.pools.{role}"
-        for error in unsupported(pool.engine or EngineSpec(), on_cpus=pool.accelerator is None):
-            yield Refusal(NOT_IMPLEMENTED, f"{path}.engine.{error.key}", f"{path}.engine.{error}")
+        pool = spec.pool(role)
+        for error in unsupported(pool.engine, on_cpus=pool.accelerator is None):
+            path = spec.engine_place(role, error.key)
+            yield Refusal(NOT_IMPLEMENTED, f"{path}.{error.key}", f"{path}.{error}")
 
 
 def _not_implemented(field: str, value: object, allowed: str) -> Refusal:

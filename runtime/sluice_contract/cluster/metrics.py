@@ -311,7 +311,7 @@ OPERATOR: Final = (
     Metric(
         "sluice_operator_pool_replicas",
         "gauge",
-        "Engines of a pool: desired, ready and draining.",
+        "Engines of a pool: desired, ready, updated and draining.",
         ("namespace", "name", "role", "state"),
     ),
     Metric(

@@ -164,7 +164,7 @@ UNKNOWN: Final = Sizes(4096, 32)
 CPU: Final = Sizes(512, 0)
 """A prefill step of 512 tokens keeps the gap between decode steps modest on a few cores."""
 
-GENERAL_MEMORY_FRACTION: Final = 0.85
+GENERAL_MEMORY_PERCENT: Final = 85
 """Assumed if the memory of a device is unknown; on CPUs, of the container's."""
 FIXED_MIB: Final = 512
 CHUNK_TOKEN_MIB: Final = 1.5
@@ -237,9 +237,9 @@ def requests_in_pool(pool_tokens: int, cuda_graph_max_batch: int) -> int:
     return max(requests // RUNNING_STEP * RUNNING_STEP, least)
 
 
-def memory_fraction(memory_mib: int, sizes: Sizes, tensor_parallel: int) -> float:
-    """Share of a device's memory for weights and KV pool: the rest is for activations of a whole
-    chunk, CUDA graphs and buffers of each rank. Two decimals, at least a half."""
+def memory_percent(memory_mib: int, sizes: Sizes, tensor_parallel: int) -> int:
+    """Percent of a device's memory for weights and KV pool, at least 50. The rest is for
+    activations of a whole chunk, CUDA graphs and buffers of each rank."""
     reserved = (
         FIXED_MIB
         + max(sizes.chunk_size, MIN_CHUNK_TOKENS) * CHUNK_TOKEN_MIB
@@ -248,4 +248,4 @@ def memory_fraction(memory_mib: int, sizes: Sizes, tensor_parallel: int) -> floa
     )
     if memory_mib > LARGE_MIB:
         reserved = max(reserved, LARGE_RESERVE_MIB)
-    return max(0.5, int((1 - reserved / memory_mib) * 100) / 100)
+    return max(50, int((1 - reserved / memory_mib) * 100))

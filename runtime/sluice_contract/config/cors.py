@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
-from sluice_contract.base import ContractModel
+from sluice_contract.base import UNORDERED, ContractModel
 from sluice_contract.http_errors import (
     CLIENT_REQUEST_ID_HEADER,
     IGNORED_FIELDS_HEADER,
@@ -35,6 +35,7 @@ class Cors(ContractModel):
     allowed_origins: list[Origin] = Field(
         min_length=1,
         max_length=64,
+        json_schema_extra=UNORDERED,
         description="Origins of web pages that may send requests from a browser, such as "
         "https://chat.example.com; '*': any.",
     )

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from sluice_contract.config.accelerators import CPU, GENERAL_MEMORY_FRACTION, MIN_RUNNING_REQUESTS
+from sluice_contract.config.accelerators import CPU, GENERAL_MEMORY_PERCENT, MIN_RUNNING_REQUESTS
 from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
 from sluice_contract.config.sizing import GENERAL
 
@@ -19,11 +19,11 @@ BY_ACCELERATOR: Final[Mapping[str, str]] = {
     "tensor_parallel_size": "accelerator.count; 1 on CPUs",
     "max_running_requests": f"by KV pool; {MIN_RUNNING_REQUESTS} on CPUs",
     "overlap": "true; false on CPUs",
-    "memory_fraction": f"by accelerator; {GENERAL_MEMORY_FRACTION} on CPUs",
+    "memory_percent": f"by accelerator; {GENERAL_MEMORY_PERCENT} on CPUs",
 }
 FOUND_BY_ENGINE: Final[Mapping[str, str]] = {
     "context_length": "the model's",
-    "kv_pool_tokens": "by memoryFraction",
+    "kv_pool_tokens": "by memoryPercent",
     "min_prefill_tokens": "pageSize",
     "max_loras_per_batch": str(DEFAULT_MAX_LORAS_PER_BATCH),
     "max_lora_rank": f"the largest at the start, {LEAST_MAX_LORA_RANK} at least",

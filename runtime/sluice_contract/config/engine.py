@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from sluice_contract.base import (
+    UNORDERED,
     ConfigError,
     ContractModel,
     config_error_from,
@@ -92,6 +93,7 @@ class ModelRef(ContractModel):
     aliases: list[ModelName] | None = Field(
         default=None,
         max_length=MAX_ALIASES,
+        json_schema_extra=UNORDERED,
         description="Further names of the model, which requests may give instead.",
     )
     revision: str | None = Field(
@@ -187,14 +189,15 @@ class EngineSettings(ContractModel):
         default=None,
         ge=1,
         description="Size of the KV pool in tokens, a multiple of pageSize. Left out: what "
-        "memoryFraction leaves, at most maxRunningRequests whole contexts.",
+        "memoryPercent leaves, at most maxRunningRequests whole contexts.",
     )
-    memory_fraction: float | None = Field(
+    memory_percent: int | None = Field(
         default=None,
-        gt=0,
-        lt=1,
-        description="Share of the GPU's or container's memory for weights and KV pool; less where "
-        "full steps or the API process need more than the rest. Not read beside kvPoolTokens.",
+        ge=1,
+        le=99,
+        description="Percent of the GPU's or container's memory for weights and KV pool; less "
+        "where full steps or the API process need more than the rest. Not read beside "
+        "kvPoolTokens.",
     )
     mixed_chunk: bool | None = Field(
         default=None,
@@ -216,12 +219,12 @@ class EngineSettings(ContractModel):
     scheduling_policy: SchedulingPolicy | None = Field(
         default=None, description="Order in which waiting requests are admitted."
     )
-    schedule_conservativeness: float | None = Field(
+    reserve_percent: int | None = Field(
         default=None,
-        gt=0,
-        le=10,
-        description="Factor on the share of max_tokens that admission reserves. Larger: fewer "
-        "requests run at once, fewer are sent back.",
+        ge=1,
+        le=1000,
+        description="How much of each answer's expected length admission reserves, in percent. "
+        "Larger: fewer requests run at once, fewer are sent back.",
     )
     priority_threshold: int | None = Field(
         default=None,

@@ -13,14 +13,14 @@ from typing import Final, TypeVar
 from sluice_contract.base import ConfigError, ContractModel, ContradictionsError
 from sluice_contract.config.accelerators import (
     CPU,
-    GENERAL_MEMORY_FRACTION,
+    GENERAL_MEMORY_PERCENT,
     MIN_RUNNING_REQUESTS,
     UNKNOWN,
     WIDE_FROM,
     Accelerator,
     Sizes,
-    memory_fraction,
     memory_mib_of,
+    memory_percent,
     product_row,
     tier_sizes,
 )
@@ -67,13 +67,13 @@ GENERAL: Final[dict[str, Value]] = {
     "max_running_requests": MIN_RUNNING_REQUESTS,
     "max_queued_requests": 4_096,
     "page_size": 16,
-    "memory_fraction": GENERAL_MEMORY_FRACTION,
+    "memory_percent": GENERAL_MEMORY_PERCENT,
     "mixed_chunk": True,
     "prefix_cache": True,
     "prefix_eviction_policy": "lru",
     "overlap": False,
     "scheduling_policy": "fcfs",
-    "schedule_conservativeness": 1.0,
+    "reserve_percent": 100,
     "priority_threshold": 10,
 }
 """General defaults. Keys that depend on the model or the host (context length, pool, threads, on
@@ -216,17 +216,17 @@ def _by_accelerator(accelerator: Accelerator) -> dict[str, Resolved]:
     sizes_found = {
         name: Resolved(value=value, source=source, origin=origin) for name, value in values.items()
     }
-    return sizes_found | {"memory_fraction": _memory_fraction(accelerator, sizes)}
+    return sizes_found | {"memory_percent": _memory_percent(accelerator, sizes)}
 
 
-def _memory_fraction(accelerator: Accelerator, sizes: Sizes) -> Resolved:
+def _memory_percent(accelerator: Accelerator, sizes: Sizes) -> Resolved:
     """Of the memory that the node's label tells, else of the product's."""
     memory_mib = memory_mib_of(accelerator)
     if memory_mib is None:
-        return _general(GENERAL_MEMORY_FRACTION)
+        return _general(GENERAL_MEMORY_PERCENT)
     ranks = max(1, accelerator.count)
     return Resolved(
-        value=memory_fraction(memory_mib, sizes, ranks),
+        value=memory_percent(memory_mib, sizes, ranks),
         source=Source.MEMORY if accelerator.memory_mib else Source.PRODUCT,
         origin=f"{memory_mib / 1024:.0f} GiB TP{ranks}",
     )

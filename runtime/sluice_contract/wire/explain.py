@@ -46,7 +46,7 @@ class Question(ContractModel):
     cuda_graph_max_batch: int
     max_running_requests: int | None = None
     """None: an engine chooses it at its start, from its KV pool."""
-    memory_fraction: float
+    memory_percent: int
     has_fp8_pages: bool = False
     """Keys and values have 8 bits (`kvCacheDtype`)."""
     requests: Requests

@@ -319,7 +319,7 @@ def _allocated_pool(
 ) -> PagePool:
     tokens = settings.limits.kv_pool_tokens
     size = f"{tokens} tokens of {loaded.bytes_per_token} bytes"
-    with allocation("KV pool", size, "kvPoolTokens or memoryFraction"):
+    with allocation("KV pool", size, "kvPoolTokens or memoryPercent"):
         return pool_of(loaded.kv_shape, tokens // settings.page_size)
 
 

@@ -129,7 +129,7 @@ def _is_wanted(wanted: Accelerator, gpu: Gpu) -> bool:
 def _missing(config: EngineConfig, seen: str) -> AcceleratorMissingError:
     return AcceleratorMissingError(
         f"accelerator: {config.accelerator} is asked for, and {seen}; to compute on CPUs, "
-        f"leave out spec.pools.{config.role}.accelerator, or accelerator of engine.json"
+        f"leave out accelerator of the InferenceService, or accelerator of engine.json"
     )
 
 

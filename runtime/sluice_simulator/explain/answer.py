@@ -26,7 +26,7 @@ def answered(question: Question) -> Answer:
         text = f"the shape of {names} is not known: give its config.json with --model-config"
         return Answer(cost_source="", kv_pool_tokens=0, missing=text)
     try:
-        cost = roofline(model, question.accelerator, question.memory_fraction)
+        cost = roofline(model, question.accelerator, question.memory_percent)
     except NoCostError as error:
         return Answer(cost_source="", kv_pool_tokens=0, missing=str(error))
     rows = question.max_running_requests or _chosen_rows(question, model, cost)

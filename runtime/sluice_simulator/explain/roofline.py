@@ -23,7 +23,7 @@ class NoCostError(ValueError):
     """There is no cost model; `str()` says why and what helps."""
 
 
-def roofline(model: ModelShape, accelerator: Accelerator, memory_fraction: float) -> Cost:
+def roofline(model: ModelShape, accelerator: Accelerator, memory_percent: int) -> Cost:
     """The cost of a step of `model` on the GPUs of one engine.
 
     Raises:
@@ -38,12 +38,13 @@ def roofline(model: ModelShape, accelerator: Accelerator, memory_fraction: float
     scale = REACHED * count * DOUBLING ** math.log2(count)
     flops, bandwidth = peak.tflops * 1e12 * scale, peak.terabytes * 1e12 * scale
     memory = (accelerator.memory_mib or row.memory_gib * 1024) * 2**20 * count
-    tokens = int((memory * memory_fraction - model.weight_bytes) // model.kv_bytes)
+    share = memory * memory_percent / 100
+    tokens = int((share - model.weight_bytes) // model.kv_bytes)
     if tokens < min(model.context_tokens, 4096):
         weights = math.ceil(model.weight_bytes / 2**30)
         raise NoCostError(
             f"{model.name} does not fit: its weights are {weights} GiB, and {count} x {row.name} "
-            f"leave {memory * memory_fraction / 2**30:.0f} GiB; more accelerator.count, or a "
+            f"leave {share / 2**30:.0f} GiB; more accelerator.count, or a "
             "larger product"
         )
     return Cost(

@@ -46,25 +46,25 @@ def test_chunk_and_graph_follow_the_accelerator(
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "fraction", "source"),
+    ("accelerator", "percent", "source"),
     [
-        (Accelerator(), 0.85, Source.GENERAL),
-        (Accelerator(product="Brand-New", count=1), 0.85, Source.GENERAL),
-        (Accelerator(product="Tesla-T4", count=1), 0.77, Source.PRODUCT),
-        (Accelerator(product="A100-SXM4-40GB", memory_mib=40_960, count=1), 0.83, Source.MEMORY),
-        (Accelerator(product="H100", memory_mib=81_559, count=4), 0.82, Source.MEMORY),
-        (Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1), 0.9, Source.MEMORY),
-        (Accelerator(product="MI300X", count=8), 0.86, Source.PRODUCT),
-        (Accelerator(memory_mib=4_864, count=1), 0.5, Source.MEMORY),
+        (Accelerator(), 85, Source.GENERAL),
+        (Accelerator(product="Brand-New", count=1), 85, Source.GENERAL),
+        (Accelerator(product="Tesla-T4", count=1), 77, Source.PRODUCT),
+        (Accelerator(product="A100-SXM4-40GB", memory_mib=40_960, count=1), 83, Source.MEMORY),
+        (Accelerator(product="H100", memory_mib=81_559, count=4), 82, Source.MEMORY),
+        (Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1), 90, Source.MEMORY),
+        (Accelerator(product="MI300X", count=8), 86, Source.PRODUCT),
+        (Accelerator(memory_mib=4_864, count=1), 50, Source.MEMORY),
     ],
 )
 def test_memory_follows_the_accelerator(
-    accelerator: Accelerator, fraction: float, source: Source
+    accelerator: Accelerator, percent: int, source: Source
 ) -> None:
     """Reserved: 1.5 MiB a token of the chunk, 2 MiB a row of the graphs, 128 MiB a GPU, 512 MiB."""
     resolved = resolve_settings(EngineSettings(), accelerator)
-    assert resolved["memory_fraction"].value == fraction
-    assert resolved["memory_fraction"].source == source
+    assert resolved["memory_percent"].value == percent
+    assert resolved["memory_percent"].source == source
     assert resolved["overlap"].value is not accelerator.is_cpu
 
 

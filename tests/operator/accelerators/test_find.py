@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sluice_contract.cluster.labels import Role
 from sluice_operator.accelerators.find import find_accelerator, has_accelerator
 from sluice_operator.accelerators.node_requirements import node_selector
-from sluice_operator.api.pools import AcceleratorSpec, PoolSpec
+from sluice_operator.api.pools import AcceleratorSpec, Pool
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
 
 A100, H100 = "NVIDIA-A100-SXM4-40GB", "NVIDIA-H100-80GB-HBM3"
@@ -26,8 +28,9 @@ def _node(name: str, product: str | None, memory: int = 0, gpus: int = 8, **extr
 NODES = (_node("a", A100, 40960), _node("h", H100, 81559), _node("cpu", None, gpus=0))
 
 
-def _pool(**values: Any) -> PoolSpec:
-    return PoolSpec.model_validate(values)
+def _pool(**values: Any) -> Pool:
+    spec = {"model": {"uri": "dummy://a"}} | values
+    return InferenceServiceSpec.model_validate(spec).pool(Role.MIXED)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sluice_contract.config.sizing import resolve_settings
 from sluice_operator.accelerators.find import find_accelerator
 from sluice_operator.accelerators.labels import MACHINES, gpus_of
 from sluice_operator.accelerators.node_requirements import unusual_spelling
-from sluice_operator.api.pools import AcceleratorSpec, PoolSpec
+from sluice_operator.api.pools import AcceleratorSpec, Pool
 from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.accelerators.recorded_nodes import GPU, NODES, node
@@ -27,7 +27,7 @@ def test_a_node_tells_product_memory_and_sizes(name: str) -> None:
     found = gpus_of(node(name), recorded.resource)
     assert (found.product, found.memory_mib) == (recorded.product, recorded.memory_mib)
     assert found.count == recorded.count
-    pool = PoolSpec.model_validate({"accelerator": {"resourceName": recorded.resource}})
+    pool = Pool(accelerator=AcceleratorSpec(resource_name=recorded.resource))
     accelerator = find_accelerator(pool, (node(name),)).accelerator
     resolved = resolve_settings(EngineSettings(), accelerator)
     assert resolved["chunk_size"].value == recorded.chunk_size
@@ -37,7 +37,7 @@ def test_a_node_tells_product_memory_and_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", NODES)
 def test_what_is_not_certain_is_said(name: str) -> None:
     recorded = NODES[name]
-    pool = PoolSpec.model_validate({"accelerator": {"resourceName": recorded.resource}})
+    pool = Pool(accelerator=AcceleratorSpec(resource_name=recorded.resource))
     check = find_accelerator(pool, (node(name),)).verified
     sized_by = resolve_settings(
         EngineSettings(), find_accelerator(pool, (node(name),)).accelerator

@@ -9,16 +9,16 @@ import yaml
 
 ONE_OF_YAML: dict[str, tuple[str, str]] = {
     "integers": (
-        "pools: {mixed: {replicas: 2.0}}, engine: {chunkSize: 6.4e1, kvPoolTokens: 1e18, "
+        "replicas: 2.0, engine: {chunkSize: 6.4e1, kvPoolTokens: 1e18, "
         "pageSize: 0o20, minPrefillTokens: 020, maxPrefillTokens: 1_024, threads: 09}",
         "",
     ),
-    "a base of 60": ("pools: {mixed: {replicas: 1:30}}", "spec.pools.mixed.replicas"),
+    "a base of 60": ("replicas: 1:30", "spec.replicas"),
     "booleans": ("paused: y, engine: {overlap: N, prefixCache: on}", ""),
     "a boolean as text": ("engine: {image: y}", "spec.engine.image"),
     "an exponent as text": ("engine: {image: 1e3}", "spec.engine.image"),
-    "a day": ("pools: {mixed: {template: {annotations: {a: 2024-01-01}}}}", ""),
-    "keys": ("pools: {mixed: {template: {nodeSelector: {2: a, true: b}}}}", ""),
+    "a day": ("template: {annotations: {a: 2024-01-01}}", ""),
+    "keys": ("template: {nodeSelector: {2: a, true: b}}", ""),
     "an unknown key of null": ("engine: {tempo: null}", "spec.engine.tempo"),
     "another spelling": ("engine: {chunk_size: 64}", "spec.engine.chunk_size"),
 }

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from tests.operator.api.valid_specs import (
     engine,
-    mixed,
     mounted,
     sidecar_ports,
     spread,
@@ -23,6 +22,13 @@ class Invalid(NamedTuple):
     field: str
     says: str = ""
 
+
+SPLIT: dict[str, Any] = {
+    "accelerator": {"count": 1},
+    "autoscaling": {"gpuBudget": 4},
+    "prefill": {},
+}
+"""Two pools whose numbers the operator chooses."""
 
 INVALID: dict[str, Invalid] = {
     "no model": Invalid({"model": None}, "spec.model"),
@@ -77,12 +83,12 @@ INVALID: dict[str, Invalid] = {
     ),
     "a volume of the operator's": Invalid(
         template(volumes=[{"name": "sluice-adapters-0", "emptyDir": {}}]),
-        "spec.pools.mixed.template.volumes[0].name",
+        "spec.template.volumes[0].name",
         "sluice-adapters",
     ),
     "the volume with certificates of a hub": Invalid(
         template(volumes=[{"name": "sluice-hub-ca", "emptyDir": {}}]),
-        "spec.pools.mixed.template.volumes[0].name",
+        "spec.template.volumes[0].name",
         "sluice-hub-ca",
     ),
     "revision of a file": Invalid(
@@ -95,22 +101,8 @@ INVALID: dict[str, Invalid] = {
         "spec.model.tokenSecretRef",
         "a hub or bucket",
     ),
-    "GPUs of a split beside pools": Invalid(
-        {
-            "mode": "Disaggregated",
-            "autoscaling": {"gpuBudget": 4, "accelerator": {"count": 1}},
-            "pools": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}},
-        },
-        "spec.autoscaling",
-        "without pools",
-    ),
-    "GPUs of a split without a budget": Invalid(
-        {"mode": "Disaggregated", "autoscaling": {"accelerator": {"count": 1}}},
-        "spec.autoscaling",
-        "with gpuBudget",
-    ),
     "an alias twice": Invalid(
-        {"model": {"uri": "file:///m", "aliases": ["a", "a"]}}, "spec.model.aliases", "each once"
+        {"model": {"uri": "file:///m", "aliases": ["a", "a"]}}, "spec.model.aliases[1]", '"a"'
     ),
     "the name as an alias": Invalid(
         {"model": {"uri": "file:///m", "name": "a", "aliases": ["a"]}}, "spec.model.aliases"
@@ -134,62 +126,81 @@ INVALID: dict[str, Invalid] = {
         {"router": {"route": {"parentRefs": [{"name": "a"}], "hostnames": ["a.example:80"]}}},
         "spec.router.route.hostnames[0]",
     ),
-    "unknown mode": Invalid({"mode": "Both"}, "spec.mode"),
-    "pools of another mode": Invalid(
-        {"mode": "Mixed", "pools": {"prefill": {}, "decode": {}}},
-        "spec.pools",
-        "only the pool mixed",
+    "a hand-over without two pools": Invalid(
+        engine(kvTransfer={}), "spec.engine", "kvTransfer only beside spec.prefill"
     ),
-    "a hand-over in Mixed": Invalid(
-        engine(kvTransfer={}), "spec.engine", "no kvTransfer in mode Mixed"
+    "a hand-over of one of two pools": Invalid(
+        {"prefill": engine(kvTransfer={})}, "spec.prefill.engine", "for both pools"
     ),
-    "a hand-over of the mixed pool": Invalid(
-        mixed(engine={"kvTransfer": {}}), "spec.pools", "no kvTransfer in mode Mixed"
+    "a number beside a budget that the operator splits": Invalid(
+        SPLIT | {"replicas": 2}, "spec.replicas", "only with prefill.replicas"
     ),
-    "a queue for decode in Mixed": Invalid(
-        mixed(autoscaling={"minReplicas": 1, "maxReplicas": 2})
-        | {"autoscaling": {"target": {"decodeQueue": 4}}},
+    "one pool's number beside a budget that the operator splits": Invalid(
+        SPLIT | {"prefill": {"replicas": 2}}, "spec.prefill", "only with spec.replicas"
+    ),
+    "a budget of no GPUs' kind": Invalid(
+        {"replicas": 2, "autoscaling": {"gpuBudget": 4}},
         "spec.autoscaling",
-        "target.decodeQueue only in mode Disaggregated",
+        "gpuBudget only beside spec.accelerator",
+    ),
+    "a queue for decode in one pool": Invalid(
+        {"autoscaling": {"minReplicas": 1, "maxReplicas": 2, "target": {"decodeQueue": 4}}},
+        "spec.autoscaling",
+        "target.decodeQueue only beside spec.prefill",
     ),
     "a promise for all requests": Invalid(
-        {"slo": {"ttftMilliseconds": 500, "percentile": 99.95}}, "spec.slo.percentile"
+        {"slo": {"ttftMilliseconds": 500, "percentile": "99.95"}},
+        "spec.slo.percentile",
+        "50 to 99.9: a whole number",
     ),
-    "mixed pool in Disaggregated": Invalid(
-        {"mode": "Disaggregated", "pools": {"mixed": {}}}, "spec.pools", "prefill and decode"
+    "a promise as a fraction": Invalid(
+        {"slo": {"ttftMilliseconds": 500, "percentile": 99.5}}, "spec.slo.percentile"
     ),
-    "half of a pair": Invalid(
-        {"mode": "Disaggregated", "pools": {"prefill": {}}}, "spec.pools", "or neither"
+    "a promise in words": Invalid(
+        {"slo": {"ttftMilliseconds": 500, "percentile": "most"}}, "spec.slo.percentile"
+    ),
+    "more than all requests traced": Invalid(
+        {"tracing": {"endpoint": "http://h", "samplePercent": 101}},
+        "spec.tracing.samplePercent",
+        "0 to 100",
     ),
     "min above max": Invalid(
-        mixed(autoscaling={"minReplicas": 3, "maxReplicas": 2}),
-        "spec.pools.mixed.autoscaling.minReplicas",
+        {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}},
+        "spec.autoscaling.minReplicas",
         "maxReplicas",
     ),
     "no max": Invalid(
-        mixed(autoscaling={"minReplicas": 3}), "spec.pools.mixed.autoscaling.maxReplicas"
+        {"autoscaling": {"minReplicas": 3}}, "spec.autoscaling", "maxReplicas, or neither"
+    ),
+    "no max of prefill engines": Invalid(
+        {"prefill": {"autoscaling": {"minReplicas": 3}}}, "spec.prefill.autoscaling.maxReplicas"
     ),
     "replicas beside autoscaling": Invalid(
-        mixed(replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 2}),
-        "spec.pools.mixed.replicas",
-        "replicas or autoscaling, not both",
+        {"replicas": 1, "autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
+        "spec.replicas",
+        "replicas, or minReplicas and maxReplicas of autoscaling, not both",
+    ),
+    "replicas beside autoscaling of prefill engines": Invalid(
+        {"prefill": {"replicas": 1, "autoscaling": {"minReplicas": 1, "maxReplicas": 2}}},
+        "spec.prefill.replicas",
+        "not both",
     ),
     "a resource without a domain": Invalid(
-        mixed(accelerator={"resourceName": "gpu"}), "spec.pools.mixed.accelerator.resourceName"
+        {"accelerator": {"resourceName": "gpu"}}, "spec.accelerator.resourceName"
     ),
     "a resource of Kubernetes itself": Invalid(
-        mixed(accelerator={"resourceName": "node.kubernetes.io/gpu"}),
-        "spec.pools.mixed.accelerator.resourceName",
+        {"accelerator": {"resourceName": "node.kubernetes.io/gpu"}},
+        "spec.accelerator.resourceName",
         "extended resource",
     ),
     "a label of no product": Invalid(
-        mixed(accelerator={"productLabel": "cloud.google.com/gke-accelerator"}),
-        "spec.pools.mixed.accelerator.productLabel",
+        {"accelerator": {"productLabel": "cloud.google.com/gke-accelerator"}},
+        "spec.accelerator.productLabel",
         "only beside product",
     ),
     "a label of the operator's": Invalid(
         template(labels={"serving.sluice.dev/role": "mixed"}),
-        "spec.pools.mixed.template.labels",
+        "spec.template.labels",
         "which are the operator's",
     ),
     "fewest parts that are not insisted on": Invalid(
@@ -203,50 +214,50 @@ INVALID: dict[str, Invalid] = {
                 }
             ]
         ),
-        "spec.pools.mixed.template.topologySpreadConstraints[0].minDomains",
+        "spec.template.topologySpreadConstraints[0].minDomains",
         "DoNotSchedule",
     ),
     "a setting of one pool that is out of range": Invalid(
-        mixed(engine={"chunkSize": 8}), "spec.pools.mixed.engine.chunkSize", "pageSize"
+        {"engine": {"chunkSize": 8}}, "spec.engine.chunkSize", "pageSize"
     ),
-    "negative replicas": Invalid(mixed(replicas=-1), "spec.pools.mixed.replicas"),
-    "text as replicas": Invalid(mixed(replicas="two"), "spec.pools.mixed.replicas"),
-    "no GPU": Invalid(mixed(accelerator={"count": 0}), "spec.pools.mixed.accelerator.count"),
+    "negative replicas": Invalid({"replicas": -1}, "spec.replicas"),
+    "text as replicas": Invalid({"replicas": "two"}, "spec.replicas"),
+    "no GPU": Invalid({"accelerator": {"count": 0}}, "spec.accelerator.count"),
     "no such quantity, with a limit": Invalid(
-        mixed(resources={"requests": {"cpu": "lots"}, "limits": {"cpu": 1}}),
-        "spec.pools.mixed.resources.requests.cpu",
+        {"resources": {"requests": {"cpu": "lots"}, "limits": {"cpu": 1}}},
+        "spec.resources.requests.cpu",
     ),
     "no such quantity": Invalid(
-        mixed(resources={"requests": {"cpu": "lots"}}), "spec.pools.mixed.resources.requests.cpu"
+        {"resources": {"requests": {"cpu": "lots"}}}, "spec.resources.requests.cpu"
     ),
     "GPUs as a resource": Invalid(
-        mixed(resources={"limits": {"nvidia.com/gpu": 1}}),
-        "spec.pools.mixed.resources.limits",
+        {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+        "spec.resources.limits",
         "accelerator.count",
     ),
     "request above limit": Invalid(
-        mixed(resources={"requests": {"memory": "2Gi"}, "limits": {"memory": "2000M"}}),
-        "spec.pools.mixed.resources.requests",
+        {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "2000M"}}},
+        "spec.resources.requests",
         "at most the limits",
     ),
     "request above limit in other units": Invalid(
-        mixed(resources={"requests": {"cpu": 2}, "limits": {"cpu": "1999m"}}),
-        "spec.pools.mixed.resources.requests",
+        {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1999m"}}},
+        "spec.resources.requests",
         "at most the limits",
     ),
     "selector with a bad key": Invalid(
         template(nodeSelector={"a b": "c"}),
-        "spec.pools.mixed.template.nodeSelector",
+        "spec.template.nodeSelector",
         "example.com/name",
     ),
     "selector with a long key": Invalid(
         template(nodeSelector={f"example.com/{'n' * 64}": "c"}),
-        "spec.pools.mixed.template.nodeSelector",
+        "spec.template.nodeSelector",
         "example.com/name",
     ),
     "label with a long key": Invalid(
         template(labels={"n" * 64: "c"}),
-        "spec.pools.mixed.template.labels",
+        "spec.template.labels",
         "example.com/name",
     ),
     "topology with a long key": Invalid(
@@ -255,11 +266,11 @@ INVALID: dict[str, Invalid] = {
                 {"maxSkew": 1, "topologyKey": "n" * 64, "whenUnsatisfiable": "ScheduleAnyway"}
             ]
         ),
-        "spec.pools.mixed.template.topologySpreadConstraints[0].topologyKey",
+        "spec.template.topologySpreadConstraints[0].topologyKey",
     ),
     "annotation with a bad key": Invalid(
         template(annotations={"/a": "c"}),
-        "spec.pools.mixed.template.annotations",
+        "spec.template.annotations",
         "example.com/name",
     ),
     "chunk below page": Invalid(engine(chunkSize=8), "spec.engine.chunkSize", "pageSize"),
@@ -280,7 +291,7 @@ INVALID: dict[str, Invalid] = {
     "a step below page": Invalid(
         engine(maxPrefillTokens=8), "spec.engine.maxPrefillTokens", "pageSize"
     ),
-    "all memory": Invalid(engine(memoryFraction=1), "spec.engine.memoryFraction"),
+    "all memory": Invalid(engine(memoryPercent=100), "spec.engine.memoryPercent"),
     "unknown dtype": Invalid(engine(dtype="int3"), "spec.engine.dtype"),
     "unknown policy": Invalid(engine(schedulingPolicy="best"), "spec.engine.schedulingPolicy"),
     "image with a blank": Invalid(engine(image="a b"), "spec.engine.image"),
@@ -313,54 +324,54 @@ INVALID: dict[str, Invalid] = {
     "no time at all": Invalid({"slo": {"ttftMilliseconds": 0}}, "spec.slo.ttftMilliseconds"),
     "taken variable": Invalid(
         template(env=[{"name": "POD_IP", "value": "x"}]),
-        "spec.pools.mixed.template.env[0].name",
+        "spec.template.env[0].name",
         "which the operator sets",
     ),
     "two values": Invalid(
         template(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}]),
-        "spec.pools.mixed.template.env[0]",
+        "spec.template.env[0]",
         "not both",
     ),
     "taken volume": Invalid(
         template(volumes=[{"name": "shm", "emptyDir": {}}]),
-        "spec.pools.mixed.template.volumes[0].name",
+        "spec.template.volumes[0].name",
         "the operator's",
     ),
     "host path": Invalid(
-        template(volumes=[{"name": "a"}]), "spec.pools.mixed.template.volumes[0]", "exactly one"
+        template(volumes=[{"name": "a"}]), "spec.template.volumes[0]", "exactly one"
     ),
     "taken mount": Invalid(
         template(
             volumes=[{"name": "a", "emptyDir": {}}],
             volumeMounts=[{"name": "a", "mountPath": "/etc/sluice"}],
         ),
-        "spec.pools.mixed.template.volumeMounts[0].mountPath",
+        "spec.template.volumeMounts[0].mountPath",
         "the operator's",
     ),
     "the variable with the revision": Invalid(
         template(env=[{"name": "POOL_REVISION", "value": "x"}]),
-        "spec.pools.mixed.template.env[0].name",
+        "spec.template.env[0].name",
         "which the operator sets",
     ),
     "the mount of the hand-over's key": Invalid(
         mounted("/etc/sluice/handover"),
-        "spec.pools.mixed.template.volumeMounts[0].mountPath",
+        "spec.template.volumeMounts[0].mountPath",
         "what is below /etc/sluice",
     ),
     "a mount below the configuration": Invalid(
         mounted("/etc/sluice/own/deep"),
-        "spec.pools.mixed.template.volumeMounts[0].mountPath",
+        "spec.template.volumeMounts[0].mountPath",
         "what is below /etc/sluice",
     ),
     "a spread twice": Invalid(
         template(topologySpreadConstraints=[spread(1), spread(2)]),
-        "spec.pools.mixed.template.topologySpreadConstraints",
-        "each pair of topologyKey and whenUnsatisfiable once",
+        "spec.template.topologySpreadConstraints[1]",
+        '"topologyKey":"zone"',
     ),
     "a port of a sidecar twice": Invalid(
         sidecar_ports({"containerPort": 80}, {"containerPort": 80, "protocol": "TCP"}),
-        "spec.pools.mixed.template.sidecars[0].ports",
-        "each pair of containerPort and protocol once",
+        "spec.template.sidecars[0].ports[1]",
+        '"containerPort":80',
     ),
     "a port of an init container twice": Invalid(
         template(
@@ -368,12 +379,12 @@ INVALID: dict[str, Invalid] = {
                 {"name": "a", "image": "a", "ports": [{"containerPort": 80}, {"containerPort": 80}]}
             ]
         ),
-        "spec.pools.mixed.template.initContainers[0].ports",
-        "each pair of containerPort and protocol once",
+        "spec.template.initContainers[0].ports[1]",
+        '"containerPort":80',
     ),
     "mount of nothing": Invalid(
         template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
-        "spec.pools.mixed.template.volumeMounts",
+        "spec.template.volumeMounts",
         "template.volumes names",
     ),
     "sidecar's mount of nothing": Invalid(
@@ -386,55 +397,53 @@ INVALID: dict[str, Invalid] = {
                 }
             ]
         ),
-        "spec.pools.mixed.template.sidecars",
+        "spec.template.sidecars",
         "template.volumes names",
     ),
     "sidecar named engine": Invalid(
         template(sidecars=[{"name": "engine", "image": "a"}]),
-        "spec.pools.mixed.template.sidecars[0].name",
+        "spec.template.sidecars[0].name",
         "operator's container",
     ),
     "no such effect": Invalid(
         template(tolerations=[{"effect": "Never"}]),
-        "spec.pools.mixed.template.tolerations[0].effect",
+        "spec.template.tolerations[0].effect",
     ),
-    "an integer as text": Invalid(mixed(replicas="2"), "spec.pools.mixed.replicas"),
-    "an integer as a boolean": Invalid(mixed(replicas=True), "spec.pools.mixed.replicas"),
-    "an integer as a fraction": Invalid(mixed(replicas=2.5), "spec.pools.mixed.replicas"),
+    "an integer as text": Invalid({"replicas": "2"}, "spec.replicas"),
+    "an integer as a boolean": Invalid({"replicas": True}, "spec.replicas"),
+    "an integer as a fraction": Invalid({"replicas": 2.5}, "spec.replicas"),
     "an integer of 65 bits": Invalid(engine(kvPoolTokens=2**64), "spec.engine.kvPoolTokens"),
     "an integer of the contract's as text": Invalid(
         engine(kvTransfer={"bootstrapPort": "5"}), "spec.engine.kvTransfer.bootstrapPort"
     ),
-    "a number as text": Invalid(engine(memoryFraction="0.5"), "spec.engine.memoryFraction"),
-    "a number as a boolean": Invalid(engine(memoryFraction=True), "spec.engine.memoryFraction"),
+    "a number as text": Invalid(engine(memoryPercent="50"), "spec.engine.memoryPercent"),
+    "a number as a boolean": Invalid(engine(memoryPercent=True), "spec.engine.memoryPercent"),
     "a boolean as text": Invalid({"paused": "true"}, "spec.paused"),
     "a boolean as a number": Invalid({"paused": 1}, "spec.paused"),
     "a text as a number": Invalid({"model": {"uri": "dummy://a", "name": 5}}, "spec.model.name"),
     "a text as a boolean": Invalid(engine(image=False), "spec.engine.image"),
-    "a choice as a boolean": Invalid({"mode": True}, "spec.mode"),
-    "a label as a number": Invalid(
-        template(nodeSelector={"a": 1}), "spec.pools.mixed.template.nodeSelector.a"
-    ),
+    "a choice as a boolean": Invalid({"rollout": {"strategy": True}}, "spec.rollout.strategy"),
+    "a label as a number": Invalid(template(nodeSelector={"a": 1}), "spec.template.nodeSelector.a"),
     "a mapping as a list": Invalid({"engine": []}, "spec.engine"),
     "a mapping as text": Invalid({"engine": "fast"}, "spec.engine"),
-    "a list as a mapping": Invalid(template(env={}), "spec.pools.mixed.template.env"),
-    "null in a list": Invalid(template(env=[None]), "spec.pools.mixed.template.env[0]"),
+    "a list as a mapping": Invalid(template(env={}), "spec.template.env"),
+    "null in a list": Invalid(template(env=[None]), "spec.template.env[0]"),
     "null that is required": Invalid({"model": {"uri": None}}, "spec.model.uri"),
     "a quantity as a fraction": Invalid(
-        mixed(resources={"requests": {"cpu": 0.5}}), "spec.pools.mixed.resources.requests.cpu"
+        {"resources": {"requests": {"cpu": 0.5}}}, "spec.resources.requests.cpu"
     ),
     "a quantity as a boolean": Invalid(
-        mixed(resources={"requests": {"cpu": True}}), "spec.pools.mixed.resources.requests.cpu"
+        {"resources": {"requests": {"cpu": True}}}, "spec.resources.requests.cpu"
     ),
     "a quantity below nothing": Invalid(
-        mixed(resources={"requests": {"cpu": -1}}), "spec.pools.mixed.resources.requests.cpu"
+        {"resources": {"requests": {"cpu": -1}}}, "spec.resources.requests.cpu"
     ),
     "a quantity with an exponent": Invalid(
-        mixed(resources={"requests": {"cpu": "1e3"}}), "spec.pools.mixed.resources.requests.cpu"
+        {"resources": {"requests": {"cpu": "1e3"}}}, "spec.resources.requests.cpu"
     ),
     "a variable twice": Invalid(
         template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
-        "spec.pools.mixed.template.env[1]",
+        "spec.template.env[1]",
         '{"name":"A"}',
     ),
     "two volumes at one path": Invalid(
@@ -442,23 +451,23 @@ INVALID: dict[str, Invalid] = {
             volumes=[{"name": "a", "emptyDir": {}}],
             volumeMounts=[{"name": "a", "mountPath": "/a"}, {"name": "a", "mountPath": "/a"}],
         ),
-        "spec.pools.mixed.template.volumeMounts[1]",
+        "spec.template.volumeMounts[1]",
         '{"mountPath":"/a"}',
     ),
 }
 
 SEVERAL: dict[str, tuple[dict[str, Any], set[str]]] = {
     "values of one type": (
-        {"mode": "Both", "engine": {"dtype": "int3", "pageSize": "16"}},
-        {"spec.mode", "spec.engine.dtype", "spec.engine.pageSize"},
+        {"rollout": {"strategy": "Big"}, "engine": {"dtype": "int3", "pageSize": "16"}},
+        {"spec.rollout.strategy", "spec.engine.dtype", "spec.engine.pageSize"},
     ),
     "rules of one type": (
         engine(chunkSize=10, minPrefillTokens=12, maxPrefillTokens=8),
         {f"spec.engine.{key}" for key in ("chunkSize", "minPrefillTokens", "maxPrefillTokens")},
     ),
     "rules of several types": (
-        engine(chunkSize=10) | {"pools": {"prefill": {}}},
-        {"spec.engine.chunkSize", "spec.pools"},
+        engine(chunkSize=10) | {"prefill": engine(kvTransfer={})},
+        {"spec.engine.chunkSize", "spec.prefill.engine"},
     ),
     "a value, and a rule that waits for it": (
         engine(chunkSize=10, dtype="int3"),

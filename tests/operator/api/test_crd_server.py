@@ -128,12 +128,10 @@ async def test_unknown_fields_are_refused_when_asked_strictly(
 
 
 async def test_defaults_are_written(cluster: Cluster, namespace: str) -> None:
-    made = await _create(cluster, namespace, document({"pools": {"mixed": {}}, "router": {}}))
+    made = await _create(cluster, namespace, document({"router": {}}))
     assert made["spec"] == {
         "model": {"uri": "dummy://tiny"},
-        "mode": "Mixed",
         "paused": False,
-        "pools": {"mixed": {}},
         "router": {"replicas": 2},
     }
     assert made["status"] == DEFAULT_STATUS
@@ -141,7 +139,7 @@ async def test_defaults_are_written(cluster: Cluster, namespace: str) -> None:
 
 async def test_every_field_of_the_full_example_is_kept(cluster: Cluster, namespace: str) -> None:
     made = await _create(cluster, namespace, document(FULL_SPEC))
-    assert made["spec"] == FULL_SPEC | {"mode": "Mixed", "paused": False}
+    assert made["spec"] == FULL_SPEC | {"paused": False}
 
 
 async def test_the_planned_pool_is_accepted_and_scales(

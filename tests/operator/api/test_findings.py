@@ -17,9 +17,9 @@ ENGINE_KEYS = (
     "attentionBackend, chunkSize, contextLength, cudaGraphMaxBatch, drainSeconds, dtype, "
     "hostCache, image, kvCacheDtype, kvPoolTokens, kvTransfer, "
     "maxLoraRank, maxLorasPerBatch, maxPrefillTokens, maxQueuedRequests, maxRunningRequests, "
-    "memoryFraction, minPrefillTokens, mixedChunk, overlap, pageSize, prefixCache, "
+    "memoryPercent, minPrefillTokens, mixedChunk, overlap, pageSize, prefixCache, "
     "prefixEvictionPolicy, priorityThreshold, reasoningFormat, "
-    "scheduleConservativeness, schedulingPolicy, speculation, startupSeconds, strictRequests, "
+    "reservePercent, schedulingPolicy, speculation, startupSeconds, strictRequests, "
     "tensorParallelSize, threads, toolCallFormat, weightDtype"
 )
 POLICIES = "'lru', 'lfu', 'fifo' or 'slru'"
@@ -27,7 +27,7 @@ INT64 = "-9223372036854775808 to 9223372036854775807"
 
 
 def _mixed(**values: Any) -> dict[str, Any]:
-    return {"pools": {"mixed": values}}
+    return {**values}
 
 
 def _template(**values: Any) -> dict[str, Any]:
@@ -39,36 +39,40 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     ({"model": {}}, "spec.model.uri: Field required; allowed: a valid string"),
     ({"model": {"uri": None}}, "spec.model.uri: Field required; allowed: a valid string"),
     ({"engine": []}, "spec.engine: Input should be an object; got []"),
-    (_template(env={}), "spec.pools.mixed.template.env: Input should be a valid array; got {}"),
-    (_template(env=[None]), "spec.pools.mixed.template.env[0]: Input should be an object; "
+    (_template(env={}), "spec.template.env: Input should be a valid array; got {}"),
+    (_template(env=[None]), "spec.template.env[0]: Input should be an object; "
      "got null"),
-    (_mixed(replicas="two"), 'spec.pools.mixed.replicas: Input should be a valid integer; '
+    (_mixed(replicas="two"), 'spec.replicas: Input should be a valid integer; '
      'got "two"'),
-    (_mixed(replicas="2"), 'spec.pools.mixed.replicas: Input should be a valid integer; got "2"'),
-    (_mixed(replicas=True), "spec.pools.mixed.replicas: Input should be a valid integer; got true"),
-    (_mixed(replicas=2.5), "spec.pools.mixed.replicas: Input should be a valid integer; got 2.5"),
+    (_mixed(replicas="2"), 'spec.replicas: Input should be a valid integer; got "2"'),
+    (_mixed(replicas=True), "spec.replicas: Input should be a valid integer; got true"),
+    (_mixed(replicas=2.5), "spec.replicas: Input should be a valid integer; got 2.5"),
     (_mixed(replicas=-1),
-     "spec.pools.mixed.replicas: Input should be greater than or equal to 0; got -1"),
+     "spec.replicas: Input should be greater than or equal to 0; got -1"),
     (_mixed(replicas=1001),
-     "spec.pools.mixed.replicas: Input should be less than or equal to 1000; got 1001"),
+     "spec.replicas: Input should be less than or equal to 1000; got 1001"),
     (_template(volumes=[{"name": "a", "emptyDir": {}}],
                volumeMounts=[{"name": "a", "mountPath": "//etc/./sluice/"}]),
-     'spec.pools.mixed.template.volumeMounts[0].mountPath: "//etc/./sluice/" is not allowed; '
+     'spec.template.volumeMounts[0].mountPath: "//etc/./sluice/" is not allowed; '
      "allowed: all but /etc/sluice, /mnt/model, /mnt/model-image, /dev/shm, /tmp and what is below "
      "/etc/sluice, which are the operator's"),
     (_template(topologySpreadConstraints=2 * [SPREAD]),
-     "spec.pools.mixed.template.topologySpreadConstraints: "
-     '[{"maxSkew":1,"topologyKey":"a","whenUnsatisfiable":"DoNotSc… is not allowed; '
-     "allowed: each pair of topologyKey and whenUnsatisfiable once (repeated: a DoNotSchedule)"),
+     'spec.template.topologySpreadConstraints[1]: {"topologyKey":"a","whenUnsatisfiable":'
+     '"DoNotSchedule"} is not allowed; allowed: each topologyKey, whenUnsatisfiable once'),
     ({"paused": "yes"}, 'spec.paused: Input should be a valid boolean; got "yes"'),
-    ({"mode": "Both"}, "spec.mode: Input should be 'Mixed' or 'Disaggregated'; got \"Both\""),
-    ({"mode": True}, "spec.mode: Input should be 'Mixed' or 'Disaggregated'; got true"),
+    ({"rollout": {"strategy": "Both"}},
+     "spec.rollout.strategy: Input should be 'Surge' or 'InPlace'; got \"Both\""),
+    ({"rollout": {"strategy": True}},
+     "spec.rollout.strategy: Input should be 'Surge' or 'InPlace'; got true"),
     ({"engine": {"prefixEvictionPolicy": "old"}},
      f'spec.engine.prefixEvictionPolicy: Input should be {POLICIES}; got "old"'),
-    ({"engine": {"memoryFraction": "0.5"}},
-     'spec.engine.memoryFraction: Input should be a valid number; got "0.5"'),
-    ({"engine": {"memoryFraction": 1}},
-     "spec.engine.memoryFraction: Input should be less than 1; got 1"),
+    ({"engine": {"memoryPercent": "0.5"}},
+     'spec.engine.memoryPercent: Input should be a valid integer; got "0.5"'),
+    ({"engine": {"memoryPercent": 100}},
+     "spec.engine.memoryPercent: Input should be less than or equal to 99; got 100"),
+    ({"slo": {"percentile": 99.5}},
+     "spec.slo.percentile: 99.5 is not allowed; allowed: 50 to 99.9: a whole number, or a decimal "
+     'one in quotes, as "99.4"'),
     ({"engine": {"speculation": {"tokens": 2}}},
      "spec.engine.speculation.method: Field required; allowed: 'NGram', 'Draft' or 'Eagle'"),
     ({"engine": {"speculation": {"method": "Draft", "draft": {}}}},
@@ -86,12 +90,13 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      f"spec.engine.kvPoolTokens: Input should be {INT64}; got 1e+20"),
     ({"engine": {"chunkSize": -(2**64)}},
      f"spec.engine.chunkSize: Input should be {INT64}; got -18446744073709551616"),
-    ({"engine": {"memoryFraction": 10**20}},
-     "spec.engine.memoryFraction: Input should be less than 1; got 1e+20"),
+    ({"engine": {"memoryPercent": 10**20}},
+     "spec.engine.memoryPercent: Input should be -9223372036854775808 to 9223372036854775807; got "
+     "100000000000000000000"),
     ({"engine": {"kvPoolTokens": 10**400}},
      f"spec.engine.kvPoolTokens: Input should be {INT64}; got 1{59 * '0'}…"),
     (_mixed(resources={"requests": {"cpu": 1, "memory": "4Gi"}, "limits": {"memory": "2Gi"}}),
-     'spec.pools.mixed.resources.requests: {"cpu":1,"memory":"4Gi"} is not allowed; '
+     'spec.resources.requests: {"cpu":1,"memory":"4Gi"} is not allowed; '
      "allowed: at most the limits (memory: 2Gi)"),
     ({"engine": {"image": False}}, "spec.engine.image: Input should be a valid string; got false"),
     ({"engine": {"image": "a b"}}, "spec.engine.image: String should match "
@@ -101,50 +106,56 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"uri": "dummy://a", "name": 300 * "x"}},
      f'spec.model.name: String should have at most 256 characters; got "{59 * "x"}…'),
     (_template(nodeSelector={"a": "b c"}),
-     f"spec.pools.mixed.template.nodeSelector.a: String should match pattern '{LABEL}'; "
+     f"spec.template.nodeSelector.a: String should match pattern '{LABEL}'; "
      'got "b c"'),
     (_template(labels={64 * "n": "c"}),
-     f'spec.pools.mixed.template.labels: {{"{58 * "n"}… is not allowed; allowed: keys like '
+     f'spec.template.labels: {{"{58 * "n"}… is not allowed; allowed: keys like '
      f'example.com/name or name (names of at most 63 characters, unlike "{59 * "n"}…)'),
     (_template(sidecars=5 * [{"name": "a", "image": "b"}]),
-     "spec.pools.mixed.template.sidecars: List should have at most 4 items after validation, "
+     "spec.template.sidecars: List should have at most 4 items after validation, "
      'not 5; got [{"name":"a","image":"b"},{"name":"a","image":"b"},{"name":"…'),
     (_mixed(resources={"limits": {"cpu": 0.5}}),
-     "spec.pools.mixed.resources.limits.cpu: 0.5 is not allowed; "
+     "spec.resources.limits.cpu: 0.5 is not allowed; "
      "allowed: an amount such as 2, 500m or 4Gi"),
     (_mixed(resources={"limits": {str(key): 1 for key in range(17)}}),
-     "spec.pools.mixed.resources.limits: Dictionary should have at most 16 items after validation, "
+     "spec.resources.limits: Dictionary should have at most 16 items after validation, "
      'not more; got {"0":1,"1":1,"2":1,"3":1,"4":1,"5":1,"6":1,"7":1,"8":1,"9":1…'),
     ({"engine": {"chunkSize": 10}},
      "spec.engine.chunkSize: 10 is not allowed; "
      "allowed: -1 (off) or at least pageSize (16 when left out)"),
-    ({"mode": "Disaggregated", "pools": {"prefill": {}}},
-     'spec.pools: {"prefill":{}} is not allowed; allowed: both prefill and decode in '
-     "mode Disaggregated, or neither"),
+    ({"engine": {"kvTransfer": {}}},
+     'spec.engine: {"kvTransfer":{"protocol":"tcp","bootstrapPort":8998}} is not allowed; '
+     "allowed: kvTransfer only beside spec.prefill"),
+    ({"prefill": None},
+     "spec.prefill: null is not allowed; allowed: an object: write `prefill: {}`, or leave it out"),
+    ({"mode": "Disaggregated"},
+     "spec.mode: unknown field; write prefill: {} where it was Disaggregated, and nothing where it "
+     "was Mixed"),
     (_template(env=[{"name": "POD_IP"}]),
-     'spec.pools.mixed.template.env[0].name: "POD_IP" is not allowed; '
+     'spec.template.env[0].name: "POD_IP" is not allowed; '
      "allowed: all but POD_IP, POD_NAME, POD_NAMESPACE, POOL_REVISION, which the operator sets"),
     (_template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
-     'spec.pools.mixed.template.env[1]: {"name":"A"} is not allowed; allowed: each name once'),
+     'spec.template.env[1]: {"name":"A"} is not allowed; allowed: each name once'),
     (_mixed(accelerator={"claimTemplate": "gpus"}),
-     'spec.pools.mixed.accelerator.claimTemplate: "gpus" is not allowed; '
+     'spec.accelerator.claimTemplate: "gpus" is not allowed; '
      "allowed: only beside count, the devices of a claim, and without resourceName"),
     (_mixed(accelerator={"claimTemplate": "gpus", "count": 2, "resourceName": "amd.com/gpu"}),
-     'spec.pools.mixed.accelerator.claimTemplate: "gpus" is not allowed; '
+     'spec.accelerator.claimTemplate: "gpus" is not allowed; '
      "allowed: only beside count, the devices of a claim, and without resourceName"),
     (_mixed(accelerator={"claimTemplate": "My_GPUs", "count": 2}),
-     "spec.pools.mixed.accelerator.claimTemplate: String should match pattern "
+     "spec.accelerator.claimTemplate: String should match pattern "
      "'^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$'; got \"My_GPUs\""),
     ({"router": {"inferencePool": {}}},
      "spec.router.inferencePool.endpointPickerRef: Field required; allowed: an object"),
     ({"router": {"inferencePool": {"endpointPickerRef": {"name": "picker", "port": 0}}}},
      "spec.router.inferencePool.endpointPickerRef.port: "
      "Input should be greater than or equal to 1; got 0"),
-    ({"pool": {}}, "spec.pool: unknown field; did you mean pools? "
-     "allowed: autoscaling, engine, metrics, mode, model, paused, pools, rollout, router, slo, "
-     "tracing"),
+    ({"routers": {}}, "spec.routers: unknown field; did you mean router? "
+     "allowed: router, resources, rollout, metrics, replicas, model and 8 more"),
+    ({"pools": {}}, "spec.pools: unknown field; write the pool mixed or decode at the top level of "
+     "spec, the pool prefill as spec.prefill"),
     (_template(env=[{"name": "A", "from": {}}]),
-     "spec.pools.mixed.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
+     "spec.template.env[0].from: unknown field; allowed: name, value, valueFrom"),
     ({"engine": {"chunk_size": 64}}, "spec.engine.chunk_size: unknown field; did you mean "
      "chunkSize? allowed: chunkSize, mixedChunk, tensorParallelSize, pageSize, hostCache, "
      "kvTransfer and 28 more"),
@@ -207,10 +218,10 @@ def test_so_it_does_of_a_document(change: Any, line: str) -> None:
 def test_each_rule_that_is_broken_has_its_line() -> None:
     engine = {"chunkSize": 10, "minPrefillTokens": 12, "maxPrefillTokens": 8}
     page = "at least pageSize (16 when left out)"
-    assert _lines(document({"engine": engine, "pools": {"prefill": {}}})) == [
-        'spec.pools: {"prefill":{}} is not allowed; allowed: only the pool mixed in mode Mixed, '
-        "which counts where mode is left out; for the pools prefill and decode write "
-        "mode: Disaggregated",
+    budget = {"gpuBudget": 2}
+    assert _lines(document({"engine": engine, "autoscaling": budget})) == [
+        'spec.autoscaling: {"gpuBudget":2,"onMetricsLoss":"Hold","provider":"Internal"} is not '
+        "allowed; allowed: gpuBudget only beside spec.accelerator, the GPUs of one engine",
         f"spec.engine.chunkSize: 10 is not allowed; allowed: -1 (off) or {page}",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most chunkSize",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most maxPrefillTokens",

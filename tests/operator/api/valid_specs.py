@@ -9,16 +9,12 @@ def engine(**values: Any) -> dict[str, Any]:
     return {"engine": values}
 
 
-def mixed(**values: Any) -> dict[str, Any]:
-    return {"pools": {"mixed": values}}
-
-
 def tenants(*tenants: dict[str, Any]) -> dict[str, Any]:
     return {"router": {"auth": {"secretRef": {"name": "keys"}, "tenants": list(tenants)}}}
 
 
 def template(**values: Any) -> dict[str, Any]:
-    return mixed(template=values)
+    return {"template": values}
 
 
 def mounted(path: str) -> dict[str, Any]:
@@ -41,21 +37,18 @@ def traced(endpoint: str) -> dict[str, Any]:
 
 VALID: dict[str, dict[str, Any]] = {
     "an integer of 64 bits": engine(kvPoolTokens=2**63 - 1),
-    "a number without a point": {"autoscaling": {"target": {"queueSeconds": 1}}},
-    "a queue for decode": {
-        "mode": "Disaggregated",
-        "autoscaling": {"target": {"decodeQueue": 4}},
-    },
+    "half a percent": {"tracing": {"endpoint": "http://h", "samplePercent": "0.5"}},
+    "a queue for decode": {"autoscaling": {"target": {"decodeQueue": 4}}, "prefill": {}},
     "a promise for all but one of a thousand": {
-        "slo": {"ttftMilliseconds": 500, "percentile": 99.9},
+        "slo": {"ttftMilliseconds": 500, "percentile": "99.9"},
     },
     "aliases": {"model": {"uri": "file:///org/m", "aliases": ["org/m", "/m", "file:///org/m"]}},
     "any origin": {"router": {"cors": {"allowedOrigins": ["*", "http://localhost:3000"]}}},
-    "quantities": mixed(resources={"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}),
-    "null for what has a default": mixed(replicas=None),
-    "null for a section": {"engine": None, "pools": {"mixed": None}},
+    "quantities": {"resources": {"requests": {"cpu": 2, "memory": "4Gi", "a/b": 1}}},
+    "null for what has a default": {"replicas": None},
+    "null for a section": {"engine": None, "template": None},
     "null for a value": engine(dtype=None, schedulingPolicy=None),
-    "null below a section": {"mode": "Disaggregated", **engine(kvTransfer={"backend": None})},
+    "null below a section": engine(kvTransfer={"backend": None}) | {"prefill": {}},
     "null in a map": template(nodeSelector={"a": None}),
     "a spread in two ways": template(
         topologySpreadConstraints=[spread(1), spread(2, "DoNotSchedule")]

@@ -59,7 +59,7 @@ def test_a_scale_that_is_taken_back_tells_where_the_number_is_given() -> None:
     assert event.reason == "ScaleReverted"
     assert event.message == (
         "EnginePool chat-mixed: spec.replicas (from 7 to 1) set back: InferenceService chat owns "
-        "this; change spec.pools.mixed.replicas there."
+        "this; change spec.replicas there."
     )
 
 
@@ -75,13 +75,13 @@ def test_every_field_of_a_pool_has_a_place() -> None:
     assert {f"spec.{name}" for name in fields} == POOL_FIELDS.keys() | IMMUTABLE | PLANNED
 
 
-@pytest.mark.parametrize(("router", "place"), [(True, "router"), (False, "pools.mixed")])
+@pytest.mark.parametrize(("router", "place"), [(True, "spec.router"), (False, "spec")])
 def test_a_deployment_that_somebody_scaled_is_told_too(router: bool, place: str) -> None:
     deployment = service_plan().router if router else pool_plan().deployment
     assert deployment is not None
     event = _told(_edited(deployment, "spec", replicas=5))
     assert event.reason == "ScaleReverted"
-    assert f"change spec.{place}.replicas there" in event.message
+    assert f"change {place}.replicas there" in event.message
 
 
 def test_what_no_field_of_the_service_says_is_kept_as_it_asks() -> None:
@@ -93,7 +93,7 @@ def test_what_no_field_of_the_service_says_is_kept_as_it_asks() -> None:
 
 def test_a_change_of_plan_is_not_a_repair() -> None:
     before = _edited(_pool(), "spec", replicas=7).live
-    desired = service_plan({"pools": {"mixed": {"replicas": 3}}}).pools[0].manifest
+    desired = service_plan({"replicas": 3}).pools[0].manifest
     assert repair_events([Overwritten(desired, before)]) == ()
 
 

@@ -248,8 +248,7 @@ async def a_running_service() -> Cluster:
 
 def scale(cluster: Cluster) -> None:
     """To six engines and three routers."""
-    pools = {"mixed": {"replicas": 6}}
-    cluster.edit(INFERENCE_SERVICE, "chat", {"pools": pools, "router": ROUTE | {"replicas": 3}})
+    cluster.edit(INFERENCE_SERVICE, "chat", {"replicas": 6, "router": ROUTE | {"replicas": 3}})
 
 
 @pytest.mark.parametrize(
@@ -269,7 +268,7 @@ async def test_engines_are_scaled_whatever_is_refused_beside_them(kind: Kind) ->
         await cluster.reconcile(each)
     assert cluster.engines() == 6
     assert cluster.condition(INFERENCE_SERVICE, "Updated")[1] == "ApplyFailed"
-    assert "replicas from 1 to 6 (spec.pools.mixed.replicas)" in cluster.told("Scaled")
+    assert "replicas from 1 to 6 (spec.replicas)" in cluster.told("Scaled")
 
 
 @pytest.mark.parametrize("kind", [NETWORK_POLICY, CONFIG_MAP, SERVICE_ACCOUNT, SECRET], ids=KIND)
@@ -300,7 +299,7 @@ async def test_a_binding_waits_for_its_role() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 async def test_no_engine_that_serves_ends_for_one_that_is_refused(replicas: int) -> None:
-    cluster, pools = Cluster(), {"pools": {"mixed": {"replicas": replicas}}}
+    cluster, pools = Cluster(), {"replicas": replicas}
     cluster.edit(INFERENCE_SERVICE, "chat", pools)
     for each in CHILDREN:
         await cluster.reconcile(each)

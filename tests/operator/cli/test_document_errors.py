@@ -53,16 +53,18 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
         ],
     ),
     (
-        {"pools": {"prefill": {"autoscaling": SCALED}, "decode": {"autoscaling": SCALED}}}
-        | {"autoscaling": {"gpuBudget": 8}},
+        {"replicas": 2, "autoscaling": SCALED | {"gpuBudget": 8}},
         "invalid InferenceService",
-        ['spec.pools: {"prefill":{"autoscaling":{"minReplicas":1,"maxReplicas":8}}… is not'],
+        [
+            "spec.replicas: 2 is not allowed; allowed: replicas, or minReplicas and maxReplicas",
+            "spec.autoscaling: ",
+        ],
     ),
     (
         {"autoscaling": {}},
         "invalid InferenceService",
         [
-            "spec.autoscaling: this field is not allowed, as no pool is scaled; allowed: beside",
+            "spec.autoscaling: this field is not allowed, as no pool is scaled; allowed: with",
         ],
     ),
     (
@@ -127,7 +129,7 @@ def test_each_mistake_has_its_line_and_its_entry_in_json(
 def test_every_document_of_every_file_is_checked_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad, worse = {"mode": "Both"}, {"engine": {"kvPoolTokens": 1000}}
+    bad, worse = {"rollout": {"strategy": "Both"}}, {"engine": {"kvPoolTokens": 1000}}
     two = _write(
         tmp_path / "two.yaml", document(bad), CONFIG_MAP, document(worse, "b"), document({}, "c")
     )
@@ -146,7 +148,10 @@ def test_every_document_of_every_file_is_checked_and_named(
 def test_a_file_that_cannot_be_read_hides_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad, none = _write(tmp_path / "bad.yaml", document({"mode": "Both"})), str(tmp_path / "none")
+    bad, none = (
+        _write(tmp_path / "bad.yaml", document({"rollout": {"strategy": "Both"}})),
+        str(tmp_path / "none"),
+    )
     good = _write(tmp_path / "good.yaml", document({}))
     words = ["plan", "-f", none, "-f", bad, "-f", good]
     assert main(words) == 2

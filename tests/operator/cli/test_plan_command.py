@@ -31,7 +31,7 @@ def test_plan_says_what_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "served as tiny at http://chat.default.svc" in out
     assert "Pool mixed: replicas 1, each on CPU" in out
     rows = [line.split() for line in out.splitlines()]
-    assert ["chunkSize", "64", "User", "spec"] in rows
+    assert ["chunkSize", "64", "User", "spec.engine"] in rows
     assert ["EnginePool", "chat-mixed"] in rows
 
 
@@ -111,9 +111,9 @@ def test_plan_says_where_an_engine_would_take_its_nodes_memory(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file = spec_file(tmp_path, document({"pools": {"mixed": {"resources": resources}}}))
+    file = spec_file(tmp_path, document({"resources": resources}))
     assert main(["plan", "-f", file]) == 0
-    told = "No memory limit (spec.pools.mixed.resources.limits)" in capsys.readouterr().out
+    told = "No memory limit (spec.resources.limits)" in capsys.readouterr().out
     assert told == (limit is None)
     assert main(["plan", "-f", file, "-o", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
@@ -124,8 +124,8 @@ def test_plan_says_where_an_engine_would_take_its_nodes_memory(
 def test_a_product_that_is_not_known_is_said_in_a_plan(
     product: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pools = {"mixed": {"accelerator": {"product": product}, "engine": {"image": "gpu:1"}}}
-    found = document({"model": {"uri": "pvc://m/q"}, "pools": pools})
+    pool = {"accelerator": {"product": product}, "engine": {"image": "gpu:1"}}
+    found = document({"model": {"uri": "pvc://m/q"}, **pool})
     assert main(["plan", "-f", spec_file(tmp_path, found)]) == 0
     assert ("ProductUnknown: T9 is not in the table" in capsys.readouterr().out) is told
 
@@ -133,8 +133,7 @@ def test_a_product_that_is_not_known_is_said_in_a_plan(
 def test_a_plan_warns_of_a_spelling_in_each_pool_and_of_the_image_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pools = {role: {"accelerator": {"product": "H100"}} for role in ("prefill", "decode")}
-    spec = {"model": {"uri": "pvc://m/q"}, "mode": "Disaggregated", "pools": pools}
+    spec = {"model": {"uri": "pvc://m/q"}, "accelerator": {"product": "H100"}, "prefill": {}}
     assert main(["plan", "-f", spec_file(tmp_path, document(spec))]) == 0
     out = capsys.readouterr().out
     assert out.count("ProductSpelling: no node is known to say H100") == 2, "one a pool"
@@ -145,9 +144,8 @@ def test_a_plan_warns_of_a_spelling_in_each_pool_and_of_the_image_once(
 def test_a_plan_warns_in_each_pool_of_settings_that_are_not_read_without_adapters(
     adapters: dict[str, list[Any]], times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pools = {role: {"engine": {"maxLoraRank": 8}} for role in ("prefill", "decode")}
     model = {"uri": "pvc://m/q"} | adapters
-    spec = {"model": model, "mode": "Disaggregated", "pools": pools}
+    spec = {"model": model, "engine": {"maxLoraRank": 8}, "prefill": {}}
     assert main(["plan", "-f", spec_file(tmp_path, document(spec))]) == 0
     assert capsys.readouterr().out.count("maxLoraRank: 8 is not read without adapters") == times
 
@@ -170,7 +168,7 @@ def test_a_plan_shows_what_is_off_unless_it_is_asked_for(
         "speculation": {"method": "NGram", "tokens": 6},
         "hostCache": {"memory": "1Gi", "disk": {"size": "5Gi"}},
     }
-    path = spec_file(tmp_path, document({"mode": "Disaggregated", "engine": engine}))
+    path = spec_file(tmp_path, document({"engine": engine, "prefill": {}}))
     assert main(["plan", "-f", path]) == 0
     out = capsys.readouterr().out
     prefill, decode = out[out.index("Pool prefill") :].split("Pool decode")
@@ -225,8 +223,8 @@ def test_a_plan_says_how_adapters_of_a_hub_come(
 def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pools = {"mixed": {"accelerator": {"product": "NVIDIA-H100-80GB-HBM3"}}}
-    asked = document({"model": {"uri": "hf://org/name"}, "pools": pools})
+    gpu = {"product": "NVIDIA-H100-80GB-HBM3"}
+    asked = document({"model": {"uri": "hf://org/name"}, "accelerator": gpu})
     assert main(["plan", "-f", spec_file(tmp_path, asked)]) == 0
     assert "KV pool: tokens that fit are not known: the model is not" in capsys.readouterr().out
     pin = {"uri": "hf://org/name", "revision": "main", **RESOLVED}
@@ -248,8 +246,8 @@ def test_a_plan_says_how_many_tokens_of_a_resolved_model_fit(
     assert main(["plan", "-o", "json", "-f", file]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["pools"]["mixed"]["kvPool"]["tokenBytes"] == 147_456
-    limited = {"mixed": {"resources": {"limits": {"memory": "40Gi"}}}}
-    on_cpus = asked | {"spec": asked["spec"] | {"pools": limited}, "status": {"model": pin}}
+    limited = {"resources": {"limits": {"memory": "40Gi"}}, "model": asked["spec"]["model"]}
+    on_cpus = asked | {"spec": limited, "status": {"model": pin}}
     assert main(["plan", "-f", spec_file(tmp_path, on_cpus)]) == 0
     assert "KV pool: at most 136,360 tokens an engine" in capsys.readouterr().out
     unlike = asked | {"status": {"model": pin | {"revision": "v2"}}}

@@ -17,7 +17,7 @@ from sluice_operator.cli.main import main
 from sluice_operator.cli.preview import preview
 from sluice_operator.cli.translate import sglang, vllm
 from sluice_operator.cli.translate.accepted import document, make_acceptable
-from sluice_operator.cli.translate.rows import REPLICAS, Flag, NotCarriedError
+from sluice_operator.cli.translate.rows import REPLICAS, TWO_POOLS, Flag, NotCarriedError
 from sluice_operator.cli.translate.translate import ENGINES, UntranslatableError, translate
 from sluice_operator.cli.yaml_text import to_yaml
 
@@ -32,10 +32,10 @@ VLLM = {
     "--max-num-batched-tokens 8192": {"engine": {"chunkSize": 8192}},
     "--max_num_batched_tokens=32k": {"engine": {"chunkSize": 32_000, "maxPrefillTokens": 32_000}},
     "--max-num-seqs 128": {"engine": {"maxRunningRequests": 128}},
-    "--gpu-memory-utilization 0.9": {"engine": {"memoryFraction": 0.9}},
+    "--gpu-memory-utilization 0.9": {"engine": {"memoryPercent": 90}},
     "--block-size 32": {"engine": {"pageSize": 32}},
     "--kv-cache-dtype fp8": {"engine": {"kvCacheDtype": "fp8_e4m3"}},
-    "-dp 3": {"pools": {"mixed": {"replicas": 3, "accelerator": {"count": 1}}}},
+    "-dp 3": {"replicas": 3, "accelerator": {"count": 1}},
     "--device cuda": {},
     "--scheduling-policy priority": {"engine": {"schedulingPolicy": "priority"}},
     "--schedule_policy fcfs": {"engine": {"schedulingPolicy": "fcfs"}},
@@ -43,7 +43,7 @@ VLLM = {
     "vllm serve Qwen/Qwen3-8B -tp 2": {
         "model": {"uri": "hf://Qwen/Qwen3-8B"},
         "engine": {"tensorParallelSize": 2},
-        "pools": {"mixed": {"accelerator": {"count": 2}}},
+        "accelerator": {"count": 2},
     },
     "--model /models/a --dtype half": {
         "model": {"uri": "file:///models/a"},
@@ -70,17 +70,17 @@ VLLM = {
         "engine": {"speculation": {"method": "NGram", "tokens": 5}}
     },
     '--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}': {
-        "mode": "Disaggregated",
         "engine": {"kvTransfer": {"backend": "NIXL", "protocol": "rdma"}},
+        "prefill": {},
     },
     '--kv-transfer-config {"kv_connector":"MooncakeConnector","kv_role":"kv_producer"}': {
-        "mode": "Disaggregated",
         "engine": {"kvTransfer": {"backend": "Mooncake"}},
+        "prefill": {},
     },
     '--kv-transfer-config {"kv_connector":"MooncakeConnector","kv_role":"kv_consumer",'
     '"kv_connector_extra_config":{"mooncake_protocol":"rdma"}}': {
-        "mode": "Disaggregated",
         "engine": {"kvTransfer": {"backend": "Mooncake", "protocol": "rdma"}},
+        "prefill": {},
     },
     "--served-model-name a b c": {"model": {"name": "a", "aliases": ["b", "c"]}},
     '--lora-modules a=/adapters/a {"name":"b","path":"org/b"} --max-loras 2 --max-lora-rank 32': {
@@ -106,14 +106,11 @@ SGLANG = {
     "--max-running-requests 64": {"engine": {"maxRunningRequests": 64}},
     "--kv-cache-dtype fp8_e4m3": {"engine": {"kvCacheDtype": "fp8_e4m3"}},
     "--max-prefill-tokens 8192": {"engine": {"maxPrefillTokens": 8192}},
-    "--tp-size 4": {
-        "engine": {"tensorParallelSize": 4},
-        "pools": {"mixed": {"accelerator": {"count": 4}}},
-    },
+    "--tp-size 4": {"engine": {"tensorParallelSize": 4}, "accelerator": {"count": 4}},
     "--tp-size 2 --disaggregation-mode decode": {
-        "mode": "Disaggregated",
         "engine": {"tensorParallelSize": 2},
-        "pools": {role: {"accelerator": {"count": 2}} for role in ("prefill", "decode")},
+        "accelerator": {"count": 2},
+        "prefill": {},
     },
     "--disable-radix-cache": {"engine": {"prefixCache": False}},
     "--schedule-policy lpm": {"engine": {"schedulingPolicy": "lpm"}},
@@ -129,8 +126,8 @@ SGLANG = {
         "engine": {"kvPoolTokens": 99_968, "pageSize": 64}
     },
     "--max-total-tokens 4096": {"engine": {"kvPoolTokens": 4096}},
-    "--disaggregation-mode decode": {"mode": "Disaggregated"},
-    "--disaggregation-mode null": {"mode": "Mixed"},
+    "--disaggregation-mode decode": {"prefill": {}},
+    "--disaggregation-mode null": {},
     "--reasoning-parser qwen3-thinking": {"engine": {"reasoningFormat": "qwen3"}},
     "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8": {
         "engine": {"speculation": {"method": "NGram", "tokens": 7}}
@@ -180,9 +177,7 @@ ONE_GPU = {"accelerator": {"count": 1}}
 
 def with_gpus(spec: dict[str, Any]) -> dict[str, Any]:
     """The spec with a GPU for each engine, where it does not say how many."""
-    two = spec.get("mode") == "Disaggregated"
-    pools = dict.fromkeys(("prefill", "decode") if two else ("mixed",), ONE_GPU)
-    return {"pools": pools} | spec
+    return ONE_GPU | spec
 
 
 @pytest.mark.parametrize(
@@ -196,14 +191,14 @@ def test_known_flags_become_settings(engine: str, command: str, spec: dict[str, 
 
 
 def test_only_on_a_cpu_has_an_engine_no_gpu() -> None:
-    for flags, pools in (
-        ("", {"mixed": {"accelerator": {"count": 1}}}),
-        ("--tp 1 --device auto", {"mixed": {"accelerator": {"count": 1}}}),
-        ("--tp 4 --device cuda", {"mixed": {"accelerator": {"count": 4}}}),
+    for flags, gpus in (
+        ("", {"count": 1}),
+        ("--tp 1 --device auto", {"count": 1}),
+        ("--tp 4 --device cuda", {"count": 4}),
         ("--device cpu", None),
     ):
         line = ["vllm", "serve", "/models/a", *flags.split()]
-        assert translate("vllm", line).spec.get("pools") == pools
+        assert translate("vllm", line).spec.get("accelerator") == gpus
     with pytest.raises(UntranslatableError, match="--device: 'tpu' is not allowed; allowed: auto"):
         translate("vllm", ["--device", "tpu"])
 
@@ -212,8 +207,7 @@ def test_only_on_a_cpu_has_an_engine_no_gpu() -> None:
 def test_every_row_names_a_real_setting_and_explains_itself(engine: str, flag: Flag) -> None:
     assert flag.says
     assert "\n" not in flag.says
-    paths = [flag.path, *flag.also] if flag.path != REPLICAS else []
-    for path in filter(None, paths):
+    for path in {flag.path, *flag.also} - {"", REPLICAS, TWO_POOLS}:
         shape: Any = _schema()
         defs = shape["$defs"]
         for part in path.split("."):
@@ -259,7 +253,7 @@ def test_no_name_is_in_a_table_twice(engine: str) -> None:
         ("--model gpt2", "--model: 'gpt2' is not allowed; allowed: /a/folder"),
         (
             "--gpu-memory-utilization 1.5",
-            "engine.memoryFraction: Input should be less than 1; got 1.5",
+            "engine.memoryPercent: Input should be less than or equal to 99; got 150",
         ),
         (
             "--speculative-config 5",
@@ -334,10 +328,8 @@ spec:
   engine:
     maxRunningRequests: 128  # --max-num-seqs 128: most requests that run at once
     tensorParallelSize: 2  # --tp 2: GPUs that share each layer
-  pools:
-    mixed:
-      accelerator:
-        count: 2  # GPUs of one engine
+  accelerator:
+    count: 2  # GPUs of one engine
 """
     )
     assert shown.err == ""
@@ -393,16 +385,13 @@ EAGLE = "--speculative-algorithm EAGLE3 --speculative-draft-model-path /head"
             "vllm",
             '--model /m --kv-transfer-config {"kv_connector":"NixlConnector","kv_port":1}',
             "--kv-transfer-config: not done: kv_port has no setting",
-            {
-                "mode": "Disaggregated",
-                "engine": {"kvTransfer": {"backend": "NIXL", "protocol": "rdma"}},
-            },
+            {"engine": {"kvTransfer": {"backend": "NIXL", "protocol": "rdma"}}, "prefill": {}},
         ),
         (
             "sglang",
             f"--model-path /m --tp 1 --disaggregation-mode prefill {EAGLE}",
             "engine.speculation: {",
-            {"mode": "Disaggregated", "engine": {"tensorParallelSize": 1}},
+            {"engine": {"tensorParallelSize": 1}, "prefill": {}},
         ),
         (
             "sglang",

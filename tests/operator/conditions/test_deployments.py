@@ -24,7 +24,7 @@ def _late(deployment: Manifest) -> Manifest:
 
 
 def _deployment(replicas: int = 2) -> Manifest:
-    found = pool_plan({"pools": {"mixed": {"replicas": replicas}}}).deployment
+    found = pool_plan({"replicas": replicas}).deployment
     assert found is not None
     return found
 

@@ -95,7 +95,7 @@ def test_without_a_cache_each_engine_downloads_that_commit_itself() -> None:
 
 
 def test_two_pools_share_one_download_to_a_claim() -> None:
-    world = World({"model": CACHED, "mode": "Disaggregated"})
+    world = World({"model": CACHED, "prefill": {}})
     world.reconcile()
     claim = of(world.children.values(), "PersistentVolumeClaim")
     assert claim["spec"]["resources"]["requests"] == {"storage": "20Gi"}

@@ -66,7 +66,7 @@ def test_every_container_that_fetches_has_proxies_and_authorities(model: Manifes
 
 def test_a_volume_of_the_template_may_be_called_hub_ca() -> None:
     volume = {"name": "hub-ca", "emptyDir": {}}
-    spec = {"model": HUB, "pools": {"mixed": {"template": {"volumes": [volume]}}}}
+    spec = {"model": HUB, "template": {"volumes": [volume]}}
     _, (_, engine) = served(spec, BEHIND)
     names = [each["name"] for each in engine["volumes"]]
     assert "hub-ca" in names
@@ -127,7 +127,7 @@ def test_a_job_runs_where_and_as_the_pods_of_its_only_pool() -> None:
         "annotations": {"sidecar.istio.io/inject": "false"},
         "priorityClassName": "serving",
     }
-    found = job_of({"pools": {"mixed": {"template": template, "accelerator": {"count": 1}}}})
+    found = job_of({"template": template, "accelerator": {"count": 1}})
     pod, metadata = found["spec"], found["metadata"]
     assert pod["imagePullSecrets"] == template["imagePullSecrets"]
     assert pod["tolerations"][0] == TOLERATION
@@ -148,8 +148,7 @@ def test_of_two_pools_a_job_takes_what_suits_both() -> None:
         "imagePullSecrets": [{"name": "registry"}, {"name": "more"}],
         "tolerations": [TOLERATION, other],
     }
-    pools = {"prefill": {"template": prefill}, "decode": {"template": decode}}
-    pod = job_of({"mode": "Disaggregated", "pools": pools})["spec"]
+    pod = job_of({"template": decode, "prefill": {"template": prefill}})["spec"]
     assert pod["nodeSelector"] == {"zone": "a"}
     assert pod["imagePullSecrets"] == [{"name": "registry"}, {"name": "more"}]
     assert pod["tolerations"] == [TOLERATION, other]
@@ -165,7 +164,7 @@ def test_jobs_of_adapters_are_given_the_same() -> None:
     adapters = [{"name": "sql", "uri": "hf://org/sql"}]
     model = {"uri": "dummy://tiny", "cache": {"claim": "cache"}, "adapters": adapters}
     template = {"tolerations": [TOLERATION]}
-    spec = {"model": model, "pools": {"mixed": {"template": template}}}
+    spec = {"model": model, "template": template}
     world = World(spec, installation=BEHIND)
     world.reconcile()
     pod = world.job()["spec"]["template"]["spec"]

@@ -21,7 +21,7 @@ from tests.operator.golden import assert_golden
 REFERENCE = "registry.example.com:5000/models/qwen3:1"
 SPEC: Manifest = {
     "model": {"uri": f"oci://{REFERENCE}"},
-    "pools": {"mixed": {"template": {"imagePullSecrets": [{"name": "registry"}]}}},
+    "template": {"imagePullSecrets": [{"name": "registry"}]},
 }
 
 

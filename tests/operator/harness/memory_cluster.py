@@ -154,7 +154,3 @@ async def running(**spec: Any) -> MemoryCluster:
     await cluster.reconciled()
     assert condition(cluster.status, "Updated")["status"] == "True"
     return cluster
-
-
-def mixed(**pool: Any) -> Manifest:
-    return {"mixed": pool}

@@ -129,7 +129,7 @@ class LateStore(RuleBasedStateMachine):
         objects.remove(item) if event == "DELETED" else objects.put(item)
 
     def spec(self, replicas: int) -> Manifest:
-        return {"pools": {"mixed": {"replicas": replicas}}, "router": {"replicas": replicas}}
+        return {"router": {"replicas": replicas}, "replicas": replicas}
 
 
 @pytest.mark.process
@@ -156,9 +156,8 @@ def test_what_a_reconcile_has_read_from_the_api_server_is_known_to_the_next() ->
 def test_engines_of_another_mode_whose_pool_has_gone_are_looked_at_again() -> None:
     late = LateStore()
     late.a_service_is_there()
-    scaled = {"accelerator": {"count": 1}, "autoscaling": {"minReplicas": 1, "maxReplicas": 2}}
-    spec = {"pools": {"mixed": scaled}, "autoscaling": {"gpuBudget": 4}}
-    late.api.edit(INFERENCE_SERVICE, "chat", spec)
+    budget = {"accelerator": {"count": 1}, "autoscaling": {"gpuBudget": 4}}
+    late.api.edit(INFERENCE_SERVICE, "chat", budget)
     found = {labels.SERVICE: "chat", labels.ROLE: "decode"}
     engine = {"name": "engine", "resources": {"limits": {"nvidia.com/gpu": 2}}}
     metadata = {"name": "d", "namespace": "default", "labels": found}

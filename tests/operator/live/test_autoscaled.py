@@ -33,7 +33,7 @@ from tests.patience import PATIENCE_SECONDS
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 POOL = "chat-mixed"
-SCALED: Manifest = {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}}
+SCALED: Manifest = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 BUSY = load(row("engine", queued_work_seconds=30.0, queued_requests=30, queued_tokens=30_000))
 
 
@@ -50,7 +50,7 @@ async def scaled(
     """The service `chat`, scaled by a running operator, with one idle engine."""
     operator = start_operator()
     router.load = load(row("engine"))
-    await cluster.create(INFERENCE_SERVICE, chat(namespace, pools=SCALED))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, **SCALED))
     await play_controllers(cluster, namespace, router_address=router.address)
     await cluster.until(INFERENCE_SERVICE, namespace, scaling("True"))
     return operator
@@ -116,7 +116,7 @@ async def test_pausing_ends_it_and_fixed_replicas_take_over(
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"paused": True}})
     await cluster.until(INFERENCE_SERVICE, namespace, scaling("False", "Paused"))
     router.load = BUSY
-    fixed = {"spec": {"paused": False, "pools": {"mixed": {"autoscaling": None, "replicas": 2}}}}
+    fixed = {"spec": {"paused": False, "autoscaling": None, "replicas": 2}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", fixed)
     found = await cluster.until(INFERENCE_SERVICE, namespace, scaling("False", "FixedReplicas"))
     assert "scaling" not in found["chat"]["status"]
@@ -129,14 +129,14 @@ async def test_applying_the_same_file_again_changes_no_number(
     plane: ApiServer, cluster: Cluster, namespace: str, router: FakeRouter, tmp_path: Path
 ) -> None:
     file = tmp_path / "service.json"
-    file.write_text(json.dumps(chat(namespace, pools=SCALED)))
+    file.write_text(json.dumps(chat(namespace, **SCALED)))
     apply = ("apply", "--server-side", "--field-manager=gitops", "--force-conflicts", "-f")
     plane.kubectl(*apply, str(file))
     router.load = BUSY
     await cluster.until(DEPLOYMENT, namespace, engines(4))
     pool = await cluster.get(ENGINE_POOL, namespace, POOL)
     plane.kubectl(*apply, str(file))
-    again = chat(namespace, pools=SCALED, slo={"itlMilliseconds": 500})
+    again = chat(namespace, **SCALED, slo={"itlMilliseconds": 500})
     file.write_text(json.dumps(again))
     plane.kubectl(*apply, str(file))
     await cluster.until(

@@ -36,7 +36,7 @@ def template(namespace: str) -> Manifest:
 def claiming(namespace: str, **accelerator: object) -> Manifest:
     pool = {"accelerator": {"claimTemplate": "two-gpus", **accelerator}}
     engine = {"image": "sluice/gpu:1"}
-    return chat(namespace, engine=engine, pools={"mixed": pool})
+    return chat(namespace, engine=engine, **pool)
 
 
 def updated(reason: str, text: str) -> Callable[[State], bool]:

@@ -53,7 +53,7 @@ async def test_from_apply_to_ready(
     found = await cluster.until(INFERENCE_SERVICE, namespace, is_ready())
     status = found["chat"]["status"]
     assert status["url"] == f"http://chat.{namespace}.svc"
-    assert status["pools"]["mixed"]["ready"] == 1
+    assert status["pools"]["mixed"]["readyReplicas"] == 1
     assert condition(found["chat"], "Reconciling")["status"] == "False"
     await until_told(cluster, namespace, "Created")
     await until_told(cluster, namespace, "AllReady")

@@ -52,7 +52,7 @@ POOLS: Final = {"chat-prefill", "chat-decode"}
 
 async def two_pools_that_serve(cluster: Cluster, namespace: str) -> Manifest:
     """A new service, once the running operator says that it is Ready, and has recorded its spec."""
-    await cluster.create(INFERENCE_SERVICE, chat(namespace, mode="Disaggregated"))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, prefill={}))
     await play_controllers(cluster, namespace, DEPLOYMENTS)
     service = (await cluster.until(INFERENCE_SERVICE, namespace, is_ready()))["chat"]
     await until_recorded(cluster, namespace)
@@ -187,10 +187,11 @@ async def test_a_pool_is_scaled_in_the_spec(
     cluster: Cluster, namespace: str, start_operator: StartOperator, role: str
 ) -> None:
     start_operator()
-    await cluster.create(INFERENCE_SERVICE, chat(namespace, mode="Disaggregated"))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, prefill={}))
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
-    pools = {"prefill": {"replicas": 1}, "decode": {"replicas": 1}} | {role: {"replicas": 3}}
-    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"pools": pools}})
+    number = {"replicas": 3}
+    change = {"prefill": number} if role == "prefill" else number
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": change})
     await cluster.until(
         ENGINE_POOL, namespace, lambda found: found[f"chat-{role}"]["spec"]["replicas"] == 3
     )
@@ -202,7 +203,7 @@ async def test_a_mixed_service_is_split_while_it_serves(
     start_operator()
     await chat_that_serves(cluster, namespace)
     routers = await cluster.list(POD, namespace, "serving.sluice.dev/role=router")
-    edit = {"spec": {"mode": "Disaggregated"}}
+    edit = {"spec": {"prefill": {}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
     found = await cluster.until(DEPLOYMENT, namespace, lambda each: len(each) == DEPLOYMENTS + 1)
     service = (await cluster.until(INFERENCE_SERVICE, namespace, settled()))["chat"]

@@ -64,7 +64,6 @@ EDITS: Final[dict[str, Any]] = {
     "model.adapters": [{"name": "sql", "uri": "pvc://loras/sql"}],
     "engine.maxLorasPerBatch": 2,
     "engine.maxLoraRank": 8,
-    "mode": "Disaggregated",
     "slo.ttftMilliseconds": 900,
     "slo.itlMilliseconds": 40,
     "slo.percentile": 90,
@@ -82,13 +81,13 @@ EDITS: Final[dict[str, Any]] = {
     "engine.weightDtype": "int8",
     "engine.pageSize": 8,
     "engine.kvPoolTokens": 8192,
-    "engine.memoryFraction": 0.5,
+    "engine.memoryPercent": 50,
     "engine.mixedChunk": False,
     "engine.prefixCache": False,
     "engine.prefixEvictionPolicy": "lfu",
     "engine.overlap": True,
     "engine.schedulingPolicy": "sjf",
-    "engine.scheduleConservativeness": 0.5,
+    "engine.reservePercent": 50,
     "engine.priorityThreshold": 3,
     "engine.threads": 2,
     "engine.strictRequests": True,
@@ -100,17 +99,14 @@ EDITS: Final[dict[str, Any]] = {
     "engine.image": "sluice/engine:other",
     "engine.drainSeconds": 30,
     "engine.startupSeconds": 60,
-    "pools.mixed.autoscaling": {"minReplicas": 1, "maxReplicas": 2},
-    "pools.mixed.replicas": 3,
-    "pools.mixed.engine": {"maxRunningRequests": 9},
-    "pools.mixed.accelerator": {"product": "NVIDIA-A100-SXM4-40GB", "count": 1},
-    "pools.mixed.resources": {"requests": {"cpu": "0.5", "memory": "1024Mi"}},
-    **{f"pools.mixed.template.{name}": value for name, value in TEMPLATE.items()},
-    "pools.prefill": {"replicas": 2},
-    "pools.decode": {"replicas": 2},
+    "replicas": 3,
+    "accelerator": {"product": "NVIDIA-A100-SXM4-40GB", "count": 1},
+    "resources": {"requests": {"cpu": "0.5", "memory": "1024Mi"}},
+    **{f"template.{name}": value for name, value in TEMPLATE.items()},
+    "autoscaling.minReplicas": 2,
+    "autoscaling.maxReplicas": 3,
     "autoscaling.gpuBudget": 4,
-    "autoscaling.accelerator": {"count": 1},
-    "autoscaling.target": {"queueSeconds": 1.5},
+    "autoscaling.target": {"queueMilliseconds": 1500},
     "autoscaling.onMetricsLoss": "Floor",
     "autoscaling.provider": "External",
     "rollout.strategy": "InPlace",
@@ -123,9 +119,10 @@ EDITS: Final[dict[str, Any]] = {
     "router.cors": {"allowedOrigins": ["https://chat.example.com"]},
     "router.route": {"parentRefs": [{"name": "shared"}]},
     "router.inferencePool": {"endpointPickerRef": {"name": "picker", "port": 9002}},
-    "tracing": {"endpoint": "http://collector.monitoring:4318", "sampleRatio": 0.5},
+    "tracing": {"endpoint": "http://collector.monitoring:4318", "samplePercent": 50},
     "metrics.compatibility": "vLLM",
     "paused": True,
+    "prefill": {},
 }
 
 ONLY_WITH: Final = {
@@ -133,26 +130,22 @@ ONLY_WITH: Final = {
     "model.tokenSecretRef": "a model of a hub",
     "model.cache": "a model of a hub",
     "model.refresh": "a model of a hub",
-    "pools.prefill": "mode",
-    "pools.decode": "mode",
-    "autoscaling.accelerator": "mode",
-    "engine.kvTransfer": "mode",
+    "engine.kvTransfer": "prefill",
 }
 """Fields that the API server takes only together with others: refused by themselves, by name."""
 
-TAKEN_BACK: Final = ("mode", "pools.mixed.autoscaling")
-"""After these edits their section is taken back: in another mode other fields are valid, and a pool
-has replicas or autoscaling."""
+TAKEN_BACK: Final = ("prefill",)
+"""After these edits their section is taken back: with two pools other fields are valid."""
 
 CARRIED_OUT: Final = {
-    "mode", "model.uri", "engine.chunkSize", "engine.mixedChunk", "pools.mixed.accelerator",
+    "prefill", "model.uri", "engine.chunkSize", "engine.mixedChunk", "accelerator",
     "slo.ttftMilliseconds", "slo.itlMilliseconds", "slo.percentile", "router.auth", "paused",
 }  # fmt: skip
 """Some that must not be refused."""
 
 LIVE: Final = (
-    "model.uri", "mode", "slo.ttftMilliseconds", "engine.chunkSize", "engine.cudaGraphMaxBatch",
-    "pools.mixed.autoscaling", "pools.mixed.template.volumes", "autoscaling.target",
+    "model.uri", "prefill", "slo.ttftMilliseconds", "engine.chunkSize", "engine.cudaGraphMaxBatch",
+    "autoscaling.minReplicas", "template.volumes", "autoscaling.target",
     "autoscaling.provider", "rollout.restartedAt", "router.replicas", "tracing", "paused",
 )  # fmt: skip
 """One of each section, one that is refused, and those that only conditions tell of: on a running
@@ -162,12 +155,14 @@ SCALED: Final = {"replicas": None, "autoscaling": {"minReplicas": 1, "maxReplica
 """The pool, for edits of how pools are scaled."""
 OF_THE_TICK: Final = ("autoscaling.gpuBudget", "autoscaling.target", "autoscaling.onMetricsLoss")
 """What follows from these is decided with the next load report, and nothing is written before."""
-ONLY_TOLD: Final = (*OF_THE_TICK, "autoscaling.provider", "pools.mixed.autoscaling", "paused")
+ONLY_TOLD: Final = (
+    *OF_THE_TICK, "autoscaling.provider", "autoscaling.maxReplicas", "paused",
+)  # fmt: skip
 """What these change is the status."""
 BESIDE: Final = {
     "slo.percentile": ["slo.ttftMilliseconds"],
-    "pools.mixed.template.volumeMounts": ["pools.mixed.template.volumes"],
-    "autoscaling.gpuBudget": ["pools.mixed.accelerator"],
+    "template.volumeMounts": ["template.volumes"],
+    "autoscaling.gpuBudget": ["accelerator"],
 }
 """What else a field needs."""
 
@@ -215,7 +210,7 @@ def with_what_it_needs(path: str) -> Manifest:
     for other in BESIDE.get(path, ()):
         service = merged(service, edit(other, EDITS[other]))
     if path.startswith("autoscaling."):
-        service = merged(service, edit("pools.mixed", SCALED))
+        service = merged(service, {"spec": SCALED})
     return service
 
 
@@ -254,7 +249,7 @@ async def test_edits_of_a_running_service_are_carried_out_or_refused_by_name(
         value = EDITS[path]
         scales = path.startswith("autoscaling.")
         if scales:
-            await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit("pools.mixed", SCALED))
+            await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": SCALED})
             await cluster.until(INFERENCE_SERVICE, namespace, settled())
             before = await snapshot(cluster, namespace)
         await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit(path, value))
@@ -266,7 +261,7 @@ async def test_edits_of_a_running_service_are_carried_out_or_refused_by_name(
             refused.add(path)
             await take_back(cluster, namespace, path)
             continue
-        if not scales and path != "pools.mixed.autoscaling":
+        if not scales:
             # A process without memory has not decided anything, and would write that.
             await comes_to_rest(cluster, namespace)
         after = await snapshot(cluster, namespace)
@@ -275,8 +270,6 @@ async def test_edits_of_a_running_service_are_carried_out_or_refused_by_name(
         before = after
         if path in TAKEN_BACK or scales:
             await take_back(cluster, namespace, path)
-        if scales:
-            await take_back(cluster, namespace, "pools.mixed.autoscaling")
         if path in TAKEN_BACK or scales:
             await cluster.until(INFERENCE_SERVICE, namespace, settled())
             await comes_to_rest(cluster, namespace)

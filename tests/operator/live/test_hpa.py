@@ -111,7 +111,7 @@ def hpa(namespace: str) -> Manifest:
 
 def provider(name: str) -> Manifest:
     pool = {"replicas": None, "autoscaling": {"minReplicas": 1, "maxReplicas": 9}}
-    return {"autoscaling": {"provider": name}, "pools": {"mixed": pool}}
+    return {"autoscaling": {"provider": name}, **pool}
 
 
 def replicas(count: int) -> Callable[[State], bool]:
@@ -128,7 +128,7 @@ async def test_a_real_hpa_scales_the_pool_and_hands_it_over_as_it_is(
     namespace = metric
     start_operator()
     external = provider("External")
-    del external["pools"]["mixed"]["replicas"]
+    del external["replicas"]
     await cluster.create(INFERENCE_SERVICE, chat(namespace, **external))
     await cluster.until(ENGINE_POOL, namespace, replicas(1))
     await cluster.create(HPA, hpa(namespace))
@@ -152,7 +152,7 @@ async def test_a_real_hpa_scales_the_pool_and_hands_it_over_as_it_is(
 
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": provider("Internal")})
     await cluster.until(ENGINE_POOL, namespace, watched(owned_by(REPLICAS_MANAGER)))
-    fixed = {"autoscaling": None, "pools": {"mixed": {"autoscaling": None, "replicas": 3}}}
+    fixed = {"autoscaling": None | None, "replicas": 3}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": fixed})
     await cluster.until(ENGINE_POOL, namespace, watched(owned_by(FIELD_MANAGER)))
     assert set(seen) == {3}

@@ -60,7 +60,7 @@ async def test_the_log_tells_each_change_of_a_service_in_a_line_and_no_probe(
     async def edit(spec: dict[str, Any]) -> None:
         await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": spec})
 
-    await edit({"pools": {"mixed": {"replicas": 2}}})
+    await edit({"replicas": 2})
     await until_told(cluster, namespace, "Scaled")
     await edit({"engine": {"image": "sluice/engine:other"}})
     await deployments_are_seen(cluster, namespace, DEPLOYMENTS + 1)

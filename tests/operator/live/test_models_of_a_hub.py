@@ -63,7 +63,7 @@ async def test_from_apply_to_two_pools_that_share_one_download(
     restricted = "pod-security.kubernetes.io/enforce=restricted"
     plane.kubectl("label", "namespace", namespace, restricted)
     start_operator()
-    await cluster.create(INFERENCE_SERVICE, _on_a_hub(namespace, mode="Disaggregated"))
+    await cluster.create(INFERENCE_SERVICE, _on_a_hub(namespace, prefill={}))
     await _ends(cluster, namespace, "resolve", 0, resolved())
     job = await _ends(cluster, namespace, "fetch", 0, said("ModelFetched", COMMIT))
     assert job["spec"]["podFailurePolicy"]["rules"][0]["action"] == "FailJob"

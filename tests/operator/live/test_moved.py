@@ -58,14 +58,10 @@ async def router() -> AsyncIterator[FakeRouter]:
 def split(namespace: str, prefill: int, decode: int, *, on_gpus: bool = False) -> Manifest:
     """A service whose pools are to have so many engines. `on_gpus`: of one GPU each, and no more
     GPUs than these."""
-    sizes = {"prefill": prefill, "decode": decode}
     gpus: Manifest = {"accelerator": {"count": 1}} if on_gpus else {}
-    pools = {
-        role: {"autoscaling": {"minReplicas": size, "maxReplicas": size}} | gpus
-        for role, size in sizes.items()
-    }
-    budget: Manifest = {"autoscaling": {"gpuBudget": prefill + decode}} if on_gpus else {}
-    return chat(namespace, mode="Disaggregated", pools=pools, **budget)
+    budget: Manifest = {"gpuBudget": prefill + decode} if on_gpus else {}
+    own, other = ({"minReplicas": size, "maxReplicas": size} for size in (prefill, decode))
+    return chat(namespace, autoscaling=other | budget, prefill={"autoscaling": own}, **gpus)
 
 
 def role_of(pod: Manifest) -> str:

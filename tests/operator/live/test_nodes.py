@@ -53,8 +53,7 @@ def is_verified_by_labels(services: State) -> bool:
 
 
 async def both_services(cluster: Cluster, namespace: str) -> None:
-    gpu = {"mixed": {"replicas": 1, "accelerator": {"count": 1}}}
-    await cluster.create(INFERENCE_SERVICE, chat(namespace, "with-gpu", pools=gpu))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, "with-gpu", accelerator={"count": 1}))
     await cluster.create(INFERENCE_SERVICE, chat(namespace, "without"))
     for name in NAMES:
         await cluster.until(INFERENCE_SERVICE, namespace, settled(name))

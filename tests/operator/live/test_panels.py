@@ -34,7 +34,7 @@ from tests.operator.harness.scenery import chat, play_controllers
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.full]
 StartOperator = Callable[..., OperatorProcess]
-SCALED: Manifest = {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}}
+SCALED: Manifest = {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}
 BUSY = load(row("engine", queued_work_seconds=30.0, queued_requests=30, queued_tokens=30_000))
 LATER = [expr for expr in OF_OPERATOR if "absent(" in expr or BLIND in expr]
 """Of routers that are silent, and of an operator that is gone."""
@@ -60,7 +60,7 @@ async def proxy(operator_kubeconfig: Path, tmp_path: Path) -> AsyncIterator[tupl
 
 
 async def a_service_is_scaled(cluster: Cluster, namespace: str, router: FakeRouter) -> None:
-    await cluster.create(INFERENCE_SERVICE, chat(namespace, pools=SCALED))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, **SCALED))
     await play_controllers(cluster, namespace, router_address=router.address)
     await cluster.until(INFERENCE_SERVICE, namespace, is_now("ScalingActive", "True"))
     router.load = BUSY
@@ -94,8 +94,8 @@ async def services_are_refused(cluster: Cluster, namespace: str) -> None:
     refused = chat(namespace, "refused")
     refused["spec"]["slo"] = {"percentile": 90}
     await cluster.create(INFERENCE_SERVICE, refused)
-    gpus = {"mixed": {"replicas": 1, "accelerator": {"product": "NVIDIA-H200", "count": 1}}}
-    await cluster.create(INFERENCE_SERVICE, chat(namespace, "gpus", pools=gpus))
+    gpus = {"product": "NVIDIA-H200", "count": 1}
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, "gpus", accelerator=gpus))
     await cluster.until(INFERENCE_SERVICE, namespace, is_now("Stalled", "True", "refused"))
 
 

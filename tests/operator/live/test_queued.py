@@ -17,7 +17,7 @@ from tests.operator.harness.scenery import chat, play_controllers
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 QUEUE = {"kueue.x-k8s.io/queue-name": "gpus"}
-SCALED = {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}}
+SCALED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 BUSY = load(row("engine", queued_work_seconds=30.0, queued_requests=30, queued_tokens=30_000))
 
 
@@ -32,7 +32,7 @@ async def test_a_gated_pod_is_capacity_blocked_with_the_name_of_its_queue(
 ) -> None:
     start_operator()
     router.load = load(row("engine"))
-    service = chat(namespace, pools=SCALED)
+    service = chat(namespace, **SCALED)
     service["metadata"]["labels"] = QUEUE
     await cluster.create(INFERENCE_SERVICE, service)
     await play_controllers(cluster, namespace, router_address=router.address)

@@ -56,13 +56,13 @@ async def test_while_a_change_is_refused_numbers_are_carried_out_and_children_re
 ) -> None:
     operator = start_operator()
     await chat_that_serves(cluster, namespace)
-    edit = {"slo": {"percentile": 90}, "pools": {"mixed": {"replicas": 2}}}
+    edit = {"slo": {"percentile": 90}, "replicas": 2}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": edit})
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
     await cluster.until(DEPLOYMENT, namespace, _has_engines(2))
     assert await operator.terminate() == 0
     await cluster.delete(DEPLOYMENT, namespace, "chat-router")
-    more = {"spec": {"pools": {"mixed": {"replicas": 3}}}}
+    more = {"spec": {"replicas": 3}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", more)
     start_operator("operator-1")
     await cluster.until(DEPLOYMENT, namespace, lambda found: "chat-router" in found)

@@ -26,12 +26,12 @@ ROUNDS = 4
 
 def fixed(replicas: int) -> Manifest:
     mixed = {"replicas": replicas, "autoscaling": None}
-    return {"spec": {"autoscaling": None, "pools": {"mixed": mixed}}}
+    return {"spec": {"autoscaling": None, **mixed}}
 
 
 def scaled_by(provider: str) -> Manifest:
     mixed = {"replicas": None, "autoscaling": {"minReplicas": 1, "maxReplicas": 9}}
-    return {"spec": {"autoscaling": {"provider": provider}, "pools": {"mixed": mixed}}}
+    return {"spec": {"autoscaling": {"provider": provider}, **mixed}}
 
 
 class Numbers:
@@ -79,7 +79,7 @@ async def engines(cluster: Cluster, namespace: str) -> list[int]:
 async def test_replicas_pass_from_the_spec_to_a_scaler_and_back_without_another_number(
     cluster: Cluster, namespace: str
 ) -> None:
-    await cluster.create(INFERENCE_SERVICE, chat(namespace, pools={"mixed": {"replicas": 3}}))
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, replicas=3))
     await settle(cluster, namespace)
     numbers = Numbers(last=7)
     watch = asyncio.create_task(cluster.until(ENGINE_POOL, namespace, numbers, 60))
@@ -106,7 +106,7 @@ async def test_a_new_pool_begins_at_the_least_and_is_handed_over(
     cluster: Cluster, namespace: str
 ) -> None:
     spec = scaled_by("External")["spec"]
-    del spec["pools"]["mixed"]["replicas"]
+    del spec["replicas"]
     await cluster.create(INFERENCE_SERVICE, chat(namespace, **spec))
     await settle(cluster, namespace)
     pool = await cluster.get(ENGINE_POOL, namespace, POOL)

@@ -65,7 +65,7 @@ async def test_an_edit_by_hand_is_taken_back_and_told_once(
 
     (scaled,) = await told(cluster, namespace, "ScaleReverted")
     assert (scaled["type"], scaled["regarding"]["kind"]) == ("Warning", "EnginePool")
-    assert "InferenceService chat owns this; change spec.pools.mixed.replicas" in scaled["note"]
+    assert "InferenceService chat owns this; change spec.replicas" in scaled["note"]
     (repaired,) = await told(cluster, namespace, "Repaired")
     assert "change spec.engine.image there" in repaired["note"]
     described = plane.kubectl("describe", "enginepool", "chat-mixed", "-n", namespace)
@@ -108,7 +108,7 @@ async def test_what_somebody_adds_to_a_pool_has_no_effect(cluster: Cluster, name
     await cluster.patch(ENGINE_POOL, namespace, "chat-mixed", {"spec": ADDITIONS})
     await comes_to_rest(cluster, namespace)
     assert await below(cluster, namespace) == before
-    more = {"spec": {"pools": {"mixed": {"replicas": 3}}}}
+    more = {"spec": {"replicas": 3}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", more)
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
     await comes_to_rest(cluster, namespace)
@@ -172,9 +172,9 @@ async def test_a_service_is_scaled_as_anything_else_is(
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"mode": "Disaggregated"}, "only the pools prefill and decode in mode Disagg"),
+        ({"prefill": {}}, "only the pools prefill and decode in mode Disagg"),
         (
-            {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}}},
+            {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
             "replicas or autoscaling, not both",
         ),
     ],
@@ -191,7 +191,7 @@ async def test_a_service_that_cannot_be_scaled_so_says_what_to_change(
 
 @pytest.mark.usefixtures("at_rest")
 async def test_an_edit_of_the_service_is_no_repair(cluster: Cluster, namespace: str) -> None:
-    edit = {"spec": {"engine": {"chunkSize": 256}, "pools": {"mixed": {"replicas": 3}}}}
+    edit = {"spec": {"engine": {"chunkSize": 256}, "replicas": 3}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
     await cluster.until(INFERENCE_SERVICE, namespace, settled())
     await comes_to_rest(cluster, namespace)

@@ -41,7 +41,7 @@ async def test_conditions_and_replicas_are_shown_until_the_service_is_deleted(
     answering = f'sluice_operator_pool_replicas{{{place},role="mixed",state="ready"}}'
     await until_shown(operator, ready, 1)
     await until_shown(operator, answering, 1)
-    scale = {"spec": {"pools": {"mixed": {"replicas": 3}}}}
+    scale = {"spec": {"replicas": 3}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", scale)
     await until_shown(operator, desired, 3)
     await until_shown(operator, answering, 1)

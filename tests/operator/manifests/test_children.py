@@ -24,7 +24,7 @@ def _rendered(spec: Manifest, name: str = "chat") -> tuple[Manifest, ...]:
     return preview(document(spec, name), IMAGES).manifests
 
 
-TWO_POOLS: Manifest = {"mode": "Disaggregated"}
+TWO_POOLS: Manifest = {"prefill": {}}
 
 
 @pytest.fixture(params=[{}, FULL_SPEC, TWO_POOLS], ids=["minimal", "full", "two pools"])

@@ -12,7 +12,7 @@ CLAIMED: Manifest = {"claimTemplate": "two-gpus", "count": 2}
 
 
 def spec_of(accelerator: Manifest, **pool: Manifest) -> Manifest:
-    return {"pools": {"mixed": {"accelerator": accelerator, **pool}}}
+    return {"accelerator": accelerator, **pool}
 
 
 def pod_of(spec: Manifest) -> Manifest:

@@ -77,9 +77,7 @@ def test_a_flow_is_allowed_or_denied(
 
 
 PREFILL, DECODE = _engine("prefill"), _engine("decode")
-MOONCAKE: Manifest = {
-    "mode": "Disaggregated", "engine": {"kvTransfer": {"backend": "Mooncake"}},
-}  # fmt: skip
+MOONCAKE: Manifest = {"engine": {"kvTransfer": {"backend": "Mooncake"}}, "prefill": {}}  # fmt: skip
 BETWEEN_POOLS = [
     (DECODE, PREFILL, 8998, True),
     (PREFILL, DECODE, 8998, False),
@@ -113,11 +111,11 @@ def test_the_kv_cache_goes_between_the_two_pools_of_a_service_alone(
     assert _flows(MOONCAKE, source, target, port) is allowed
     engines = all(place in (PREFILL, DECODE) for place in (source, target))
     between = engines and (port == 8998 or 15000 <= port <= 17000)
-    assert _flows({"mode": "Disaggregated"}, source, target, port) is (allowed or between)
+    assert _flows({"prefill": {}}, source, target, port) is (allowed or between)
 
 
 def test_the_port_that_the_spec_names_is_open_and_the_default_is_not() -> None:
-    spec = {"mode": "Disaggregated", "engine": {"kvTransfer": {"bootstrapPort": 9000}}}
+    spec = {"engine": {"kvTransfer": {"bootstrapPort": 9000}}, "prefill": {}}
     assert _flows(spec, DECODE, PREFILL, 9000)
     assert not _flows(spec, DECODE, PREFILL, 8998)
 

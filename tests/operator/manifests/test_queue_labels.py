@@ -14,7 +14,7 @@ PRIORITY = "kueue.x-k8s.io/priority-class"
 
 
 def planned(labels: dict[str, str], pool: Manifest | None = None) -> ServicePlan:
-    spec = {"pools": {"mixed": {"template": pool}}} if pool else {}
+    spec = {"template": pool} if pool else {}
     return plan_service(service_observed(service(spec, labels=labels)))
 
 
@@ -64,9 +64,7 @@ def test_a_queue_is_no_other_revision_and_without_one_nothing_is_added() -> None
     assert "template" not in without.pools[0].manifest["spec"]
 
 
-TOLERATES: Manifest = {
-    "pools": {"mixed": {"template": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}}
-}
+TOLERATES: Manifest = {"template": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}
 
 
 @pytest.mark.parametrize("before", [{}, {QUEUE: "other"}, {QUEUE: "gpus"}])
@@ -107,7 +105,7 @@ def test_labels_that_leave_no_room_for_the_queue_are_refused_by_name() -> None:
     own = {f"team-{number}": "search" for number in range(32)}
     plan = planned({QUEUE: "gpus", PRIORITY: "high"}, {"labels": own})
     assert plan.refusal is not None
-    assert plan.refusal.field == "spec.pools.mixed.template.labels"
+    assert plan.refusal.field == "spec.template.labels"
     assert f"32 labels are not allowed beside {PRIORITY} and {QUEUE}" in plan.refusal.message
     assert "at most 32" in plan.refusal.message
     assert planned({}, {"labels": own}).refusal is None

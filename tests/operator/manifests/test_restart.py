@@ -71,7 +71,7 @@ SCALED: Manifest = {
 }
 MANNERS: list[Manifest] = [
     {"rollout": {"strategy": "InPlace"}},
-    {"pools": {"mixed": SCALED}, "autoscaling": {"gpuBudget": 4}},
+    SCALED | {"autoscaling": SCALED["autoscaling"] | {"gpuBudget": 4}},
 ]
 
 
@@ -81,7 +81,7 @@ def test_another_manner_to_replace_pods_replaces_none_of_a_former_release(
     spec: Manifest, taken_back: bool
 ) -> None:
     """A budget, which is a manner too, can be added while a service serves."""
-    plain = {key: value for key, value in spec.items() if key == "pools"}
+    plain = SCALED if "accelerator" in spec else {}
     before, after = (spec, plain) if taken_back else (plain, spec)
     former = rewritten(deployments(before)[1], without_disk_requests)
     desired = _planned(after, former)

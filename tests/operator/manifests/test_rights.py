@@ -107,9 +107,11 @@ def test_no_wildcards_and_no_secret_is_read() -> None:
                     ) == (["sluice-operator-admission"], ["patch"]), path
 
 
-@pytest.mark.parametrize("mode", ["Mixed", "Disaggregated"])
-def test_the_key_of_a_service_may_be_made(rules: list[dict[str, Any]], mode: str) -> None:
-    (secret,) = service_plan({"mode": mode}).secrets
+@pytest.mark.parametrize("spec", [{}, {"prefill": {}}], ids=["one pool", "two pools"])
+def test_the_key_of_a_service_may_be_made(
+    rules: list[dict[str, Any]], spec: dict[str, Any]
+) -> None:
+    (secret,) = service_plan(spec).secrets
     assert (secret.manifest["apiVersion"], secret.manifest["kind"]) == ("v1", "Secret")
     assert _verbs(rules, "", "secrets") == {"create"}
 

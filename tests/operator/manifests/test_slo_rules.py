@@ -49,7 +49,7 @@ def test_every_threshold_is_more_than_the_budget_and_can_be_passed(percentile: f
 
 
 def test_a_promise_for_all_but_one_of_a_thousand_has_its_budget() -> None:
-    alerts = [rule for rule in rules(ttftMilliseconds=800, percentile=99.9) if "alert" in rule]
+    alerts = [rule for rule in rules(ttftMilliseconds=800, percentile="99.9") if "alert" in rule]
     assert "> 0.0144 and" in alerts[0]["expr"]
     assert "of which 0.1% may" in alerts[0]["annotations"]["description"]
 

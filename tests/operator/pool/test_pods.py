@@ -46,7 +46,7 @@ def test_the_queue_that_gated_pods_wait_for_is_told() -> None:
 
 
 def test_of_pods_without_their_claims_it_is_told_when_they_were_made() -> None:
-    claimed = {"pools": {"mixed": {"accelerator": {"claimTemplate": "gpus", "count": 1}}}}
+    claimed = {"accelerator": {"claimTemplate": "gpus", "count": 1}}
     deployment = pool_plan(claimed).deployment
     assert deployment is not None
     (pod,) = pods(deployment, 1, phase="Pending")

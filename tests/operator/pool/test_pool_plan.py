@@ -32,9 +32,7 @@ from tests.operator.examples import (
 )
 
 ROOT = Path(__file__).parents[3]
-TOLERANT: Manifest = {
-    "pools": {"mixed": {"template": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}}
-}
+TOLERANT: Manifest = {"template": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}
 OLD, NEW = {"engine": {"image": "old:1"}}, {"engine": {"image": "new:2"}}
 
 
@@ -135,7 +133,7 @@ def test_memory_and_disk_of_a_host_cache_come_beside_the_container_s(
 ) -> None:
     cache = {"memory": "2Gi", "disk": {"size": "10Gi"}}
     pool = {"resources": given} if given else {}
-    pod = _deployment({"engine": {"hostCache": cache}, "pools": {"mixed": pool}})
+    pod = _deployment({"engine": {"hostCache": cache}, **pool})
     spec = pod["spec"]["template"]["spec"]
     assert spec["containers"][0]["resources"] == rendered
     assert {"name": "sluice-host-cache", "emptyDir": {"sizeLimit": "10Gi"}} in spec["volumes"]
@@ -153,7 +151,7 @@ def test_a_host_cache_without_a_disk_has_no_volume() -> None:
 @pytest.mark.parametrize("kind", ["requests", "limits"])
 def test_what_a_user_says_of_an_engine_s_disk_stands(kind: str) -> None:
     given = {kind: {"ephemeral-storage": "0"}}
-    pod = _deployment({"pools": {"mixed": {"resources": given}}})["spec"]["template"]["spec"]
+    pod = _deployment({"resources": given})["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"] == given
 
 
@@ -167,7 +165,7 @@ def test_without_room_no_pod_is_made_beside_those_it_replaces(strategy: str, bes
 def test_where_others_have_to_go_first_the_wanted_revision_gets_its_share_alone(
     in_place: bool | None, engines: int
 ) -> None:
-    found = pool({"pools": {"mixed": {"replicas": 3}}})
+    found = pool({"replicas": 3})
     spec = found["spec"] | ({"inPlace": in_place} if in_place else {})
     (share,) = spec["revisions"]
     applied = found | {"spec": spec | {"revisions": [share | {"replicas": 1}]}}
@@ -230,7 +228,7 @@ def test_a_revision_that_the_roll_out_keeps_gets_the_number_of_engines_planned_f
 
 
 def test_a_deployment_made_without_engines_says_so_until_it_is_asked_for_an_engine() -> None:
-    asleep = pool({"pools": {"mixed": {"replicas": 0}}})
+    asleep = pool({"replicas": 0})
     new = plan_pool(pool_observed(asleep)).deployment
     assert new is not None
     assert note_of(new, UNTRIED)
@@ -284,11 +282,11 @@ def test_deployments_of_others_are_left_alone() -> None:
 
 def test_scaling_keeps_the_revision_and_is_told() -> None:
     children = [live(m) for m in pool_plan().apply]
-    bigger = pool({"pools": {"mixed": {"replicas": 5}}})
+    bigger = pool({"replicas": 5})
     plan = plan_pool(pool_observed(bigger, children))
     assert of(plan.apply, "Deployment")["spec"]["replicas"] == 5
     assert plan.prune == ()
-    place = "spec.pools.mixed.replicas of InferenceService chat"
+    place = "spec.replicas of InferenceService chat"
     assert [event.message for event in plan.events] == [f"Replicas from 1 to 5 ({place})."]
 
 
@@ -332,7 +330,7 @@ def test_a_value_that_a_webhook_altered_is_carried_out() -> None:
     assert found["spec"]["template"]["spec"]["containers"][0]["image"] == "mirror/engine:1"
 
 
-@pytest.mark.parametrize("spec", [{}, TOLERANT, FULL_SPEC, {"pools": {"mixed": {"template": {}}}}])
+@pytest.mark.parametrize("spec", [{}, TOLERANT, FULL_SPEC, {"template": {}}])
 def test_a_pool_as_its_service_applied_it_is_carried_out(spec: Manifest) -> None:
     assert plan_pool(pool_observed(owned_pool(spec))) == pool_plan(spec)
 

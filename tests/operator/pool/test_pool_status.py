@@ -38,7 +38,7 @@ from tests.operator.statuses import (
     kstatus,
 )
 
-THREE = {"pools": {"mixed": {"replicas": 3}}}
+THREE = {"replicas": 3}
 THREE_NEW = THREE | {"engine": {"image": "new:2"}}
 UNSCHEDULABLE = {
     "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
@@ -169,7 +169,7 @@ def _draining() -> PoolObserved:
 
 
 def _scaled_to_zero() -> PoolObserved:
-    none = {"pools": {"mixed": {"replicas": 0}}}
+    none = {"replicas": 0}
     return pool_observed(pool(none), [complete(_deployment(none))])
 
 
@@ -360,7 +360,7 @@ def test_the_selector_finds_every_pod_of_the_pool() -> None:
 @pytest.mark.parametrize("kept", [True, False])
 def test_claims_that_the_api_server_drops_are_told(kept: bool) -> None:
     accelerator = {"claimTemplate": "gpus", "count": 1}
-    spec = {"pools": {"mixed": {"accelerator": accelerator}}}
+    spec = {"accelerator": accelerator}
     deployment = live(_deployment(spec), observedGeneration=1)
     if not kept:
         del deployment["spec"]["template"]["spec"]["resourceClaims"]

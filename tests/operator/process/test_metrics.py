@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Manifest
-from sluice_operator.process.metrics import OperatorMetrics, ServiceStatuses
+from sluice_operator.process.metrics import STATES, OperatorMetrics, ServiceStatuses
 
 from tests.operator.examples import pool, service
 
@@ -16,7 +16,8 @@ WHY = {"True": "Serving", "False": "Unschedulable"}
 
 
 def status(ready: str, desired: int = 2) -> Manifest:
-    pools = {"mixed": {"desired": desired, "ready": 1, "draining": 0, "summary": "1/2"}}
+    counts = {f"{state}Replicas": 1 for state in STATES} | {"desiredReplicas": desired}
+    pools = {"mixed": counts | {"summary": "1/2"}}
     condition = {"type": "Ready", "status": ready, "reason": WHY[ready]}
     return {"conditions": [condition], "pools": pools}
 
@@ -43,11 +44,8 @@ def test_a_condition_has_a_series_for_the_status_it_has_now(statuses: ServiceSta
 
 def test_a_pool_has_its_numbers_by_state(statuses: ServiceStatuses) -> None:
     statuses.record(service(), status("True", desired=3))
-    found = [
-        value(statuses, "pool_replicas", role="mixed", state=state)
-        for state in ("desired", "ready", "draining")
-    ]
-    assert found == [3, 1, 0]
+    found = [value(statuses, "pool_replicas", role="mixed", state=state) for state in STATES]
+    assert found == [3, 1, 1, 1]
 
 
 def test_a_service_that_is_gone_has_no_series(statuses: ServiceStatuses) -> None:

@@ -117,11 +117,11 @@ def test_a_mount_at_the_place_of_a_draft_model_is_refused() -> None:
         "volumeMounts": [{"name": "own", "mountPath": path}],
     }
     speculation = {"method": "Draft", "draft": {"uri": "pvc://drafts/small"}}
-    pools = {"mixed": {"template": template}}
-    plan = service_plan(MINIMAL_SPEC | {"engine": {"speculation": speculation}, "pools": pools})
+    engine = {"speculation": speculation}
+    plan = service_plan(MINIMAL_SPEC | {"engine": engine, "template": template})
     assert plan.refusal is not None
     assert plan.refusal.message == (
-        f'spec.pools.mixed.template.volumeMounts[0].mountPath: "{path}" is not allowed; '
+        f'spec.template.volumeMounts[0].mountPath: "{path}" is not allowed; '
         f"allowed: all but {path}, where the draft model is"
     )
 
@@ -211,16 +211,12 @@ def test_what_is_refused(adapters: list[Manifest], words: str) -> None:
             (
                 spec_with(SQL)
                 | {
-                    "pools": {
-                        "mixed": {
-                            "template": {
-                                "volumes": [{"name": "own", "emptyDir": {}}],
-                                "volumeMounts": [{"name": "own", "mountPath": path}],
-                            }
-                        }
+                    "template": {
+                        "volumes": [{"name": "own", "emptyDir": {}}],
+                        "volumeMounts": [{"name": "own", "mountPath": path}],
                     }
                 },
-                f'spec.pools.mixed.template.volumeMounts[0].mountPath: "{path}" is not allowed; '
+                f'spec.template.volumeMounts[0].mountPath: "{path}" is not allowed; '
                 f"allowed: all but {allowed}",
             )
             for path, allowed in (

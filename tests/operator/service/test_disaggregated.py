@@ -34,12 +34,13 @@ from tests.operator.examples import (
     live,
     of,
     pods,
+    pools,
     service,
     service_observed,
     service_plan,
 )
 
-SPEC: Manifest = {"mode": "Disaggregated"}
+SPEC: Manifest = {"prefill": {}}
 ROLES = (Role.PREFILL, Role.DECODE)
 
 
@@ -130,22 +131,13 @@ def test_engines_that_have_no_host_cache_may_have_several_gpus() -> None:
 
     def plan(prefill: int, decode: int) -> ServicePlan:
         counts = {"prefill": prefill, "decode": decode}
-        pools = {role: {"accelerator": gpu | {"count": n}} for role, n in counts.items()}
-        return service_plan(SPEC | {"engine": engine, "pools": pools})
+        gpus = {role: {"accelerator": gpu | {"count": n}} for role, n in counts.items()}
+        return service_plan(SPEC | {"engine": engine} | pools(**gpus))
 
     assert plan(1, 2).refusal is None
     refusal = plan(2, 1).refusal
     assert refusal is not None
     assert "tensorParallelSize is 2" in refusal.message
-
-
-def test_a_host_cache_of_decode_engines_is_refused_by_name() -> None:
-    pools = {"prefill": {}, "decode": {"engine": {"hostCache": {"memory": "2Gi"}}}}
-    found = service_plan(SPEC | {"pools": pools}).refusal
-    assert found is not None
-    (part,) = found.parts
-    assert part.field == "spec.pools.decode.engine.hostCache"
-    assert "allowed: in pool prefill" in part.message
 
 
 @pytest.mark.parametrize(
@@ -164,15 +156,18 @@ def test_volumes_of_a_user_do_not_take_the_place_of_the_host_cache_s_disk(
         "volumes": [{"name": volume, "emptyDir": {}}],
         "volumeMounts": [{"name": volume, "mountPath": path}],
     }
-    pools = {"prefill": {"template": template}, "decode": {"template": template}}
-    refusal = service_plan(SPEC | {"engine": {"hostCache": HOST_CACHE}, "pools": pools}).refusal
+    spec = SPEC | {"template": template}
+    refusal = service_plan(spec | {"engine": {"hostCache": HOST_CACHE}}).refusal
     assert refusal is not None
-    assert refusal.field == f"spec.pools.prefill.template.{field}"
+    assert refusal.field == f"spec.template.{field}"
+    own = {"prefill": {"template": template}, "engine": {"hostCache": HOST_CACHE}}
+    refusal = service_plan(SPEC | own).refusal
+    assert refusal is not None
+    assert refusal.field == f"spec.prefill.template.{field}"
     assert f'"{value or path}" is not allowed; allowed: ' in refusal.message
     assert "engine.hostCache.disk" in refusal.message
-    assert "pools.decode" not in refusal.message
     memory = {"engine": {"hostCache": {"memory": "2Gi"}}}
-    assert service_plan(SPEC | memory | {"pools": pools}).refusal is None
+    assert service_plan(spec | memory).refusal is None
 
 
 def test_each_pool_has_its_children() -> None:
@@ -211,7 +206,7 @@ def test_the_promise_between_two_tokens_is_kept_where_tokens_are_decoded() -> No
     files = _files(service_plan(SPEC | both))
     assert files[Role.PREFILL].slo == SloTargets(ttft_milliseconds=900, percentile=95)
     assert {file.scheduling_policy for file in files.values()} == {"slack"}
-    uncut = {"pools": {"prefill": {"engine": {"chunkSize": -1}}, "decode": {}}}
+    uncut = {"prefill": {"engine": {"chunkSize": -1}}}
     assert service_plan(SPEC | uncut | {"slo": {"itlMilliseconds": 50}}).refusal is None
 
 
@@ -309,8 +304,8 @@ def test_conditions_and_numbers_of_both_pools() -> None:
     ("rates", "rate"),
     [
         ((None, None), {}),
-        ((None, 1.4), {"gigabytesPerSecond": 1.4}),
-        ((3.0, 1.0, 2.0), {"gigabytesPerSecond": 2.0}),
+        ((None, 1.4), {"megabytesPerSecond": 1400}),
+        ((3.0, 1.0, 2.0), {"megabytesPerSecond": 2000}),
     ],
 )
 def test_the_status_tells_what_carries_pages_and_how_fast(
@@ -418,8 +413,7 @@ def _wanted(pool: Manifest) -> str:
 def test_rdma_has_its_device_its_right_and_a_warning(given: Manifest, resource: str | None) -> None:
     transfer = {"protocol": "rdma", "device": "mlx5_0"} | given
     limits = {"memory": "2Gi"}
-    pools = {role.value: {"resources": {"limits": limits}} for role in ROLES}
-    spec = SPEC | {"engine": {"kvTransfer": transfer}, "pools": pools}
+    spec = SPEC | {"engine": {"kvTransfer": transfer}, "resources": {"limits": limits}}
     plan = service_plan(spec)
     assert plan.refusal is None
     name = resource or given["resourceName"]

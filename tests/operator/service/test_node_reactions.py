@@ -27,7 +27,7 @@ def node(product: str = PRODUCT, gpus: str = "8") -> Manifest:
 
 def service(accelerator: dict[str, Any] | None, name: str = "chat") -> Manifest:
     pool = {"accelerator": accelerator} if accelerator is not None else {}
-    spec = {"model": {"uri": "dummy://qwen3-tiny"}, "pools": {"mixed": {"replicas": 1, **pool}}}
+    spec = {"model": {"uri": "dummy://qwen3-tiny"}, "replicas": 1, **pool}
     return {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 

@@ -42,19 +42,10 @@ SPECS = st.fixed_dictionaries(
                 "drainSeconds": st.integers(0, 100),
             },
         ),
-        "pools": st.fixed_dictionaries(
-            {
-                "mixed": st.fixed_dictionaries(
-                    {},
-                    optional={
-                        "replicas": st.integers(0, 5),
-                        "template": st.just(FULL_TEMPLATE),
-                    },
-                )
-            }
-        ),
+        "replicas": st.integers(0, 5),
+        "template": st.just(FULL_TEMPLATE),
+        "prefill": st.sampled_from([{}, {"replicas": 2}, {"template": {}}]),
         "router": st.fixed_dictionaries({"replicas": st.integers(1, 3)}),
-        "mode": st.sampled_from(["Mixed", "Disaggregated"]),
         "paused": st.booleans(),
     },
 )
@@ -193,7 +184,7 @@ def test_contradicting_defaults_are_refused_by_field() -> None:
 
 def test_scaling_is_told_with_both_numbers() -> None:
     children = [live(m) for m in service_plan().apply]
-    changed = service({"pools": {"mixed": {"replicas": 4}}})
+    changed = service({"replicas": 4})
     (event,) = plan_service(service_observed(changed, children)).events
     assert (event.reason, event.type) == ("Scaled", "Normal")
     assert "from 1 to 4" in event.message
@@ -211,7 +202,7 @@ def test_a_roll_out_is_told_with_what_has_changed() -> None:
     assert event.reason == "RollingOut"
     assert f"revision {old} is replaced by {new} (changed: image)" in event.message
     # Another edit, before the pool has taken the new revision in.
-    edited = service({"engine": {"image": "new:2"}, "pools": {"mixed": {"replicas": 3}}})
+    edited = service({"engine": {"image": "new:2"}, "replicas": 3})
     asked = of([live(m) for m in plan.apply], "EnginePool")
     asked["status"] = of(children, "EnginePool")["status"]
     (event,) = plan_service(
@@ -240,7 +231,7 @@ def test_a_deleted_child_is_made_again_and_told() -> None:
     ("change", "same"),
     [
         ({"router": {"replicas": 1}}, True),
-        ({"pools": {"mixed": {"replicas": 9}}}, True),
+        ({"replicas": 9}, True),
         ({"engine": {"chunkSize": 64}}, False),
         ({"engine": {"drainSeconds": 7}}, False),
         ({"model": {"uri": "dummy://other"}}, False),
@@ -281,22 +272,22 @@ def _settings_of(spec: Manifest) -> Manifest:
 
 
 def test_a_pools_own_settings_go_before_those_of_all_and_say_so() -> None:
-    spec = {
-        "engine": {"maxRunningRequests": 8, "chunkSize": 64, "image": "all:1"},
-        "pools": {"mixed": {"engine": {"maxRunningRequests": 9, "image": "own:1"}}},
-    }
+    engine = {"maxRunningRequests": 8, "chunkSize": 64, "image": "all:1"}
+    own = {"maxRunningRequests": 9, "image": "own:1"}
+    spec = {"engine": engine, "prefill": {"engine": own}}
     found = _settings_of(spec)
     assert found["maxRunningRequests"] == {
-        "value": 9, "source": "User", "from": "spec.pools.mixed.engine",
+        "value": 9, "source": "User", "from": "spec.prefill.engine",
     }  # fmt: skip
-    assert found["chunkSize"] == {"value": 64, "source": "User", "from": "spec"}
-    assert service_plan(spec).pools[0].manifest["spec"]["image"] == "own:1"
+    assert found["chunkSize"] == {"value": 64, "source": "User", "from": "spec.engine"}
+    images = [pool.manifest["spec"]["image"] for pool in service_plan(spec).pools]
+    assert images == ["own:1", "all:1"]
 
 
 def test_a_pools_own_setting_that_contradicts_is_refused_where_it_is() -> None:
-    refusal = service_plan({"pools": {"mixed": {"engine": {"maxPrefillTokens": 4}}}}).refusal
+    refusal = service_plan({"prefill": {"engine": {"maxPrefillTokens": 4}}}).refusal
     assert refusal is not None
-    assert refusal.field == "spec.pools.mixed.engine.maxPrefillTokens"
+    assert refusal.field == "spec.prefill.engine.maxPrefillTokens"
 
 
 @pytest.mark.parametrize(
@@ -305,23 +296,22 @@ def test_a_pools_own_setting_that_contradicts_is_refused_where_it_is() -> None:
 def test_pools_that_could_not_hand_over_the_kv_cache_are_refused(
     key: str, value: object, others: object
 ) -> None:
-    pools = {"prefill": {}, "decode": {"engine": {key: value}}}
-    refusal = service_plan({"mode": "Disaggregated", "pools": pools}).refusal
+    refusal = service_plan({"prefill": {"engine": {key: value}}}).refusal
     assert refusal is not None
     (found,) = refusal.parts
-    assert (found.reason, found.field) == ("InvalidSpec", f"spec.pools.decode.engine.{key}")
-    told = f"{json.dumps(value)} in pool decode is not allowed beside {json.dumps(others)} in pool"
+    assert (found.reason, found.field) == ("InvalidSpec", f"spec.prefill.engine.{key}")
+    told = f"{json.dumps(value)} in pool prefill is not allowed beside {json.dumps(others)} in pool"
     assert told in found.message
 
 
 def test_tensor_parallelism_takes_the_gpus_that_an_engine_has() -> None:
     pool = {"accelerator": {"count": 4}}
-    spec: Manifest = {"engine": {"tensorParallelSize": 2}, "pools": {"mixed": pool}}
+    spec: Manifest = {"engine": {"tensorParallelSize": 2}, **pool}
     refusal = service_plan(spec).refusal
     assert refusal is not None
     found = next(each for each in refusal.parts if each.reason == "InvalidSpec")
     assert found.field == "spec.engine.tensorParallelSize"
-    assert "spec.pools.mixed.accelerator.count (4)" in found.message
+    assert "spec.accelerator.count (4)" in found.message
 
 
 @pytest.mark.parametrize("endpoint", ["http://h:99999", "http://[1:2]:3", "http://a\u2100b"])
@@ -332,11 +322,11 @@ def test_a_collector_that_no_policy_can_name_is_refused(endpoint: str) -> None:
 
 
 def test_tracing_reaches_every_process_and_opens_the_way_to_the_collector() -> None:
-    tracing = {"endpoint": "http://collector.monitoring:4318", "sampleRatio": 0.1}
+    tracing = {"endpoint": "http://collector.monitoring:4318", "samplePercent": 10}
     plan, without = service_plan({"tracing": tracing}), service_plan()
     files = [m["data"] for m in plan.apply if m["kind"] == "ConfigMap"]
     found = {name: json.loads(text) for data in files for name, text in data.items()}
-    assert found["router.json"]["tracing"] == tracing
+    assert found["router.json"]["tracing"] == {"endpoint": tracing["endpoint"], "sampleRatio": 0.1}
     assert found["engine.json"]["tracing"] == {"endpoint": tracing["endpoint"]}
     ways = {"ports": [{"port": 4318, "protocol": "TCP"}]}
     for m in (m for m in plan.apply if m["kind"] == "NetworkPolicy"):
@@ -380,10 +370,10 @@ def test_api_keys_are_mounted_into_routers_alone_and_read_by_nobody_else() -> No
     assert "auth" not in str(service_plan().router)
 
 
-@pytest.mark.parametrize("mode", ["Mixed", "Disaggregated"])
-def test_engines_beside_api_keys_serve_nobody_but_routers(mode: str) -> None:
+@pytest.mark.parametrize("pools", [{}, {"prefill": {}}], ids=["one pool", "two pools"])
+def test_engines_beside_api_keys_serve_nobody_but_routers(pools: Manifest) -> None:
     for router, required in (({}, None), ({"auth": {"secretRef": {"name": "team-keys"}}}, True)):
-        plan = service_plan({"mode": mode, "router": router})
+        plan = service_plan({"router": router} | pools)
         assert plan.refusal is None
         configs = [
             parse_engine_config(pool.config_map["data"]["engine.json"]) for pool in plan.pools

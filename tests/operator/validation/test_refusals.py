@@ -8,7 +8,7 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.plan import plan_service
 from sluice_operator.validation.errors import ROWS
 
-from tests.operator.examples import FULL_SPEC, service, service_observed
+from tests.operator.examples import FULL_SPEC, pools, service, service_observed, service_plan
 
 REFUSED: dict[str, tuple[Manifest, str]] = {
     "spec.slo": (
@@ -32,10 +32,10 @@ def test_what_is_not_implemented_is_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize("uri", ["hf://org/small", "oci://registry/small:1", "pvc://drafts/../a"])
-@pytest.mark.parametrize("path", ["spec.engine", "spec.pools.mixed.engine"])
+@pytest.mark.parametrize("path", ["spec.engine", "spec.prefill.engine"])
 def test_draft_models_that_engines_cannot_have_are_refused(path: str, uri: str) -> None:
     engine = {"speculation": {"method": "Draft", "draft": {"uri": uri}}}
-    spec = {"engine": engine} if path == "spec.engine" else {"pools": {"mixed": {"engine": engine}}}
+    spec = {"engine": engine} if path == "spec.engine" else {"prefill": {"engine": engine}}
     refusal = plan_service(service_observed(service(spec))).refusal
     assert refusal is not None
     field = f"{path}.speculation.draft.uri"
@@ -62,7 +62,7 @@ EAGLE: Manifest = {"speculation": {"method": "Eagle", "draft": {"uri": "pvc://he
 
 def test_a_head_drafts_on_one_gpu_without_graphs() -> None:
     gpu = {"accelerator": {"count": 1}}
-    plan = plan_service(service_observed(service({"engine": EAGLE, "pools": {"mixed": gpu}})))
+    plan = plan_service(service_observed(service({"engine": EAGLE, **gpu})))
     assert plan.refusal is None
     graphs = plan.pools[0].settings["cuda_graph_max_batch"]
     assert (graphs.value, graphs.origin) == (0, "speculation.method Eagle")
@@ -72,21 +72,18 @@ def test_a_head_drafts_on_one_gpu_without_graphs() -> None:
     ("spec", "field", "says"),
     [
         (
-            {"pools": {"mixed": {"accelerator": {"count": 2}}}},
+            {"accelerator": {"count": 2}},
             "spec.engine.speculation.method",
             "NGram or Draft for engines of several GPUs (tensorParallelSize is 2)",
         ),
         (
-            {
-                "engine": EAGLE | {"cudaGraphMaxBatch": 8},
-                "pools": {"mixed": {"accelerator": {"count": 1}}},
-            },
+            {"engine": EAGLE | {"cudaGraphMaxBatch": 8}, "accelerator": {"count": 1}},
             "spec.engine.cudaGraphMaxBatch",
             "0 beside speculation.method Eagle, whose steps are no graphs so far",
         ),
         (
-            {"engine": {}, "pools": {"mixed": {"engine": EAGLE, "accelerator": {"count": 2}}}},
-            "spec.pools.mixed.engine.speculation.method",
+            {"engine": {} | EAGLE, "accelerator": {"count": 2}},
+            "spec.engine.speculation.method",
             "NGram or Draft for engines of several GPUs (tensorParallelSize is 2)",
         ),
         (
@@ -95,7 +92,7 @@ def test_a_head_drafts_on_one_gpu_without_graphs() -> None:
             "NGram or Draft beside hostCache, which keeps no pages of a head",
         ),
         (
-            {"mode": "Disaggregated"},
+            {"prefill": {}},
             "spec.engine.speculation.method",
             "NGram or Draft in two pools, as the KV cache of a head is not handed over",
         ),
@@ -111,9 +108,9 @@ def test_what_a_head_cannot_draft_for_is_refused(spec: Manifest, field: str, say
 def test_what_only_gpus_have_is_refused_where_a_pool_has_none() -> None:
     engine = {"tensorParallelSize": 1, "cudaGraphMaxBatch": 8}
     gpus = {"accelerator": {"count": 1}}
-    both = {"mode": "Disaggregated", "pools": {"prefill": gpus, "decode": gpus}, "engine": engine}
+    both = {"engine": engine, **gpus, "prefill": {}}
     assert plan_service(service_observed(service(both))).refusal is None
-    one = both | {"pools": {"prefill": gpus, "decode": {}}}
+    one = {"engine": engine, "prefill": gpus}
     refusal = plan_service(service_observed(service(one))).refusal
     assert refusal is not None
     assert "spec.engine.cudaGraphMaxBatch: 8 is not allowed" in refusal.message
@@ -122,8 +119,8 @@ def test_what_only_gpus_have_is_refused_where_a_pool_has_none() -> None:
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (2, 1), (1, 4), (4, 2)])
 def test_two_pools_have_engines_of_any_numbers_of_gpus(prefill: int, decode: int) -> None:
     counts = {"prefill": prefill, "decode": decode}
-    pools = {name: {"accelerator": {"count": count}} for name, count in counts.items()}
-    plan = plan_service(service_observed(service({"mode": "Disaggregated", "pools": pools})))
+    gpus = {name: {"accelerator": {"count": count}} for name, count in counts.items()}
+    plan = service_plan(pools(**gpus))
     assert plan.refusal is None
     sizes = {pool.role: pool.settings["tensor_parallel_size"].value for pool in plan.pools}
     assert sizes == counts
@@ -182,22 +179,15 @@ def test_every_invalid_field_is_told_at_once() -> None:
             "8080 is not allowed; allowed: another port, as the engine has its metrics there",
         ),
         (
-            {"pools": {"prefill": {}, "decode": {"template": {"sidecars": [
-                {"name": "a", "image": "a", "ports": [{"containerPort": 8080}]}]}}}},
-            "spec.pools.decode.template.sidecars[0].ports",
+            {"template": {"sidecars": [
+                {"name": "a", "image": "a", "ports": [{"containerPort": 8080}]}]}, "prefill": {}},
+            "spec.template.sidecars[0].ports",
             "8080 is not allowed",
         ),
         (
-            {"pools": {"prefill": {"engine": {"kvTransfer": {"bootstrapPort": 17000}}},
-                       "decode": {"engine": {"kvTransfer": {"bootstrapPort": 17000}}}}},
-            "spec.pools.prefill.engine.kvTransfer.bootstrapPort",
+            {"engine": {"kvTransfer": {"bootstrapPort": 17000}}, "prefill": {}},
+            "spec.engine.kvTransfer.bootstrapPort",
             "17000 is not allowed",
-        ),
-        (
-            {"pools": {"prefill": {},
-                       "decode": {"engine": {"kvTransfer": {"backend": "Mooncake"}}}}},
-            "spec.pools.decode.engine.kvTransfer",
-            '"backend":"Mooncake"',
         ),
         (
             {"engine": {"kvTransfer": {"protocol": "rdma", "backend": "TCP"}}},
@@ -220,8 +210,8 @@ def test_every_invalid_field_is_told_at_once() -> None:
             '"rdma/a" is not allowed; allowed: only with protocol rdma',
         ),
         (
-            {"pools": {"prefill": {"engine": {"pageSize": 32}}, "decode": {}}},
-            "spec.pools.prefill.engine.pageSize",
+            {"prefill": {"engine": {"pageSize": 32}}},
+            "spec.prefill.engine.pageSize",
             "32 in pool prefill is not allowed beside 16 in pool decode",
         ),
     ],
@@ -229,7 +219,7 @@ def test_every_invalid_field_is_told_at_once() -> None:
 def test_two_pools_that_cannot_work_together_are_refused(
     spec: Manifest, field: str, says: str
 ) -> None:
-    refusal = plan_service(service_observed(service({"mode": "Disaggregated", **spec}))).refusal
+    refusal = plan_service(service_observed(service({"prefill": {}} | spec))).refusal
     assert refusal is not None
     assert (refusal.reason, refusal.field) == ("InvalidSpec", field)
     assert says in refusal.message
@@ -242,11 +232,12 @@ ON_GPUS: Manifest = {**SCALED, "accelerator": {"count": 2}}
 @pytest.mark.parametrize(
     ("scaling", "pool", "field", "allowed"),
     [
-        ({"gpuBudget": 8}, {}, "", "beside spec.pools.mixed.autoscaling"),
-        ({"gpuBudget": 8}, SCALED, ".gpuBudget", "beside pools with an accelerator"),
+        ({}, {}, "", "with spec.autoscaling.minReplicas and maxReplicas"),
+        ({"target": {"prefillQueue": 2}}, {}, ".target", "beside spec.autoscaling.minReplicas"),
+        ({"gpuBudget": 8}, {"accelerator": {}}, ".gpuBudget", "beside spec.autoscaling.minRepl"),
         ({"gpuBudget": 1}, ON_GPUS, ".gpuBudget", "at least 2: the fewest engines hold 1 x 2"),
         (
-            {"provider": "External", "target": {"queueSeconds": 1.0}},
+            {"provider": "External", "target": {"queueMilliseconds": 1000}},
             SCALED,
             ".target",
             "with provider Internal alone",
@@ -262,7 +253,7 @@ ON_GPUS: Manifest = {**SCALED, "accelerator": {"count": 2}}
 def test_autoscaling_that_could_not_be_kept_to_is_refused(
     scaling: Manifest, pool: Manifest, field: str, allowed: str
 ) -> None:
-    spec = {"autoscaling": scaling, "pools": {"mixed": pool}}
+    spec = pool | {"autoscaling": pool.get("autoscaling", {}) | scaling}
     refusal = plan_service(service_observed(service(spec))).refusal
     assert refusal is not None
     found = next(each for each in refusal.parts or (refusal,) if each.reason == "InvalidSpec")
@@ -272,7 +263,7 @@ def test_autoscaling_that_could_not_be_kept_to_is_refused(
 
 @pytest.mark.parametrize("provider", [{}, {"provider": "Internal"}, {"provider": "External"}])
 def test_autoscaling_is_carried_out(provider: Manifest) -> None:
-    spec = {"autoscaling": provider, "pools": {"mixed": SCALED}}
+    spec = {"autoscaling": SCALED["autoscaling"] | provider}
     assert plan_service(service_observed(service(spec))).refusal is None
 
 

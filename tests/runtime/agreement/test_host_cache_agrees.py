@@ -87,7 +87,7 @@ def test_a_model_drafts_for_rows_whose_prefix_came_back(tmp_path: Path) -> None:
     "more",
     [
         {"attention_backend": "torch"},
-        {"page_size": 16, "schedule_conservativeness": 0.1},
+        {"page_size": 16, "reserve_percent": 10},
         {"speculation": {"method": "NGram"}, "mixed_chunk": False},
         {"speculation": {"method": "Draft", "draft": {"uri": "dummy://llama-tiny"}}},
         {"scheduling_policy": "lpm", "prefix_eviction_policy": "slru"},

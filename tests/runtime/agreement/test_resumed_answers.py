@@ -66,7 +66,7 @@ def whole() -> Run:
     [
         (False, {}),
         (True, {"prefix_cache": True, "chunk_size": 16}),
-        (True, {"page_size": 1, "kv_pool_tokens": 300, "schedule_conservativeness": 0.05}),
+        (True, {"page_size": 1, "kv_pool_tokens": 300, "reserve_percent": 5}),
     ],
     ids=["plain", "cached and chunked", "short of pages"],
 )

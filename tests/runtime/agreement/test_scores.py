@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"chunk_size": -1, "mixed_chunk": False},
     "cut and mixed": {"chunk_size": 16},
     "cached": {"chunk_size": 64, "prefix_cache": True},
-    "small": {"chunk_size": 32, "kv_pool_tokens": 256, "schedule_conservativeness": 0.1},
+    "small": {"chunk_size": 32, "kv_pool_tokens": 256, "reserve_percent": 10},
 }
 
 

@@ -70,11 +70,11 @@ def test_seeds_matter(alone: dict[str, list[int]]) -> None:
         {"chunk_size": -1, "mixed_chunk": False},
         {"chunk_size": 16},
         {"chunk_size": 32, "prefix_cache": True},
-        {"chunk_size": 32, "kv_pool_tokens": 256, "schedule_conservativeness": 0.1},
+        {"chunk_size": 32, "kv_pool_tokens": 256, "reserve_percent": 10},
         {
             "chunk_size": 32,
             "kv_pool_tokens": 256,
-            "schedule_conservativeness": 0.1,
+            "reserve_percent": 10,
             "prefix_cache": True,
         },
     ],

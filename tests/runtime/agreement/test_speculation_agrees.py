@@ -66,7 +66,7 @@ SETUPS: list[dict[str, Any]] = [
     {
         "chunk_size": 32,
         "kv_pool_tokens": 224,
-        "schedule_conservativeness": 0.1,
+        "reserve_percent": 10,
         "prefix_cache": True,
     },
 ]

@@ -42,7 +42,7 @@ def answered(**settings: Any) -> Run:
         kv_pool_tokens=160,
         chunk_size=24,
         page_size=8,
-        schedule_conservativeness=0.1,
+        reserve_percent=10,
         attention_backend="torch",
     )
     return run_engine(config, REQUESTS, **settings)

@@ -117,9 +117,7 @@ def test_an_answer_that_was_retracted_goes_on_where_it_was(overlap: bool) -> Non
     asked = [ask(f"{i}", wanted, 120, sampling=Sampling(1.0, seed=i)) for i in range(6)]
     with engine_of(kv_pool_tokens=4096) as roomy:
         calm = run(roomy, asked)
-    with engine_of(
-        kv_pool_tokens=256, page_size=4, chunk_size=8, schedule_conservativeness=0.1
-    ) as tight:
+    with engine_of(kv_pool_tokens=256, page_size=4, chunk_size=8, reserve_percent=10) as tight:
         answers = run(tight, asked, overlap=overlap)
         assert tight.scheduler.status().retractions > 0
         assert tight.scheduler.status().chunk_cuts > 0

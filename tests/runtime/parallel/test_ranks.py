@@ -37,7 +37,7 @@ SIZES = {
     "chunk_size": 24,
     "kv_pool_tokens": 112,
     "max_running_requests": 5,
-    "schedule_conservativeness": 0.1,
+    "reserve_percent": 10,
 }
 SAMPLINGS = (
     Sampling(temperature=0.0),

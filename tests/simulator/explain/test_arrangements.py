@@ -28,7 +28,7 @@ def asked(**changes: Any) -> Question:
         "max_prefill_tokens": 16_384,
         "cuda_graph_max_batch": 32,
         "max_running_requests": 256,
-        "memory_fraction": 0.83,
+        "memory_percent": 83,
         "requests": Requests(prompt_tokens=3000, answer_tokens=60),
         "promise": Promise(ttft_seconds=1.0, itl_seconds=0.05, share=0.97),
     }
@@ -47,7 +47,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def borne(name: Any, question: Question) -> Arrangement:
     model = known_shape(question.model_names)
     assert model is not None
-    cost = roofline(model, question.accelerator, question.memory_fraction)
+    cost = roofline(model, question.accelerator, question.memory_percent)
     return arrangements.arrangement(name, question, model, cost)
 
 
@@ -108,7 +108,7 @@ def test_a_rate_above_what_two_engines_compute_is_not_kept_by_a_short_run() -> N
     question = asked(promise=Promise(ttft_seconds=2.0, itl_seconds=10.0, share=0.95))
     model = known_shape(question.model_names)
     assert model is not None
-    cost = roofline(model, question.accelerator, question.memory_fraction)
+    cost = roofline(model, question.accelerator, question.memory_percent)
     rate = 3 * arrangements.busy_rate(question, cost)
     found = arrangements._played("mixed", question, model, cost, rate)
     assert not arrangements.keeps(found, question)

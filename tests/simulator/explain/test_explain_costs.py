@@ -63,7 +63,7 @@ def test_a_config_json_gives_a_shape_or_names_the_key() -> None:
 
 def test_the_limits_of_a_h200_are_those_of_its_preset() -> None:
     h200 = Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1)
-    ours, preset = roofline(LLAMA_8B, h200, 0.9).coefficients, cost_named("h200-llama3-8b")
+    ours, preset = roofline(LLAMA_8B, h200, 90).coefficients, cost_named("h200-llama3-8b")
     for name in ("weights", "token", "row", "product", "context"):
         expected = getattr(preset.coefficients, name)
         assert getattr(ours, name) == pytest.approx(expected, rel=0.07), name
@@ -71,7 +71,7 @@ def test_the_limits_of_a_h200_are_those_of_its_preset() -> None:
 
 def test_two_gpus_are_faster_and_less_than_twice() -> None:
     one, two = (
-        roofline(LLAMA_8B, Accelerator(product="H100", count=count), 0.85).coefficients
+        roofline(LLAMA_8B, Accelerator(product="H100", count=count), 85).coefficients
         for count in (1, 2)
     )
     assert 1.7 < one.token / two.token < 2
@@ -88,4 +88,4 @@ def test_two_gpus_are_faster_and_less_than_twice() -> None:
 )
 def test_why_there_is_no_cost_is_said(accelerator: Accelerator, says: str) -> None:
     with pytest.raises(NoCostError, match=says):
-        roofline(LLAMA_8B, accelerator, 0.77)
+        roofline(LLAMA_8B, accelerator, 77)

@@ -168,7 +168,7 @@ HINTS: Final = (
     Hint(
         "NameTheMemory",
         lambda f: f.pool.accelerator.verified.reason == "ProductUnknown",
-        "sizes are guessed: set engine.chunkSize and engine.memoryFraction, or label the nodes",
+        "sizes are guessed: set engine.chunkSize and engine.memoryPercent, or label the nodes",
     ),
     Hint(
         "TryOnYourGpus",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from sluice_contract.base import ConfigError
-from sluice_contract.cluster.labels import Role
 
 from sluice_operator.accelerators.node_requirements import product_label, resource_name
 from sluice_operator.api.findings import InvalidSpecError, parse
@@ -54,32 +53,30 @@ def on_accelerator(document: Any, product: str) -> tuple[Any, tuple[Manifest, ..
     product get this one; how many each engine has stays."""
     if not isinstance(document, Mapping) or not isinstance(document.get("spec"), Mapping):
         return document, ()
-    spec = document["spec"]
-    pools_given = spec.get("pools") if isinstance(spec.get("pools"), Mapping) else {}
-    roles = _roles(spec.get("mode") == "Disaggregated", pools_given)
-    pools, labels, offered = dict(pools_given), dict[str, str](), dict[str, str]()
-    for role in roles:
-        pool = pools_given.get(role.value) or {}
-        accelerator = {**(pool.get("accelerator") or {}), "product": product}
-        pools[role.value] = {**pool, "accelerator": accelerator}
+    spec = dict(document["spec"])
+    labels, offered = dict[str, str](), dict[str, str]()
+    for section in _sections(spec):
+        accelerator = {**(section.get("accelerator") or {}), "product": product}
+        section["accelerator"] = accelerator
         try:
             spec_accelerator = parse(AcceleratorSpec, accelerator, "spec")
         except InvalidSpecError:
             continue  # the service is refused for it
         labels[product_label(spec_accelerator)] = product
-        labels |= (pool.get("template") or {}).get("nodeSelector") or {}
+        labels |= (section.get("template") or {}).get("nodeSelector") or {}
         offered[resource_name(spec_accelerator)] = str(max(EACH_NODE, spec_accelerator.count or 1))
     node = {
         "metadata": {"name": ASSUMED, "labels": labels},
         "status": {"allocatable": offered},
     }
-    return {**document, "spec": {**spec, "pools": pools}}, (node,)
+    return {**document, "spec": spec}, (node,)
 
 
-def _roles(apart: bool, pools: Mapping[str, Any]) -> tuple[Role, ...]:
-    """Pools to put on the product: of two where one alone is given, that one, so that the service
-    is refused as it stands."""
-    if not apart:
-        return (Role.MIXED,)
-    both = (Role.PREFILL, Role.DECODE)
-    return tuple(role for role in both if pools.get(role.value) is not None) or both
+def _sections(spec: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The sections that say what engines run on: the spec, and its own `prefill` where that has an
+    accelerator."""
+    prefill = spec.get("prefill")
+    if not isinstance(prefill, Mapping) or not prefill.get("accelerator"):
+        return (spec,)
+    spec["prefill"] = dict(prefill)
+    return (spec, spec["prefill"])

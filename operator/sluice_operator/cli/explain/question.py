@@ -48,7 +48,7 @@ def question(spec: InferenceServiceSpec, pool: PlannedPool, load: Load) -> Quest
         max_prefill_tokens=int(values["max_prefill_tokens"]),
         cuda_graph_max_batch=int(values["cuda_graph_max_batch"]),
         max_running_requests=None if requests is None else int(requests),
-        memory_fraction=float(values["memory_fraction"]),
+        memory_percent=int(values["memory_percent"]),
         has_fp8_pages=values["kv_cache_dtype"] != "auto",
         requests=load.requests,
         promise=promise_of(spec),
@@ -60,7 +60,7 @@ def promise_of(spec: InferenceServiceSpec) -> Promise:
     slo = spec.slo
     ttft = slo.ttft_milliseconds / 1000 if slo and slo.ttft_milliseconds else TTFT_SECONDS
     itl = slo.itl_milliseconds / 1000 if slo and slo.itl_milliseconds else ITL_SECONDS
-    share = slo.percentile / 100 if slo else SHARE
+    share = float(slo.percentile) / 100 if slo else SHARE
     return Promise(ttft_seconds=ttft, itl_seconds=itl, share=share)
 
 

@@ -19,7 +19,7 @@ WHY: Final = {
     "chunkSize": "most tokens of a step: larger computes prompts faster, smaller keeps gaps small",
     "cudaGraphMaxBatch": "decode batches up to here skip the launch of each kernel",
     "maxRunningRequests": "more wait",
-    "memoryFraction": "for weights and KV pool; the rest is for a chunk's activations and graphs",
+    "memoryPercent": "for weights and KV pool; the rest is for a chunk's activations and graphs",
     "tensorParallelSize": "every GPU of the engine",
     "kvPoolTokens": "prompts and answers that fit at once",
     "pageSize": "tokens of a page: what a hand-over and the prefix cache count in",

@@ -67,7 +67,7 @@ def bars(service: Manifest) -> Iterator[str]:
     """A bar for each pool that lacks engines of the current revision."""
     pools = (service.get("status") or {}).get("pools") or {}
     for role, pool in sorted(pools.items()):
-        ready, desired = pool.get("ready", 0), pool.get("desired", 0)
+        ready, desired = pool.get("updatedReplicas", 0), pool.get("desiredReplicas", 0)
         if ready < desired:
             shown = bar(ready / desired, BAR_CELLS)
             yield f"  {role:<9}{shown} {ready} of {desired} ready"

@@ -12,26 +12,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from sluice_operator.api.model_uri import HUB
+from sluice_operator.api.service import mode_of
 from sluice_operator.cli.preview import table
 from sluice_operator.cli.yaml_text import to_yaml
 from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.spec_history import (
-    ACCELERATOR,
     ADAPTERS,
     CACHE,
     MANNER,
     NUMBERS,
     OF_HUBS,
+    PREFILL,
     by_number,
-    divides_budget,
     recorded_spec,
     spec_hash,
 )
 
-MIXED: Final = "Mixed"
-"""The mode of a spec that names none."""
 GITOPS: Final = {
     "argocd.argoproj.io/tracking-id": "Argo CD",
     "kustomize.toolkit.fluxcd.io/name": "Flux",
@@ -67,12 +65,10 @@ def target(service: Manifest, revisions: tuple[Manifest, ...], number: int | Non
 
 
 def undone(spec: Manifest, former: Manifest) -> Manifest:
-    """`former` with the numbers of `spec`; parts that `spec` does not have keep their former
-    numbers."""
+    """`former` with the numbers of `spec`. With `prefill` in one of the two alone, the numbers of
+    engines are those of `former`: they count other engines."""
     restored = copy.deepcopy(former)
     _take(restored, spec, "paused")
-    _take_scaling(restored, spec)
-    _add_left_out(restored, spec, pools=not divides_budget(former))
     _take_numbers(restored, spec)
     if ADAPTERS in restored.get("model", {}) and ADAPTERS in spec.get("model", {}):
         _take(restored["model"], spec["model"], ADAPTERS)
@@ -93,35 +89,15 @@ def _add_hub(model: Manifest, spec: Manifest) -> None:
                 model.setdefault(key, spec[key])
 
 
-def _take_scaling(restored: Manifest, spec: Manifest) -> None:
-    """`spec.autoscaling` as it is now, but for what an engine of a divided budget has."""
-    former, now = restored.get("autoscaling") or {}, spec.get("autoscaling") or {}
-    if divides_budget(restored) and "gpuBudget" not in now:
-        return  # without a budget there is nothing to divide
-    _take(restored, spec, "autoscaling")
-    if ACCELERATOR in former or ACCELERATOR in now:
-        restored["autoscaling"] = copy.deepcopy(now)
-        _take(restored["autoscaling"], former, ACCELERATOR)
-
-
-def _add_left_out(restored: Manifest, spec: Manifest, *, pools: bool) -> None:
-    """A section of routers, and `pools`, that have numbers now and were left out before."""
-    now = spec.get("pools") or {}
-    numbered = any(key in pool for pool in now.values() for key in NUMBERS)
-    if pools and numbered and restored.get("mode", MIXED) == spec.get("mode", MIXED):
-        restored["pools"] = {role: {} for role in now} | (restored.get("pools") or {})
-    if "replicas" in (spec.get("router") or {}):
-        restored.setdefault("router", {})
-
-
 def _take_numbers(restored: Manifest, spec: Manifest) -> None:
     """How many engines and routers there are now."""
-    for role, pool in (restored.get("pools") or {}).items():
-        if (now := (spec.get("pools") or {}).get(role)) is not None:
-            for key in NUMBERS:
-                _take(pool, now, key)
-    if "router" in restored and "router" in spec:
-        _take(restored["router"], spec["router"], "replicas")
+    if mode_of(restored) == mode_of(spec):
+        for key in NUMBERS:
+            _take(restored, spec, key)
+            if PREFILL in restored:
+                _take(restored[PREFILL], spec[PREFILL], key)
+    if "replicas" in (spec.get("router") or {}):
+        _take(restored.setdefault("router", {}), spec["router"], "replicas")
 
 
 def restarted(spec: Manifest, now: str) -> Manifest:

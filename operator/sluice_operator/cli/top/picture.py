@@ -142,7 +142,7 @@ def _rollout(row: PoolRow, look: Look, *, is_done: bool) -> Text | None:
     """How many engines of the new revision are ready; None where nothing is replaced."""
     revisions = ((row.pool or {}).get("status") or {}).get("revisions") or ()
     former = sum(revision["replicas"] for revision in revisions if not revision["current"])
-    desired, ready = row.summary.get("desired", 0), row.summary.get("ready", 0)
+    desired, ready = (row.summary.get(f"{name}Replicas", 0) for name in ("desired", "updated"))
     if not desired or (ready >= desired and not former) or (is_done and not former):
         return None
     cells = ROLLOUT_CELLS if look.is_wide else ROLLOUT_CELLS // 2
@@ -158,7 +158,7 @@ def _scaling(scaling: Manifest, now: datetime) -> Text:
     age = _age((now - datetime.fromisoformat(scaling["time"])).total_seconds())
     text = _text(f"{age} ago: {scaling['reason']}: {scaling['message']}")
     if (share := scaling.get("inTimePercent")) is not None:
-        text.append(f" ({share:g} % of answers kept slo)", QUIET)
+        text.append(f" ({share} % of answers kept slo)", QUIET)
     return text
 
 
@@ -215,9 +215,9 @@ def _pool_state(row: PoolRow) -> Text:
     summary = row.summary
     if not summary:
         return Text("no longer asked for", STYLES["busy"])
-    ready, desired = summary.get("ready", 0), summary.get("desired", 0)
+    ready, desired = (summary.get(f"{name}Replicas", 0) for name in ("ready", "desired"))
     text = Text(f"{ready} of {desired} ready", STYLES["well" if ready >= desired else "busy"])
-    if draining := summary.get("draining", 0):
+    if draining := summary.get("drainingReplicas", 0):
         text.append(f", {draining} draining", STYLES["busy"])
     return text
 

@@ -28,7 +28,7 @@ OPTIONAL: Final = (
 """Settings without which answers are the same, in the order in which they are left out."""
 CACHE_SIZE: Final = "200Gi"
 CACHE: Final = "a guess: it holds model, drafts and adapters that are downloaded"
-_FIELD: Final = re.compile(r"spec\.(?:pools\.\w+\.)?((?:engine|model)\.\w+)")
+_FIELD: Final = re.compile(r"spec\.(?:prefill\.)?((?:engine|model)\.\w+)")
 
 
 def document(translation: Translation) -> dict[str, Any]:
@@ -54,8 +54,8 @@ def make_acceptable(translation: Translation) -> tuple[Finding, ...]:
         translation.put("model.cache.size", CACHE_SIZE, CACHE)
         if not has_adapters and scheme_of(spec["model"]["uri"]) not in FETCHED:
             translation.put("model.adapters", [], "without a list this model may have no cache")
-    if spec.get("mode") != "Disaggregated" and "kvTransfer" in spec.get("engine", {}):
-        translation.drop("engine.kvTransfer", "only in mode Disaggregated")
+    if "prefill" not in spec and "kvTransfer" in spec.get("engine", {}):
+        translation.drop("engine.kvTransfer", "only where prompts have a pool of their own")
     while findings := _findings(document(translation)):
         messages = {
             match[1]: finding.message

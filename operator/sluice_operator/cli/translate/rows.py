@@ -50,6 +50,17 @@ def fraction(text: str) -> float:
         raise ValueError("a number") from None
 
 
+def percent(text: str) -> int | Partly:
+    """A share or a factor, as 0.9, in percent."""
+    value = fraction(text) * 100
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError("a number above 0")
+    if abs(value - round(value)) < 1e-6:
+        return round(value)
+    whole = max(1, math.floor(value))
+    return Partly(whole, (f"{text} is rounded down to {whole} percent",))
+
+
 def count(least: int) -> Convert:
     """An integer that is no smaller."""
 
@@ -238,7 +249,7 @@ MEANINGS: Final[Mapping[str, tuple[str, Convert]]] = {
     "engine.kvCacheDtype": ("type of the KV cache", KV_DTYPES),
     "engine.contextLength": ("most tokens of prompt and answer together", number),
     "engine.maxRunningRequests": ("most requests that run at once", number),
-    "engine.memoryFraction": ("share of the device's memory for weights and KV pool", fraction),
+    "engine.memoryPercent": ("percent of the device's memory for weights and KV pool", percent),
     "engine.pageSize": ("tokens in one page of the KV pool", number),
     "engine.tensorParallelSize": ("GPUs that share each layer", number),
 }
@@ -271,7 +282,9 @@ def quantization(text: str) -> str:
 
 ONE_NODE: Final = "the GPUs of an engine are on one node, and share each layer"
 REPLICAS: Final = "_replicas"
-"""Stands for `replicas` of each pool until the mode is known."""
+"""Stands for `replicas` of each pool until it is known whether there are two."""
+TWO_POOLS: Final = "_prefill"
+"""Stands for `prefill`: true where prompts have a pool of their own."""
 
 COMMON: Final = (
     Flag(("served-model-name",), "model", "the name in the OpenAI API", names, many=True),

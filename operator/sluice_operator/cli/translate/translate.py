@@ -18,7 +18,14 @@ from sluice_contract.config.sizing import GENERAL
 from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.cli.translate import sglang, vllm
-from sluice_operator.cli.translate.rows import REPLICAS, Convert, Flag, NotCarriedError, Partly
+from sluice_operator.cli.translate.rows import (
+    REPLICAS,
+    TWO_POOLS,
+    Convert,
+    Flag,
+    NotCarriedError,
+    Partly,
+)
 
 ENGINES: Final[Mapping[str, Sequence[Flag]]] = {"vllm": vllm.FLAGS, "sglang": sglang.FLAGS}
 LARGEST_DEFAULT_PREFILL: Final = 16_384
@@ -286,12 +293,17 @@ def _add_consequences(result: Translation, *, on_cpus: bool) -> None:
         result.notes.append(f"engine.kvPoolTokens: {text}")
     replicas = spec.pop(REPLICAS, 1)
     why = "; ".join(result.comments.pop(REPLICAS, ()))
-    for role in ("prefill", "decode") if spec.get("mode") == "Disaggregated" else ("mixed",):
-        if replicas > 1:
-            result.put(f"pools.{role}.replicas", replicas, why)
-        if not on_cpus:
-            gpus = engine.get("tensorParallelSize", 1)
-            result.put(f"pools.{role}.accelerator.count", gpus, "GPUs of one engine")
+    two_pools, says = spec.pop(TWO_POOLS, False), result.comments.pop(TWO_POOLS, ())
+    if two_pools:
+        result.put("prefill", {}, *says)
+    else:
+        result.lines += says
+    if replicas > 1:
+        for path in ("replicas", "prefill.replicas") if two_pools else ("replicas",):
+            result.put(path, replicas, why)
+    if not on_cpus:
+        gpus = engine.get("tensorParallelSize", 1)
+        result.put("accelerator.count", gpus, "GPUs of one engine")
 
 
 def _page_size(spec: Mapping[str, Any]) -> int:

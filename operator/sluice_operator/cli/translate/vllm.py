@@ -9,6 +9,7 @@ from sluice_operator.cli.translate.rows import (
     COMMON,
     HOST_CACHE,
     SPECULATION,
+    TWO_POOLS,
     Flag,
     NotCarriedError,
     Partly,
@@ -88,7 +89,7 @@ FLAGS: Final = (
     sets("model.uri", "model", "model-tag"),
     sets("engine.contextLength", "max-model-len"),
     sets("engine.maxRunningRequests", "max-num-seqs"),
-    sets("engine.memoryFraction", "gpu-memory-utilization"),
+    sets("engine.memoryPercent", "gpu-memory-utilization"),
     sets("engine.pageSize", "block-size"),
     sets("engine.tensorParallelSize", "tensor-parallel-size", "tp"),
     switch(
@@ -153,9 +154,9 @@ FLAGS: Final = (
     Flag(
         ("kv-transfer-config",),
         "engine.kvTransfer",
-        "how the KV cache is handed over; one service has both sides: size spec.pools",
+        "how the KV cache is handed over; one service has both sides: size spec.prefill too",
         kv_transfer,
-        also={"mode": "Disaggregated"},
+        also={TWO_POOLS: True},
     ),
     Flag(
         ("lora-modules",),

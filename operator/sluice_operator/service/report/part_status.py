@@ -61,14 +61,14 @@ def up_to_date(parts: Iterable[Part]) -> Check:
 def pool_summary(live: Manifest | None, desired: int, accelerator: str | None) -> Manifest:
     """One pool in numbers."""
     status = (live or {}).get("status") or {}
-    ready = status.get("ready", 0)
+    ready = status.get("readyReplicas", 0)
     return PoolSummary(
-        desired=desired,
+        desired_replicas=desired,
         replicas=status.get("replicas", 0),
-        ready=ready,
-        draining=status.get("draining", 0),
+        ready_replicas=ready,
+        updated_replicas=status.get("updatedReplicas", 0),
+        draining_replicas=status.get("drainingReplicas", 0),
         summary=f"{ready}/{desired}",
-        selector=status.get("selector"),
         accelerator=accelerator,
     ).to_json_dict()
 

@@ -9,9 +9,9 @@ from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 
 from sluice_operator.accelerators.find import find_accelerator
-from sluice_operator.accelerators.node_requirements import gpu_count
 from sluice_operator.api.conditions import SCALING_ACTIVE, Check
 from sluice_operator.api.findings import parse
+from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import managers_of
@@ -86,12 +86,12 @@ def scaling_settings(spec: InferenceServiceSpec) -> Settings:
     return Settings(
         pools={role: limits for role in spec.roles if (limits := _limits(spec, role))},
         gpu_budget=scaling.gpu_budget,
-        queue_seconds=target.queue_seconds,
+        queue_seconds=_seconds(target.queue_milliseconds),
         prefill_queue=target.prefill_queue,
         decode_queue=target.decode_queue,
         ttft_seconds=_seconds(slo.ttft_milliseconds),
         itl_seconds=_seconds(slo.itl_milliseconds),
-        percentile=slo.percentile,
+        percentile=float(slo.percentile),
         on_metrics_loss=scaling.on_metrics_loss,
     )
 

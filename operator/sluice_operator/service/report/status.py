@@ -5,9 +5,11 @@ Pure; `now` is only used for transitions. The state below a pool is read from th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.conditions import (
     ACCELERATOR_VERIFIED,
@@ -25,7 +27,7 @@ from sluice_operator.api.conditions import (
     UPGRADE_AVAILABLE,
     Check,
 )
-from sluice_operator.api.service import MODES, InferenceServiceSpec
+from sluice_operator.api.service import InferenceServiceSpec, Mode, roles_of
 from sluice_operator.api.status import LedgerStatus, RevisionNames, RolloutStatus
 from sluice_operator.apply.applier import Refused
 from sluice_operator.apply.plan import Identity, identity
@@ -101,7 +103,9 @@ def service_status(
         assert obstacle is not None
         serves = any(map(engines_ready, of_kind(observed.children, ENGINE_POOL)))
         former = before if serves else {}
-        kept = ("mode", "url", "pools", "resolved", "handover")
+        kept = (
+            "mode", "url", "replicas", "selector", "summary", "pools", "resolved", "handover",
+        )  # fmt: skip
         facts = {key: former[key] for key in kept if key in former}
         checks = _unplanned(plan, obstacle, former)
     else:
@@ -172,14 +176,32 @@ def _ledger(observed: ServiceObserved, before: Manifest) -> Manifest:
 def _facts(
     service: Manifest, children: Children, plan: ServicePlan, spec: InferenceServiceSpec
 ) -> Manifest:
-    meta = service["metadata"]
+    meta, mode = service["metadata"], _mode_served(plan, spec)
+    pools = {pool.role: _summary(children, pool) for pool in plan.pools}
     return {
-        "mode": _mode_served(plan, spec),
+        "mode": mode,
         "url": f"http://{meta['name']}.{meta.get('namespace', 'default')}.svc",
-        "pools": {pool.role.value: _summary(children, pool) for pool in plan.pools},
+        **_counted(children, mode),
+        "summary": _engines(pools),
+        "pools": {role.value: summary for role, summary in pools.items()},
         "resolved": {pool.role.value: settings_status(pool.settings) for pool in plan.pools},
         **_handover(children, plan),
     }
+
+
+def _counted(children: Children, mode: Mode) -> Manifest:
+    """The engines that `spec.replicas` counts, as the EnginePool that serves them says."""
+    role = roles_of(mode)[-1]
+    pools = (pool for pool in of_kind(children, ENGINE_POOL) if pool["spec"]["role"] == role)
+    status = next((pool.get("status") or {} for pool in pools), {})
+    return {key: status[key] for key in ("replicas", "selector") if key in status}
+
+
+def _engines(pools: Mapping[Role, Manifest]) -> str:
+    """The column ENGINES: `3/3`, or `P 2/2 D 4/4`."""
+    if len(pools) == 1:
+        return "".join(summary["summary"] for summary in pools.values())
+    return " ".join(f"{role.value[0].upper()} {pool['summary']}" for role, pool in pools.items())
 
 
 def _handover(children: Children, plan: ServicePlan) -> Manifest:
@@ -189,12 +211,12 @@ def _handover(children: Children, plan: ServicePlan) -> Manifest:
     return next(({"handover": handover} for handover in reported if handover), {})
 
 
-def _mode_served(plan: ServicePlan, spec: InferenceServiceSpec) -> str:
+def _mode_served(plan: ServicePlan, spec: InferenceServiceSpec) -> Mode:
     """The mode that is served: the former one until the routers use the pools of the desired
     mode."""
     if not plan.former.is_served:
         return spec.mode
-    return next(mode for mode in MODES if mode != spec.mode)
+    return "Mixed" if spec.is_disaggregated else "Disaggregated"
 
 
 def _summary(children: Children, pool: PlannedPool) -> Manifest:
@@ -225,7 +247,7 @@ def _obstacle(
     if applied in (None, generation):
         return why
     pools = (pool.get("status") or {} for pool in of_kind(children, ENGINE_POOL))
-    verb = "keep serving" if any(pool.get("ready") for pool in pools) else "stay in place"
+    verb = "keep serving" if any(pool.get("readyReplicas") for pool in pools) else "stay in place"
     text = f"{why.message.removesuffix('.')}; the settings of generation {applied} {verb}"
     return replace(why, message=text)
 

@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from pydantic.alias_generators import to_camel
-from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.scaling import AutoscalingSpec
-from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.service import InferenceServiceSpec, mode_of
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.spec_history import (
-    ACCELERATOR,
     ADAPTERS,
+    AUTOSCALING,
     MANNER,
     NUMBERS,
+    PREFILL,
     newest_complete,
     spec_hash,
     spec_in_record,
@@ -32,23 +32,29 @@ from sluice_operator.validation.errors import scaling_contradictions
 
 
 class SpecPart(NamedTuple):
-    """Some fields of one section of a spec, which have a meaning only together."""
+    """Some fields of a spec, which have a meaning only together."""
 
-    section: tuple[str, ...]
-    fields: tuple[str, ...]
-    values: Manifest = {}  # noqa: RUF012 - never written
+    paths: tuple[tuple[str, ...], ...]
+    values: dict[tuple[str, ...], Any] = {}  # noqa: RUF012 - never written
     """Those that are given; the others are left out."""
 
 
-_SCALING: Final = tuple(
-    name for name in map(to_camel, AutoscalingSpec.model_fields) if name != ACCELERATOR
+def _part(section: tuple[str, ...], fields: Iterable[str]) -> SpecPart:
+    return SpecPart(tuple((*section, name) for name in fields))
+
+
+_BUDGET: Final = "gpuBudget"
+_SCALING: Final = [name for name in map(to_camel, AutoscalingSpec.model_fields) if name != _BUDGET]
+_ENGINES: Final = (
+    SpecPart((("replicas",), *_part((AUTOSCALING,), _SCALING).paths)),
+    _part((PREFILL,), NUMBERS),
 )
-_NUMBERS: Final = (
-    *(SpecPart(("pools", role.value), NUMBERS) for role in Role),
-    SpecPart(("router",), ("replicas",)),
-    SpecPart(("autoscaling",), _SCALING),
+_NUMBERS: Final[tuple[SpecPart, ...]] = (
+    *_ENGINES,
+    _part(("router",), ("replicas",)),
+    _part((AUTOSCALING,), (_BUDGET,)),
 )
-_NOT_IN_HISTORY: Final = (SpecPart(("rollout",), MANNER), SpecPart(("model",), (ADAPTERS,)))
+_NOT_IN_HISTORY: Final = (_part(("rollout",), MANNER), _part(("model",), (ADAPTERS,)))
 """What a ControllerRevision has as it was when it was made."""
 
 
@@ -62,7 +68,10 @@ def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec 
         taken = (*_NUMBERS, *_NOT_IN_HISTORY)
     if not spec:
         return None
-    parts = tuple(_set_parts(service.get("spec") or {}, taken))
+    present = service.get("spec") or {}
+    if mode_of(present) != mode_of(spec):  # other engines are counted there
+        taken = taken[len(_ENGINES) :]
+    parts = tuple(_set_parts(present, taken))
     if (taken_whole := _read(spec, parts)) is not None:
         return taken_whole
     valid: tuple[SpecPart, ...] = ()
@@ -75,24 +84,32 @@ def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec 
 def _set_parts(spec: Manifest, parts: Iterable[SpecPart]) -> Iterator[SpecPart]:
     """Those of `parts` of which `spec` says anything."""
     for part in parts:
-        section: Any = spec
-        for key in part.section:
-            section = section.get(key) if isinstance(section, dict) else None
-        values_set = section if isinstance(section, dict) else {}
-        if values := {key: values_set[key] for key in part.fields if key in values_set}:
+        sections = ((path, _section(spec, path)) for path in part.paths)
+        if values := {path: at[path[-1]] for path, at in sections if path[-1] in at}:
             yield part._replace(values=values)
+
+
+def _section(spec: Manifest, path: tuple[str, ...]) -> Manifest:
+    """The object that has the field at `path`; empty where there is none."""
+    section: Any = spec
+    for key in path[:-1]:
+        section = section.get(key) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) else {}
 
 
 def _read(spec: Manifest, parts: Iterable[SpecPart]) -> InferenceServiceSpec | None:
     """`spec` with other `parts`; None where that is not valid, or asks for other pods."""
     changed = copy.deepcopy(spec)
     for part in parts:
-        section = changed
-        for key in part.section:
-            section = section.setdefault(key, {})
-        for key in part.fields:
-            section.pop(key, None)
-        section.update(part.values)
+        for path in part.paths:
+            _section(changed, path).pop(path[-1], None)
+        for path, value in part.values.items():
+            section = changed
+            for key in path[:-1]:
+                section = section.setdefault(key, {})
+            section[path[-1]] = value
+    if not changed.get(AUTOSCALING):
+        changed.pop(AUTOSCALING, None)
     if spec_hash(changed) != spec_hash(spec):
         return None
     try:

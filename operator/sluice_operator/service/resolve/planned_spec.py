@@ -14,7 +14,7 @@ from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import FETCH_ROLE
 
 from sluice_operator.api.findings import InvalidSpecError, parse
-from sluice_operator.api.service import InferenceServiceSpec, roles_of
+from sluice_operator.api.service import InferenceServiceSpec, mode_of, roles_of
 from sluice_operator.apply.plan import Identity, identity
 from sluice_operator.conditions import reasons
 from sluice_operator.delivery.adapters import AdapterDelivery, awaiting_draft
@@ -110,16 +110,12 @@ def _record(observed: ServiceObserved, top: Owner) -> Manifest:
     present, name = spec_with_commit(observed.service), observed.service["metadata"]["name"]
     last = spec_in_record(name, observed.children)
     former = spec_in_record(name, observed.children, FORMER_MODE_FILE)
-    if last and _mode(last) != _mode(present):
+    if last and mode_of(last) != mode_of(present):
         former = last
-    roles = roles_of(_mode(present))
+    roles = roles_of(mode_of(present))
     pools = of_kind(observed.children, ENGINE_POOL)
     stays = any(pool["spec"]["role"] not in roles for pool in pools)
     return applied_record(top, present, former if stays else {})
-
-
-def _mode(spec: Manifest) -> str:
-    return str(spec.get("mode", "Mixed"))
 
 
 def _downloads(children: Children, delivery: Delivery) -> frozenset[Identity]:

@@ -16,9 +16,10 @@ from sluice_contract.config.sizing import Value, resolved_values
 from sluice_contract.http_errors import shown_json
 
 from sluice_operator.accelerators.find import AcceleratorFinding, find_accelerator
-from sluice_operator.accelerators.node_requirements import gpu_count, is_nvidia, resource_name
+from sluice_operator.accelerators.node_requirements import is_nvidia, resource_name
 from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.pool import EnginePoolSpec, ModelFetch, ModelImage
+from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.template import MAX_LABELS
 from sluice_operator.delivery.delivery import pod_fetch
@@ -62,6 +63,7 @@ from sluice_operator.validation.errors import INVALID, Refusal
 
 AGREED: Final = (*DEFAULTED, "weight_dtype")
 """In which engines that hand each other the KV cache must be alike."""
+KV_TRANSFER: Final = "spec.engine.kvTransfer"
 BY_ENGINE: Final = "the engine's choice"
 """Of a setting that is not resolved here."""
 
@@ -177,7 +179,7 @@ def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Ite
             )
         except ConfigError as error:
             for mistake in error.errors:
-                path = _path(spec, role, mistake.key)
+                path = spec.engine_place(role, mistake.key)
                 yield Refusal(INVALID, f"{path}.{mistake.key}", f"{path}.{mistake}")
     for role, settings in settings_of.items():
         yield from _against_accelerator(spec, role, settings)
@@ -196,7 +198,7 @@ def _too_many_labels(
     more = sorted(queue_labels(service["metadata"].get("labels")).keys() - own)
     if not more or len(own) + len(more) <= MAX_LABELS:
         return
-    field = f"spec.pools.{role}.template.labels"
+    field = f"{spec.place(role, 'template')}.labels"
     beside = f"{len(own)} labels are not allowed beside {' and '.join(more)} of the service"
     allowed = f"at most {MAX_LABELS} on a pod, these included"
     yield Refusal(INVALID, field, f"{field}: {beside}; allowed: {allowed}")
@@ -209,7 +211,7 @@ def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> It
     if spec.engine_of(role).image or images.engine_of(accelerator):
         return
     assert accelerator is not None
-    field = f"{_path(spec, role, 'image')}.image"
+    field = f"{spec.engine_place(role, 'image')}.image"
     resource = resource_name(accelerator)
     why = "is not set" if is_nvidia(accelerator) else "is for nvidia.com"
     allowed = f"an engine image for {resource}, as SLUICE_GPU_ENGINE_IMAGE of the operator {why}"
@@ -224,12 +226,12 @@ def _at_metrics_port(spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal
         spec.pool(role).template,
     )
     fields = [
-        f"spec.pools.{role}.template.sidecars[{index}].ports"
+        f"{spec.place(role, 'template')}.sidecars[{index}].ports"
         for index, sidecar in enumerate(template.sidecars or () if template else ())
         if any(p.container_port == port and p.protocol == "TCP" for p in sidecar.ports or ())
     ]
     if role is Role.PREFILL and transfer is not None and transfer.bootstrap_port == port:
-        fields.append(f"{_path(spec, role, 'kvTransfer')}.kvTransfer.bootstrapPort")
+        fields.append(f"{KV_TRANSFER}.bootstrapPort")
     for field in fields:
         allowed = "another port, as the engine has its metrics there"
         yield Refusal(INVALID, field, f"{field}: {port} is not allowed; allowed: {allowed}")
@@ -243,8 +245,7 @@ def _not_shared(
     for other, theirs in others:
         for name in AGREED:
             if _value(settings, name) != _value(theirs, name):
-                pools = (first, other) if _sets(spec, first, name) else (other, first)
-                yield _unlike(spec, settings_of, name, *pools)
+                yield _unlike(spec, settings_of, name, first, other)
 
 
 def _unlike(
@@ -254,9 +255,8 @@ def _unlike(
     pool: Role,
     beside: Role,
 ) -> Refusal:
-    place, key = "spec.engine", to_camel(name)
-    if _sets(spec, pool, name):
-        place = f"spec.pools.{pool}.engine"
+    key = to_camel(name)
+    place = spec.engine_place(pool, key)
     ours, theirs = (shown_json(_value(settings_of[role], name)) for role in (pool, beside))
     text = f"{place}.{key}: {ours} in pool {pool} is not allowed beside {theirs} in pool {beside}"
     reason = "allowed: the same in both, which hand each other the KV cache"
@@ -268,40 +268,21 @@ def _value(settings: Settings, name: str) -> Value:
     return settings[name].value if name in settings else "auto"
 
 
-def _sets(spec: InferenceServiceSpec, role: Role, name: str) -> bool:
-    """Whether a user has set this for the engines of one pool."""
-    own = spec.pool(role).engine
-    return own is not None and getattr(own, name) is not None
-
-
 def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:
-    """The backend of the KV hand-over must be the same for both pools, and its port free."""
-    prefill, decode = spec.kv_transfer(Role.PREFILL), spec.kv_transfer(Role.DECODE)
-    assert prefill is not None
-    assert decode is not None
-    port, first, last = prefill.bootstrap_port, ports.KV_TRANSFER_MIN, ports.KV_TRANSFER_MAX
+    """The wire of the KV hand-over must be able to do what is asked, and its port free."""
+    transfer = spec.kv_transfer(Role.PREFILL)
+    assert transfer is not None
+    port, first, last = transfer.bootstrap_port, ports.KV_TRANSFER_MIN, ports.KV_TRANSFER_MAX
     if port == ports.ENGINE_HTTP or first <= port <= last:
-        field = f"{_path(spec, Role.PREFILL, 'kvTransfer')}.kvTransfer.bootstrapPort"
+        field = f"{KV_TRANSFER}.bootstrapPort"
         allowed = f"a port that engines do not use: not {ports.ENGINE_HTTP}, nor {first} to {last}"
         yield Refusal(INVALID, field, f"{field}: {port} is not allowed; allowed: {allowed}")
-    for role, transfer in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
-        yield from _of_wire(f"{_path(spec, role, 'kvTransfer')}.kvTransfer", transfer)
-    own = spec.pool(Role.DECODE).engine
-    if own is not None and own.host_cache is not None:
-        field = f"spec.pools.{Role.DECODE}.engine.hostCache"
-        shown = shown_json(own.host_cache.to_json_dict())
-        text = f"{field}: {shown} is not allowed; allowed: in pool prefill, which has the prompts"
-        yield Refusal(INVALID, field, text)
+    yield from _of_wire(KV_TRANSFER, transfer)
     drafts = spec.speculation(Role.DECODE)
     if drafts is not None and drafts.method == "Eagle":
-        field = f"{_path(spec, Role.DECODE, 'speculation')}.speculation.method"
+        field = "spec.engine.speculation.method"
         allowed = "NGram or Draft in two pools, as the KV cache of a head is not handed over"
         yield Refusal(INVALID, field, f'{field}: "Eagle" is not allowed; allowed: {allowed}')
-    if prefill != decode:
-        field = f"{_path(spec, Role.DECODE, 'kvTransfer')}.kvTransfer"
-        ours, theirs = (shown_json(transfer.to_json_dict()) for transfer in (decode, prefill))
-        text = f"{field}: {ours} in pool decode is not allowed beside {theirs} in pool prefill"
-        yield Refusal(INVALID, field, f"{text}; allowed: the same in both, in spec.engine")
 
 
 def _of_wire(path: str, transfer: KvTransfer) -> Iterator[Refusal]:
@@ -322,17 +303,10 @@ def _against_accelerator(
     """Tensor parallelism takes all GPUs of an engine."""
     accelerator, size = spec.pool(role).accelerator, settings["tensor_parallel_size"].value
     if accelerator is not None and size != (count := gpu_count(accelerator)):
-        path = f"{_path(spec, role, 'tensorParallelSize')}.tensorParallelSize"
-        allowed = f"{spec.accelerator_path(role)}.count ({count})"
+        path = f"{spec.engine_place(role, 'tensorParallelSize')}.tensorParallelSize"
+        allowed = f"{spec.place(role, 'accelerator')}.count ({count})"
         text = f"{path}: {size} is not allowed; allowed: {allowed}"
         yield Refusal(INVALID, path, text)
-
-
-def _path(spec: InferenceServiceSpec, role: Role, key: str) -> str:
-    """Where a person has set, or would set, an engine's setting."""
-    own = spec.pool(role).engine
-    own_settings = own.to_json_dict() if own else {}
-    return f"spec.pools.{role}.engine" if key.split(".")[0] in own_settings else "spec.engine"
 
 
 def _live(children: Children, role: Role) -> Manifest | None:

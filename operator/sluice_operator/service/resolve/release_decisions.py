@@ -62,12 +62,18 @@ class Pin(NamedTuple):
         return bool(_json(self.text).get("handoverKeyFile"))
 
 
+_NOT_READ: Final = {Role.PREFILL: "speculation", Role.DECODE: "hostCache"}
+"""The section of `engine` that the engines of a role do not read."""
+
+
 def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     """Hash of all that a service says of the engines of a pool."""
-    numbers = {"replicas", "autoscaling"}
-    pool = {k: v for k, v in _set_fields(spec.pool(role)).items() if k not in numbers}
+    pool = spec.pool(role)
     model = {k: v for k, v in _set_fields(spec.model).items() if k != "adapters"}
-    parts = {"model": model, "engine": _set_fields(spec.engine), "slo": _set_fields(spec.slo)}
+    parts = {"model": model, "slo": _set_fields(spec.slo)}
+    for name in ("accelerator", "resources", "template", "engine"):
+        parts[name] = _set_fields(getattr(pool, name))
+    parts["engine"].pop(_NOT_READ.get(role, ""), None)
     if spec.model.adapters is not None:  # which there are is no matter of a pod
         parts["adapters"] = {"claims": adapter_claims(spec.model)}
     if spec.tracing is not None:
@@ -75,7 +81,7 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     if spec.metrics is not None:
         parts["metrics"] = _set_fields(spec.metrics)
     auth = spec.asks_for_keys  # engines serve nobody but the routers then
-    return _hash(spec, {**parts, "pool": pool, "role": role.value, "auth": auth})
+    return _hash(spec, {**parts, "role": role.value, "auth": auth})
 
 
 def router_inputs(spec: InferenceServiceSpec) -> str:

@@ -13,7 +13,7 @@ the value in their place, under a field manager of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -21,8 +21,7 @@ from typing import Final
 from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 from sluice_contract.config.accelerators import Accelerator, product_row
 
-from sluice_operator.accelerators.node_requirements import gpu_count
-from sluice_operator.api.pools import AcceleratorSpec
+from sluice_operator.api.pools import AcceleratorSpec, gpu_count
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER
@@ -92,14 +91,20 @@ def plan_replicas(
 
 def first_engines(spec: InferenceServiceSpec, role: Role, accelerator: Accelerator) -> int:
     """Engines of the pool of `role` that are asked for first."""
-    if not spec.chooses_split:
-        return spec.pool(role).engines
     pool = spec.pool(role)
-    assert pool.autoscaling is not None
-    engines = (spec.gpu_budget or 0) // gpu_count(pool.accelerator)
-    prefill = max(1, min(engines - 1, round(engines * prefill_share(accelerator))))
-    first = prefill if role is Role.PREFILL else engines - prefill
+    if not spec.chooses_split or pool.autoscaling is None:
+        return pool.engines
+    gpus_of = {each: gpu_count(spec.pool(each).accelerator) for each in spec.roles}
+    first = _split(spec.gpu_budget or 0, gpus_of, prefill_share(accelerator))[role]
     return min(first, pool.autoscaling.max_replicas)
+
+
+def _split(gpus: int, gpus_of: Mapping[Role, int], share: float) -> dict[Role, int]:
+    """Engines of either pool on `gpus`, at least one each; `share` of the GPUs is for prefill."""
+    most = (gpus - gpus_of[Role.DECODE]) // gpus_of[Role.PREFILL]
+    prefill = max(1, min(most, round(gpus * share / gpus_of[Role.PREFILL])))
+    left = gpus - prefill * gpus_of[Role.PREFILL]
+    return {Role.PREFILL: prefill, Role.DECODE: max(1, left // gpus_of[Role.DECODE])}
 
 
 def engines_instead(
@@ -113,12 +118,7 @@ def engines_instead(
         return 0
     if not spec.is_disaggregated:
         return max(1, total // gpus_of[role])
-    max_prefill = (total - gpus_of[Role.DECODE]) // gpus_of[Role.PREFILL]
-    share = total * prefill_share(accelerator) / gpus_of[Role.PREFILL]
-    prefill = max(1, min(max_prefill, round(share)))
-    if role is Role.PREFILL:
-        return prefill
-    return max(1, (total - prefill * gpus_of[Role.PREFILL]) // gpus_of[Role.DECODE])
+    return _split(total, gpus_of, prefill_share(accelerator))[role]
 
 
 def _to_replace(

@@ -20,8 +20,9 @@ from sluice_contract.config.router import (
 )
 from sluice_contract.config.tracing import RouterTracing
 
+from sluice_operator.api.pools import PrefillSpec
 from sluice_operator.api.quantities import amount
-from sluice_operator.api.service import MODES, InferenceServiceSpec, RouterSpec
+from sluice_operator.api.service import InferenceServiceSpec, RouterSpec
 from sluice_operator.apply.field_ownership import applied_manifest, whole_manifest
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
@@ -76,8 +77,8 @@ def plan_router(
             former = with_replicas(serving, built["spec"]["replicas"])
             return PlannedRouter(former, (), (), is_former=True)
         if followed is None and not _has_switched(observed.service, spec):
-            other = next(mode for mode in MODES if mode != spec.mode)
-            spec = spec.model_copy(update={"mode": other})
+            other = None if spec.is_disaggregated else PrefillSpec()
+            spec = spec.model_copy(update={"prefill": other})
             file = _config_map(top, spec)
             former = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
             return PlannedRouter(former, (file,), (), is_former=True)
@@ -155,7 +156,8 @@ def _tracing(spec: InferenceServiceSpec) -> RouterTracing | None:
     tracing = spec.tracing
     if tracing is None:
         return None
-    return RouterTracing(endpoint=tracing.endpoint, sample_ratio=tracing.sample_ratio)
+    ratio = float(tracing.sample_percent) / 100
+    return RouterTracing(endpoint=tracing.endpoint, sample_ratio=ratio)
 
 
 def _memory_limit_bytes(spec: InferenceServiceSpec) -> int:

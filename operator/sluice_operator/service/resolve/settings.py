@@ -118,9 +118,7 @@ def _handover_backend(
 ) -> Resolved:
     """The backend of the KV hand-over. If the user sets none, running engines keep theirs."""
     if transfer.backend is not None:
-        own = spec.pool(role).engine
-        origin = f"spec.pools.{role}.engine" if own and own.kv_transfer else "spec"
-        return Resolved(value=transfer.backend, source=Source.USER, origin=origin)
+        return Resolved(value=transfer.backend, source=Source.USER, origin="spec.engine")
     default = transfer.backend_or_default
     if in_use in (None, default) or transfer.protocol == "rdma":
         return Resolved(value=default, source=Source.GENERAL, origin="default")
@@ -140,11 +138,10 @@ def pool_settings(
     taken = {name: entry for name, entry in shared.items() if getattr(own_settings, name) is None}
     with_shared = own_settings.model_copy(update=resolved_values(taken))
     resolved = resolve_settings(with_shared, accelerator, slo_targets(spec, role)) | taken
-    own = spec.pool(role).engine
-    for name in resolved.keys() & (own.model_fields_set if own else set()):
-        if getattr(own, name) is not None:
-            origin = f"spec.pools.{role}.engine"
-            resolved[name] = resolved[name].model_copy(update={"origin": origin})
+    for name, entry in resolved.items():
+        if entry.source is Source.USER:
+            origin = spec.engine_place(role, to_camel(name))
+            resolved[name] = entry.model_copy(update={"origin": origin})
     return resolved
 
 
@@ -157,7 +154,7 @@ def slo_targets(spec: InferenceServiceSpec, role: Role) -> SloTargets | None:
     ttft = spec.slo.ttft_milliseconds
     if itl is None and ttft is None:
         return None
-    percentile = spec.slo.percentile
+    percentile = float(spec.slo.percentile)
     return SloTargets(ttft_milliseconds=ttft, itl_milliseconds=itl, percentile=percentile)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.accelerators.node_requirements import gpu_count
+from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.conditions.pods import is_draining, is_finished
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind

@@ -178,8 +178,8 @@ class PoolQuestion:
 
     @property
     def reserved(self) -> int:
-        """Bytes kept free: what memoryFraction leaves, or more where that is too little."""
-        left = self.device.total - int(self.device.total * fraction_of(self.config))
+        """Bytes kept free: what memoryPercent leaves, or more where that is too little."""
+        left = self.device.total - memory_share(self.device.total, self.config)
         return max(left, self.least_reserved)
 
     @property
@@ -199,8 +199,14 @@ def step_tokens(config: EngineConfig) -> int:
     return max(prompts, config.max_running_requests or 1)
 
 
-def fraction_of(config: EngineConfig) -> float:
-    return config.memory_fraction or 1.0
+def percent_of(config: EngineConfig) -> int:
+    """The percent of a GPU's memory that weights and KV pool may take."""
+    return config.memory_percent or 100
+
+
+def memory_share(total_bytes: int, config: EngineConfig) -> int:
+    """The bytes of a GPU's memory that weights and KV pool may take."""
+    return total_bytes * percent_of(config) // 100
 
 
 def mib(size: float) -> str:
@@ -213,28 +219,27 @@ def check_weights(model: ModelBytes, config: EngineConfig, device: DeviceBytes) 
     Raises:
         OutOfMemoryError: names the bytes, and what would fit.
     """
-    fraction = fraction_of(config)
-    share = int(device.total * fraction)
+    share = memory_share(device.total, config)
     if model.weights < share:
         return
     wider = next((m.ranks for m in model.wider() if m.weights < _WEIGHTS_SHARE * share), None)
     ranks = f"raise tensorParallelSize (accelerator.count) to {wider}, or " if wider else ""
     stored = f", dequantised from {model.spec.quantised}," if model.spec.quantised else ""
     raise OutOfMemoryError(
-        f"model weights{stored} want {mib(model.weights)} of each GPU, and memoryFraction "
-        f"{fraction} of its {mib(device.total)} is {mib(share)}; {ranks}take GPUs with more than "
-        f"{mib(model.weights / fraction)}"
+        f"model weights{stored} want {mib(model.weights)} of each GPU, and memoryPercent "
+        f"{percent_of(config)} of its {mib(device.total)} is {mib(share)}; {ranks}take GPUs with "
+        f"more than {mib(model.weights * 100 / percent_of(config))}"
     )
 
 
 def planned_pool_tokens(config: EngineConfig, model: ModelBytes, total_bytes: int) -> int:
     """About as many as the KV pool has, before a step was measured: as configured, else what the
-    weights leave of memoryFraction of a GPU. Depends on nothing that differs between ranks."""
+    weights leave of memoryPercent of a GPU. Depends on nothing that differs between ranks."""
     if config.kv_pool_tokens is not None:
         return config.kv_pool_tokens
     if not model.token:  # more ranks than key heads: refused where the model is read
         return 0
-    return max(0, int(total_bytes * fraction_of(config)) - model.weights) // model.token
+    return max(0, memory_share(total_bytes, config) - model.weights) // model.token
 
 
 def device_pool_pages(question: PoolQuestion) -> int:
@@ -253,7 +258,7 @@ def device_pool_pages(question: PoolQuestion) -> int:
             f"KV pool allocation: a context of {context} tokens needs "
             f"{mib(context * question.model.token)}; of the {mib(device.total)} of a GPU "
             f"{mib(device.available)} are available, of which {mib(question.reserved)} are kept "
-            f"free (memoryFraction {fraction_of(config)}; a full step needs "
+            f"free (memoryPercent {percent_of(config)}; a full step needs "
             f"{mib(question.least_reserved)}); {advice(question)}"
         )
     useful = (config.max_running_requests or 1) * question.context_tokens
@@ -281,8 +286,8 @@ def advice(question: PoolQuestion) -> str:
         lower.append(f"contextLength to {context}")
     if chunk := next((n for n in _chunks(question.config) if _with_chunk(question, n).fits), None):
         lower.append(f"chunkSize to {chunk}")
-    if (fraction := _largest_fraction(question)) and _with_fraction(question, fraction).fits:
-        higher.append(f"memoryFraction to {fraction}")
+    if (percent := _largest_percent(question)) and _with_percent(question, percent).fits:
+        higher.append(f"memoryPercent to {percent}")
     wider = (model for model in question.model.wider() if _over(question, model).fits)
     if model := next(wider, None):
         higher.append(f"tensorParallelSize (accelerator.count) to {model.ranks}")
@@ -309,8 +314,8 @@ def _with_chunk(question: PoolQuestion, tokens: int) -> PoolQuestion:
     return replace(question, config=config, step=_scaled(question, question.model, config))
 
 
-def _with_fraction(question: PoolQuestion, fraction: float) -> PoolQuestion:
-    config = question.config.model_copy(update={"memory_fraction": fraction})
+def _with_percent(question: PoolQuestion, percent: int) -> PoolQuestion:
+    config = question.config.model_copy(update={"memory_percent": percent})
     return replace(question, config=config)
 
 
@@ -328,10 +333,10 @@ def _scaled(question: PoolQuestion, model: ModelBytes, config: EngineConfig) -> 
     return question.step * model.step(step_tokens(config), rows) // before
 
 
-def _largest_fraction(question: PoolQuestion) -> float | None:
-    """What a full step leaves, in hundredths; None if it is no more than the present one."""
-    share = int((1 - question.least_reserved / question.device.total) * 100) / 100
-    return share if share > fraction_of(question.config) else None
+def _largest_percent(question: PoolQuestion) -> int | None:
+    """What a full step leaves, in percent; None if it is no more than the present one."""
+    percent = int((1 - question.least_reserved / question.device.total) * 100)
+    return percent if percent > percent_of(question.config) else None
 
 
 def _missing(question: PoolQuestion) -> int:

@@ -151,14 +151,14 @@ def pool_pages(
     host: HostBytes,
     reserved: ReservedMemory,
 ) -> int:
-    """Pages of the KV pool: as configured, else as many as memoryFraction and the reserved memory
+    """Pages of the KV pool: as configured, else as many as memoryPercent and the reserved memory
     leave, but no more than maxRunningRequests full contexts can use.
 
     Raises:
         OutOfMemoryError: names phase, tokens wanted and available, and the setting to lower.
     """
-    page_size, fraction = config.page_size or 1, config.memory_fraction or 1.0
-    spendable = max(0, host.available - max(int(host.total * (1 - fraction)), reserved.total))
+    page_size, percent = config.page_size or 1, config.memory_percent or 100
+    spendable = max(0, host.available - max(host.total * (100 - percent) // 100, reserved.total))
     affordable = spendable // bytes_per_token
     if config.kv_pool_tokens is not None:
         left = max(0, host.available - reserved.sampling - reserved.api_process)
@@ -177,7 +177,7 @@ def pool_pages(
         raise OutOfMemoryError(
             f"KV pool allocation: a context of {context_tokens} tokens needs "
             f"{context_tokens * bytes_per_token >> 20} MiB, {spendable >> 20} MiB are "
-            f"available (memoryFraction {fraction}, {reserved}); lower contextLength "
+            f"available (memoryPercent {percent}, {reserved}); lower contextLength "
             f"or maxRunningRequests, or set kvPoolTokens"
         )
     return pages_for(min(affordable, useful), page_size)
@@ -225,7 +225,7 @@ def scheduler_settings(
         policy=config.scheduling_policy or "fcfs",
         seed=config.seed,
         priority_threshold=config.priority_threshold or 0,
-        conservativeness=config.schedule_conservativeness or 1.0,
+        conservativeness=(config.reserve_percent or 100) / 100,
         report_chunks=config.role is not Role.MIXED,  # a decode engine may become a prefill one
         target=_target(config.slo),
         max_adapters=config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,

@@ -131,9 +131,8 @@ def test_pools_land_on_the_nodes_of_a_file_and_equal_ones_are_simulated_once(
 ) -> None:
     nodes = tmp_path / "nodes.yaml"
     nodes.write_text(yaml.safe_dump({"kind": "List", "items": [node("a", A100), node("h", H100)]}))
-    pools = {"prefill": {"accelerator": {"product": H100}}, "decode": {"accelerator": {}}}
     simulator = Simulator(rates(2, 4, 4, 8, 9))
-    file = written(tmp_path, mode="Disaggregated", pools=pools)
+    file = written(tmp_path, accelerator={}, prefill={"accelerator": {"product": H100}})
     assert run(["-f", file, "--nodes", str(nodes)], simulator) == 0
     text = capsys.readouterr().out
     assert "Pool prefill: each engine on 1 x NVIDIA-H100-80GB-HBM3" in text
@@ -165,7 +164,7 @@ def test_a_model_of_a_hub_is_explained_as_if_it_were_resolved(
     [
         (["--nodes", "/nowhere"], 2, "--nodes: \"/nowhere\" is not allowed"),
         (["--model-config", "/nowhere"], 2, "--model-config"),
-        (["--accelerator", "no/label"], 1, "spec.pools.mixed.accelerator.product"),
+        (["--accelerator", "no/label"], 1, "spec.accelerator.product"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_named(
@@ -230,12 +229,12 @@ def test_arrangements_of_the_answer_are_those_that_are_shown() -> None:
     assert set(ARRANGED) == set(Arrangement.model_fields["name"].annotation.__args__)  # type: ignore[union-attr]
 
 
-def test_a_pool_that_lacks_its_other_half_is_refused_on_a_product_too(
+def test_a_hand_over_without_two_pools_is_refused_on_a_product_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = written(tmp_path, mode="Disaggregated", pools={"prefill": {}})
+    file = written(tmp_path, engine={"kvTransfer": {}})
     assert run(["-f", file, "--accelerator", A100], Simulator(rates(1, 1, 1, 1, 1))) == 1
-    assert "both prefill and decode" in capsys.readouterr().err
+    assert "kvTransfer only beside spec.prefill" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ class Changes:
     async def states(self) -> AsyncGenerator[Manifest, None]:
         for ready, updated in ((0, "False/Starting"), (1, "False/Starting"), (2, "True/AllReady")):
             item = told(Updated=updated)
-            item["status"]["pools"] = {"mixed": {"desired": 2, "ready": ready}}
+            item["status"]["pools"] = {"mixed": {"desiredReplicas": 2, "updatedReplicas": ready}}
             yield item
 
     async def pools(self) -> tuple[Manifest, ...]:

@@ -62,8 +62,8 @@ def test_a_pool_that_lacks_engines_has_a_bar() -> None:
     item = told(Updated="False/RollingOut")
     assert list(bars(item)) == []
     item["status"]["pools"] = {
-        "prefill": {"desired": 4, "ready": 1},
-        "decode": {"desired": 2, "ready": 2},
-        "mixed": {"desired": 0, "ready": 0},
+        "prefill": {"desiredReplicas": 4, "updatedReplicas": 1},
+        "decode": {"desiredReplicas": 2, "updatedReplicas": 2},
+        "mixed": {"desiredReplicas": 0, "updatedReplicas": 0},
     }
     assert list(bars(item)) == [f"  prefill  {'━' * 8}{'·' * 24} 1 of 4 ready"]

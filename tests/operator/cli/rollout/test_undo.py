@@ -44,60 +44,57 @@ def test_what_is_not_there_is_named_with_what_is() -> None:
 def test_numbers_and_the_manner_of_roll_outs_stay_as_they_are_now() -> None:
     former: Manifest = {
         "model": {"uri": "dummy://a"},
-        "pools": {"mixed": {"replicas": 1, "engine": {"chunkSize": 64}}},
         "router": {"replicas": 2, "image": "r:1"},
         "rollout": {"upgrade": "a", "restartedAt": "early"},
         "autoscaling": {"gpuBudget": 2},
+        "replicas": 1,
+        "engine": {"chunkSize": 64},
     }
     now: Manifest = {
         "model": {"uri": "dummy://b"},
-        "pools": {"mixed": {"autoscaling": {"maxReplicas": 9}}},
         "router": {"replicas": 5},
         "rollout": {"strategy": "InPlace", "restartedAt": "late"},
         "paused": False,
+        "autoscaling": {"maxReplicas": 9},
     }
     assert undone(now, former) == {
         "model": {"uri": "dummy://a"},
-        "pools": {"mixed": {"autoscaling": {"maxReplicas": 9}, "engine": {"chunkSize": 64}}},
         "router": {"replicas": 5, "image": "r:1"},
         "rollout": {"strategy": "InPlace", "restartedAt": "late", "upgrade": "a"},
         "paused": False,
+        "autoscaling": {"maxReplicas": 9},
+        "engine": {"chunkSize": 64},
     }
 
 
 def test_numbers_of_parts_that_were_left_out_stay_too() -> None:
     former: Manifest = {"model": {"uri": "dummy://a"}}
-    numbers: Manifest = {"pools": {"mixed": {"replicas": 8}}, "router": {"replicas": 5}}
+    numbers: Manifest = {"router": {"replicas": 5}, "replicas": 8}
     now = {"model": {"uri": "dummy://b"}, **numbers}
     assert undone(now, former) == former | numbers
-    now["pools"]["mixed"] |= {"engine": {"chunkSize": 64}}
-    assert undone(now, former) == former | numbers | {"pools": {"mixed": {"replicas": 8}}}
+    now["engine"] = {"chunkSize": 64}
+    assert undone(now, former) == former | numbers
 
 
 def test_the_accelerator_of_a_divided_budget_comes_back_and_the_budget_stays() -> None:
     def split(product: str, budget: int) -> Manifest:
-        scaling = {"gpuBudget": budget, "accelerator": {"product": product}}
-        return {"mode": "Disaggregated", "autoscaling": scaling}
+        scaling = {"gpuBudget": budget}
+        return {"autoscaling": scaling, "accelerator": {"product": product}, "prefill": {}}
 
     assert undone(split("B", 8), split("A", 4)) == split("A", 8)
-    pools = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
-    numbered = {"mode": "Disaggregated", "pools": pools}
-    assert undone(numbered, split("A", 4)) == split("A", 4)
-    # What is left out is a GPU there, and none in a pool.
-    left_out = {"mode": "Disaggregated", "autoscaling": {"gpuBudget": 4}}
-    for budget in ({}, {"autoscaling": {"gpuBudget": 4}}):
-        assert undone(numbered | budget, left_out) == left_out
-    assert undone(split("B", 8), numbered) == numbered | {"autoscaling": {"gpuBudget": 8}}
+    numbered = {"replicas": 3, "accelerator": {}, "prefill": {"replicas": 2}}
+    assert undone(numbered, split("A", 4)) == numbered | {"accelerator": {"product": "A"}}
+    assert undone(split("B", 8), numbered) == split("B", 8) | {"accelerator": {}}
 
 
-def test_pools_of_another_mode_come_back_with_their_numbers() -> None:
-    pools = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
-    former = {"mode": "Disaggregated", "pools": pools}
-    assert undone({"mode": "Mixed", "pools": {"mixed": {"replicas": 7}}}, former) == former
+def test_pools_that_are_not_there_now_come_back_with_their_numbers() -> None:
+    former = {"replicas": 3, "prefill": {"replicas": 2}}
+    assert undone({"replicas": 7}, former) == former
+    assert undone(former, {"replicas": 7}) == {"replicas": 7}
 
 
 def test_a_restart_changes_nothing_but_its_mark() -> None:
-    spec: Manifest = {"rollout": {"strategy": "InPlace"}, "mode": "Mixed"}
+    spec: Manifest = {"rollout": {"strategy": "InPlace"}}
     assert changes(spec, restarted(spec, "now")).splitlines()[-3:] == [
         " rollout:",
         "+  restartedAt: now",
@@ -109,7 +106,7 @@ def test_a_key_that_only_moved_is_no_change() -> None:
     resources = {"limits": {"memory": "2Gi"}, "requests": {"cpu": 1}}
     pods = {"resources": resources, "replicas": 2}
     moved = {"replicas": 2, "resources": dict(reversed(resources.items()))}
-    assert changes({"pools": {"mixed": pods}}, {"pools": {"mixed": moved}}) == ""
+    assert changes({**pods}, {**moved}) == ""
 
 
 def test_whoever_would_put_the_spec_back_is_named() -> None:

@@ -115,6 +115,13 @@ def service_load(*engines: EngineLoad, waiting: int = 0) -> ServiceLoad:
     return ServiceLoad(draining=False, discovered=True, waiting_requests=waiting, engines=engines)
 
 
+def _counts(desired: int, replicas: int, ready: int, draining: int = 0) -> Manifest:
+    return {
+        "desiredReplicas": desired, "replicas": replicas, "readyReplicas": ready,
+        "updatedReplicas": ready, "drainingReplicas": draining,
+    }  # fmt: skip
+
+
 def chat() -> Manifest:
     """A disaggregated service in a roll-out."""
     text = "1 of 2 engines ready, 1 of the former revision still serve; the others are starting."
@@ -123,8 +130,8 @@ def chat() -> Manifest:
         "chat",
         mode="Disaggregated",
         pools={
-            "prefill": {"desired": 2, "replicas": 3, "ready": 1, "draining": 0, **summary},
-            "decode": {"desired": 3, "replicas": 3, "ready": 3, "draining": 2, **summary},
+            "prefill": _counts(2, 3, 1) | summary,
+            "decode": _counts(3, 3, 3, draining=2) | summary,
         },
         conditions=[
             condition("Ready", "True", "Serving"),
@@ -136,7 +143,7 @@ def chat() -> Manifest:
             "reason": "QueueShort",
             "message": "decode 4 → 3: its queue of 0.2 s is below the target of 1 s.",
             "time": "2026-11-28T10:58:00Z",
-            "inTimePercent": 99.2,
+            "inTimePercent": "99.2",
         },
         ledger={"answered": 120_345, "resumed": 3, "refused": 12, "abandoned": 40, "lost": 0},
     )
@@ -147,7 +154,7 @@ def tiny() -> Manifest:
     return service(
         "tiny",
         mode="Mixed",
-        pools={"mixed": {"desired": 1, "replicas": 1, "ready": 0, "draining": 0}},
+        pools={"mixed": _counts(1, 1, 0)},
         conditions=[
             condition("Ready", "False", "ImagePullBackOff"),
             condition("Updated", "False", "ImagePullBackOff", "pod tiny-mixed-1: no such image"),

@@ -26,7 +26,7 @@ def node(product: str, memory: int) -> Manifest:
 
 
 def planned(accelerator: Manifest | None) -> ServicePlan:
-    spec = {"pools": {"mixed": {"accelerator": accelerator} if accelerator is not None else {}}}
+    spec = {**({"accelerator": accelerator} if accelerator is not None else {})}
     return plan_service(service_observed(service(spec), nodes=(node(A100, 40_960),)))
 
 

@@ -12,7 +12,7 @@ from sluice_operator.service.report.pools_alike import engines_move
 
 from tests.operator.examples import service, service_observed
 
-SPLIT: Manifest = {"mode": "Disaggregated"}
+SPLIT: Manifest = {"prefill": {}}
 
 
 def planned(spec: Manifest) -> ServicePlan:
@@ -29,7 +29,8 @@ def moves(spec: Manifest) -> bool:
         {},
         {"slo": {"ttftMilliseconds": 2000, "itlMilliseconds": 50}},
         {"slo": {"itlMilliseconds": 50}},
-        {"pools": {"prefill": {"replicas": 3}, "decode": {"replicas": 1}}},
+        {"replicas": 1, "prefill": {"replicas": 3}},
+        {"engine": {"maxRunningRequests": 64}, "template": {"labels": {"team": "a"}}},
     ],
 )
 def test_engines_of_pools_that_differ_in_role_alone_move(spec: Manifest) -> None:
@@ -39,11 +40,11 @@ def test_engines_of_pools_that_differ_in_role_alone_move(spec: Manifest) -> None
 @pytest.mark.parametrize(
     "spec",
     [
-        {"pools": {"prefill": {"engine": {"chunkSize": 1024}}}},
-        {"pools": {"decode": {"engine": {"maxRunningRequests": 64}}}},
-        {"pools": {"decode": {"template": {"labels": {"team": "a"}}}}},
-        {"pools": {"prefill": {"resources": {"requests": {"cpu": "2"}}}}},
-        {"pools": {"prefill": {"engine": {"drainSeconds": 30}}}},
+        {"prefill": {"engine": {"chunkSize": 1024}}},
+        {"prefill": {"engine": {"maxRunningRequests": 64}}},
+        {"prefill": {"template": {"labels": {"team": "a"}}}},
+        {"prefill": {"resources": {"requests": {"cpu": "2"}}}},
+        {"prefill": {"engine": {"drainSeconds": 30}}},
         {"engine": {"speculation": {"method": "NGram"}}},
     ],
 )

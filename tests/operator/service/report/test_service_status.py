@@ -45,7 +45,7 @@ from tests.operator.statuses import (
     condition,
 )
 
-NO_ENGINES: Manifest = {"pools": {"mixed": {"replicas": 0}}}
+NO_ENGINES: Manifest = {"replicas": 0}
 LATE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
 PINNED = {"value": 77, "source": "General", "from": "default"}
 
@@ -399,9 +399,7 @@ def test_a_transition_has_its_own_time() -> None:
     assert moved["lastTransitionTime"] == "2026-01-02T03:04:05Z"
 
 
-@pytest.mark.parametrize(
-    "spec", [{}, {"pools": {"mixed": {"replicas": 5}}}, {"router": {"replicas": 1}}]
-)
+@pytest.mark.parametrize("spec", [{}, {"replicas": 5}, {"router": {"replicas": 1}}])
 def test_sizes_stay_while_what_is_said_of_the_engines_is_the_same(spec: Manifest) -> None:
     observed = _sized_before(spec)
     plan, fresh = plan_service(observed), service_plan(spec)
@@ -413,7 +411,7 @@ def test_sizes_stay_while_what_is_said_of_the_engines_is_the_same(spec: Manifest
 
 
 def test_a_size_that_engines_choose_since_this_release_stays_until_the_upgrade() -> None:
-    gpus = {"pools": {"mixed": {"accelerator": {"product": "H100"}, "engine": {"image": "gpu:1"}}}}
+    gpus = {"accelerator": {"product": "H100"}, "engine": {"image": "gpu:1"}}
     pinned = Resolved(value=256, source=Source.PRODUCT, origin="H100 TP1")
 
     def of_another_release(*inputs: Any) -> dict[str, Resolved]:
@@ -456,7 +454,7 @@ def test_a_pool_observed_without_status_does_not_count() -> None:
 def test_what_was_said_of_scaling_holds_after_a_restart_until_the_spec_changes(
     since: int, *, kept: bool
 ) -> None:
-    scaled: Manifest = {"pools": {"mixed": {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}}}
+    scaled: Manifest = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
     first = service_observed(service(scaled))
     said = Scaling(Check("True", "Enough", "mixed: no change"))
     status = service_status(first, plan_service(first), NOW, scaling=said)

@@ -20,7 +20,7 @@ ALL = Images(engine="cpu:1", router="router:1", gpu_engine="cuda:1")
 
 def spec(accelerator: Manifest | None, image: str | None = None) -> Manifest:
     pool = {"accelerator": accelerator} if accelerator is not None else {}
-    return {"pools": {"mixed": pool}, "engine": {"image": image} if image else {}}
+    return {"engine": {"image": image} if image else {}, **pool}
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_an_upgrade_of_the_operator_changes_nothing(former: ServicePlan) -> None
 
 
 def test_an_upgrade_that_is_scaled_or_has_lost_pods_makes_no_key(former: ServicePlan) -> None:
-    pools: Manifest = {"pools": {"mixed": {"replicas": 3}}}
+    pools: Manifest = {"replicas": 3}
     plan = _plan(pools, [live(each) for each in _children(former)])
     assert _with_key(plan) == (False, False)
     assert plan.secrets == ()

@@ -22,7 +22,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 
-from tests.operator.harness.memory_cluster import KEY, MemoryCluster, mixed, running
+from tests.operator.harness.memory_cluster import KEY, MemoryCluster, running
 from tests.operator.model_pods import COMMIT, resolved, said
 from tests.operator.statuses import condition
 
@@ -34,14 +34,14 @@ ASLEEP: Final[Manifest] = {"minReplicas": 0, "maxReplicas": 4}
 
 
 BUDGET: Final[Manifest] = {
-    "pools": mixed(**GPUS, autoscaling={"minReplicas": 2, "maxReplicas": 8}),
-    "autoscaling": {"gpuBudget": 8},
+    **GPUS,
+    "autoscaling": {"minReplicas": 2, "maxReplicas": 8, "gpuBudget": 8},
 }
 IN_PLACE: Final[Manifest] = {
-    "pools": mixed(autoscaling={"minReplicas": 2, "maxReplicas": 8}),
+    "autoscaling": {"minReplicas": 2, "maxReplicas": 8},
     "rollout": {"strategy": "InPlace"},
 }
-SURGE: Final[Manifest] = {"pools": mixed(autoscaling={"minReplicas": 2, "maxReplicas": 8})}
+SURGE: Final[Manifest] = {"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
 
 
 @REFUSED_OR_AWAITED
@@ -57,7 +57,7 @@ async def test_what_the_autoscaler_writes_is_carried_out(spec: Manifest, change:
 @REFUSED_OR_AWAITED
 @pytest.mark.parametrize("manner", [{}, {"rollout": {"strategy": "InPlace"}}])
 async def test_a_service_that_sleeps_wakes(manner: Manifest, change: Manifest) -> None:
-    cluster = await running(pools=mixed(autoscaling=ASLEEP), **manner)
+    cluster = await running(autoscaling=ASLEEP, **manner)
     await cluster.edited(**change)
     assert cluster.engines() == 0
     cluster.operator_starts()
@@ -109,13 +109,13 @@ async def test_what_is_deleted_is_made_again(kind: Kind, name: str, change: Mani
 
 @REFUSED_OR_AWAITED
 async def test_numbers_of_the_new_spec_are_carried_out(change: Manifest) -> None:
-    cluster = await running(pools=mixed(replicas=2))
+    cluster = await running(replicas=2)
     before = cluster.templates
-    await cluster.edited(**change, pools=mixed(replicas=6), router={"replicas": 3})
+    await cluster.edited(**change, replicas=6, router={"replicas": 3})
     assert cluster.engines() == 6
     assert cluster.api.objects[DEPLOYMENT, "chat-router"]["spec"]["replicas"] == 3
     assert cluster.templates == before
-    assert cluster.status["pools"]["mixed"]["desired"] == 6
+    assert cluster.status["pools"]["mixed"]["desiredReplicas"] == 6
     assert (cluster.status["observedGeneration"], cluster.status["appliedGeneration"]) == (2, 1)
 
 
@@ -130,9 +130,9 @@ async def test_numbers_of_the_new_spec_are_carried_out(change: Manifest) -> None
     ],
 )
 async def test_only_numbers_that_are_valid_are_taken(pool: Manifest, engines: int) -> None:
-    cluster = await running(pools=mixed(replicas=2))
+    cluster = await running(replicas=2)
     before = cluster.templates
-    change = {"pools": mixed(**pool), "router": {"replicas": 4}}
+    change = {**pool, "router": {"replicas": 4}}
     await cluster.edited(**TYPO, **change)
     assert cluster.engines() == engines
     assert cluster.api.objects[DEPLOYMENT, "chat-router"]["spec"]["replicas"] == 4
@@ -142,7 +142,7 @@ async def test_only_numbers_that_are_valid_are_taken(pool: Manifest, engines: in
 async def test_another_limit_of_the_autoscaler_is_taken() -> None:
     cluster = await running(**BUDGET)
     limits = {"minReplicas": 3, "maxReplicas": 5}
-    change = {"pools": mixed(**GPUS, autoscaling=limits), "autoscaling": {"gpuBudget": 6}}
+    change = {**GPUS, "autoscaling": limits | {"gpuBudget": 6}}
     await cluster.edited(**TYPO, **change)
     assert cluster.autoscaler.scaled is not None
     settings = cluster.autoscaler.scaled.settings
@@ -152,8 +152,8 @@ async def test_another_limit_of_the_autoscaler_is_taken() -> None:
 
 async def test_a_refused_budget_is_left_out_and_the_limits_are_taken() -> None:
     cluster = await running(**BUDGET)
-    pools = mixed(**GPUS, autoscaling={"minReplicas": 3, "maxReplicas": 5})
-    await cluster.edited(pools=pools, autoscaling={"gpuBudget": 1})
+    limits = {"minReplicas": 3, "maxReplicas": 5}
+    await cluster.edited(**GPUS, autoscaling=limits | {"gpuBudget": 1})
     assert cluster.autoscaler.scaled is not None
     settings = cluster.autoscaler.scaled.settings
     assert settings.gpu_budget == 8
@@ -161,19 +161,17 @@ async def test_a_refused_budget_is_left_out_and_the_limits_are_taken() -> None:
 
 
 async def test_a_budget_that_would_divide_gpus_among_the_pools_is_left_out() -> None:
-    cluster = await running(mode="Disaggregated")
+    cluster = await running(prefill={})
     before = cluster.templates
-    budget = {"gpuBudget": 8, "accelerator": {"count": 2}}
-    await cluster.edited(**TYPO, autoscaling=budget)
+    await cluster.edited(**TYPO, accelerator={"count": 2}, autoscaling={"gpuBudget": 8})
     assert cluster.templates == before
     assert (cluster.engines("chat-prefill"), cluster.engines("chat-decode")) == (1, 1)
 
 
 async def test_another_mode_that_is_refused_changes_nothing() -> None:
-    cluster = await running(pools=mixed(replicas=2))
+    cluster = await running(replicas=2)
     before = cluster.templates
-    pools = {"prefill": {"replicas": 4}, "decode": {"replicas": 4}}
-    await cluster.edited(**TYPO, mode="Disaggregated", pools=pools)
+    await cluster.edited(**TYPO, replicas=4, prefill={"replicas": 4})
     assert (cluster.engines(), cluster.templates) == (2, before)
     assert cluster.status["mode"] == "Mixed"
 
@@ -221,8 +219,8 @@ async def test_a_service_that_was_never_accepted_has_nothing() -> None:
 
 @REFUSED_OR_AWAITED
 async def test_pause_stops_everything(change: Manifest) -> None:
-    cluster = await running(pools=mixed(replicas=2))
-    await cluster.edited(**change, paused=True, pools=mixed(replicas=6))
+    cluster = await running(replicas=2)
+    await cluster.edited(**change, paused=True, replicas=6)
     cluster.api.delete(DEPLOYMENT, "chat-router")
     await cluster.reconciled()
     assert cluster.engines() == 2
@@ -231,7 +229,7 @@ async def test_pause_stops_everything(change: Manifest) -> None:
 
 @pytest.mark.process
 async def test_a_download_goes_on_beside_what_serves_and_after_a_typo() -> None:
-    cluster = await running(pools=mixed(replicas=1))
+    cluster = await running(replicas=1)
     await cluster.edited(**ON_A_HUB)
     await cluster.job_ends("resolve", resolved())
     (job,) = cluster.names(JOB)
@@ -239,7 +237,7 @@ async def test_a_download_goes_on_beside_what_serves_and_after_a_typo() -> None:
     assert condition(cluster.status, "Updated")["reason"] == "FetchingModel"
     assert condition(cluster.status, "ModelAvailable")["reason"] == "FetchingModel"
     assert condition(cluster.status, "Ready")["status"] == "True"
-    await cluster.edited(**TYPO, pools=mixed(replicas=3))
+    await cluster.edited(**TYPO, replicas=3)
     assert cluster.engines() == 3
     assert cluster.names(JOB) == [job]
     assert cluster.names(PERSISTENT_VOLUME_CLAIM) == ["chat-model"]
@@ -251,13 +249,13 @@ async def test_a_download_goes_on_beside_what_serves_and_after_a_typo() -> None:
 
 
 async def test_a_download_that_has_failed_is_told_and_not_tried_again() -> None:
-    cluster = await running(pools=mixed(replicas=1))
+    cluster = await running(replicas=1)
     await cluster.edited(**ON_A_HUB)
     await cluster.job_ends("resolve", said("AccessDenied", "gated"), 2)
     assert condition(cluster.status, "Updated")["reason"] == "AccessDenied"
     assert condition(cluster.status, "Stalled")["status"] == "True"
     before = cluster.names(JOB)
-    await cluster.edited(pools=mixed(replicas=3))
+    await cluster.edited(replicas=3)
     assert cluster.engines() == 3
     assert cluster.names(JOB) == before
 
@@ -283,7 +281,7 @@ async def on_a_hub(**spec: Any) -> MemoryCluster:
 async def test_a_model_of_a_hub_serves_on_beside_another(change: Manifest) -> None:
     cluster = await on_a_hub()
     before = cluster.templates
-    await cluster.edited(**change, pools=mixed(replicas=3))
+    await cluster.edited(**change, replicas=3)
     cluster.api.delete(DEPLOYMENT, "chat-router")
     await cluster.reconciled()
     assert cluster.engines() == 3
@@ -304,40 +302,41 @@ def _with_a_later_restart(cluster: MemoryCluster) -> None:
 async def test_what_was_complete_stands_for_what_an_earlier_release_has_applied(
     first: Callable[[MemoryCluster], None],
 ) -> None:
-    cluster = await running(pools=mixed(replicas=2))
+    cluster = await running(replicas=2)
     first(cluster)
     await cluster.reconciled()
     assert cluster.names(CONTROLLER_REVISION)
     before = cluster.templates
     _without_a_record(cluster)
-    await cluster.edited(**TYPO, pools=mixed(replicas=3))
+    await cluster.edited(**TYPO, replicas=3)
     assert (cluster.engines(), cluster.templates) == (3, before)
 
 
 async def test_without_any_record_all_stays_as_it_is() -> None:
-    cluster = await running(pools=mixed(replicas=2))
+    cluster = await running(replicas=2)
     _without_a_record(cluster)
     for name in cluster.names(CONTROLLER_REVISION):
         cluster.api.delete(CONTROLLER_REVISION, name)
     before = cluster.templates
-    await cluster.edited(**TYPO, pools=mixed(replicas=3))
+    await cluster.edited(**TYPO, replicas=3)
     assert (cluster.engines(), cluster.templates) == (2, before)
     assert condition(cluster.status, "Ready")["status"] == "True"
     assert condition(cluster.status, "Updated")["reason"] == "InvalidSpec"
 
 
 async def test_a_name_that_another_object_has_is_left_to_it() -> None:
-    cluster = await running(pools=mixed(replicas=2))
+    cluster = await running(replicas=2)
     cluster.api.delete(SERVICE, "chat")
     theirs = {"metadata": {"name": "chat"}, "spec": {"ports": []}}
     cluster.api.apply(SERVICE, theirs)
-    await cluster.edited(pools=mixed(replicas=3))
+    await cluster.edited(replicas=3)
     assert cluster.api.objects[SERVICE, "chat"]["spec"] == theirs["spec"]
     assert condition(cluster.status, "Ready")["reason"] == "NameTaken"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"model":"x"}', '{"pools":5}', '{"model":{"uri":"dummy://a"},"router":"x"}']
+    "text",
+    ["", "[]", '{"model":"x"}', '{"prefill":5}', '{"model":{"uri":"dummy://a"},"router":"x"}'],
 )
 async def test_a_record_that_somebody_has_edited_is_none(text: str) -> None:
     cluster = await running(**SURGE)

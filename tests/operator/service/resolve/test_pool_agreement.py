@@ -17,10 +17,12 @@ from tests.operator.examples import live, service, service_observed, service_pla
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 MORE: Manifest = {"engine": {"maxRunningRequests": 64}}
+DRAFTS: Manifest = {"engine": {"speculation": {"method": "NGram"}}}
+"""Read by decode engines alone."""
 
 
 def _spec(prefill: Manifest | None = None, decode: Manifest | None = None) -> Manifest:
-    return {"mode": "Disaggregated", "pools": {"prefill": prefill or {}, "decode": decode or {}}}
+    return {**(decode or {}), "prefill": prefill or {}}
 
 
 def _children(plan: ServicePlan) -> list[Manifest]:
@@ -49,7 +51,7 @@ def _upgraded(before: list[Manifest], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_upgraded")
-@pytest.mark.parametrize("spec", [_spec(decode=MORE), _spec(prefill=MORE)])
+@pytest.mark.parametrize("spec", [_spec(decode=DRAFTS), _spec(prefill=MORE)])
 def test_a_pool_that_is_edited_takes_what_its_sibling_has(
     spec: Manifest, before: list[Manifest]
 ) -> None:
@@ -74,24 +76,22 @@ def test_two_pools_that_are_edited_take_the_new_default(before: list[Manifest]) 
 def test_what_a_user_sets_against_what_the_sibling_has_is_refused_by_name(
     before: list[Manifest],
 ) -> None:
-    refusal = _plan(_spec(decode={"engine": {"pageSize": 32}}), before).refusal
+    refusal = _plan(_spec(prefill={"engine": {"pageSize": 32}}), before).refusal
     assert refusal is not None
-    assert refusal.field == "spec.pools.decode.engine.pageSize"
-    assert "32 in pool decode is not allowed beside 16 in pool prefill" in refusal.message
+    assert refusal.field == "spec.prefill.engine.pageSize"
+    assert "32 in pool prefill is not allowed beside 16 in pool decode" in refusal.message
     assert len(refusal.parts) == 1
 
 
 @pytest.mark.parametrize(("key", "value"), [("weightDtype", "int8"), ("kvCacheDtype", "fp8_e4m3")])
-@pytest.mark.parametrize("pool", [PREFILL, DECODE])
 def test_a_type_of_one_pool_s_numbers_alone_is_refused_by_name(
-    pool: Role, key: str, value: str, before: list[Manifest]
+    key: str, value: str, before: list[Manifest]
 ) -> None:
-    alone = _spec(**{pool.value: {"engine": {key: value}}})
+    alone = _spec(prefill={"engine": {key: value}})
     for refusal in (service_plan(alone).refusal, _plan(alone, before).refusal):
         assert refusal is not None
-        assert refusal.field == f"spec.pools.{pool}.engine.{key}"
-        other = DECODE if pool is PREFILL else PREFILL
-        text = f'"{value}" in pool {pool} is not allowed beside "auto" in pool {other}'
+        assert refusal.field == f"spec.prefill.engine.{key}"
+        text = f'"{value}" in pool prefill is not allowed beside "auto" in pool decode'
         assert text in refusal.message
     assert service_plan(_spec() | {"engine": {key: value}}).refusal is None
 
@@ -126,7 +126,6 @@ def test_of_a_service_without_pools_all_is_resolved_anew() -> None:
 
 COUNTED: Manifest = {"accelerator": {"count": 1, "product": "NVIDIA-H100-80GB-HBM3"}}
 EDITS: list[Manifest] = [
-    {"engine": {"speculation": {"method": "NGram"}}},
     MORE,
     COUNTED | {"accelerator": COUNTED["accelerator"] | {"count": 2}},
 ]
@@ -170,7 +169,8 @@ def test_an_edit_of_one_pool_takes_the_other_and_the_routers_to_the_new_release(
     first = _spec(sizes[PREFILL], sizes[DECODE])
     old = _deployed(_release("old", first, []))
     assert _tags(_release("new", first, old)) == ["old", "old", "old"]
-    spec = {**first, "pools": first["pools"] | {edited.value: edit}}
+    own = sizes | {edited: sizes[edited] | edit}
+    spec = _spec(own[PREFILL], own[DECODE])
     plan = _release("new", spec, old)
     assert _tags(plan) == ["new", "new", "new"]
     assert not plan.upgrade
@@ -179,7 +179,7 @@ def test_an_edit_of_one_pool_takes_the_other_and_the_routers_to_the_new_release(
 
 def test_an_edit_at_the_same_release_leaves_the_other_pool_as_it_is() -> None:
     old = _release("old", _spec(), [])
-    plan = _release("old", _spec(decode=MORE), _deployed(old))
+    plan = _release("old", _spec(decode=DRAFTS), _deployed(old))
     assert plan.pools[0].manifest["spec"] == old.pools[0].manifest["spec"]
     assert plan.router == old.router
 
@@ -253,4 +253,4 @@ def test_what_carries_the_cache_is_authenticated_unless_somebody_chose_otherwise
         == [("Mooncake", "default")] * 2
     )
     chosen = {"engine": {"kvTransfer": {"backend": "Mooncake"}}}
-    assert _backends(service_plan(_spec() | chosen)) == [("Mooncake", "spec")] * 2
+    assert _backends(service_plan(_spec() | chosen)) == [("Mooncake", "spec.engine")] * 2

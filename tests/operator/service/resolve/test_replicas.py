@@ -14,9 +14,9 @@ HPA = "kube-controller-manager"
 
 
 def spec(pool: Manifest, provider: str = "External") -> InferenceServiceSpec:
-    given: Manifest = {"model": {"uri": "dummy://a"}, "pools": {"mixed": pool}}
+    given: Manifest = {"model": {"uri": "dummy://a"}, **pool}
     if "autoscaling" in pool:
-        given["autoscaling"] = {"provider": provider}
+        given["autoscaling"] = pool["autoscaling"] | {"provider": provider}
     return InferenceServiceSpec.model_validate(given)
 
 

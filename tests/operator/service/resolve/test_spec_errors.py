@@ -10,14 +10,14 @@ from sluice_operator.service.resolve.spec_errors import spec_errors
 
 from tests.operator.examples import FULL_SPEC, IMAGES, service, service_observed
 
-GPU = {"pools": {"mixed": {"accelerator": {"count": 1}}}}
+GPU = {"accelerator": {"count": 1}}
 
 
 def found(spec: Manifest, images: Images = IMAGES) -> list[str]:
     return [refusal.message for refusal in spec_errors(images, service(spec))]
 
 
-@pytest.mark.parametrize("spec", [{}, FULL_SPEC | {"engine": {}}, GPU, {"mode": "Disaggregated"}])
+@pytest.mark.parametrize("spec", [{}, FULL_SPEC | {"engine": {}}, GPU, {"prefill": {}}])
 def test_a_good_spec_has_no_errors(spec: Manifest) -> None:
     assert found(spec) == []
 

@@ -1,4 +1,4 @@
-"""Pools left out in mode Disaggregated, and a budget: the operator chooses the split."""
+"""Two pools without numbers, and a budget: the operator chooses the split."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ A100 = "NVIDIA-A100-SXM4-40GB"
 
 def left_out(budget: int | None = 8, **given: Any) -> Manifest:
     scaling = {} if budget is None else {"gpuBudget": budget}
-    accelerator = given.pop("accelerator", None)
-    scaling |= {} if accelerator is None else {"accelerator": accelerator}
-    return {"mode": "Disaggregated", "autoscaling": scaling, **given}
+    spec = {"autoscaling": scaling, "accelerator": given.pop("accelerator", None) or {}}
+    return spec | {"prefill": {}} | given
 
 
 def replicas_of(spec: Manifest) -> dict[str, int]:
@@ -89,15 +88,16 @@ def test_it_says_what_it_chose_and_why() -> None:
         (
             left_out(accelerator={"count": 2}, engine={"tensorParallelSize": 4}),
             "spec.engine.tensorParallelSize",
-            "spec.autoscaling.accelerator.count (2)",
+            "spec.accelerator.count (2)",
         ),
-        (left_out(None, accelerator={}), "spec.autoscaling", "accelerator only in mode Disagg"),
-        (left_out(mode="Mixed", accelerator={}), "spec.autoscaling", "accelerator only in mode"),
-        (left_out(mode="Mixed"), "spec.autoscaling", "beside spec.pools.mixed.autoscaling"),
+        (left_out(None), "spec.autoscaling", "with spec.autoscaling.minReplicas"),
+        (left_out(replicas=2), "spec.replicas", "only with prefill.replicas"),
+        (left_out(replicas=0), "spec.replicas", "only with prefill.replicas"),
+        (left_out(prefill={"replicas": 2}), "spec.prefill", "only with spec.replicas"),
         (
-            left_out(accelerator={}, pools={"prefill": {}, "decode": {}}),
-            "spec.autoscaling",
-            "without pools",
+            left_out(prefill={"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}),
+            "spec.prefill",
+            "only with spec.replicas or autoscaling.minReplicas",
         ),
     ],
 )

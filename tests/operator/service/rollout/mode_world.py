@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sluice_contract.config.router import parse_router_config
+from sluice_operator.api.service import mode_of, roles_of
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
 from sluice_operator.manifests.deployments import with_replicas
 from sluice_operator.manifests.metadata import with_applied_fields
@@ -16,8 +17,8 @@ from sluice_operator.service.plan import ServicePlan, plan_service
 
 from tests.operator.examples import NOW, complete, live, pods, service, service_observed, written
 
-MIXED: Manifest = {"mode": "Mixed"}
-APART: Manifest = {"mode": "Disaggregated"}
+MIXED: Manifest = {}
+APART: Manifest = {"prefill": {}}
 SWITCHES = [(MIXED, APART), (APART, MIXED)]
 
 
@@ -101,9 +102,8 @@ class World(NamedTuple):
 def scaled_spec(mode: str, least: int, most: int = 16, **autoscaling: int) -> Manifest:
     """A service in this mode, all pools of which are scaled."""
     limits = {"minReplicas": least, "maxReplicas": most}
-    pool: Manifest = {"autoscaling": limits, "accelerator": {"count": 1}}
-    pools = dict.fromkeys(roles_in({"mode": mode}), pool)
-    return {"mode": mode, "pools": pools, "autoscaling": dict(autoscaling)}
+    spec: Manifest = {"autoscaling": limits | autoscaling, "accelerator": {"count": 1}}
+    return spec if mode == "Mixed" else spec | {"prefill": {}}
 
 
 def replicas_of(plan: ServicePlan) -> dict[str, int]:
@@ -119,7 +119,7 @@ def identity_of(manifest: Manifest) -> tuple[str, str]:
 
 
 def roles_in(spec: Manifest) -> list[str]:
-    return ["mixed"] if spec["mode"] == "Mixed" else ["prefill", "decode"]
+    return [role.value for role in roles_of(mode_of(spec))]
 
 
 def pools_in(spec: Manifest) -> set[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE
 
-from tests.operator.harness.memory_cluster import MemoryCluster, mixed, running
+from tests.operator.harness.memory_cluster import MemoryCluster, running
 from tests.operator.statuses import condition
 
 pytestmark = pytest.mark.process
@@ -26,12 +26,12 @@ def _engines(cluster: MemoryCluster) -> dict[str, int]:
 
 
 async def test_a_status_that_is_lost_costs_no_engine_that_was_complete() -> None:
-    cluster = await running(pools=mixed(replicas=2))
+    cluster = await running(replicas=2)
     before = _engines(cluster)
     cluster.is_down = lambda name: _is_engine(name) and name not in before
     await cluster.edited(engine={"chunkSize": 64})
     assert sorted(_engines(cluster).values()) == [2, 2]
-    for kind, name in ((INFERENCE_SERVICE, "chat"), (ENGINE_POOL, "chat-mixed")):
+    for kind, name in ((INFERENCE_SERVICE, "chat"), (ENGINE_POOL, "chat-")):
         cluster.api.objects[kind, name]["status"] = {}
     cluster.is_down = _is_engine
     await cluster.reconciled()
@@ -39,7 +39,7 @@ async def test_a_status_that_is_lost_costs_no_engine_that_was_complete() -> None
 
 
 async def test_a_service_that_sleeps_wakes_with_what_was_complete_if_the_new_one_fails() -> None:
-    cluster = await running(pools=mixed(autoscaling={"minReplicas": 0, "maxReplicas": 2}))
+    cluster = await running(autoscaling={"minReplicas": 0, "maxReplicas": 2})
     for replicas in (1, 0):
         cluster.autoscaler_writes(replicas)
         await cluster.reconciled()
@@ -60,7 +60,7 @@ async def test_a_service_that_sleeps_wakes_with_what_was_complete_if_the_new_one
 
 async def test_in_place_one_that_failed_gives_the_place_back_when_the_service_wakes_again() -> None:
     limits = {"minReplicas": 0, "maxReplicas": 2}
-    cluster = await running(pools=mixed(autoscaling=limits), rollout={"strategy": "InPlace"})
+    cluster = await running(autoscaling=limits, rollout={"strategy": "InPlace"})
     for replicas in (1, 0):
         cluster.autoscaler_writes(replicas)
         await cluster.reconciled()

@@ -175,14 +175,12 @@ SCALED: Manifest = {
     "accelerator": {"count": 1},
     "autoscaling": {"minReplicas": 2, "maxReplicas": 4},
 }
-MIXED: Manifest = {"mode": "Mixed", "pools": {"mixed": SCALED}}
-APART: Manifest = {
-    "mode": "Disaggregated", "pools": {"prefill": SCALED, "decode": SCALED},
-}  # fmt: skip
+MIXED: Manifest = {**SCALED}
+APART: Manifest = {**SCALED, "prefill": {}}
 
 
 def within(spec: Manifest, budget: int) -> Manifest:
-    return service(spec | {"autoscaling": {"gpuBudget": budget}})
+    return service(spec | {"autoscaling": spec["autoscaling"] | {"gpuBudget": budget}})
 
 
 def engines_of(plan: ServicePlan) -> list[Manifest]:
@@ -265,14 +263,14 @@ TOLERATION: Manifest = {"template": {"tolerations": [{"operator": "Exists"}]}}
 
 def changed_pods(budget: int, **autoscaling: object) -> tuple[ServicePlan, Manifest]:
     """Two complete engines, whose pods get a toleration by the plan; and the pool's Deployment."""
-    spec = {"mode": "Mixed", "pools": {"mixed": SCALED}, **autoscaling}
+    spec = {**autoscaling, **SCALED}
     before = plan_service(service_observed(within(spec, budget)))
     (there,) = (live(pool.manifest) for pool in before.pools)
     deployment = plan_pool(observed_pool(there)).deployment
     assert deployment is not None
     engines = pods(deployment)
     pool = there | {"spec": there["spec"] | {"replicas": 2}}
-    item = within(spec | {"pools": {"mixed": SCALED | TOLERATION}}, budget)
+    item = within(spec | {**(SCALED | TOLERATION)}, budget)
     owned = complete(deployment)
     owned["metadata"]["ownerReferences"] = [{"controller": True, "uid": pool["metadata"]["uid"]}]
     plan = plan_service(service_observed(item, (pool, owned), engines=engines))

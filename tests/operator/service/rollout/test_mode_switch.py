@@ -99,8 +99,7 @@ def test_scaled_pools_start_with_as_many_engines_as_those_of_the_former_mode_run
 def test_they_start_with_no_more_gpus_than_those_of_the_former_mode_hold() -> None:
     world, _ = serving_in(scaled_spec("Mixed", 1))
     large = scaled_spec("Disaggregated", 1)
-    for pool in large["pools"].values():
-        pool["accelerator"] = {"count": 2}
+    large["accelerator"] = {"count": 2}
     assert replicas_of(world.scaled("mixed", 10).plan(large)) == {"prefill": 2, "decode": 3}
     tight = scaled_spec("Disaggregated", 1, gpuBudget=6)
     assert sum(replicas_of(world.scaled("mixed", 10).plan(tight)).values()) == 6
@@ -133,7 +132,7 @@ def test_pools_without_engines_take_over_where_nothing_serves_or_none_is_asked_f
     after = scaled_spec("Disaggregated", 0)
     if fixed:
         world = world.scaled("mixed", 2)
-        after = APART | {"pools": {"prefill": {"replicas": 0}, "decode": {"replicas": 0}}}
+        after = APART | {"replicas": 0, "prefill": {"replicas": 0}}
     world = world.carried_out(world.plan(after), roles_in(after))
     switched = world.plan(after)
     assert followed_pools(world, switched) == {"chat-prefill", "chat-decode"}
@@ -249,7 +248,7 @@ def test_former_pools_have_as_many_engines_as_they_are_asked_for(rollout: str) -
 
 def test_former_pools_of_fixed_size_are_scaled_by_nobody() -> None:
     world, _ = serving_in(scaled_spec("Mixed", 1, 5))
-    fixed: Manifest = {"mode": "Mixed", "pools": {"mixed": {"replicas": 4}}}
+    fixed: Manifest = {"replicas": 4}
     world = world.carried_out(world.plan(fixed), ["mixed"])
     after = scaled_spec("Disaggregated", 1)
     world = world.carried_out(world.plan(after))
@@ -380,7 +379,9 @@ def test_a_former_pool_that_does_not_serve_is_told() -> None:
     key = ("EnginePool", "chat-mixed")
     pool = world.children[key]
     gone = [each | {"ready": 0} for each in pool["status"]["revisions"]]
-    world.children[key] = pool | {"status": pool["status"] | {"revisions": gone, "ready": 0}}
+    world.children[key] = pool | {
+        "status": pool["status"] | {"revisions": gone, "readyReplicas": 0}
+    }
     observed = service_observed(service(APART), world.children.values(), pods=world.routers)
     status = service_status(observed, plan_service(observed), NOW)
     ready = find(status, "Ready")

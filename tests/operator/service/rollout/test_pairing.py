@@ -23,7 +23,7 @@ from tests.operator.examples import (
 )
 from tests.operator.statuses import condition
 
-APART: Manifest = {"mode": "Disaggregated"}
+APART: Manifest = {"prefill": {}}
 LARGER: Manifest = APART | {"engine": {"pageSize": 32}}
 BEHIND = Check("False", "RollingOut", "the others are starting.")
 PREFILL, DECODE = Role.PREFILL, Role.DECODE

@@ -74,8 +74,8 @@ def test_the_last_ones_are_kept_also_while_nothing_is_complete() -> None:
 
 def test_numbers_make_no_revision() -> None:
     history = Recorded()
-    history.complete({"pools": {"mixed": {"replicas": 1}}})
-    history.complete({"pools": {"mixed": {"replicas": 3}}, "router": {"replicas": 4}})
+    history.complete({"replicas": 1})
+    history.complete({"router": {"replicas": 4}, "replicas": 3})
     assert len(history.there) == 1
 
 
@@ -85,27 +85,27 @@ def test_numbers_make_no_revision() -> None:
         ({"paused": True}, False),
         ({"autoscaling": {"gpuBudget": 4}}, False),
         ({"rollout": {"strategy": "InPlace", "restartedAt": "now"}}, False),
-        ({"pools": {"mixed": {"autoscaling": {"maxReplicas": 2}}}}, False),
+        ({"autoscaling": {"maxReplicas": 2}}, False),
         ({"rollout": {"upgrade": "a"}}, True),
         ({"model": {**MINIMAL_SPEC["model"], "adapters": []}}, True),
-        ({"pools": {"mixed": {"resources": {"limits": {"cpu": 1}}}}}, True),
+        ({"resources": {"limits": {"cpu": 1}}}, True),
         ({"router": {"image": "b"}}, True),
-        ({"mode": "Disaggregated"}, True),
+        ({"prefill": {}}, True),
     ],
 )
 def test_what_pods_are_made_of_is_compared(change: Manifest, differs: bool) -> None:
     assert (spec_hash(MINIMAL_SPEC | change) != spec_hash(MINIMAL_SPEC)) is differs
 
 
-def test_engines_of_a_divided_budget_are_others_than_those_of_pools() -> None:
-    pools = {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}
-    scaling: tuple[Manifest, ...] = (
-        {"gpuBudget": 4},
-        {"gpuBudget": 4, "accelerator": {"count": 2}},
+def test_numbers_of_two_pools_are_no_other_engines_and_an_accelerator_is() -> None:
+    numbers: tuple[Manifest, ...] = (
+        {"prefill": {}},
+        {"prefill": {"replicas": 1}, "replicas": 2},
+        {"prefill": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}},
     )
-    specs = [{"pools": pools}, *({"autoscaling": each} for each in scaling)]
-    hashes = {spec_hash(MINIMAL_SPEC | {"mode": "Disaggregated"} | spec) for spec in specs}
-    assert len(hashes) == len(specs)
+    assert len({spec_hash(MINIMAL_SPEC | spec) for spec in numbers}) == 1
+    own = {"prefill": {"accelerator": {"count": 2}}}
+    assert spec_hash(MINIMAL_SPEC | own) != spec_hash(MINIMAL_SPEC | numbers[0])
 
 
 def test_a_hubs_model_is_recorded_with_its_commit() -> None:

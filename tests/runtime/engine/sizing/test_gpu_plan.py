@@ -137,7 +137,7 @@ MODELS = {
 }
 """With their published numbers of parameters."""
 TOLD_IN_TWO_STEPS: Final = "Mixtral-8x7B"
-"""Eight T4s hold its weights, and beside them a pool only with a larger memoryFraction."""
+"""Eight T4s hold its weights, and beside them a pool only with a larger memoryPercent."""
 
 
 def divided(names: Iterable[str]) -> list[tuple[str, int]]:
@@ -319,9 +319,8 @@ def test_a_model_fits_each_gpu_or_the_refusal_says_what_would(name: str, ranks: 
         gpu = row.name, row.memory_gib
         asked = question(name, *gpu, ranks)
         if (line := refusal(asked)) is None:
-            left = asked.device.total - int(
-                asked.device.total * (asked.config.memory_fraction or 1)
-            )
+            share = asked.device.total * (asked.config.memory_percent or 100) // 100
+            left = asked.device.total - share
             assert asked.reserved == left, "the table sets aside what a full step takes"
             continue
         assert re.search(r"(wants?|needs?) \d+ MiB", line)
@@ -330,8 +329,8 @@ def test_a_model_fits_each_gpu_or_the_refusal_says_what_would(name: str, ranks: 
             assert refusal(question(name, *gpu, int(wider[1]))) is None, line
         if context := re.search(r"contextLength to (\d+)", line):
             assert refusal(replace(asked, context_tokens=int(context[1]))) is None, line
-        if fraction := re.search(r"memoryFraction to ([\d.]+)", line):
-            assert refusal(question(name, *gpu, ranks, memoryFraction=float(fraction[1]))) is None
+        if percent := re.search(r"memoryPercent to (\d+)", line):
+            assert refusal(question(name, *gpu, ranks, memoryPercent=int(percent[1]))) is None
 
 
 @pytest.mark.parametrize(("pages", "kv_itemsize"), [("auto", None), ("fp8_e4m3", 1)])

@@ -40,15 +40,15 @@ def test_the_context_is_the_models_unless_a_shorter_one_is_asked_for() -> None:
         context_length(config(contextLength=5000), 4096)
 
 
-def test_the_pool_takes_what_the_memory_fraction_leaves() -> None:
+def test_the_pool_takes_what_the_memory_percent_leaves() -> None:
     # 1000 x 0.5 - 100 used = 400 MiB of 4 KiB tokens.
-    assert pool_pages(config(memoryFraction=0.5), 4096, 4096, HOST, RESERVED) == 400 * 256 // 16
+    assert pool_pages(config(memoryPercent=50), 4096, 4096, HOST, RESERVED) == 400 * 256 // 16
 
 
 @pytest.mark.parametrize("part", ["grammars", "sampling", "api_process"])
 def test_the_pool_leaves_the_reserved_memory_free(part: str) -> None:
     reserved = replace(RESERVED, **{part: 600 * MIB - (RESERVED.total - getattr(RESERVED, part))})
-    assert pool_pages(config(memoryFraction=0.9), 4096, 4096, HOST, reserved) == 300 * 256 // 16
+    assert pool_pages(config(memoryPercent=90), 4096, 4096, HOST, reserved) == 300 * 256 // 16
 
 
 def test_a_configured_pool_must_leave_room_for_logits_penalties_and_the_api_process() -> None:
@@ -83,7 +83,7 @@ def test_a_configured_pool_is_taken_as_it_is() -> None:
         ({"kvPoolTokens": 10_000_000}, ["kvPoolTokens: 10000000", "900 MiB", "880640"]),
         (
             {"contextLength": 400_000},
-            ["contextLength", "KV pool", "400000", "memoryFraction 0.85, 60 MiB for"],
+            ["contextLength", "KV pool", "400000", "memoryPercent 85, 60 MiB for"],
         ),
     ],
 )

@@ -31,14 +31,14 @@ TOKEN = 4 * 2 * 2 * 16 * 4
 class PretendedMemory:
     """Of a GPU with 900 MiB free, of which each step takes `step_mib` until it is released."""
 
-    def __init__(self, step_mib: int) -> None:
-        self.step_mib = step_mib
+    def __init__(self, step_mib: int, total: int = TOTAL) -> None:
+        self.step_mib, self.total = step_mib, total
         self.taken_mib = 100
         self.steps: list[tuple[int, int]] = []
         """Tokens and rows."""
 
     def read(self) -> DeviceBytes:
-        return DeviceBytes(TOTAL, TOTAL - self.taken_mib * MIB)
+        return DeviceBytes(self.total, self.total - self.taken_mib * MIB)
 
     def release(self) -> None:
         self.taken_mib = 100
@@ -81,12 +81,12 @@ def pool_mib(engine: Engine) -> float:
     ("settings", "step_mib", "left_mib"),
     [
         # 0.1 of 1000 MiB are not enough for the step, 2 MiB for each row of the graphs, and 512.
-        ({"memoryFraction": 0.9, "contextLength": 4096}, 300, 900 - 300 - 8 - 512),
-        ({"memoryFraction": 0.9, "contextLength": 4096}, 200, 900 - 200 - 8 - 512),
-        ({"memoryFraction": 0.15, "contextLength": 4096}, 100, 900 - 850),
+        ({"memoryPercent": 90, "contextLength": 4096}, 300, 900 - 300 - 8 - 512),
+        ({"memoryPercent": 90, "contextLength": 4096}, 200, 900 - 200 - 8 - 512),
+        ({"memoryPercent": 15, "contextLength": 4096}, 100, 900 - 850),
     ],
 )
-def test_the_pool_gets_what_a_full_step_or_the_memory_fraction_leaves(
+def test_the_pool_gets_what_a_full_step_or_the_memory_percent_leaves(
     settings: dict[str, Any], step_mib: int, left_mib: int
 ) -> None:
     memory = PretendedMemory(step_mib)
@@ -99,7 +99,7 @@ def test_the_pool_gets_what_a_full_step_or_the_memory_fraction_leaves(
 
 def test_pages_of_8_bits_are_a_quarter_of_those_in_float32() -> None:
     memory = PretendedMemory(200)
-    settings: dict[str, Any] = {"memoryFraction": 0.9, "contextLength": 4096}
+    settings: dict[str, Any] = {"memoryPercent": 90, "contextLength": 4096}
     engine = built(memory, maxRunningRequests=256, kvCacheDtype="fp8_e4m3", **settings)
     assert 4 * engine.pool.page_bytes == 16 * TOKEN
     left_mib = 900 - 200 - 8 - 512
@@ -112,13 +112,13 @@ def test_what_plain_torch_gathers_in_a_long_context_is_kept_free_too() -> None:
     memory = PretendedMemory(200)
     needed = 200 + 8 + 512 + 256 + 4 * 128
     with pytest.raises(OutOfMemoryError, match=f"a full step needs {needed} MiB"):
-        built(memory, attentionBackend="torch", memoryFraction=0.9, contextLength=4096)
+        built(memory, attentionBackend="torch", memoryPercent=90, contextLength=4096)
 
 
 def test_what_the_full_step_did_not_do_is_kept_free_too() -> None:
     """Penalties of long contexts and grammars, which requests may ask for."""
     memory = PretendedMemory(1)
-    engine = built(memory, maxRunningRequests=128, memoryFraction=0.9, contextLength=4096)
+    engine = built(memory, maxRunningRequests=128, memoryPercent=90, contextLength=4096)
     vocabulary = engine.model.spec.vocabulary_size
     sampling = sampling_bytes(128, vocabulary, 4096) / MIB
     assert sampling > 10
@@ -127,7 +127,7 @@ def test_what_the_full_step_did_not_do_is_kept_free_too() -> None:
 
 def test_a_step_that_leaves_too_little_is_told_with_numbers() -> None:
     with pytest.raises(OutOfMemoryError, match=r"needs 4 MiB; .* or chunkSize to 256"):
-        built(PretendedMemory(379), memoryFraction=0.9, contextLength=4096)
+        built(PretendedMemory(379), memoryPercent=90, contextLength=4096)
 
 
 def test_a_full_step_without_memory_is_told_the_next_chunk() -> None:
@@ -139,9 +139,9 @@ def test_a_full_step_without_memory_is_told_the_next_chunk() -> None:
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
-    memory = PretendedMemory(0)
+    memory = PretendedMemory(0, total=50 * MIB)
     with pytest.raises(OutOfMemoryError, match=r"model weights want 0 MiB of each GPU"):
-        built(memory, memoryFraction=0.0005)
+        built(memory, memoryPercent=1)
     assert not memory.steps
 
 
@@ -179,7 +179,7 @@ class WithASmallerGpu(Solo):
 @pytest.mark.parametrize(("group", "rows"), [(SOLO, 896), (WithASmallerGpu(), 448)])
 def test_ranks_choose_alike_by_the_smallest_gpu(group: Group, rows: int) -> None:
     """0.9 of 1000 or 500 MiB, less the weights, which are below 1 MiB; 1 MiB a request."""
-    settings: dict[str, Any] = {"contextLength": 256, "memoryFraction": 0.9}
+    settings: dict[str, Any] = {"contextLength": 256, "memoryPercent": 90}
     engine = built(PretendedMemory(1), group=group, maxRunningRequests=None, **settings)
     with closing(engine.grammar_compiler):
         assert engine.settings.max_running_requests == rows
