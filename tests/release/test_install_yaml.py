@@ -38,7 +38,7 @@ def container(objects: Objects) -> dict[str, Any]:
 def test_it_is_manifests_base_with_every_image_by_digest(kubectl: Path) -> None:
     repositories = image_variables(ROOT)
     digests = dict.fromkeys(repositories.values(), DIGEST)
-    released = Released("1.2.3", "registry.example.com/team", digests)
+    released = Released("1.2.3", "registry.example.com/team", digests=digests)
     found = by_name(install_yaml(kubectl, released))
     base = by_name(run([kubectl, "kustomize", str(ROOT / "manifests" / "base")]))
     images = container(found).pop("images")
@@ -48,6 +48,17 @@ def test_it_is_manifests_base_with_every_image_by_digest(kubectl: Path) -> None:
     }
     container(base)
     assert found == base
+
+
+def test_a_release_names_its_runbooks(kubectl: Path) -> None:
+    pages = "https://pages.example.com/1.2.3/runbooks"
+    (operator,) = (
+        each
+        for each in by_name(install_yaml(kubectl, Released(runbooks=pages))).values()
+        if each["kind"] == "Deployment"
+    )
+    (own,) = operator["spec"]["template"]["spec"]["containers"]
+    assert {"name": "SLUICE_RUNBOOK_URL_BASE", "value": pages} in own["env"]
 
 
 def test_its_crds_are_those_of_crds_yaml(kubectl: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from sluice_operator.api.crd import DEFAULT_STATUS
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.client import path
 from sluice_operator.kube.connection import Request
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
@@ -139,7 +141,47 @@ async def test_defaults_are_written(cluster: Cluster, namespace: str) -> None:
 
 async def test_every_field_of_the_full_example_is_kept(cluster: Cluster, namespace: str) -> None:
     made = await _create(cluster, namespace, document(FULL_SPEC))
+    (sidecar,) = made["spec"]["template"]["sidecars"]
+    assert sidecar["ports"][0].pop("protocol") == "TCP"
     assert made["spec"] == FULL_SPEC | {"paused": False}
+
+
+async def test_a_null_for_prefill_is_kept_for_the_operator_to_refuse(
+    cluster: Cluster, namespace: str
+) -> None:
+    made = await _create(cluster, namespace, document({"prefill": None}))
+    assert made["spec"]["prefill"] is None
+    with pytest.raises(InvalidSpecError, match="write `prefill: {}`, or leave it out"):
+        parse(InferenceServiceSpec, made["spec"], "spec")
+
+
+@pytest.mark.parametrize("spec", [{}, {"prefill": {}}], ids=["one pool", "two pools"])
+async def test_a_service_is_scaled_by_its_own_subresource(
+    plane: ApiServer, cluster: Cluster, namespace: str, spec: dict[str, Any]
+) -> None:
+    await _create(cluster, namespace, document(spec))
+    plane.kubectl("scale", "infsvc", "chat", "--replicas=7", "-n", namespace)
+    scaled = await cluster.get(INFERENCE_SERVICE, namespace, "chat")
+    assert scaled["spec"]["replicas"] == 7
+
+
+async def test_a_service_that_is_scaled_within_limits_takes_no_number(
+    plane: ApiServer, cluster: Cluster, namespace: str
+) -> None:
+    limits = {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}}
+    await _create(cluster, namespace, document(limits))
+    with pytest.raises(CommandFailedError, match="minReplicas and maxReplicas of autoscaling"):
+        plane.kubectl("scale", "infsvc", "chat", "--replicas=7", "-n", namespace)
+
+
+async def test_services_are_found_by_their_model(
+    plane: ApiServer, cluster: Cluster, namespace: str
+) -> None:
+    await _create(cluster, namespace, document({}))
+    await _create(cluster, namespace, document({"model": {"uri": "dummy://other"}}, "other"))
+    selector = "--field-selector=spec.model.uri=dummy://other"
+    found = plane.kubectl("get", "infsvc", selector, "-o", "name", "-n", namespace)
+    assert found.split() == ["inferenceservice.serving.sluice.dev/other"]
 
 
 async def test_the_planned_pool_is_accepted_and_scales(
@@ -159,11 +201,19 @@ async def test_the_table_shows_what_matters(
 ) -> None:
     await _create(cluster, namespace, document({}))
     head, row = plane.kubectl("get", "infsvc", "-n", namespace).strip().splitlines()
-    titles = ["NAME", "READY", "UPDATED", "MODE", "M", "P", "D", "URL", "REASON", "AGE"]
-    assert head.split() == titles
-    assert row.split()[:5] == ["chat", "Unknown", "Unknown", "Mixed", "Pending"]
+    assert head.split() == ["NAME", "MODE", "READY", "UPDATED", "ENGINES", "MODEL", "REASON", "AGE"]
+    assert row.split()[:5] == ["chat", "Unknown", "Unknown", "dummy://tiny", "Pending"]
+    await cluster.create(ENGINE_POOL, pool() | {"metadata": {"name": "a", "namespace": namespace}})
     everything = plane.kubectl("get", "all", "-n", namespace)
     assert "inferenceservice.serving.sluice.dev/chat" in everything
+    assert "enginepool" not in everything
+    assert "enginepool" in plane.kubectl("get", "sluice", "-n", namespace)
+
+
+@pytest.mark.parametrize("kind", ["inferenceservices", "enginepools"])
+def test_client_side_apply_takes_the_definition(plane: ApiServer, kind: str) -> None:
+    file = Path(__file__).parents[3] / "crds" / f"{kind}.serving.sluice.dev.yaml"
+    plane.kubectl("apply", "--dry-run=server", "-f", str(file))
 
 
 async def _create(cluster: Cluster, namespace: str, body: dict[str, Any]) -> dict[str, Any]:

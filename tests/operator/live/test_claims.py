@@ -34,9 +34,9 @@ def template(namespace: str) -> Manifest:
 
 
 def claiming(namespace: str, **accelerator: object) -> Manifest:
-    pool = {"accelerator": {"claimTemplate": "two-gpus", **accelerator}}
+    gpus = {"claimTemplate": "two-gpus", **accelerator}
     engine = {"image": "sluice/gpu:1"}
-    return chat(namespace, engine=engine, **pool)
+    return chat(namespace, engine=engine, accelerator=gpus)
 
 
 def updated(reason: str, text: str) -> Callable[[State], bool]:

@@ -203,7 +203,7 @@ async def test_a_mixed_service_is_split_while_it_serves(
     start_operator()
     await chat_that_serves(cluster, namespace)
     routers = await cluster.list(POD, namespace, "serving.sluice.dev/role=router")
-    edit = {"spec": {"prefill": {}}}
+    edit: Manifest = {"spec": {"prefill": {}}}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", edit)
     found = await cluster.until(DEPLOYMENT, namespace, lambda each: len(each) == DEPLOYMENTS + 1)
     service = (await cluster.until(INFERENCE_SERVICE, namespace, settled()))["chat"]

@@ -152,7 +152,7 @@ async def test_a_real_hpa_scales_the_pool_and_hands_it_over_as_it_is(
 
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": provider("Internal")})
     await cluster.until(ENGINE_POOL, namespace, watched(owned_by(REPLICAS_MANAGER)))
-    fixed = {"autoscaling": None | None, "replicas": 3}
+    fixed = {"autoscaling": None, "replicas": 3}
     await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": fixed})
     await cluster.until(ENGINE_POOL, namespace, watched(owned_by(FIELD_MANAGER)))
     assert set(seen) == {3}

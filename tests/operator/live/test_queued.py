@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, POD
+from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, POD, Manifest
 
 from tests.operator.autoscale.world import load, row
 from tests.operator.harness.cluster import Cluster, State, condition
@@ -17,7 +17,7 @@ from tests.operator.harness.scenery import chat, play_controllers
 pytestmark = pytest.mark.apiserver
 StartOperator = Callable[..., OperatorProcess]
 QUEUE = {"kueue.x-k8s.io/queue-name": "gpus"}
-SCALED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
+SCALED: Manifest = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 BUSY = load(row("engine", queued_work_seconds=30.0, queued_requests=30, queued_tokens=30_000))
 
 

@@ -17,7 +17,7 @@ from sluice_operator.service.plan import plan_service
 from tests.operator.examples import service, service_observed
 
 
-def rules(**slo: float) -> list[Manifest]:
+def rules(**slo: float | str) -> list[Manifest]:
     (group,) = slo_groups("default", "chat", Slo.model_validate(slo))
     found: list[Manifest] = group["rules"]
     return found
