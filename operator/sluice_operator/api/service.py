@@ -11,22 +11,17 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 from sluice_contract.cluster.labels import Role
-from sluice_contract.config.cors import Cors
 from sluice_contract.config.host_cache import HostCache
 from sluice_contract.config.kv_transfer import KvTransfer
-from sluice_contract.config.router import MAX_PRIORITY, MAX_TENANTS, TenantName
 from sluice_contract.config.speculation import SpeculationSettings
 
 from sluice_operator.api.base import (
     CRD_DEFAULT,
     NULLABLE,
     ApiModel,
-    Image,
-    LocalRef,
     Resources,
     Rule,
     left_out,
-    list_map,
 )
 from sluice_operator.api.engine import DRAIN_SECONDS, STARTUP_SECONDS, EngineSpec, ModelSpec
 from sluice_operator.api.pools import (
@@ -39,7 +34,7 @@ from sluice_operator.api.pools import (
     numbers_rule,
     section_of,
 )
-from sluice_operator.api.route import InferencePoolSpec, RouteSpec
+from sluice_operator.api.router import RouterSpec
 from sluice_operator.api.scaling import (
     AutoscalingSpec,
     MetricsSpec,
@@ -51,104 +46,16 @@ from sluice_operator.api.template import PodTemplate
 
 MAX_NAME: Final = 40
 """The longest derived name is NAME-prefill-<10 digits of a hash>, and must fit a DNS label."""
-ROUTER_REPLICAS: Final = 2
 Mode = Literal["Mixed", "Disaggregated"]
 """Mixed: every engine does prefill and decode. Disaggregated: a pool for each."""
-
-
-class Tenant(ApiModel):
-    """Which priorities the requests of one tenant have."""
-
-    name: TenantName = Field(description="The tenant's: the name of its key in the Secret.")
-
-    default_priority: int | None = Field(
-        default=None,
-        ge=-MAX_PRIORITY,
-        le=MAX_PRIORITY,
-        json_schema_extra=left_out("0, or maxPriority if that is less"),
-        description="Of a request that asks for none.",
-    )
-    max_priority: int | None = Field(
-        default=None,
-        ge=-MAX_PRIORITY,
-        le=MAX_PRIORITY,
-        json_schema_extra=left_out("any"),
-        description="The highest that a request may ask for; a higher one is refused.",
-    )
-
-    RULES: ClassVar = (
-        Rule(
-            "!has(self.defaultPriority) || !has(self.maxPriority) || "
-            "self.defaultPriority <= self.maxPriority",
-            lambda t: (
-                t.default_priority is None
-                or t.max_priority is None
-                or t.default_priority <= t.max_priority
-            ),
-            "defaultPriority at most maxPriority",
-            "defaultPriority",
-        ),
-    )
-
-
-class RouterAuth(ApiModel):
-    """Who may send requests."""
-
-    secret_ref: LocalRef = Field(
-        description="Secret whose values are the accepted API keys, each under the name of its "
-        "tenant. Routers follow its changes."
-    )
-    tenants: list[Tenant] | None = Field(
-        default=None,
-        max_length=MAX_TENANTS,
-        json_schema_extra=list_map("name"),
-        description="Priorities by tenant, read by schedulingPolicy priority and adaptive. One "
-        "that is not in it has priority 0 and may ask for none above; left out: every tenant may "
-        "ask for any.",
-    )
-
-
-class RouterCors(Cors, ApiModel):
-    """Which web pages may send requests."""
-
-
-class RouterSpec(ApiModel):
-    """The front door of the service."""
-
-    replicas: int = Field(
-        default=ROUTER_REPLICAS,
-        ge=1,
-        le=100,
-        json_schema_extra=CRD_DEFAULT,
-        description="Number of routers.",
-    )
-    image: Image | None = Field(
-        default=None, description="Router image; the one of the operator's release when left out."
-    )
-    resources: Resources | None = Field(
-        default=None, description="CPU and memory of one router's container."
-    )
-    auth: RouterAuth | None = Field(
-        default=None, description="Who may send requests; left out: whoever reaches the router."
-    )
-    cors: RouterCors | None = Field(
-        default=None, description="Which web pages may send requests; left out: none."
-    )
-    route: RouteSpec | None = Field(
-        default=None,
-        description="An HTTPRoute to the service, where the cluster has the Gateway API; left out: "
-        "none.",
-    )
-    inference_pool: InferencePoolSpec | None = Field(
-        default=None,
-        description="An InferencePool of the routers, to which route then leads; left out: none.",
-    )
 
 
 _SHARED_BUDGET_CEL: Final = (
     "(has(self.prefill) && has(self.autoscaling) && has(self.autoscaling.gpuBudget) && "
     "!has(self.autoscaling.minReplicas))"
 )
+_INHERITED: Final = ("accelerator", "resources", "template")
+"""Sections of `prefill` that are those of the top level, whole, where they are left out."""
 _PREFILL_NUMBER_CEL: Final = "(has(self.prefill.replicas) || has(self.prefill.autoscaling))"
 
 
@@ -334,6 +241,13 @@ class InferenceServiceSpec(ApiModel):
         """GPUs of one engine of a role."""
         own = self.prefill.accelerator if role is Role.PREFILL and self.prefill else None
         return gpu_count(own or self.accelerator)
+
+    def inherited(self, role: Role) -> tuple[str, ...]:
+        """The sections of the top level that the pool of a role inherits, as paths."""
+        if role is not Role.PREFILL or self.prefill is None:
+            return ()
+        given = (name for name in _INHERITED if getattr(self, name) is not None)
+        return tuple(f"spec.{name}" for name in given if getattr(self.prefill, name) is None)
 
     def place(self, role: Role, section: str) -> str:
         """Where a user has written, or would write, `section` of the pool of `role`."""

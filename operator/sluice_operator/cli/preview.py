@@ -174,6 +174,7 @@ def _pool(pool: PlannedPool, below: PoolPlan, shown: Preview) -> Manifest:
     assert plan.spec is not None
     return {
         "replicas": pool.replicas,
+        "inherits": list(plan.spec.inherited(role)),
         "image": {"name": _image(below), "assumed": _is_assumed(plan)},
         "revision": below.revision,
         "accelerator": pool.accelerator.text,
@@ -235,6 +236,7 @@ def _lines(shown: Preview) -> Iterator[str]:
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {_replicas(plan, pool)}, each on {pool.accelerator.text}"
+        yield from inherited_lines(plan.spec, pool.role)
         yield from _product(plan, pool)
         yield from _unused(plan.spec, pool)
         yield f"  revision {below.revision} of image {_image(below)}"
@@ -246,6 +248,7 @@ def _lines(shown: Preview) -> Iterator[str]:
         yield from capacity_lines(plan.spec, shown.model, pool)
         yield from running_lines(shown.model, pool)
         yield from table(_rows(settings_status(pool.settings)))
+    yield from _own_scale(plan.spec)
     if _is_assumed(plan):
         yield ""
         yield from _assumed_images(shown.pool_plans)
@@ -253,6 +256,12 @@ def _lines(shown: Preview) -> Iterator[str]:
     objects = _objects(shown)
     yield f"{len(objects)} objects:"
     yield from table((item["kind"], item["name"]) for item in objects)
+
+
+def inherited_lines(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
+    """What a pool has from the top level of the spec; another accelerator may not fit that."""
+    if inherited := spec.inherited(role):
+        yield f"  inherits {', '.join(inherited)}; spec.prefill may have its own"
 
 
 def _features(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
@@ -266,6 +275,14 @@ def _features(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
     if cache := spec.host_cache(role):
         disk = f", and {cache.disk.size} of its disk" if cache.disk else ""
         yield f"  Host cache: each engine takes {cache.memory} more of its node's memory{disk}"
+
+
+def _own_scale(spec: InferenceServiceSpec) -> Iterator[str]:
+    """What an HPA of the InferenceService needs."""
+    if spec.replicas is None and not any(spec.pool(role).autoscaling for role in spec.roles):
+        yield ""
+        yield "spec.replicas is left out, which is 1. kubectl scale sets it; a"
+        yield "  HorizontalPodAutoscaler of this InferenceService needs it written once."
 
 
 def _assumed_images(plans: Iterable[PoolPlan]) -> Iterator[str]:

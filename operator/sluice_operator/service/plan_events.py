@@ -87,7 +87,11 @@ def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
     with every edit, so they get no event."""
     quiet = (CONFIG_MAP, CONTROLLER_REVISION)
     gone = tuple(Identity(ref.kind.kind, ref.name) for ref in prune if ref.kind not in quiet)
-    return (Event("Normal", "Removed", f"Removed {_listed(gone)}.", written=gone),) if gone else ()
+    if not gone:
+        return ()
+    scaled = " What scales an EnginePool of these has nothing to scale any more."
+    hint = scaled if any(ref.kind is ENGINE_POOL for ref in prune) else ""
+    return (Event("Normal", "Removed", f"Removed {_listed(gone)}.{hint}", written=gone),)
 
 
 def _scaling(pool: Manifest, replicas: int) -> str:

@@ -1,4 +1,4 @@
-"""What Kustomize generates or overrides reaches an InferenceService, by manifests/kustomizeconfig."""
+"""What Kustomize generates or overrides reaches an InferenceService."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from sluice_contract.wire.explain import Answer, ArrangementName, Promise, Reque
 
 from sluice_operator.cli.explain.advice import Hint, Verdict, rate_text
 from sluice_operator.cli.kv_capacity import BY_ENGINE, capacity_lines, running_lines
-from sluice_operator.cli.preview import Preview, as_json, table, value_text
+from sluice_operator.cli.preview import Preview, as_json, inherited_lines, table, value_text
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.resolve.settings import settings_status
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
@@ -97,6 +97,7 @@ def _lines(shown: Explanation) -> Iterator[str]:
     for explained in shown.pools:
         yield ""
         yield f"Pool {explained.pool.role}: each engine on {explained.pool.accelerator.text}"
+        yield from inherited_lines(spec, explained.pool.role)
         check = explained.pool.accelerator.verified
         yield f"  {check.reason}: {check.message}"
         yield from table(_sizes(explained))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from sluice_contract.config.engine import READS_PRIORITY
 
 from sluice_operator.api.conditions import Check
-from sluice_operator.api.service import InferenceServiceSpec, Tenant
+from sluice_operator.api.router import Tenant
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.service.plan import ServicePlan
 
 

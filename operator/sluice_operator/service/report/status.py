@@ -38,6 +38,7 @@ from sluice_operator.conditions.conditions import (
     not_stalled,
     reconciling,
 )
+from sluice_operator.conditions.pods import UNSCHEDULABLE
 from sluice_operator.delivery.resolved_model import is_fetched
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
@@ -349,13 +350,22 @@ def _parts(children: Children, routers: tuple[Manifest, ...], plan: ServicePlan)
     assert plan.router is not None
     waiting = _waiting(plan)
     router = _child(children, DEPLOYMENT, plan.router)
-    pools = {ready_of(pool.role): _pool(children, pool, waiting) for pool in plan.pools}
+    inherited = {role: plan.spec.inherited(role) for role in plan.spec.roles} if plan.spec else {}
+    pools = {
+        ready_of(pool.role): _pool(children, pool, waiting, inherited.get(pool.role, ()))
+        for pool in plan.pools
+    }
     return pools | {ROUTER_READY: router_part(plan.router, router, routers, waiting)}
 
 
-def _pool(children: Children, pool: PlannedPool, waiting: Check) -> Part:
+def _pool(
+    children: Children, pool: PlannedPool, waiting: Check, inherited: tuple[str, ...]
+) -> Part:
     live = _child(children, ENGINE_POOL, pool.manifest)
     updated = pool_updated(pool.role, _current(children, pool), waiting)
+    if updated.reason == UNSCHEDULABLE and inherited:
+        text = f"{updated.message} This pool inherits {', '.join(inherited)}."
+        updated = replace(updated, message=text)
     return pool_part(pool.role, live, pool.replicas, with_missing_node(updated, pool))
 
 

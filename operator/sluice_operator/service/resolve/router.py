@@ -22,7 +22,8 @@ from sluice_contract.config.tracing import RouterTracing
 
 from sluice_operator.api.pools import PrefillSpec
 from sluice_operator.api.quantities import amount
-from sluice_operator.api.service import InferenceServiceSpec, RouterSpec
+from sluice_operator.api.router import RouterSpec
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_manifest, whole_manifest
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
