@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from sluice_operator.cli.yaml_text import to_yaml
 from sluice_operator.conditions.conditions import find, status_events
@@ -37,7 +38,19 @@ def assert_situation(status: Manifest, told: Told, *, stalled: bool, golden: str
     assert is_stalled is stalled
     is_reconciling = condition(status, "Reconciling")["status"] == "True"
     assert not (is_stalled and is_reconciling), "kstatus takes these for opposites"
+    assert [value for value in leaves(status) if isinstance(value, float)] == []
     assert_golden(f"status/{golden}.yaml", to_yaml(status))
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Every value in a document that is neither an object nor a list."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        yield value
+        return
+    for below in value:
+        yield from leaves(below)
 
 
 def assert_at_rest(first: Manifest, later: Manifest) -> None:
