@@ -84,7 +84,7 @@ async def test_queued_work_becomes_engines_and_is_told(
     )
     status = found["chat"]["status"]
     assert status["scaling"].keys() == {"reason", "message", "time"}
-    assert "replicas" not in found["chat"]["spec"]["pools"]["mixed"]
+    assert "replicas" not in found["chat"]["spec"]
     events = await cluster.until(
         EVENT,
         namespace,
@@ -196,8 +196,8 @@ async def test_a_service_at_zero_is_woken_by_what_its_routers_hold(
 ) -> None:
     start_operator()
     router.load = load()
-    asleep = {"mixed": {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}}
-    await cluster.create(INFERENCE_SERVICE, chat(namespace, pools=asleep))
+    asleep = {"minReplicas": 0, "maxReplicas": 2}
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, autoscaling=asleep))
     await play_controllers(cluster, namespace, router_address=router.address)
     await cluster.until(INFERENCE_SERVICE, namespace, scaling("True"))
     found = await cluster.until(DEPLOYMENT, namespace, engines(0))

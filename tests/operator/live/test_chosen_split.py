@@ -40,6 +40,7 @@ def loads(**prefill: Any) -> ServiceLoad:
 
 async def begins_as_a_split(cluster: Cluster, namespace: str) -> None:
     wanted: dict[str, Any] = {"autoscaling": {"gpuBudget": BUDGET}, "prefill": {}}
+    wanted["accelerator"] = {"count": 1}
     await cluster.create(INFERENCE_SERVICE, chat(namespace, **wanted))
     pools = await cluster.until(ENGINE_POOL, namespace, lambda found: len(found) == 2)
     assert split_of(pools) == {"prefill": 2, "decode": 4}

@@ -89,9 +89,9 @@ async def metric(cluster: Cluster, namespace: str) -> AsyncIterator[str]:
     await cluster.delete(CRD, None, METRIC_CRD["metadata"]["name"])
 
 
-def hpa(namespace: str) -> Manifest:
+def hpa(namespace: str, kind: Kind = ENGINE_POOL, name: str = POOL) -> Manifest:
     """Ten queued requests an engine."""
-    target = {"apiVersion": ENGINE_POOL.api_version, "kind": ENGINE_POOL.kind, "name": POOL}
+    target = {"apiVersion": kind.api_version, "kind": kind.kind, "name": name}
     external = {
         "metric": {"name": "queued"},
         "target": {"type": "AverageValue", "averageValue": "10"},
@@ -110,8 +110,8 @@ def hpa(namespace: str) -> Manifest:
 
 
 def provider(name: str) -> Manifest:
-    pool = {"replicas": None, "autoscaling": {"minReplicas": 1, "maxReplicas": 9}}
-    return {"autoscaling": {"provider": name}, **pool}
+    scaling = {"provider": name, "minReplicas": 1, "maxReplicas": 9}
+    return {"replicas": None, "autoscaling": scaling}
 
 
 def replicas(count: int) -> Callable[[State], bool]:
@@ -120,6 +120,37 @@ def replicas(count: int) -> Callable[[State], bool]:
 
 def owned_by(manager: str) -> Callable[[State], bool]:
     return lambda pools: manager in managers_of(pools[POOL], "replicas")
+
+
+def is_able(status: str) -> Callable[[State], bool]:
+    """Whether the HPA says so of its target's scale."""
+
+    def check(hpas: State) -> bool:
+        conditions = (hpas["chat"].get("status") or {}).get("conditions") or ()
+        return any(c["type"] == "AbleToScale" and c["status"] == status for c in conditions)
+
+    return check
+
+
+async def test_a_real_hpa_scales_a_service_itself_once_its_replicas_are_written(
+    cluster: Cluster, metric: str, start_operator: StartOperator
+) -> None:
+    namespace = metric
+    start_operator()
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, prefill={}))
+    await cluster.until(ENGINE_POOL, namespace, lambda pools: len(pools) == 2)
+    await cluster.create(HPA, hpa(namespace, INFERENCE_SERVICE, "chat"))
+    found = await cluster.until(HPA, namespace, is_able("False"), PATIENCE_SECONDS)
+    told = str(found["chat"]["status"]["conditions"])
+    assert "spec.replicas" in told, told
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"replicas": 1}})
+    pools = await cluster.until(
+        ENGINE_POOL,
+        namespace,
+        lambda each: each["chat-decode"]["spec"]["replicas"] == 3,
+        PATIENCE_SECONDS,
+    )
+    assert pools["chat-prefill"]["spec"]["replicas"] == 1
 
 
 async def test_a_real_hpa_scales_the_pool_and_hands_it_over_as_it_is(

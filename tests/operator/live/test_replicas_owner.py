@@ -25,13 +25,12 @@ ROUNDS = 4
 
 
 def fixed(replicas: int) -> Manifest:
-    mixed = {"replicas": replicas, "autoscaling": None}
-    return {"spec": {"autoscaling": None, **mixed}}
+    return {"spec": {"autoscaling": None, "replicas": replicas}}
 
 
 def scaled_by(provider: str) -> Manifest:
-    mixed = {"replicas": None, "autoscaling": {"minReplicas": 1, "maxReplicas": 9}}
-    return {"spec": {"autoscaling": {"provider": provider}, **mixed}}
+    scaling = {"provider": provider, "minReplicas": 1, "maxReplicas": 9}
+    return {"spec": {"autoscaling": scaling, "replicas": None}}
 
 
 class Numbers:

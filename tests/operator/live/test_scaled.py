@@ -172,10 +172,13 @@ async def test_a_service_is_scaled_as_anything_else_is(
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ({"prefill": {}}, "only the pools prefill and decode in mode Disagg"),
+        (
+            {"accelerator": {}, "autoscaling": {"gpuBudget": 4}, "prefill": {}},
+            "only with prefill.replicas",
+        ),
         (
             {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
-            "replicas or autoscaling, not both",
+            "minReplicas and maxReplicas of autoscaling, not both",
         ),
     ],
 )
