@@ -141,7 +141,11 @@ def test_every_setting_of_engines_is_a_row_with_its_default() -> None:
 
 def test_what_targets_are_when_left_out_is_what_the_autoscaler_takes() -> None:
     page = PAGES["inferenceservice.md"]
-    rows = [line.split("|") for line in page.splitlines() if "`spec.autoscaling.target." in line]
+    rows = [
+        line.split("|")
+        for line in page.splitlines()
+        if line.startswith("| `spec.autoscaling.target.")
+    ]
     said = {row[1].strip(" `").rpartition(".")[2]: row[3].strip() for row in rows}
     assert said == {
         "queueMilliseconds": "half of slo.ttftMilliseconds; 1000 without it",

@@ -38,7 +38,7 @@ def left_out(text: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Rule:
-    """One constraint across fields. `field` is where the finding belongs, below the model."""
+    """One constraint across fields. `field`: the path of the finding, below the model."""
 
     cel: str
     holds: Callable[[Any], bool]

@@ -89,8 +89,11 @@ def _broken_rules(value: object, path: str) -> Iterator[Finding]:
         return
     for rule in value.RULES:
         if not rule.holds(value):
-            whole = value.to_json_dict()
-            part = whole.get(rule.field) if rule.field else whole
+            part: Any = value.model_dump(
+                mode="json", by_alias=True, exclude_none=True, exclude_unset=True
+            )
+            for key in filter(None, rule.field.split(".")):
+                part = part.get(key) if isinstance(part, dict) else None
             place = _below(path, rule.field) if rule.field else path
             yield _refused(place, part, rule.text(value))
     for name, field in type(value).model_fields.items():

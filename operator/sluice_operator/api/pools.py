@@ -115,7 +115,7 @@ def numbers_rule(scaling: str, cel: str, holds: Callable[[Any], bool]) -> Rule:
     return Rule(
         f"!has(self.replicas) || {cel}",
         lambda s: s.replicas is None or holds(s),
-        f"replicas, or minReplicas and maxReplicas of {scaling}, not both: change those instead",
+        f"replicas, or minReplicas and maxReplicas of {scaling}, not both",
         "replicas",
     )
 
@@ -154,8 +154,8 @@ class PrefillSpec(ApiModel):
         Rule(
             "!has(self.engine) || !has(self.engine.kvTransfer)",
             lambda s: s.engine is None or s.engine.kv_transfer is None,
-            "kvTransfer only in spec.engine, where it counts for both pools",
-            "engine",
+            "only in spec.engine, where it counts for both pools",
+            "engine.kvTransfer",
         ),
     )
 

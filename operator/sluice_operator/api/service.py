@@ -122,8 +122,8 @@ class InferenceServiceSpec(ApiModel):
         Rule(
             "has(self.prefill) || !has(self.engine) || !has(self.engine.kvTransfer)",
             lambda s: s.prefill is not None or s.engine is None or s.engine.kv_transfer is None,
-            "kvTransfer only beside spec.prefill",
-            "engine",
+            "only beside spec.prefill, with two pools",
+            "engine.kvTransfer",
         ),
         Rule(
             "has(self.prefill) || !has(self.autoscaling) || !has(self.autoscaling.target) || "
@@ -134,9 +134,9 @@ class InferenceServiceSpec(ApiModel):
                 or s.autoscaling.target is None
                 or s.autoscaling.target.decode_queue is None
             ),
-            "target.decodeQueue only beside spec.prefill: without it requests wait for their "
-            "prompt alone, which is target.prefillQueue",
-            "autoscaling",
+            "only beside spec.prefill: without it requests wait for their prompt alone, which is "
+            "target.prefillQueue",
+            "autoscaling.target.decodeQueue",
         ),
         Rule(
             "!has(self.autoscaling) || !has(self.autoscaling.gpuBudget) || has(self.accelerator)",
@@ -145,8 +145,8 @@ class InferenceServiceSpec(ApiModel):
                 or s.autoscaling.gpu_budget is None
                 or s.accelerator is not None
             ),
-            "gpuBudget only beside spec.accelerator, the GPUs of one engine",
-            "autoscaling",
+            "only beside spec.accelerator, the GPUs of one engine",
+            "autoscaling.gpuBudget",
         ),
         Rule(
             f"!has(self.replicas) || !{_SHARED_BUDGET_CEL} || {_PREFILL_NUMBER_CEL}",

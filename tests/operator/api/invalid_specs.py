@@ -127,10 +127,10 @@ INVALID: dict[str, Invalid] = {
         "spec.router.route.hostnames[0]",
     ),
     "a hand-over without two pools": Invalid(
-        engine(kvTransfer={}), "spec.engine", "kvTransfer only beside spec.prefill"
+        engine(kvTransfer={}), "spec.engine.kvTransfer", "only beside spec.prefill"
     ),
     "a hand-over of one of two pools": Invalid(
-        {"prefill": engine(kvTransfer={})}, "spec.prefill.engine", "for both pools"
+        {"prefill": engine(kvTransfer={})}, "spec.prefill.engine.kvTransfer", "for both pools"
     ),
     "a number beside a budget that the operator splits": Invalid(
         SPLIT | {"replicas": 2}, "spec.replicas", "only with prefill.replicas"
@@ -140,13 +140,13 @@ INVALID: dict[str, Invalid] = {
     ),
     "a budget of no GPUs' kind": Invalid(
         {"replicas": 2, "autoscaling": {"gpuBudget": 4}},
-        "spec.autoscaling",
-        "gpuBudget only beside spec.accelerator",
+        "spec.autoscaling.gpuBudget",
+        "only beside spec.accelerator",
     ),
     "a queue for decode in one pool": Invalid(
         {"autoscaling": {"minReplicas": 1, "maxReplicas": 2, "target": {"decodeQueue": 4}}},
-        "spec.autoscaling",
-        "target.decodeQueue only beside spec.prefill",
+        "spec.autoscaling.target.decodeQueue",
+        "only beside spec.prefill",
     ),
     "a promise for all requests": Invalid(
         {"slo": {"ttftMilliseconds": 500, "percentile": "99.95"}},
@@ -467,7 +467,7 @@ SEVERAL: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "rules of several types": (
         engine(chunkSize=10) | {"prefill": engine(kvTransfer={})},
-        {"spec.engine.chunkSize", "spec.prefill.engine"},
+        {"spec.engine.chunkSize", "spec.prefill.engine.kvTransfer"},
     ),
     "a value, and a rule that waits for it": (
         engine(chunkSize=10, dtype="int3"),

@@ -124,8 +124,8 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "spec.engine.chunkSize: 10 is not allowed; "
      "allowed: -1 (off) or at least pageSize (16 when left out)"),
     ({"engine": {"kvTransfer": {}}},
-     'spec.engine: {"kvTransfer":{"protocol":"tcp","bootstrapPort":8998}} is not allowed; '
-     "allowed: kvTransfer only beside spec.prefill"),
+     "spec.engine.kvTransfer: {} is not allowed; allowed: only beside spec.prefill, with two "
+     "pools"),
     ({"prefill": None},
      "spec.prefill: null is not allowed; allowed: an object: write `prefill: {}`, or leave it out"),
     ({"mode": "Disaggregated"},
@@ -220,8 +220,8 @@ def test_each_rule_that_is_broken_has_its_line() -> None:
     page = "at least pageSize (16 when left out)"
     budget = {"gpuBudget": 2}
     assert _lines(document({"engine": engine, "autoscaling": budget})) == [
-        'spec.autoscaling: {"gpuBudget":2,"onMetricsLoss":"Hold","provider":"Internal"} is not '
-        "allowed; allowed: gpuBudget only beside spec.accelerator, the GPUs of one engine",
+        "spec.autoscaling.gpuBudget: 2 is not allowed; allowed: only beside spec.accelerator, the "
+        "GPUs of one engine",
         f"spec.engine.chunkSize: 10 is not allowed; allowed: -1 (off) or {page}",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most chunkSize",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most maxPrefillTokens",

@@ -57,7 +57,7 @@ SPECS: list[tuple[dict[str, Any], str, list[str]]] = [
         "invalid InferenceService",
         [
             "spec.replicas: 2 is not allowed; allowed: replicas, or minReplicas and maxReplicas",
-            "spec.autoscaling: ",
+            "spec.autoscaling.gpuBudget: 8 is not allowed; allowed: only beside spec.accelerator",
         ],
     ),
     (

@@ -234,7 +234,7 @@ def test_a_hand_over_without_two_pools_is_refused_on_a_product_too(
 ) -> None:
     file = written(tmp_path, engine={"kvTransfer": {}})
     assert run(["-f", file, "--accelerator", A100], Simulator(rates(1, 1, 1, 1, 1))) == 1
-    assert "kvTransfer only beside spec.prefill" in capsys.readouterr().err
+    assert "only beside spec.prefill, with two pools" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
