@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 from pydantic import Field
 from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.ports import ENGINE_METRICS
 from sluice_contract.config.host_cache import HostCache
 
 from sluice_operator.api.adapters import MAX_CLAIMS
@@ -39,7 +40,7 @@ def _immutable(field: str) -> Rule:
 
 
 METRICS: Final = "metrics"
-"""Name of the port of an engine's metrics, which those of the former release do not have."""
+"""Name of the port of an engine's metrics."""
 BOOTSTRAP: Final = "bootstrap"
 """Name of the port at which prefill engines are asked for the KV cache."""
 
@@ -172,13 +173,7 @@ class EnginePoolSpec(ApiModel):
         le=65535,
         description="Port at which decode engines ask these for the KV cache; of role prefill.",
     )
-    metrics_port: int | None = Field(
-        default=None,
-        ge=1,
-        le=65535,
-        description="Port of the engines' metrics; left out: that of requests, as in the former "
-        "release.",
-    )
+    metrics_port: int = Field(ge=1, le=65535, description="Port of the engines' metrics.")
     rdma_resource: ResourceName | None = Field(
         default=None,
         description="Resource by which an engine gets an RDMA device. It then has the capability "
@@ -221,10 +216,9 @@ class EnginePoolSpec(ApiModel):
         return f"{section_of(self.role)}.replicas of InferenceService {self.service_name}"
 
 
-def metrics_port(pod: Manifest) -> int | None:
-    """The port of the metrics of an engine pod, or of a Deployment's template; None where they are
-    at that of requests."""
-    return port_named(pod, METRICS)
+def metrics_port(pod: Manifest) -> int:
+    """The port of the metrics of an engine pod, or of a Deployment's template."""
+    return port_named(pod, METRICS) or ENGINE_METRICS
 
 
 def port_named(pod: Manifest, name: str) -> int | None:

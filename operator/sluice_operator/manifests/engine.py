@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from typing import Final
 
 from sluice_contract.cluster import labels, ports
@@ -17,7 +16,7 @@ from sluice_operator.accelerators.node_requirements import (
 )
 from sluice_operator.api.environment import CONFIG_FOLDER, HOST_CACHE_VOLUME
 from sluice_operator.api.model_uri import CLAIM_MOUNT
-from sluice_operator.api.pool import BOOTSTRAP, METRICS, EnginePoolSpec, metrics_port
+from sluice_operator.api.pool import BOOTSTRAP, METRICS, EnginePoolSpec
 from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.template import PodTemplate, Sidecar
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
@@ -96,18 +95,6 @@ def revision(spec: EnginePoolSpec) -> str:
     relevant = {name: full[name] for name in PROCESS_FIELDS if full.get(name)}
     names = (name for name in PROCESS_TEMPLATE_FIELDS if template.get(name))
     return digest(relevant | {name: template[name] for name in names})
-
-
-def revisions_without_metrics_port(deployments: Iterable[Manifest]) -> tuple[str, ...]:
-    """Those of the former release, sorted."""
-    # Somebody may have removed the labels of the Deployment itself.
-    engines = (
-        d
-        for d in deployments
-        if (d["metadata"].get("labels") or {}).get(labels.COMPONENT) == ENGINE
-    )
-    former = (d for d in engines if metrics_port(d["spec"]["template"]) is None)
-    return tuple(sorted(set(map(revision_of, former))))
 
 
 def revision_of(item: Manifest) -> str:
@@ -266,9 +253,7 @@ def _container(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
 
 
 def _ports(spec: EnginePoolSpec) -> list[Manifest]:
-    numbers = {"http": ports.ENGINE_HTTP}
-    if spec.metrics_port is not None:
-        numbers[METRICS] = spec.metrics_port
+    numbers = {"http": ports.ENGINE_HTTP, METRICS: spec.metrics_port}
     if spec.bootstrap_port is not None:
         numbers[BOOTSTRAP] = spec.bootstrap_port
     return [

@@ -85,22 +85,15 @@ def router_policy(
     return _policy(owner, ROUTER, ingress, egress)
 
 
-def engine_policy(
-    owner: Owner,
-    operator_namespace: str,
-    collector: int | None = None,
-    *,
-    one_port: bool = False,
-) -> Manifest:
+def engine_policy(owner: Owner, operator_namespace: str, collector: int | None = None) -> Manifest:
     """Flows of the engines. In: requests from routers; metrics and load for monitoring and the
     operator, which reads the accelerator there. Out: only the `collector` of spans, if there is
-    one. `one_port`: some engines are of the former release, with both on one port."""
-    read = [ports.ENGINE_METRICS, *([ports.ENGINE_HTTP] if one_port else [])]
+    one."""
     ingress = [
         {"from": [_pods(owner, ROUTER)], "ports": [policy_port(ports.ENGINE_HTTP)]},
         {
             "from": [_monitoring(), operator_pods(operator_namespace)],
-            "ports": [policy_port(port) for port in read],
+            "ports": [policy_port(ports.ENGINE_METRICS)],
         },
     ]
     egress = [DNS, *_to_collector(collector)] if collector else []

@@ -14,7 +14,6 @@ from typing import Final, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
-from sluice_contract.cluster import ports
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.wire.load import LoadReport
 
@@ -100,7 +99,7 @@ async def load_report(fetch: Fetch, engine: Manifest) -> LoadReport:
     if not address:
         raise OSError("the pod has no address")
     host = f"[{address}]" if ":" in address else address
-    port = metrics_port(engine) or ports.ENGINE_HTTP
+    port = metrics_port(engine)
     body = await fetch(f"http://{host}:{port}/load")
     return LoadReport.model_validate_json(body, extra="ignore")
 

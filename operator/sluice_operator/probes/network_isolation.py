@@ -32,11 +32,6 @@ MAX_KEPT: Final = 50_000
 
 OUTSIDE: Final = Check("Unknown", "OutsideCluster", "The operator does not run in the cluster.")
 NO_ENGINE: Final = Check("Unknown", "NoEngine", "No engine is ready that could be asked.")
-NO_PORT: Final = Check(
-    "Unknown",
-    "NoForbiddenPort",
-    "Engines of the former release serve, of which the operator may reach every port.",
-)
 ASKING: Final = Check("Unknown", "Asking", "An engine is being asked.")
 
 
@@ -72,18 +67,16 @@ class NetworkIsolation:
         is_old = answer is None or self._clock.monotonic() >= answer.ask_at
         return self._in_cluster and key not in self._asking and is_old
 
-    def check(self, key: Key, engines: Iterable[Manifest], *, http_forbidden: bool) -> Check:
+    def check(self, key: Key, engines: Iterable[Manifest]) -> Check:
         """The condition as far as it is known; begins to ask one of `engines`, ready pods, where it
-        is due.
-        `http_forbidden`: the policies deny the operator the engines' HTTP port."""
+        is due."""
         if not self._in_cluster:
             return OUTSIDE
         if self.is_due(key):
-            ready = tuple(engines)
-            probes = [ports for engine in ready if (ports := _ports(engine, http_forbidden))]
+            probes = [ports for engine in engines if (ports := _ports(engine))]
             if not probes:
                 self._answers.pop(key, None)
-                return NO_PORT if ready else NO_ENGINE
+                return NO_ENGINE
             self._asking[key] = asyncio.create_task(self._ask(key, probes[0]))
         answer = self._answers.get(key)
         return answer.check if answer else ASKING
@@ -137,13 +130,10 @@ async def connect_over_tcp(address: str, port: int) -> None:
     writer.close()
 
 
-def _ports(engine: Manifest, http_forbidden: bool) -> EnginePorts | None:
-    """Those of an engine; None where it listens at none that is forbidden."""
-    forbidden = port_named(engine, BOOTSTRAP)
-    if forbidden is None and http_forbidden:
-        forbidden = ports.ENGINE_HTTP
+def _ports(engine: Manifest) -> EnginePorts | None:
+    """Those of an engine; None where it has no address yet."""
+    forbidden = port_named(engine, BOOTSTRAP) or ports.ENGINE_HTTP
     address = (engine.get("status") or {}).get("podIP")
-    if forbidden is None or not address:
+    if not address:
         return None
-    permitted = metrics_port(engine) or ports.ENGINE_HTTP
-    return EnginePorts(engine["metadata"]["name"], address, permitted, forbidden)
+    return EnginePorts(engine["metadata"]["name"], address, metrics_port(engine), forbidden)

@@ -23,7 +23,6 @@ from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.reader import Reader
 from sluice_operator.kube.kinds import (
-    DEPLOYMENT,
     INFERENCE_SERVICE,
     POD,
     SERVICE_CHILDREN,
@@ -31,9 +30,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
     controller_uid,
     is_being_deleted,
-    of_kind,
 )
-from sluice_operator.manifests.engine import revisions_without_metrics_port
 from sluice_operator.manifests.hub import PUBLIC_HUB, HubAccess
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
 from sluice_operator.manifests.spec_history import newest_complete, spec_in_record
@@ -209,8 +206,7 @@ class ServiceObserver:
         if self.isolation.is_due(key):
             pods = await self._engine_pods(key.namespace, selector)
             engines = tuple(pod for pod in pods if is_ready(pod))
-        one_port = revisions_without_metrics_port(of_kind(children, DEPLOYMENT))
-        return self.isolation.check(key, engines, http_forbidden=not one_port)
+        return self.isolation.check(key, engines)
 
     async def _engines(self, versions: tuple[Manifest, ...], selector: str) -> tuple[Manifest, ...]:
         if not any(

@@ -16,7 +16,6 @@ from sluice_operator.apply.plan import Identity, Plan, identity
 from sluice_operator.delivery.adapters import NO_ADAPTERS, AdapterDelivery
 from sluice_operator.delivery.delivery import NO_DELIVERY, Delivery
 from sluice_operator.kube.kinds import (
-    DEPLOYMENT,
     ENGINE_POOL,
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -37,7 +36,6 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.accounts import accounts, router_role, router_role_binding
 from sluice_operator.manifests.adapters import adapters_config_maps
 from sluice_operator.manifests.disruption import disruption_budget
-from sluice_operator.manifests.engine import revisions_without_metrics_port
 from sluice_operator.manifests.engine_pool import pool_replicas
 from sluice_operator.manifests.metadata import ROUTER, Owner, owner
 from sluice_operator.manifests.monitoring import pod_monitors
@@ -219,7 +217,6 @@ def _children(
             top,
             installation.operator_namespace,
             collector_port(spec),
-            one_port=bool(_with_one_port(observed)),
         ),
         *policies(observed.children, top, spec),
         router.deployment,
@@ -245,7 +242,7 @@ def _optional_children(
     """What it has where the cluster has the kind."""
     kinds = observed.optional_kinds
     if POD_MONITOR in kinds:
-        yield from pod_monitors(top, _with_one_port(observed))
+        yield from pod_monitors(top)
     if PROMETHEUS_RULE in kinds and spec.slo is not None:
         yield prometheus_rule(top, spec.slo, observed.installation.runbook_url_base)
     router = spec.router
@@ -270,10 +267,6 @@ def _has_pool(observed: ServiceObserved, top: Owner) -> bool:
     somebody has deleted, would lead nowhere; the Service is there all the time."""
     pool = _named(observed, INFERENCE_POOL, top.service)
     return pool is not None and not is_being_deleted(pool)
-
-
-def _with_one_port(observed: ServiceObserved) -> tuple[str, ...]:
-    return revisions_without_metrics_port(of_kind(observed.children, DEPLOYMENT))
 
 
 def _each_once(

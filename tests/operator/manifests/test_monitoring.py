@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-from sluice_contract.cluster import ports
 from sluice_operator.kube.kinds import NETWORK_POLICY, POD_MONITOR, Manifest
-from sluice_operator.manifests.engine import revision_of
 from sluice_operator.service.plan import plan_service
 
-from tests.operator.examples import complete, live, of, pool_plan, service_observed
+from tests.operator.examples import of, pool_plan, service_observed
 
 
 def _pods(plan_children: tuple[Manifest, ...]) -> list[Manifest]:
@@ -32,23 +29,7 @@ def test_each_finds_the_pods_of_its_component_and_a_port_of_theirs() -> None:
         assert {e["port"] for e in monitor["spec"]["podMetricsEndpoints"]} <= ports
 
 
-def test_what_is_of_the_former_release_is_still_read_until_the_upgrade_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with monkeypatch.context() as former_release:
-        former_release.setattr(ports, "ENGINE_METRICS", None)
-        former = plan_service(service_observed())
-        engines = pool_plan().deployment
-    assert engines is not None
-    children = [*(live(m) for m in former.apply if m["kind"] != "NetworkPolicy"), complete(engines)]
-    kinds = (POD_MONITOR,)
-    plan = plan_service(service_observed(children=children, optional_kinds=kinds))
-    assert "metricsPort" not in plan.pools[0].manifest["spec"], "its pods stay as they are"
-    assert "pool mixed: metricsPort None to 8080" in plan.upgrade
-    new, old = of(plan.apply, POD_MONITOR.kind, "chat-engine")["spec"]["podMetricsEndpoints"]
-    assert new == {"port": "metrics"}
-    assert (old["port"], old["relabelings"][0]["regex"]) == ("http", revision_of(engines))
-    assert _read_at(plan.apply) == [8080, 8000]
+def test_monitoring_and_the_operator_reach_the_metrics_of_engines_alone() -> None:
     assert _read_at(plan_service(service_observed()).apply) == [8080]
 
 

@@ -60,16 +60,7 @@ async def test_an_answer_holds_for_the_life_of_the_container() -> None:
     for _ in range(2):
         assert await reports.fetch([engine("a"), engine("b", "fd00::1")]) == (H200, None)
         assert reports.again_seconds([engine("a"), engine("b")]) is None, "it does not say, ever"
-    assert engines.asked == ["http://10.0.0.1:8000/load"] * 3 + ["http://[fd00::1]:8000/load"]
-
-
-async def test_an_engine_is_asked_at_its_metrics_port_and_a_former_one_at_that_of_requests() -> (
-    None
-):
-    engines = Engines(load(H200), load(H200))
-    new, former = engine("a", "10.0.0.1", "metrics"), engine("b", "10.0.0.2", "http")
-    await AcceleratorReports(engines.fetch, FakeClock()).fetch([new, former])
-    assert engines.asked == ["http://10.0.0.1:8080/load", "http://10.0.0.2:8000/load"]
+    assert engines.asked == ["http://10.0.0.1:8080/load"] * 3 + ["http://[fd00::1]:8080/load"]
 
 
 async def test_who_does_not_answer_is_asked_ever_more_seldom() -> None:

@@ -35,7 +35,6 @@ def engine(name: str = "a", **declared: int) -> Manifest:
 
 MIXED = engine(http=HTTP, metrics=METRICS)
 PREFILL = engine(http=HTTP, metrics=METRICS, bootstrap=BOOTSTRAP)
-FORMER, FORMER_PREFILL = engine(http=HTTP), engine(http=HTTP, bootstrap=BOOTSTRAP)
 
 
 class Network:
@@ -57,32 +56,29 @@ class Network:
         return NetworkIsolation(self.connect, clock or FakeClock(), in_cluster=True)
 
 
-async def answer_of(isolation: NetworkIsolation, *engines: Manifest, former: bool = False) -> Check:
+async def answer_of(isolation: NetworkIsolation, *engines: Manifest) -> Check:
     """What is known once an engine has been asked."""
-    isolation.check(KEY, engines, http_forbidden=not former)
+    isolation.check(KEY, engines)
     while isolation.again_seconds(KEY) == ANSWER_SECONDS:  # noqa: ASYNC110  (a task beside us)
         await asyncio.sleep(0)
-    return isolation.check(KEY, engines, http_forbidden=not former)
+    return isolation.check(KEY, engines)
 
 
 @pytest.mark.parametrize(
-    ("pod", "network", "former", "says", "asked"),
+    ("pod", "network", "says", "asked"),
     [
-        (MIXED, Network(METRICS, HTTP), False, "False PoliciesNotEnforced", [METRICS, HTTP]),
-        (MIXED, Network(METRICS), False, "True PoliciesEnforced", [METRICS, HTTP]),
-        (MIXED, Network(METRICS, silent=HTTP), False, "True PoliciesEnforced", [METRICS, HTTP]),
-        (MIXED, Network(), False, "Unknown NoAnswer", [METRICS]),
-        (PREFILL, Network(METRICS), False, "True PoliciesEnforced", [METRICS, BOOTSTRAP]),
-        (MIXED, Network(METRICS, HTTP), True, "Unknown NoForbiddenPort", []),
-        (FORMER, Network(HTTP), True, "Unknown NoForbiddenPort", []),
-        (FORMER_PREFILL, Network(HTTP), True, "True PoliciesEnforced", [HTTP, BOOTSTRAP]),
+        (MIXED, Network(METRICS, HTTP), "False PoliciesNotEnforced", [METRICS, HTTP]),
+        (MIXED, Network(METRICS), "True PoliciesEnforced", [METRICS, HTTP]),
+        (MIXED, Network(METRICS, silent=HTTP), "True PoliciesEnforced", [METRICS, HTTP]),
+        (MIXED, Network(), "Unknown NoAnswer", [METRICS]),
+        (PREFILL, Network(METRICS), "True PoliciesEnforced", [METRICS, BOOTSTRAP]),
     ],
 )
 async def test_a_forbidden_port_is_tried_after_a_permitted_one(
-    pod: Manifest, network: Network, former: bool, says: str, asked: list[int]
+    pod: Manifest, network: Network, says: str, asked: list[int]
 ) -> None:
     network.asked.clear()
-    check = await answer_of(network.isolation(), pod, former=former)
+    check = await answer_of(network.isolation(), pod)
     assert f"{check.status} {check.reason}" == says
     assert network.asked == asked
 
@@ -90,15 +86,15 @@ async def test_a_forbidden_port_is_tried_after_a_permitted_one(
 async def test_one_engine_is_asked_every_ten_minutes() -> None:
     network, clock = Network(METRICS, HTTP), FakeClock()
     isolation = network.isolation(clock)
-    assert isolation.check(KEY, [MIXED, MIXED], http_forbidden=True).reason == "Asking"
+    assert isolation.check(KEY, [MIXED, MIXED]).reason == "Asking"
     assert (await answer_of(isolation, MIXED)).status == "False"
     clock.elapsed_seconds += EVERY_SECONDS - 1
     assert isolation.again_seconds(KEY) == 1
-    assert isolation.check(KEY, [], http_forbidden=True).status == "False"
+    assert isolation.check(KEY, []).status == "False"
     assert len(network.asked) == 2
     clock.elapsed_seconds += 1
     network.accepted = (METRICS,)
-    before = isolation.check(KEY, [MIXED], http_forbidden=True)
+    before = isolation.check(KEY, [MIXED])
     assert before.status == "False", "until there is another answer"
     assert (await answer_of(isolation, MIXED)).status == "True"
 
@@ -118,7 +114,7 @@ async def test_a_silent_network_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("sluice_operator.probes.network_isolation.TIMEOUT_SECONDS", 0.01)
     isolation = NetworkIsolation(connect, FakeClock(), in_cluster=True)
-    assert isolation.check(KEY, [MIXED], http_forbidden=True).reason == "Asking"
+    assert isolation.check(KEY, [MIXED]).reason == "Asking"
     assert (await answer_of(isolation, MIXED)).reason == "NoAnswer"
 
 
