@@ -75,14 +75,12 @@ def with_trial(manifest: Manifest, live: Manifest | None) -> Manifest:
     return manifest | {"metadata": manifest["metadata"] | {"annotations": annotations}}
 
 
-def to_apply(
-    built: Manifest, applied: Manifest | None, former_inputs: frozenset[str] = frozenset()
-) -> Manifest:
+def to_apply(built: Manifest, applied: Manifest | None) -> Manifest:
     """The Deployment to apply: the pods of `applied` if `built` has the same inputs, else `built`.
 
-    `built`: as this release makes it. `applied`: as an earlier release applied the live one.
-    `former_inputs`: hashes of the same inputs by earlier releases. `built` is also used if somebody
-    has edited the live pods, which have restarted anyway, or if only a restart is new.
+    `built`: as this release makes it. `applied`: as another release applied the live one. `built`
+    is also used if somebody has edited the live pods, which have restarted anyway, or if only a
+    restart is new.
     """
     if applied is None:
         return built
@@ -91,7 +89,7 @@ def to_apply(
         return built
     fields = fields_hash(applied["spec"].get("template"), _ATOMIC)
     edited = fields != note_of(applied, TEMPLATE_FIELDS)
-    if edited or note_of(applied, INPUTS) not in {note_of(built, INPUTS), *former_inputs}:
+    if edited or note_of(applied, INPUTS) != note_of(built, INPUTS):
         return built
     mark = restart_mark(_annotations(built["spec"]["template"]).get(RESTARTED_AT))
     kept = _restarted(applied, mark, built["spec"]["strategy"])

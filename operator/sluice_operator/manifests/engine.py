@@ -156,11 +156,6 @@ def _inputs(spec: EnginePoolSpec) -> str:
     return digest(_decided_by_user(spec))
 
 
-def former_inputs(spec: EnginePoolSpec) -> frozenset[str]:
-    """The hash of earlier releases for engines in place, or with a budget."""
-    return frozenset({digest(_decided_by_user(spec) | {"inPlace": True})})
-
-
 def _decided_by_user(spec: EnginePoolSpec) -> Manifest:
     """Without numbers, and how pods replace each other: these change no pod."""
     numbers = ("replicas", "revisions", "podSurge", "inPlace", "restartedAt", "adaptersDigest")

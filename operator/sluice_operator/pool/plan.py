@@ -31,7 +31,6 @@ from sluice_operator.manifests.deployments import to_apply, with_replicas, with_
 from sluice_operator.manifests.disruption import disruption_budget
 from sluice_operator.manifests.engine import (
     engine_deployment,
-    former_inputs,
     revision,
     revision_of,
 )
@@ -101,7 +100,7 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
     parent = owner(ENGINE_POOL, observed.pool, spec.service_name)
     built = with_replicas(engine_deployment(parent, spec), _engines(spec))
     live = live_deployment(observed, built)
-    kept = to_apply(built, applied_manifest(live) if live else None, former_inputs(spec))
+    kept = to_apply(built, applied_manifest(live) if live else None)
     deployment = with_trial(kept, live)
     budget = disruption_budget(parent, parent.name, ENGINE, spec.role)
     former = tuple(_former(observed, spec))

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.deployments import RESTARTED_AT, deployment_with, to_apply
-from sluice_operator.manifests.metadata import digest
 from sluice_operator.pool.plan import plan_pool
 
 from tests.operator.examples import live, of, pool, pool_observed, pool_plan, service_plan
@@ -89,16 +88,6 @@ def test_another_manner_to_replace_pods_replaces_none_of_a_former_release(
     strategy = deployments(after)[1]["spec"]["strategy"]
     assert desired["spec"]["strategy"] == strategy != former["spec"]["strategy"]
     assert _planned(after, desired) == desired, "once is enough"
-
-
-@pytest.mark.parametrize("spec", MANNERS)
-def test_pods_stay_whose_inputs_an_earlier_release_hashed_with_the_manner(spec: Manifest) -> None:
-    former = rewritten(deployments(spec)[1], without_disk_requests)
-    numbers = ("replicas", "revisions", "podSurge", "restartedAt", "adaptersDigest")
-    inputs = {key: value for key, value in pool(spec)["spec"].items() if key not in numbers}
-    assert inputs["inPlace"] is True
-    former["metadata"]["annotations"]["serving.sluice.dev/inputs"] = digest(inputs)
-    assert _planned(spec, former)["spec"]["template"] == former["spec"]["template"]
 
 
 def _planned(spec: Manifest, applied: Manifest) -> Manifest:

@@ -27,7 +27,6 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.deployments import TEMPLATE, UNTRIED, to_apply
 from sluice_operator.manifests.engine import (
     engine_deployment,
-    former_inputs,
     revision,
     revision_of,
 )
@@ -86,7 +85,7 @@ def _same_revision(
     built = engine_deployment(replace(top, name=f"{top.service}-{spec.role}"), spec)
     for live in of_kind(children, DEPLOYMENT):
         if revision_of(live) == revision(spec):
-            yield built, live, to_apply(built, applied_manifest(live), former_inputs(spec))
+            yield built, live, to_apply(built, applied_manifest(live))
 
 
 def stable_revisions(service: Manifest, children: Children) -> Revisions:
