@@ -162,8 +162,7 @@ class EnginePoolSpec(ApiModel):
         description="PersistentVolumeClaims with adapters or the draft model, mounted read-only "
         "below /mnt/adapters.",
     )
-    handover_secret: DnsName | None = Field(
-        default=None,
+    handover_secret: DnsName = Field(
         description="Secret with the key by which router and engines of a service know each "
         "other, mounted read-only at /etc/sluice/handover.",
     )

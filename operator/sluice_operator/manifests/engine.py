@@ -25,7 +25,7 @@ from sluice_operator.manifests.adapters import adapter_mounts, adapter_volumes
 from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.deployments import deployment_with, restart_mark
 from sluice_operator.manifests.fetching import MODEL_VOLUME, init_container, token_volumes
-from sluice_operator.manifests.handover import handover_mounts, handover_volumes
+from sluice_operator.manifests.handover import handover_mount, handover_volume
 from sluice_operator.manifests.hub import network_volumes
 from sluice_operator.manifests.metadata import (
     ENGINE,
@@ -316,7 +316,7 @@ def _volumes(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         *_model_volumes(spec),
         *adapter_volumes(spec),
-        *handover_volumes(spec.handover_secret),
+        handover_volume(spec.handover_secret),
         *_host_cache_volumes(spec),
         *(volume.to_json_dict() for volume in template.volumes or ()),
     ]
@@ -343,7 +343,7 @@ def _mounts(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         *([model] if spec.model_claim or spec.fetch or spec.model_image else []),
         *([image_mount()] if spec.model_image and spec.model_image.mounted else []),
         *adapter_mounts(spec),
-        *handover_mounts(spec.handover_secret),
+        handover_mount(),
         *_host_cache_mounts(spec),
         *(mount.to_json_dict() for mount in template.volume_mounts or ()),
     ]

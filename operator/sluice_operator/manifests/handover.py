@@ -26,20 +26,11 @@ def handover_secret(owner: Owner) -> Manifest:
     return head | {"type": "Opaque"}
 
 
-def mounts_handover_secret(deployment: Manifest) -> bool:
-    """Whether the pods of a Deployment have the key. Those of earlier releases had none in mode
-    Mixed."""
-    volumes = deployment["spec"]["template"]["spec"].get("volumes") or ()
-    return any(volume["name"] == HANDOVER for volume in volumes)
+def handover_volume(secret: str) -> Manifest:
+    """The volume with the key."""
+    return {"name": HANDOVER, "secret": {"secretName": secret}}
 
 
-def handover_volumes(secret: str | None) -> list[Manifest]:
-    """The volume with the key, for a pod with a Secret."""
-    return [{"name": HANDOVER, "secret": {"secretName": secret}}] if secret else []
-
-
-def handover_mounts(secret: str | None) -> list[Manifest]:
+def handover_mount() -> Manifest:
     """Where the key appears."""
-    if not secret:
-        return []
-    return [{"name": HANDOVER, "mountPath": HANDOVER_FOLDER, "readOnly": True}]
+    return {"name": HANDOVER, "mountPath": HANDOVER_FOLDER, "readOnly": True}

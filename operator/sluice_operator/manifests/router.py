@@ -14,7 +14,7 @@ from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import router_account
 from sluice_operator.manifests.config_map import ROUTER_FILE
 from sluice_operator.manifests.deployments import deployment_with, restart_mark
-from sluice_operator.manifests.handover import handover_mounts, handover_volumes
+from sluice_operator.manifests.handover import handover_mount, handover_volume
 from sluice_operator.manifests.metadata import ROUTER, Owner, child_labels, selector_labels
 from sluice_operator.manifests.pods import (
     CONTAINER_SECURITY,
@@ -97,7 +97,7 @@ def _pod(owner: Owner, router: RouterDeployment, selector: dict[str, str]) -> Ma
         "volumes": [
             config_volume(router.config_map),
             {"name": "tmp", "emptyDir": {}},
-            *handover_volumes(router.handover_secret),
+            handover_volume(router.handover_secret),
             *_keys_volumes(router.keys_secret),
         ],
     }
@@ -123,7 +123,7 @@ def _container(router: RouterDeployment) -> Manifest:
         "volumeMounts": [
             config_mount(),
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-            *handover_mounts(router.handover_secret),
+            handover_mount(),
             *_keys_mounts(router.keys_secret),
         ],
     }

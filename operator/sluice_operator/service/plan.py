@@ -145,9 +145,7 @@ def _with_children(
     prune = _left_over(there, top, (*needed, *optional), former, planned.stays | history.kept)
     pools = {pool.manifest["metadata"]["name"]: pool.manifest for pool in rollout.pools}
     return ServicePlan(
-        secrets=key_secrets(
-            there, top, rollout.router.deployment, (pool.spec for pool in resolved)
-        ),
+        secrets=key_secrets(there, top, (pool.spec for pool in resolved)),
         apply=(*needed, *history.newest, *optional),
         record=planned.record,
         take_over=tuple(

@@ -12,7 +12,6 @@ from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     INFERENCE_SERVICE,
-    SECRET,
     Manifest,
 )
 
@@ -29,8 +28,6 @@ NEXT: Final = {
     "SLUICE_ENGINE_IMAGE": "sluice/engine:next",
     "SLUICE_ROUTER_IMAGE": "sluice/router:next",
 }
-
-FORMER: Final = {"PROGRAM": "tests.operator.harness.former_release"}
 
 
 async def templates(cluster: Cluster, namespace: str) -> dict[str, Any]:
@@ -133,30 +130,3 @@ async def test_a_change_that_is_taken_back_after_an_upgrade_returns_to_what_serv
     assert await templates(cluster, namespace) == before
     pool = await cluster.get(ENGINE_POOL, namespace, "chat-mixed")
     assert pool["spec"]["image"] == "sluice/engine:test"
-
-
-async def test_a_service_without_a_key_goes_on_without_until_the_upgrade_is_taken(
-    cluster: Cluster, namespace: str, start_operator: StartOperator
-) -> None:
-    operator = start_operator(**FORMER)
-    await chat_that_serves(cluster, namespace)
-    assert await operator.terminate() == 0
-    before = await cluster.list(DEPLOYMENT, namespace)
-
-    start_operator("operator-1")
-    message = upgrade(await cluster.until(INFERENCE_SERVICE, namespace, upgrade))
-    assert "pool mixed: handoverSecret None to chat-handover" in message
-    assert "routers: their pods" in message
-    await comes_to_rest(cluster, namespace)
-    versions = {name: item["metadata"]["resourceVersion"] for name, item in before.items()}
-    after = await cluster.list(DEPLOYMENT, namespace)
-    assert {name: item["metadata"]["resourceVersion"] for name, item in after.items()} == versions
-    assert "chat-handover" not in await cluster.list(SECRET, namespace)
-
-    taken = {"spec": {"rollout": {"upgrade": "2026-01-02"}}}
-    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", taken)
-    await cluster.until(SECRET, namespace, lambda found: "chat-handover" in found)
-    await cluster.until(DEPLOYMENT, namespace, lambda found: len(found) == len(before) + 1)
-    pods = await templates(cluster, namespace)
-    with_key = {name for name, pod in pods.items() if "chat-handover" in str(pod)}
-    assert with_key == {"chat-router", *pods.keys() - before.keys()}

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.config.engine import SloTargets, parse_engine_config
 from sluice_contract.config.router import parse_router_config
-from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, Kind, Manifest
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
@@ -381,11 +380,8 @@ def test_engines_beside_api_keys_serve_nobody_but_routers(pools: Manifest) -> No
         assert {config.server.require_signature for config in configs} == {required}
 
 
-def test_api_keys_are_an_input_of_engines_where_there_are_some(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """So that they come into force in a service of an earlier release, and only in such."""
+def test_that_keys_are_asked_for_is_an_input_of_engines() -> None:
+    """They demand the routers' signature then, so that they have to start anew."""
     auth = {"router": {"auth": {"secretRef": {"name": "team-keys"}}}}
     inputs = [service_plan(spec).pools[0].manifest["spec"]["inputs"] for spec in ({}, auth)]
-    monkeypatch.setattr(InferenceServiceSpec, "asks_for_keys", False)
-    assert service_plan(auth).pools[0].manifest["spec"]["inputs"] == inputs[0] != inputs[1]
+    assert inputs[0] != inputs[1]

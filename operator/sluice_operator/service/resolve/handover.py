@@ -16,7 +16,7 @@ from sluice_operator.api.pool import BOOTSTRAP, EnginePoolSpec
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import KeySecret
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
-from sluice_operator.manifests.handover import KEY, handover_secret, mounts_handover_secret
+from sluice_operator.manifests.handover import KEY, handover_secret
 from sluice_operator.manifests.metadata import Owner, digest
 from sluice_operator.manifests.network import handover_policies
 from sluice_operator.service.observe import Children
@@ -48,18 +48,14 @@ def _bootstrap_port(deployment: Manifest) -> int | None:
 
 
 def key_secrets(
-    children: Children, top: Owner, router: Manifest, pools: Iterable[EnginePoolSpec]
+    children: Children, top: Owner, pools: Iterable[EnginePoolSpec]
 ) -> tuple[KeySecret, ...]:
-    """The Secret with the service's key, if the planned `router` or `pools`, or a live Deployment,
-    mount it. Something may wait for it while pods are missing."""
-    deployments, planned = tuple(of_kind(children, DEPLOYMENT)), tuple(pools)
-    mounted = any(map(mounts_handover_secret, (router, *deployments)))
-    if not mounted and not any(pool.handover_secret for pool in planned):
-        return ()
+    """The Secret with the service's key. Something may wait for it while pods are missing."""
+    deployments = tuple(of_kind(children, DEPLOYMENT))
     roles = {
         (deployment["metadata"].get("labels") or {}).get(labels.ROLE) for deployment in deployments
     }
-    roles_needed = {ROUTER_ROLE, *(pool.role for pool in planned)}
+    roles_needed = {ROUTER_ROLE, *(pool.role for pool in pools)}
     at_rest = roles >= roles_needed and not any(map(_lacks_pods, deployments))
     state = [top.uid, *_states(deployments)]
     return (KeySecret(handover_secret(top), KEY, "" if at_rest else digest(state)),)

@@ -328,7 +328,7 @@ def _changes(
     kept: EnginePoolSpec, fresh: EnginePoolSpec, file: EngineFile, pin: Pin
 ) -> Iterator[str]:
     """What differs between the two, for a person."""
-    names = ("image", "handover_secret", "drain_seconds", "startup_seconds", "metrics_port")
+    names = ("image", "drain_seconds", "startup_seconds", "metrics_port")
     pairs = [(to_camel(name), getattr(kept, name), getattr(fresh, name)) for name in names]
     if kept.fetch and fresh.fetch:
         for name in ("image", "endpoint"):

@@ -55,12 +55,6 @@ class Pin(NamedTuple):
     in_use: bool
     """It is the EnginePool's, not only that of a Deployment."""
 
-    @property
-    def has_key(self) -> bool:
-        """Whether the engines mount the service's key. Earlier releases mounted none in mode Mixed,
-        and adding the mount would restart the engines."""
-        return bool(_json(self.text).get("handoverKeyFile"))
-
 
 _NOT_READ: Final = {Role.PREFILL: "speculation", Role.DECODE: "hostCache"}
 """The section of `engine` that the engines of a role do not read."""
@@ -144,8 +138,6 @@ def backend_in_use(children: Children) -> KvBackend | None:
 def pinned_spec(fresh: EnginePoolSpec, pin: Pin) -> EnginePoolSpec:
     """`fresh`, which has no labels for Kueue but the pool's own, with what was decided before."""
     own = {k: v for k, v in fresh.to_json_dict().items() if k not in PINNED_FIELDS}
-    if not pin.has_key:
-        own.pop("handoverSecret", None)
     return with_queue_labels(EnginePoolSpec.model_validate(own | pin.fields), pin.queue)
 
 

@@ -1,5 +1,5 @@
-"""The routers of a service: as this release makes them, or as an earlier release made them of the
-same inputs. Pure."""
+"""The routers of a service: as this release of the operator makes them, or as another one made them
+of the same inputs. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from sluice_operator.manifests.deployments import to_apply, with_replicas
 from sluice_operator.manifests.handover import (
     HANDOVER_KEY_FILE,
     handover_secret_name,
-    mounts_handover_secret,
 )
 from sluice_operator.manifests.metadata import ROUTER, Owner
 from sluice_operator.manifests.pods import mounted_config_maps
@@ -51,7 +50,7 @@ class PlannedRouter:
 
     deployment: Manifest
     config_maps: tuple[Manifest, ...]
-    """To be applied; empty where the one in use is an earlier release's."""
+    """To be applied; empty where the one in use is another release's."""
     upgrade: tuple[str, ...]
     """What this release would change."""
     is_former: bool = False
@@ -84,8 +83,6 @@ def plan_router(
             former = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
             return PlannedRouter(former, (file,), (), is_former=True)
     applied = applied_manifest(live) if live and not anew else None
-    if applied is not None and spec.asks_for_keys and not mounts_handover_secret(applied):
-        applied = None  # engines serve nothing without their signature
     deployment = to_apply(built, applied)
     there = {item["metadata"]["name"] for item in of_kind(observed.children, CONFIG_MAP)}
     if deployment is built or not mounted_config_maps(deployment) <= there:
