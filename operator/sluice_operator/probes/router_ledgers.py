@@ -66,7 +66,7 @@ class RouterLedgers:
                 body = await self._fetch(f"http://{host}:{ROUTER_METRICS}/ledger")
             ledger = Ledger.model_validate_json(body, extra="ignore")
         except (OSError, TimeoutError, ValidationError):
-            return ledger  # an older release, or a router that is just leaving
+            return ledger  # a router that is just leaving
         self._answers[container] = _Answer(ledger, now + EVERY_SECONDS)
         while len(self._answers) > MAX_KEPT:
             del self._answers[next(iter(self._answers))]

@@ -69,7 +69,7 @@ TOLERATES: Manifest = {"template": {"tolerations": [{"key": "gpu", "operator": "
 
 @pytest.mark.parametrize("before", [{}, {QUEUE: "other"}, {QUEUE: "gpus"}])
 def test_a_queue_waits_for_the_next_edit_of_a_pool_that_is_there(before: dict[str, str]) -> None:
-    """As where an earlier release did not pass the label on, and as where somebody sets it now."""
+    """As where another release did not pass the label on, and as where somebody sets it now."""
     first = planned(before)
     plan = next_plan(at_work(first), {QUEUE: "gpus"})
     assert plan.pools[0].manifest == first.pools[0].manifest

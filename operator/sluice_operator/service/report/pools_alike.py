@@ -1,7 +1,7 @@
 """Whether an engine of one pool can go on in the other one. Pure.
 
 Such an engine keeps all that it was started with but its role: pod, settings, image. So the pools
-must be alike, and as this release makes them: older engines and routers know no change of roles.
+must be alike, and as this release makes them: those of another one may know no change of roles.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec 
     present one. None: there was none, or no record of it."""
     spec, taken = spec_in_record(service["metadata"]["name"], children), _NUMBERS
     if not spec:
-        # Of an earlier release: what was complete last is as good as there is.
+        # Its ConfigMap was deleted or edited: what was complete last is as good as there is.
         spec = newest_complete(children)
         taken = (*_NUMBERS, *_NOT_IN_HISTORY)
     if not spec:

@@ -1,5 +1,5 @@
-"""One pool of a service: resolved by this release, or as an earlier release resolved the same
-inputs. Pure. Also lists what this release would change of a pool that stays."""
+"""One pool of a service: resolved by this release of the operator, or as another one resolved
+the same inputs. Pure. Also lists what this release would change of a pool that stays."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def _changes(
             pairs.append((f"modelImage.{name}", old, new))
     pairs += [(f"label {name}", _label(kept, name), _label(fresh, name)) for name in QUEUE_LABELS]
     before, after = resolved_values(pin.settings), resolved_values(file.settings)
-    # What carries the KV cache stays, and files of earlier releases do not tell its source.
+    # What carries the KV cache stays.
     for name in sorted((before.keys() | after.keys()) - {HANDOVER_BACKEND}):
         pair = (to_camel(name), before.get(name, BY_ENGINE), after.get(name, BY_ENGINE))
         pairs.append(pair)

@@ -57,7 +57,7 @@ def test_engines_that_take_no_other_role_do_not() -> None:
     assert not moves(SPLIT | {"engine": {"kvTransfer": {"backend": "Mooncake"}}})
 
 
-def test_none_moves_during_a_roll_out_or_as_an_earlier_release_made_it() -> None:
+def test_none_moves_during_a_roll_out_or_as_another_release_made_it() -> None:
     plan = planned(SPLIT)
     assert not engines_move(replace(plan, upgrade=("pool prefill: image",)))
     share = [{"name": "old", "replicas": 1}, {"name": "new", "replicas": 1}]

@@ -290,7 +290,7 @@ async def test_a_model_of_a_hub_serves_on_beside_another(change: Manifest) -> No
 
 
 def _without_a_record(cluster: MemoryCluster) -> None:
-    """As an earlier release has left it."""
+    """Somebody has deleted it."""
     cluster.api.delete(CONFIG_MAP, "chat-applied")
 
 
@@ -299,7 +299,7 @@ def _with_a_later_restart(cluster: MemoryCluster) -> None:
 
 
 @pytest.mark.parametrize("first", [lambda cluster: None, _with_a_later_restart])
-async def test_what_was_complete_stands_for_what_an_earlier_release_has_applied(
+async def test_what_was_complete_stands_for_a_record_that_was_lost(
     first: Callable[[MemoryCluster], None],
 ) -> None:
     cluster = await running(replicas=2)

@@ -102,7 +102,7 @@ def test_auto_by_name_in_one_pool_is_what_the_other_has_anyway(before: list[Mani
 
 @pytest.mark.usefixtures("_upgraded")
 @pytest.mark.parametrize("back", [PREFILL, DECODE])
-def test_one_pool_that_returns_to_a_former_release_s_revision_goes_on_with_its_sibling(
+def test_one_pool_that_returns_to_another_release_s_revision_goes_on_with_its_sibling(
     back: Role, before: list[Manifest]
 ) -> None:
     """Its Deployment is still there, with a page size that the sibling's engines have no more."""
@@ -235,7 +235,7 @@ def _backends(plan: ServicePlan) -> list[tuple[str | None, str]]:
 def test_engines_that_hand_over_by_mooncake_go_on_so_when_their_service_is_edited(
     more: Manifest,
 ) -> None:
-    """Those that an earlier release has made, whose default it was, look like these."""
+    """Those of another release, whose default it was, look like these."""
     by_mooncake = _spec() | {"engine": {"kvTransfer": {"backend": "Mooncake"}}}
     before = _children(service_plan(by_mooncake))
     plan = _plan(_spec() | {"engine": more}, before)
