@@ -51,7 +51,7 @@ SPECS = st.fixed_dictionaries(
 
 
 @given(SPECS)
-@examples(60)
+@examples(30)
 def test_equal_observations_give_equal_plans(spec: dict[str, Any]) -> None:
     text = json.dumps(service(spec))
     first, second = (plan_service(service_observed(json.loads(text))) for _ in range(2))
@@ -59,7 +59,7 @@ def test_equal_observations_give_equal_plans(spec: dict[str, Any]) -> None:
 
 
 @given(SPECS)
-@examples(60)
+@examples(20)
 def test_at_rest_nothing_is_pruned_and_nothing_said(spec: dict[str, Any]) -> None:
     plan = plan_service(service_observed(service(spec)))
     again = plan_service(service_observed(service(spec), [live(m) for m in plan.apply]))
