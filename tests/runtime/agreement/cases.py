@@ -141,7 +141,7 @@ def run_case(case: Case, folder: Path, requests: Sequence[Generate]) -> Run:
         mixed_chunk=case.mixed,
         kv_pool_tokens=pool,
         prefix_cache=case.prefix_cache,
-        reserve_percent=10 if case.pool_tokens else 1.0,
+        reserve_percent=10 if case.pool_tokens else 100,
         threads=case.threads,
         scheduling_policy=case.policy,
         max_running_requests=case.max_running_requests,
