@@ -26,6 +26,9 @@ def safetensors(size_bytes: int, drawn: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + body
 
 
+LARGE_BYTES = 100_000
+
+
 @dataclass
 class Store:
     """What it holds and how it fails; tests change it between requests."""
@@ -36,7 +39,7 @@ class Store:
     refusals: list[tuple[int, str]] = field(default_factory=list)
     """Status and error code of the next answers, whatever is asked."""
     ends_after: list[int] = field(default_factory=list)
-    """Bytes after which the next answers with an object break off."""
+    """Bytes after which the next answers with a whole large object break off."""
     changes_after: dict[str, bytes | None] = field(default_factory=dict)
     """Objects that are replaced once the bucket was listed; None: removed."""
     honours_if_match: bool = True
@@ -98,7 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
         matches = headers.get("if-match", etag(content)) == etag(content)
         if self.store.honours_if_match and not matches:
             return self._refuse(412, "PreconditionFailed")
-        ends = self.store.ends_after.pop(0) if self.store.ends_after else None
+        is_whole = "range" not in headers and len(content) > LARGE_BYTES
+        ends = self.store.ends_after.pop(0) if is_whole and self.store.ends_after else None
         sent = {"ETag": etag(content), "Last-Modified": "Sat, 28 Nov 2026 10:00:00 GMT"}
         if "range" not in headers:
             return self._answer(200, content, sent, ends)

@@ -134,7 +134,7 @@ def test_a_commit_that_is_complete_asks_nobody_and_another_one_is_refused(
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_was(store: Store, tmp_path: Path) -> None:
-    store.ends_after = [1_000_000, 500_000, 300_000]  # the first of the index
+    store.ends_after = [500_000, 300_000]
     assert Run(store, tmp_path).slept == [1.0, 1.0]
     assert snapshots_of(tmp_path) == [needed_of(store)]
     ranges = [sent["range"] for _, sent in store.requests if "range" in sent]
