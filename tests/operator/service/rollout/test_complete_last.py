@@ -31,7 +31,7 @@ async def test_a_status_that_is_lost_costs_no_engine_that_was_complete() -> None
     cluster.is_down = lambda name: _is_engine(name) and name not in before
     await cluster.edited(engine={"chunkSize": 64})
     assert sorted(_engines(cluster).values()) == [2, 2]
-    for kind, name in ((INFERENCE_SERVICE, "chat"), (ENGINE_POOL, "chat-")):
+    for kind, name in ((INFERENCE_SERVICE, "chat"), (ENGINE_POOL, "chat-mixed")):
         cluster.api.objects[kind, name]["status"] = {}
     cluster.is_down = _is_engine
     await cluster.reconciled()
