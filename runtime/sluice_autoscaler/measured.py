@@ -110,8 +110,8 @@ def _whole_rate(engine: EngineSample) -> float | None:
 
 
 def marginal_rate(engine: EngineSample) -> float | None:
-    """Prompt tokens of a second that an engine gives to prompts alone; of an older engine, of a
-    second in which answers have their part. A prefill engine gives all of its time to prompts."""
+    """Prompt tokens of a second that an engine gives to prompts alone. Until that is known, of a
+    second in which answers have their part; a prefill engine gives all of its time to prompts."""
     whole, marginal = engine.prefill_tokens_per_second, engine.marginal_prefill_tokens_per_second
     if not whole or not marginal or engine.role is not Role.MIXED:
         return whole

@@ -210,10 +210,9 @@ class Sender:
         return await self._call_signer.sign(call.progress.head(), call.body.content, id_, call.path)
 
     async def _bound(self, target: Target, call: Call, signed: SignedBody | None) -> Bound | None:
-        """The path and body that signed headers are good for; None: any, if the engine does not
-        know of that, or no header is signed."""
+        """The path and body that signed headers are good for; None: no header is signed."""
         signs = target.prefill is not None or (self._sign_tenant and call.tenant is not None)
-        if not signs or not target.engine.binds_headers:
+        if not signs:
             return None
         if signed is not None:
             return signed.bound
@@ -228,8 +227,10 @@ class Sender:
             headers |= {PRIVATE_HEADER: signed.signature, "Content-Length": str(signed.size)}
         if target.prefill is not None:
             assert self._sign is not None, "a router of pairs has a key"
+            assert bound is not None
             headers[PREFILL_HEADER] = self._sign(target.prefill, headers[REQUEST_ID_HEADER], bound)
         if self._sign_tenant is not None and call.tenant is not None:
+            assert bound is not None
             id_ = headers[REQUEST_ID_HEADER]
             headers[TENANT_HEADER] = self._sign_tenant(call.tenant, id_, bound)
         return headers

@@ -30,7 +30,7 @@ SCHEME: Final = "bearer"
 API_KEY_HEADER: Final = "X-Api-Key"
 """Where Anthropic's clients have the key."""
 _Stamp = tuple[tuple[str, int, int, int], ...]
-SignTenant = Callable[[str, str, Bound | None], str]
+SignTenant = Callable[[str, str, Bound], str]
 """Value of `TENANT_HEADER` for a tenant's request with an id, for a path and a body."""
 
 
@@ -138,7 +138,7 @@ def _log(digests: dict[str, bytes]) -> None:
 def tenant_signer(keys: Keys, auth: Auth, unix_clock: Callable[[], float]) -> SignTenant:
     """Signs with the service's key."""
 
-    def sign(tenant: str, request_id: str, bound: Bound | None) -> str:
+    def sign(tenant: str, request_id: str, bound: Bound) -> str:
         key = keys()[0]
         claims = claims_of(key, auth.tenant(tenant))
         return signed_tenant(key, claims, request_id, unix_clock(), bound)

@@ -126,12 +126,6 @@ class EngineState:
         takes = self.received is not None and self.received.report.private_calls
         return takes and self.refused_private_seconds is None
 
-    @property
-    def binds_headers(self) -> bool:
-        """Whether it takes headers that are signed for a path and a body; false until a report says
-        so."""
-        return self.received is not None and self.received.report.bound_headers
-
     def adapter_key(self, name: str) -> str | None:
         """Equal for equal adapters; None: its last report has no adapter of this name."""
         return self.received.report.adapters.get(name) if self.received is not None else None
@@ -206,17 +200,13 @@ def reported_load(engine: EngineState, now: float, stale_seconds: float) -> floa
 
 
 def has_capacity(engine: EngineState) -> bool:
-    """Whether it takes one more request, by its last report and with our own requests counted live.
-    An older engine does not report how many may wait: it has capacity for what would run at
-    once."""
+    """Whether it takes one more request, by its last report, our own requests counted live."""
     received = engine.received
     if received is None:
         return False
     report = received.report
     requests = max(0, report.requests - received.own_inflight) + engine.inflight
     queue = report.max_queued_requests
-    if queue is None:
-        return report.has_pages and requests < report.max_running_requests
     return report.queued_requests < queue and requests < report.max_running_requests + queue
 
 

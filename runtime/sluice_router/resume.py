@@ -207,7 +207,7 @@ class Progress:
             self._start = comment.start
             self._choices = [_Choice() for _ in comment.start.max_tokens]
             count += len(self._choices) * _CHOICE_BYTES
-            if not comment.start.answer_identity:  # of an engine that is older
+            if not comment.start.answer_identity:  # no engine could go on with it
                 self.forget()
                 return
         for index, ids in comment.c:

@@ -26,7 +26,7 @@ _NAME_CHARACTERS = 253
 """Longest name of an engine in a signed header. Without a pod the name is a URL, and is cut."""
 MAX_KEPT_PICKS: Final = 256
 """How many of the last picks `/picks` shows."""
-SignPrefill = Callable[[EngineState, str, Bound | None], str]
+SignPrefill = Callable[[EngineState, str, Bound], str]
 """Value of `PREFILL_HEADER` that names this prefill engine, for the request with that id, path and
 body."""
 
@@ -162,7 +162,7 @@ def _line(pick: Pick) -> str:
 def prefill_signer(keys: Keys, unix_clock: Callable[[], float]) -> SignPrefill:
     """Signs which prefill engine a decode engine is to ask."""
 
-    def sign(prefill: EngineState, request_id: str, bound: Bound | None) -> str:
+    def sign(prefill: EngineState, request_id: str, bound: Bound) -> str:
         return signed_header(keys()[0], _reference(prefill), request_id, unix_clock(), bound)
 
     return sign

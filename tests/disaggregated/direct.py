@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from typing import Any
 
 import httpx
 from sluice_contract.http_errors import REQUEST_ID_HEADER
-from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, signed_header
+from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 
 from tests.disaggregated.asking import Request
 from tests.disaggregated.engines import KEY, EngineProcess
@@ -28,7 +29,10 @@ def ask_pair(
 ) -> httpx.Response:
     """The answer of this one pair: nobody tries another."""
     name = secrets.token_hex(8)
-    headers = {REQUEST_ID_HEADER: name, PREFILL_HEADER: signed_header(key, ref, name, time.time())}
+    content = httpx.Request("POST", decode.url, json=request.body).content
+    bound = Bound(request.path, hashlib.sha256(content).hexdigest())
+    signed = signed_header(key, ref, name, time.time(), bound)
+    headers = {REQUEST_ID_HEADER: name, PREFILL_HEADER: signed}
     url = decode.url + request.path
     with httpx.Client(verify=False, timeout=HANG_SECONDS, headers=headers) as client:
         return client.post(url, json=request.body)

@@ -45,6 +45,7 @@ def load_report(**changes: Any) -> LoadReport:
         "queued_tokens": 0,
         "running_requests": 0,
         "max_running_requests": 16,
+        "max_queued_requests": 64,
         "kv_pages_total": 100,
         "kv_pages_free": 100,
         "kv_pages_evictable": 0,

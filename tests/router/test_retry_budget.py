@@ -122,8 +122,6 @@ async def test_requests_that_wait_for_an_engine_spend_no_more_than_there_is() ->
     [
         (None, 0, False),
         ({}, 15, True),
-        ({}, 16, False),
-        ({"kv_pages_free": 0}, 0, False),
         (FULL, 0, False),
         (FULL | {"queued_requests": 7}, 0, True),
         ({"running_requests": 16, "max_queued_requests": 8}, 11, True),

@@ -88,8 +88,7 @@ class KvFingerprint(ContractModel):
     """As resolved, e.g. `bfloat16`: never `auto`."""
     layout: str = PAGE_MAJOR
     tensor_parallel_size: int
-    """Not compared: pages of engines with other numbers of GPUs are divided by heads. Engines and
-    routers that are older compare it."""
+    """Not compared: pages of engines with other numbers of GPUs are divided by heads."""
 
     @property
     def compared(self) -> KvFingerprint:

@@ -61,8 +61,7 @@ class PrefillRef(ContractModel):
 
 
 class Bound(NamedTuple):
-    """What a header is bound to besides a request's id. Engines say in their load report whether
-    they support it (`boundHeaders`)."""
+    """The path and the body that a signed header is good for, besides a request's id."""
 
     path: str
     """As the engine gets it, still percent-encoded, without a query."""
@@ -74,8 +73,7 @@ class Verified(NamedTuple, Generic[ContentT]):
     """What a router has signed, once the body is no other one: `refuse_other_body`."""
 
     content: ContentT
-    body_sha256: str | None
-    """None: a router of the former release does not say."""
+    body_sha256: str
 
 
 class KeyFiles:
@@ -156,7 +154,7 @@ def configured_keys(path: str | None, clock: Callable[[], float]) -> Keys:
 
 
 def signed_header(
-    key: bytes, prefill: PrefillRef, request_id: str, now_unix: float, bound: Bound | None = None
+    key: bytes, prefill: PrefillRef, request_id: str, now_unix: float, bound: Bound
 ) -> str:
     """The header's value, good for this request and for `HEADER_SECONDS`."""
     return signed_claims(key, _LABEL, prefill.to_json_dict(), request_id, now_unix, bound)
@@ -186,12 +184,10 @@ def signed_claims(
     claims: dict[str, Any],
     request_id: str,
     now_unix: float,
-    bound: Bound | None,
+    bound: Bound,
 ) -> str:
-    """`BASE64URL(JSON).HEX(HMAC-SHA256)` of claims about one request. Unbound it is good for any
-    path and body: the form of the former release."""
-    if bound is not None:
-        claims = claims | {_PATH: bound.path, _DIGEST: bound.body_sha256}
+    """`BASE64URL(JSON).HEX(HMAC-SHA256)` of claims about one request, its path and its body."""
+    claims = claims | {_PATH: bound.path, _DIGEST: bound.body_sha256}
     claims = claims | {"requestId": request_id, "unixSeconds": round(now_unix, 3)}
     body = base64.urlsafe_b64encode(json.dumps(claims, separators=(",", ":")).encode())
     return f"{body.decode()}.{signature(key, label + body)}"
@@ -218,9 +214,12 @@ def verified_claims(
         raise InvalidSignatureError("signed for another request")
     if abs(now_unix - claims.pop("unixSeconds")) > HEADER_SECONDS:
         raise InvalidSignatureError(f"signed more than {HEADER_SECONDS:.0f} s ago")
-    if claims.pop(_PATH, path) != path:
+    if claims.pop(_PATH, None) != path:
         raise InvalidSignatureError("signed for another path")
-    return Verified(claims, claims.pop(_DIGEST, None))
+    digest = claims.pop(_DIGEST, None)
+    if not isinstance(digest, str):
+        raise InvalidSignatureError("not signed for a body")
+    return Verified(claims, digest)
 
 
 def refuse_other_body(digests: Mapping[str, str], body: bytes) -> None:

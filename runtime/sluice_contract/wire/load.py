@@ -70,9 +70,9 @@ class LoadReport(ContractModel):
     revision: str | None = None
     """Of the engine's pool; absent outside a cluster."""
     kv_fingerprint: KvFingerprint | None = None
-    """Absent in reports of engines that are older than this field."""
+    """Absent where it hands no KV cache over."""
     accelerator: Accelerator | None = None
-    """What the engine computes on, as it has found it; absent in reports of older engines."""
+    """What the engine computes on, as it has found it; absent on CPUs."""
     time_seconds: float
     """Unix time at which the engine process made the report."""
     draining: bool
@@ -81,8 +81,7 @@ class LoadReport(ContractModel):
     """Prompt tokens not computed yet, of waiting and of partly prefilled requests."""
     running_requests: Count
     max_running_requests: Count
-    max_queued_requests: Count | None = None
-    """Absent in reports of engines that are older than this field."""
+    max_queued_requests: Count
     kv_pages_total: Count
     kv_pages_free: Count
     kv_pages_evictable: Count
@@ -92,13 +91,11 @@ class LoadReport(ContractModel):
     """Of a prefill engine: where decode engines connect."""
     handover_version: int | None = None
     """Of the conversation between prefill and decode engines: they must have the same. Absent in
-    role mixed, and of engines that are older than this field."""
+    role mixed."""
     handover: HandoverWire | None = None
-    """Absent in role mixed, and of engines that are older than this field."""
+    """Absent in role mixed."""
     private_calls: bool = False
     """Whether it takes private calls, and so goes on with answers that another engine began."""
-    bound_headers: bool = False
-    """Whether it takes signed headers that are good for one path and one body."""
     answer_identity: str | None = None
     """Opaque: an answer goes on only between engines that say the same."""
     queued_work_seconds: float
@@ -109,18 +106,18 @@ class LoadReport(ContractModel):
     marginal_prefill_tokens_per_second: float | None = None
     """The inverse of what a prompt token adds to a step that decodes anyway: counts the work of
     prompts where that of answers is counted apart. At most 1 / `MIN_PROMPT_SHARE` of the rate
-    above; absent while unknown, and of older engines."""
+    above; absent while unknown."""
     itl_seconds: float | None = None
     """Mean time between two steps that gave an answer tokens, in the last ten seconds: drafts that
     are kept do not shorten it. Absent while no answer ran."""
     prompt_tokens_total: Count | None = None
     """Since `epoch` began, as are the next two: tokens of the prompts that were received, without
-    those that the prefix cache held. The three are absent in reports of older engines."""
+    those that the prefix cache held."""
     generated_tokens_total: Count | None = None
     finished_requests_total: Count | None = None
     slo_requests_total: Count | None = None
     """Since `epoch` began: answers that ended, or were late when they were given up. Absent, as is
-    the next, without an slo, in role prefill, and in reports of older engines."""
+    the next, without an slo and in role prefill."""
     slo_in_time_total: Count | None = None
     """Those of them that kept the engine's slo."""
     adapters: dict[str, str] = Field(default_factory=dict)

@@ -50,7 +50,7 @@ def claims_of(key: bytes, tenant: Tenant) -> TenantClaims:
 
 
 def signed_tenant(
-    key: bytes, claims: TenantClaims, request_id: str, now_unix: float, bound: Bound | None = None
+    key: bytes, claims: TenantClaims, request_id: str, now_unix: float, bound: Bound
 ) -> str:
     """The header's value, good for this request and for `handover.HEADER_SECONDS`."""
     return signed_claims(key, _HEADER_LABEL, claims.to_json_dict(), request_id, now_unix, bound)

@@ -241,7 +241,6 @@ class Service:
             handover_version=None if role is Role.MIXED else HANDOVER_VERSION,
             handover=_wire(self.identity.kv_transfer, load.handover),
             private_calls=answers and has_keys,
-            bound_headers=answers and has_keys,
             answer_identity=None if self.text is None else self.answer_identity(),
             queued_work_seconds=load.queued_work_seconds,
             prefill_tokens_per_second=load.prefill_tokens_per_second,

@@ -112,7 +112,7 @@ class SignatureCheck:
         """
         tenant = self.read(request, TENANT_HEADER, verified_tenant)
         if tenant is not None:
-            refuse_body({TENANT_HEADER: tenant.body_sha256 or ""}, body)
+            refuse_body({TENANT_HEADER: tenant.body_sha256}, body)
         elif self.required:
             raise _refused(_MISSING)
 
@@ -125,7 +125,7 @@ class SignatureCheck:
         private = self.read(request, PRIVATE_HEADER, verified_call)
         if private is None:
             raise _refused(f"{PRIVATE_HEADER}: missing; allowed: as the service's router signs it")
-        refuse_body({PRIVATE_HEADER: private.body_sha256 or ""}, body)
+        refuse_body({PRIVATE_HEADER: private.body_sha256}, body)
 
 
 @dataclass(frozen=True)
@@ -178,11 +178,7 @@ def read_signed_headers(request: Request, role: RoleCheck) -> SignedHeaders:
         prefill.content if prefill else None,
         private is not None,
         tenant.content if tenant else None,
-        {
-            header: signed.body_sha256
-            for header, signed in headers.items()
-            if signed is not None and signed.body_sha256 is not None
-        },
+        {header: signed.body_sha256 for header, signed in headers.items() if signed is not None},
     )
 
 

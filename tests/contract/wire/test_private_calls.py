@@ -82,7 +82,7 @@ def test_a_signature_is_for_one_request_and_a_minute() -> None:
 
 
 def test_no_signature_of_one_kind_is_good_for_the_other() -> None:
-    prefill = signed_header(KEY, PrefillRef(host="h", port=1, epoch="e"), "r1", NOW)
+    prefill = signed_header(KEY, PrefillRef(host="h", port=1, epoch="e"), "r1", NOW, Bound("/", ""))
     with pytest.raises(InvalidSignatureError, match="X-Sluice-Private: not signed"):
         verified_call((KEY,), prefill, "r1", "/", NOW)
     with pytest.raises(InvalidSignatureError, match="X-Sluice-Prefill: not signed"):

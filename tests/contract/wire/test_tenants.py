@@ -49,9 +49,9 @@ def test_only_the_service_s_router_names_a_tenant(
     key: bytes, request_id: str, age_seconds: float, says: str | None
 ) -> None:
     claims = claims_of(KEY, Tenant(name="a", max_priority=3))
-    value = signed_tenant(key, claims, request_id, NOW - age_seconds)
+    value = signed_tenant(key, claims, request_id, NOW - age_seconds, Bound("/generate", "00"))
     if says is None:
-        assert verified_tenant((KEY,), value, "r1", "/generate", NOW) == (claims, None)
+        assert verified_tenant((KEY,), value, "r1", "/generate", NOW) == (claims, "00")
         return
     with pytest.raises(InvalidSignatureError, match=says):
         verified_tenant((KEY,), value, "r1", "/generate", NOW)

@@ -32,6 +32,7 @@ def report(role: Role = Role.MIXED, **values: Any) -> LoadReport:
     idle: dict[str, Any] = {
         "role": role, "epoch": "e", "time_seconds": 0.0, "draining": False, "queued_requests": 0,
         "queued_tokens": 0, "running_requests": 0, "max_running_requests": 16,
+        "max_queued_requests": 64,
         "kv_pages_total": 100, "kv_pages_free": 100, "kv_pages_evictable": 0,
         "page_size_tokens": 16, "queued_work_seconds": 0.0,
     }  # fmt: skip

@@ -350,10 +350,11 @@ async def test_a_decode_engine_goes_on_with_a_pair(server: Server) -> None:
     sent = await events(server, COMPLETIONS, body)
     head = head_line(CallHead(5, after(sent, 2).resume)) + json.dumps(body).encode()
     prefill = PrefillRef(host="10.0.0.7", port=8998, epoch="e7")
+    bound = Bound(COMPLETIONS, hashlib.sha256(head).hexdigest())
     headers = {
         "X-Request-Id": "r1",
         PRIVATE_HEADER: signature(COMPLETIONS, head),
-        PREFILL_HEADER: signed_header(KEY, prefill, "r1", time.time()),
+        PREFILL_HEADER: signed_header(KEY, prefill, "r1", time.time(), bound),
     }
     with private_endpoint() as endpoint:
         async with running_server(endpoint, Role.DECODE, KEY) as decode:

@@ -191,9 +191,11 @@ async def test_what_runs_too_long_is_aborted_and_handed_back(
     async with server_of(Role.DECODE) as server:
         server.engine.paused.set()
         server.engine.takes_roles = False
-        signed = signed_header(KEY, PREFILL, "r2", time.time())
-        headers = {PREFILL_HEADER: signed, "X-Request-Id": "r2"}
         body = {"model": MODEL, "prompt": "ab"}
+        content = httpx.Request("POST", "http://engine", json=body).content
+        bound = Bound("/v1/completions", hashlib.sha256(content).hexdigest())
+        signed = signed_header(KEY, PREFILL, "r2", time.time(), bound)
+        headers = {PREFILL_HEADER: signed, "X-Request-Id": "r2"}
         request = server.http.post("/v1/completions", json=body, headers=headers)
         asked = asyncio.create_task(request)
         await until(lambda: bool(server.engine.running))

@@ -3,16 +3,18 @@ and what engines of a hand-over show of it."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from sluice_contract.cluster.labels import Role
-from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, signed_header
+from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 from sluice_contract.wire.load import MEASURED_BYTES
 from sluice_runtime.handover.messages import HANDOVER_VERSION
 from sluice_runtime.wire.messages import Generate, HandoverLoad, Heartbeat, PrefillEngine, Refusal
@@ -31,9 +33,17 @@ BODIES: dict[str, dict[str, Any]] = {
 REQUEST_ID = "req-1"
 
 
-def header(key: bytes = KEY, request_id: str = REQUEST_ID, age: float = 0.0) -> dict[str, str]:
-    """As the router sends it."""
-    signed = signed_header(key, PREFILL, request_id, time.time() - age)
+def header(
+    path: str = "/v1/completions",
+    body: dict[str, Any] | None = None,
+    key: bytes = KEY,
+    request_id: str = REQUEST_ID,
+    age: float = 0.0,
+) -> dict[str, str]:
+    """As the router sends it with this body."""
+    content = httpx.Request("POST", "http://engine", json=body or BODIES[path]).content
+    bound = Bound(path, hashlib.sha256(content).hexdigest())
+    signed = signed_header(key, PREFILL, request_id, time.time() - age, bound)
     return {PREFILL_HEADER: signed, "X-Request-Id": REQUEST_ID}
 
 
@@ -57,7 +67,7 @@ async def test_a_decode_engine_serves_only_what_the_router_signed() -> None:
             assert (status, code) == (400, "wrong_role")
             assert message == "this engine only decodes; requests go to the service's router"
             assert server.engine.of(Generate) == []
-            answer = await server.http.post(path, json=body, headers=header())
+            answer = await server.http.post(path, json=body, headers=header(path, body))
             assert answer.status_code == 200, answer.text
             (generate,) = server.engine.of(Generate)
             assert isinstance(generate, Generate)
@@ -68,7 +78,8 @@ async def test_a_decode_engine_serves_only_what_the_router_signed() -> None:
 async def test_every_choice_names_the_prefill_engine() -> None:
     async with server_of(Role.DECODE) as server:
         body = {"model": MODEL, "prompt": ["ab", "cd"], "n": 2, "max_tokens": 1}
-        await server.http.post("/v1/completions", json=body, headers=header())
+        sent = header("/v1/completions", body)
+        await server.http.post("/v1/completions", json=body, headers=sent)
         heard = [message for message in server.engine.of(Generate) if isinstance(message, Generate)]
         assert [message.prefill and message.prefill.epoch for message in heard] == ["e7"] * 4
 
@@ -137,7 +148,8 @@ async def test_a_failed_prefill_has_codes_of_its_own(code: Refusal) -> None:
         server.engine.refuse_with, server.engine.refusal = "prefill p-1: gone", code
         for stream in (False, True):
             body = BODIES["/v1/completions"] | {"stream": stream}
-            response = await server.http.post("/v1/completions", json=body, headers=header())
+            sent = header("/v1/completions", body)
+            response = await server.http.post("/v1/completions", json=body, headers=sent)
             assert response.status_code == 503
             assert response.headers["retry-after"] == "2"
             error = response.json()["error"]

@@ -42,11 +42,13 @@ async def ask(
 ) -> httpx.Response:
     body = json.dumps({"model": MODEL, "prompt": "ab", "max_tokens": 1, **fields}).encode()
     headers = {"X-Request-Id": "r1"}
-    if tenant is not None:
-        headers[TENANT_HEADER] = signed_tenant(key, claims_of(KEY, tenant), "r1", time.time())
     if private:
         body = head_line(CallHead(5)) + body
-        bound = Bound("/v1/completions", hashlib.sha256(body).hexdigest())
+    bound = Bound("/v1/completions", hashlib.sha256(body).hexdigest())
+    if tenant is not None:
+        signed = signed_tenant(key, claims_of(KEY, tenant), "r1", time.time(), bound)
+        headers[TENANT_HEADER] = signed
+    if private:
         headers[PRIVATE_HEADER] = signed_call(KEY, "r1", bound, time.time())
     return await server.http.post("/v1/completions", content=body, headers=headers)
 

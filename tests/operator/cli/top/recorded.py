@@ -93,6 +93,7 @@ def load(name: str, role: str, queued: int, running: int, held: int, **more: Any
             queued_tokens=queued * 1000,
             running_requests=running,
             max_running_requests=256,
+            max_queued_requests=4096,
             kv_pages_total=1000,
             kv_pages_free=1000 - held - cached,
             kv_pages_evictable=cached,
