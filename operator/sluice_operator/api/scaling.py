@@ -121,7 +121,7 @@ class AutoscalingTarget(ApiModel):
 
 
 class AutoscalingSpec(ApiModel):
-    """Between which numbers engines follow the load, and how."""
+    """The numbers between which engines follow the load, and how they follow it."""
 
     min_replicas: int | None = Field(
         default=None,

@@ -231,7 +231,7 @@ class InferenceServiceSpec(ApiModel):
         )
 
     def _part_of_budget(self, role: Role) -> PoolAutoscaling:
-        """At least one engine, at most what one of the other pool leaves."""
+        """The range of a role: one engine at least, and at most what one of the other leaves."""
         others = sum(self._gpus(other) for other in self.roles if other is not role)
         left = (self.gpu_budget or 0) - others
         most = min(MAX_REPLICAS, max(1, left // max(1, self._gpus(role))))
@@ -250,12 +250,12 @@ class InferenceServiceSpec(ApiModel):
         return tuple(f"spec.{name}" for name in given if getattr(self.prefill, name) is None)
 
     def place(self, role: Role, section: str) -> str:
-        """Where a user has written, or would write, `section` of the pool of `role`."""
+        """The path at which a user has written, or would write, `section` of a role's pool."""
         is_own = self.prefill is not None and getattr(self.prefill, section) is not None
         return f"{section_of(role) if is_own else 'spec'}.{section}"
 
     def engine_place(self, role: Role, key: str) -> str:
-        """Where a user has written, or would write, the engine setting `key` of a role."""
+        """The path above `key`, an engine setting of a role that a user wrote or would write."""
         own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
         settings = own.to_json_dict() if own else {}
         return "spec.prefill.engine" if key.split(".")[0] in settings else "spec.engine"

@@ -45,7 +45,7 @@ class Alert:
         return f"{self.value} {self.condition}".rstrip()
 
     def to_rule(self, runbook_url_base: str = "") -> Manifest:
-        """As in a rule file, and in a PrometheusRule; with `runbook_url` where the base of
+        """The alert of a rule file, or of a PrometheusRule; with `runbook_url` where the base of
         docs/runbooks is known."""
         uid, title = self.panel
         base = runbook_url_base.rstrip("/")

@@ -38,8 +38,8 @@ than 500 states; a string of bounded length 5 or 6 for each byte of an answer. I
 half a unit of fuel for each of 65,536 characters, and 14,000 for a pattern with `\\p{L}`."""
 MAX_CHECKED_CHARACTERS: Final = 1_000_000
 MAX_CHECK_SECONDS: Final = 0.15
-"""Of the checks with which one request's schemas are searched for what the library does not take:
-characters given to the library, and time of a processor."""
+"""The processor's time, beside the characters above, in which one request's schemas are searched for
+what the library does not take."""
 _CHECK_CHARACTERS: Final = 1_000
 """What a check costs beside the schema's length."""
 _MAX_WHITESPACE: Final = 32
@@ -226,7 +226,7 @@ class CheckBudget:
         self._seconds = MAX_CHECK_SECONDS
         self._clock = clock
         self._reasons: dict[str, str] = {}
-        """By grammar. What was checked before costs but a tenth of its characters, and no time."""
+        """Reasons by grammar: a repeated check costs a tenth of its characters, and no time."""
 
     def invalid(self, root: Any, part: Any) -> str:
         """Why the library does not take a part of a schema (`usable_schema`) by itself; "": it

@@ -81,9 +81,7 @@ def test_a_header_for_any_path_or_body_is_refused(left_out: str) -> None:
     del claims[left_out]
     unbound = base64.urlsafe_b64encode(json.dumps(claims).encode())
     mac = signature(KEY, b"sluice prefill header 1\0" + unbound)
-    with pytest.raises(
-        InvalidSignatureError, match=r"another path|not signed for a body"
-    ):
+    with pytest.raises(InvalidSignatureError, match=r"another path|not signed for a body"):
         verified_header((KEY,), f"{unbound.decode()}.{mac}", "req-1", PATH, 100.0)
 
 

@@ -50,7 +50,7 @@ class PlannedRouter:
 
     deployment: Manifest
     config_maps: tuple[Manifest, ...]
-    """To be applied; empty where the one in use is another release's."""
+    """Configurations to apply; empty where the one in use is another release's."""
     upgrade: tuple[str, ...]
     """What this release would change."""
     is_former: bool = False

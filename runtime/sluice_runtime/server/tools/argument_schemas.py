@@ -59,9 +59,9 @@ class _HeldSchemas:
         self._build = build
         self._strict: dict[str, Any] = {}
         self._loose: dict[str, Usable] = {}
-        """Those that may be enforced in part; the others are any object."""
+        """Schemas that may be enforced in part; the others are any object."""
         self._left_out: dict[str, list[str]] = {}
-        """By function, in the request's order."""
+        """Schemas by function, in the request's order."""
         self._steps = Steps()
         self._budget = CheckBudget()
 

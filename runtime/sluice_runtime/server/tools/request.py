@@ -30,7 +30,7 @@ FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 _MAX_MENDED_CHARACTERS: Final = 1 << 17
-"""Of all arguments of a request; what is beyond is not mended."""
+"""Most characters of a request's arguments that are mended; what is beyond is not."""
 _NO_NUMBER: Final = re.compile(r"\b(NaN|Infinity)\b")
 
 

@@ -14,7 +14,7 @@ from sluice_runtime.errors import GrammarError
 from sluice_runtime.grammar.schema_keywords import dict_of, list_of, refused, target_of
 
 MAX_ALTERNATIVES: Final = 64
-"""Of the arguments of one function, or of one string."""
+"""Most alternatives of one function's arguments, or of one string."""
 MAX_WORK: Final = 1_000_000
 """Characters that one grammar may take to write, and steps of `_STEP` of them."""
 _STEP: Final = 10
@@ -74,10 +74,10 @@ class WrittenOut:
         self._work = work
         self._arguments: dict[str, list[Arguments] | None] = {}
         self._strings: dict[str, list[StringLimits] | None] = {}
-        """By reference; None: they are being written."""
+        """Alternatives by reference; None: they are being written."""
 
     def arguments(self) -> list[Arguments]:
-        """Those of the arguments.
+        """The alternatives of the arguments.
 
         Raises:
             GrammarError: a reference leads nowhere, or to itself; or there are too many.
@@ -85,7 +85,7 @@ class WrittenOut:
         return self._objects(self._root, 0)
 
     def strings(self, schema: Any) -> list[StringLimits]:
-        """Those of a string.
+        """The alternatives of a string.
 
         Raises:
             GrammarError: there are too many.
