@@ -38,8 +38,8 @@ than 500 states; a string of bounded length 5 or 6 for each byte of an answer. I
 half a unit of fuel for each of 65,536 characters, and 14,000 for a pattern with `\\p{L}`."""
 MAX_CHECKED_CHARACTERS: Final = 1_000_000
 MAX_CHECK_SECONDS: Final = 0.15
-"""The processor's time, beside the characters above, in which one request's schemas are searched for
-what the library does not take."""
+"""Time of a processor in which, beside the characters above, one request's schemas are searched
+for what the library does not take."""
 _CHECK_CHARACTERS: Final = 1_000
 """What a check costs beside the schema's length."""
 _MAX_WHITESPACE: Final = 32

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
-from sluice_contract.http_errors import IGNORED_FIELDS_HEADER
 from sluice_runtime.errors import InvalidRequestError
-from sluice_runtime.grammar import constraint
-from sluice_runtime.model.chat_template import compiled_template
 from sluice_runtime.server.body import parse_request
-from sluice_runtime.server.handler import _with_changes
-from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.protocol import ChatRequest
-from sluice_runtime.server.structured import MAX_CHARACTERS
-from sluice_runtime.server.tools.argument_schemas import call_rules
-from sluice_runtime.server.tools.call_grammars import Rules
 from sluice_runtime.server.tools.calls import whole_calls
 from sluice_runtime.server.tools.formats import (
     FORMATS,
@@ -37,12 +26,10 @@ from sluice_runtime.server.tools.formats import (
 )
 from sluice_runtime.server.tools.plan import ToolPlan, plan_tools
 from sluice_runtime.server.tools.xml_values import kinds_of
-from sluice_runtime.wire.messages import Sampling
 
 from tests.examples import examples
 from tests.runtime.grammar.drawing import BYTES, accepts, matcher_of
 from tests.runtime.grammar.schema_values import value_for
-from tests.runtime.server.conftest import MODEL, Server
 
 VALIDATOR = jsonschema.Draft202012Validator
 FORMAT_CHECKER = VALIDATOR.FORMAT_CHECKER
@@ -68,7 +55,7 @@ MAIL = {
     "$defs": {"by": {"type": "object", "properties": {"m": EMAIL}}},
 }
 BLOCKED = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-TODO = {
+TASKS = {
     "type": "object",
     "properties": {
         "blockedBy": BLOCKED,
@@ -97,7 +84,7 @@ def tool(name: str, parameters: Any, **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters, **function}}
 
 
-BOTH = [tool("send", MAIL), tool("todo_write", TODO)]
+BOTH = [tool("send", MAIL), tool("todo_write", TASKS)]
 STRICT = tool("now", {"type": "object", "properties": {}}, strict=True)
 RECORD = {"type": "object", "properties": {"k": {"type": "string"}}, "required": ["k"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD, "strict": True}}
@@ -393,142 +380,9 @@ def test_a_schema_beyond_the_limits_leaves_any_object(form: ToolFormat) -> None:
     assert left_out(form, tools=tools, tool_choice="required") == ["tools.long"]
 
 
-MAX_BUILDS = 4
-
-
-@EVERY
-@pytest.mark.parametrize("kind", ["differ", "ahead"])
-def test_whatever_the_number_of_tools_the_whole_is_built_few_times(
-    form: ToolFormat, kind: str
-) -> None:
-    """Each tool has a schema of its own, and all together are too long."""
-    limits = {"differ": {}, "ahead": {"pattern": "^(?!a)"}}[kind]
-    schemas = {
-        f"{number:0128}": {
-            "type": "object",
-            "properties": {f"p{number}_{i}": {"type": "string", **limits} for i in range(3)},
-            "additionalProperties": False,
-        }
-        for number in range(512)
-    }
-    builds = list[int]()
-
-    def build(schemas: Mapping[str, Any]) -> Rules:
-        builds.append(len(schemas))
-        return form.grammar.calls(schemas, {}, at_most_one=False)
-
-    rules = call_rules(schemas, (), form, build)
-    assert len(builds) <= MAX_BUILDS
-    assert set(builds) == {512}
-    assert rules.characters <= MAX_CHARACTERS
-    assert any(": " not in place for place in rules.left_out)
-    assert rules.characters > 0.6 * MAX_CHARACTERS  # about as many as fit
-
-
-@EVERY
-def test_tools_whose_arguments_are_any_object_share_a_rule(form: ToolFormat) -> None:
-    names = ["a", "ab", "a.b", "b"]
-    tools = [tool(name, {}) for name in names] + [tool("f", RECORD)]
-    spec = planned(form, tools=tools, tool_choice="required").spec
-    assert spec is not None
-    assert spec.text.count('"additionalProperties": true') <= 1
-    matcher = matcher_of(spec.kind, spec.text, BYTES)
-    for name in names:
-        call = call_of(form, {"x": 1}, name)
-        assert accepts(matcher, call)
-        assert not accepts(matcher, call_of(form, {"x": 1}, f"{name}x"))
-    assert accepts(matcher, call_of(form, {"k": "x"}))
-    assert not accepts(matcher, call_of(form, {"x": 1}))
-
-
-def test_a_large_tool_is_given_up_and_not_the_small_ones() -> None:
-    large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(900)}}
-    tools = [tool(f"large{n}", {**large, "required": [f"p{n}"]}) for n in range(3)]
-    named = left_out(HERMES, tools=[*tools, *BOTH], tool_choice="required")
-    assert named == ["tools.large2", *LEFT_OUT]
-
-
-def test_where_the_checks_are_spent_the_tools_before_keep_their_schemas(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(constraint, "MAX_CHECKED_CHARACTERS", 5_000)
-    parts = [{f"p{i}": {"type": "string", "pattern": f"^(?!{n}{i})"} for i in "ab"} for n in "0123"]
-    tools = [tool(f"t{n}", {"type": "object", "properties": part}) for n, part in enumerate(parts)]
-    named = left_out(HERMES, tools=[*tools, tool("f", RECORD)], tool_choice="required")
-    places = [f"tools.t{n}: properties.p{i}.pattern" for n in (0, 1) for i in "ab"]
-    assert named == [*places, "tools.t2", "tools.t3"]
-
-
-def test_strict_tools_that_are_too_long_are_refused_by_their_length() -> None:
-    large = {"type": "object", "properties": {f"p{i}": {"enum": ["x" * 70]} for i in range(900)}}
-    error = refusal(HERMES, tools=[tool("f", large, strict=True), *BOTH])
-    assert "are not allowed for the schemas of strict tools; allowed: at most 65536" in str(error)
-
-
 def test_references_that_lead_nowhere_leave_any_object() -> None:
     lost = {"type": "object", "anyOf": [{"$ref": "#"}]}
     for form in FORMATS:
         named = left_out(form, tools=[tool("f", lost)], tool_choice="required")
         assert [place.partition(":")[0] for place in named] == ["tools.f"]
         assert refusal(form, tools=[tool("f", lost, strict=True)]).param == "tools.f"
-
-
-SOURCE = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
-
-
-@pytest.fixture
-def calling(server: Server) -> Iterator[Server]:
-    text, identity = server.service.text, server.service.identity
-    assert text is not None
-    template = compiled_template(SOURCE, {}, "a test")
-    server.service.text = replace(text, template=template, tool_format=HERMES)
-    yield server
-    server.service.text, server.service.identity = text, identity
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_every_route_names_it_in_the_header(calling: Server) -> None:
-    chat = await calling.openai.chat.completions.with_raw_response.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "a"}],
-        tools=BOTH[1:],
-        tool_choice="required",
-    )  # type: ignore[call-overload]
-    function: Any = {"type": "function", "name": "todo_write", "parameters": TODO, "strict": False}
-    responses = await calling.openai.responses.with_raw_response.create(
-        model=MODEL, input="a", tools=[function], parallel_tool_calls=False
-    )
-    named = ", ".join(LEFT_OUT[3:])
-    assert chat.headers[IGNORED_FIELDS_HEADER] == named
-    assert responses.headers[IGNORED_FIELDS_HEADER] == named
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_format_that_is_not_strict_is_best_effort(calling: Server) -> None:
-    schema = {"type": "object", "properties": {"to": EMAIL}, "required": ["to"]}
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-
-    async def ask() -> Any:
-        return await calling.openai.chat.completions.with_raw_response.create(
-            model=MODEL, messages=[{"role": "user", "content": "a"}], response_format=wanted
-        )
-
-    with pytest.raises(openai.BadRequestError, match=r"schema: properties.to.pattern: look-around"):
-        await ask()
-    wanted["json_schema"]["strict"] = False
-    place = "response_format.json_schema.schema.properties.to.pattern"
-    assert (await ask()).headers[IGNORED_FIELDS_HEADER] == place
-    calling.service.identity = replace(calling.service.identity, strict_requests=True)
-    with pytest.raises(openai.BadRequestError, match=r"schema: properties.to.pattern: look-around"):
-        await ask()
-
-
-@pytest.mark.parametrize(("count", "shown"), [(30, 30), (40, 31)])
-def test_beyond_what_a_header_holds_each_tool_is_named_and_the_rest_counted(
-    count: int, shown: int
-) -> None:
-    places = [f"tools.t{tool}: properties.{name}" for tool in range(count) for name in "abc"]
-    plan = ChoicePlan(0, [1], 1, Sampling(), [], False, [], left_out=places)
-    names = _with_changes(["temprature"], [plan])
-    tools = [f"tools.t{tool}" for tool in range(shown)]
-    assert names == (["temprature", *tools] if count == shown else [*tools, "10 more"])

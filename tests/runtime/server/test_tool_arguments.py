@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sluice_runtime.server.answer_text import Piece
 from sluice_runtime.server.body import parse_request
-from sluice_runtime.server.fields import json_within
 from sluice_runtime.server.messages.events import MessageWriter
 from sluice_runtime.server.messages.request import PromptFields
 from sluice_runtime.server.response_writers import Envelope, Usage
@@ -28,9 +24,6 @@ from sluice_runtime.server.tools.formats import (
     QWEN3_CODER,
     ToolFormat,
 )
-
-from tests.examples import examples
-from tests.runtime.server import call_fuzz
 
 SCHEMAS: dict[str, Any] = {
     "f": {
@@ -335,82 +328,6 @@ def value(name: str, text: str) -> str:
     return f"<parameter={name}>\n{text}\n</parameter>"
 
 
-NEXT_TAGS = [
-    (xml("<parameter=a>\nx", value("b", "y")), {"a": "x", "b": "y"}),
-    (xml("<parameter=a>x<parameter=b>y"), {"a": "x", "b": "y"}),
-    (xml("<parameter=a>\n<parameter=b>\ny"), {"a": "", "b": "y"}),
-    (xml("<parameter=a>\nx\n<parameter=new>\n1"), {"a": "x", "new": 1}),
-    (xml('<parameter=record>\n{"m": "A", "on": true}'), {"record": {"m": "A", "on": True}}),
-    (xml('<parameter=record>\n{"m": "A"', value("b", "y")), {"record": {"m": "A"}, "b": "y"}),
-    (xml(value("a", "</function>\n</tool_call>")), {"a": "</function>\n</tool_call>"}),
-    (xml(value("a", "x </function> y <tool_call>\n"), value("b", "y")),
-     {"a": "x </function> y <tool_call>\n", "b": "y"}),
-    (xml(value("record", '{"</function><parameter=": [">"]}')),
-     {"record": {"</function><parameter=": [">"]}}),
-    (xml(value("a", "<function=g>"), "<parameter=b>y"), {"a": "<function=g>", "b": "y"}),
-    (xml(value("a", "'<parameter=' + <parameter={b}> <parameter=new> <parameter")),
-     {"a": "'<parameter=' + <parameter={b}> <parameter=new> <parameter"}),
-    (xml(value("a", "x"), "and so", value("b", "y"))[:-12], {"a": "x", "b": "y"}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "arguments"), NEXT_TAGS)
-def test_a_value_ends_at_its_tag_or_where_the_next_one_begins(
-    text: str, arguments: dict[str, Any]
-) -> None:
-    assert objects(QWEN3_CODER, text)[1] == [("f", arguments)]
-
-
-def test_text_between_arguments_comes_behind_the_call() -> None:
-    text, calls = objects(QWEN3_CODER, xml(value("a", "x"), "and so", value("b", "y")) + " done")
-    assert (text, calls) == ("and so done", [("f", {"a": "x", "b": "y"})])
-
-
-def test_text_behind_an_unfinished_value_is_text() -> None:
-    text = "<function=f><parameter=a>\nx\n</function>\nI wait."
-    assert objects(QWEN3_CODER, text) == ("I wait.", [("f", {"a": "x"})])
-
-
-TYPED = [
-    ("zip", "12345", "12345"),
-    ("loop", "12", 12),
-    ("all", "12345", "12345"),
-    ("some", "12", "12"),
-    ("some", "null", None),
-    ("maybe", "None", None),
-    ("maybe", "12", "12"),
-    ("unit", "1", "1"),
-    ("unit_or_none", "1", "1"),
-    ("unit_or_none", "null", None),
-    ("fixed", "7", "7"),
-    ("n", "12", 12),
-    ("flag", "True", True),
-    ("flag", "false", False),
-    ("flag", "perhaps", "perhaps"),
-    ("items", "['a', 'b', None]", ["a", "b", None]),
-    ("items", "(1, 2)", [1, 2]),
-    ("items", '["a\nb", NaN]', ["a\nb", None]),
-    ("items", "a, b", "a, b"),
-    ("tags", "['a']", ["a"]),
-    ("record", "{'x': True, 'y': {'z': None}}", {"x": True, "y": {"z": None}}),
-    ("record", '{"x": "a\tb"}', {"x": "a\tb"}),
-    ("record", "{'x': 1} and more", "{'x': 1} and more"),
-    ("any", "['a']", "['a']"),
-    ("any", '{"x": NaN}', '{"x": NaN}'),
-    ("any", "1", 1),
-    ("a", "['a']", "['a']"),
-    ("items", "[" * 5000, None),
-    ("record", "__import__('os').abort()", "__import__('os').abort()"),
-]
-
-
-@pytest.mark.parametrize(("name", "text", "expected"), TYPED)
-def test_values_have_the_type_of_their_schema(name: str, text: str, expected: Any) -> None:
-    _, ((_, arguments),) = read(QWEN3_CODER, [xml(value(name, text))])
-    if expected is not None or text in ("null", "None"):
-        assert json.loads(arguments)[name] == expected
-
-
 PREFACED = [
     ('Sure. {"name": "f", "parameters": {"a": "x"}}', "Sure."),
     ('Sure:\n```json\n{"name": "f", "parameters": {"a": "x"}}\n```\nDone {1}.', "Sure:\nDone {1}."),
@@ -492,48 +409,3 @@ def test_text_behind_a_call_does_not_part_it(route: str) -> None:
         done = next(event for event in events if event["type"].endswith("arguments.done"))
         assert done["arguments"] == '{"a": 1}'
         assert kinds.count("output_item.added") == 3
-
-
-def check_stream(form: ToolFormat, text: str, draw: random.Random) -> Read:
-    """What is read of a text, which does not depend on how it came; arguments are objects."""
-    pieces, cut = call_fuzz.cuts(text, draw), draw.random() < 0.2
-    whole = read(form, [text], call_fuzz.SCHEMAS, cut=cut)
-    assert read(form, pieces, call_fuzz.SCHEMAS, cut=cut) == whole
-    *_, passed = sent(form, pieces, call_fuzz.SCHEMAS)
-    assert [*sent(form, [text], call_fuzz.SCHEMAS)] == [passed]
-    for number, (_, arguments) in enumerate(whole[1], 1):
-        if not cut or number < len(whole[1]):
-            assert isinstance(json_within(arguments), dict)
-    if not whole[1]:
-        assert "".join(whole[0].split()) == "".join(text.split())
-    return read(form, [text], call_fuzz.SCHEMAS)
-
-
-@EVERY
-@examples(60)
-@given(seed=st.integers(0, 2**64))
-def test_random_calls_are_read_exactly(form: ToolFormat, seed: int) -> None:
-    draw = random.Random(seed)
-    answer = call_fuzz.rendered(form, draw)
-    text, calls = check_stream(form, answer.text, draw)
-    assert (text, [(name, json.loads(found)) for name, found in calls]) == ("", answer.calls)
-
-
-@EVERY
-@examples(60)
-@given(seed=st.integers(0, 2**64))
-def test_random_calls_that_are_broken_have_objects_or_are_text(form: ToolFormat, seed: int) -> None:
-    draw = random.Random(seed)
-    check_stream(form, call_fuzz.mangled(call_fuzz.rendered(form, draw), draw), draw)
-
-
-@EVERY
-@examples(40)
-@given(seed=st.integers(0, 2**64))
-def test_no_value_has_another_one_s_text(form: ToolFormat, seed: int) -> None:
-    draw = random.Random(seed)
-    spelled, words = call_fuzz.without_closing(form, draw)
-    _, calls = check_stream(form, spelled, draw)
-    for _, arguments in calls:
-        for key, text in json.loads(arguments).items():
-            assert not any(word in str(text) for other, word in words.items() if other != key)
