@@ -15,15 +15,25 @@ from pydantic.alias_generators import to_snake
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from sluice_contract.base import UNORDERED
-from sluice_contract.error_text import findings_of, path_of, text_of
+from sluice_contract.error_text import Location, findings_of, path_of, text_of
 from sluice_contract.http_errors import shown, shown_json
 
 from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
-from sluice_operator.api.former_names import instead_of
 from sluice_operator.api.stored import INT64, BeyondInt64
 
 _ROOT: Final = "(document)"
 _INTEGERS: Final = ("int_type", "int_from_float")
+
+_FORMER: Final = {
+    "mode": "prefill: {} where it was Disaggregated, and nothing where it was Mixed",
+    "pools": "the pool mixed or decode at the top level of spec, the pool prefill as spec.prefill",
+    "autoscaling.accelerator": "spec.accelerator",
+    "autoscaling.target.queueSeconds": "queueMilliseconds, a thousand times the number",
+    "engine.memoryFraction": "memoryPercent, a hundred times the number",
+    "engine.scheduleConservativeness": "reservePercent, a hundred times the number",
+    "tracing.sampleRatio": "samplePercent, a hundred times the number",
+}
+"""Field below spec, until version 0.1.0 → what to write instead; goes with version 0.2.0."""
 
 ApiModelT = TypeVar("ApiModelT", bound=ApiModel)
 
@@ -72,12 +82,18 @@ def _refused(field: str, value: object, allowed: str) -> Finding:
 
 def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
     path = path_of(detail["loc"], root) or _ROOT
-    if detail["type"] == "extra_forbidden" and (instead := instead_of(detail["loc"])):
+    if detail["type"] == "extra_forbidden" and (instead := _instead_of(detail["loc"])):
         return Finding(path, f"unknown field; write {instead}")
     if isinstance(detail["input"], BeyondInt64) and detail["type"] in _INTEGERS:
         got = shown(detail["input"].written)
         return Finding(path, f"Input should be {INT64[0]} to {INT64[-1]}; got {got}")
     return Finding(path, text_of(kind, detail))
+
+
+def _instead_of(location: Location) -> str | None:
+    """The text for a field that specs had before; None: it never was one."""
+    path = ".".join(key for key in location if isinstance(key, str) and key != "spec")
+    return _FORMER.get(path) or _FORMER.get(path.removeprefix("prefill."))
 
 
 def _broken_rules(value: object, path: str) -> Iterator[Finding]:

@@ -54,6 +54,8 @@ _SHARED_BUDGET_CEL: Final = (
     "(has(self.prefill) && has(self.autoscaling) && has(self.autoscaling.gpuBudget) && "
     "!has(self.autoscaling.minReplicas))"
 )
+_NO_SECTION: Final = PrefillSpec()
+_NO_SETTINGS: Final = EngineSpec()
 _INHERITED: Final = ("accelerator", "resources", "template")
 """Sections of `prefill` that are those of the top level, whole, where they are left out."""
 _PREFILL_NUMBER_CEL: Final = "(has(self.prefill.replicas) || has(self.prefill.autoscaling))"
@@ -175,17 +177,15 @@ class InferenceServiceSpec(ApiModel):
 
     def pool(self, role: Role) -> Pool:
         """The pool of a role, with what it inherits."""
-        own = self.prefill if role is Role.PREFILL and self.prefill else PrefillSpec()
+        own = self.prefill if role is Role.PREFILL and self.prefill else _NO_SECTION
         replicas, autoscaling = self._numbers(role)
-        common, settings = self.engine or EngineSpec(), own.engine or EngineSpec()
-        update = {name: value for name, value in settings if value is not None}
         return Pool(
             replicas=replicas,
             autoscaling=autoscaling,
             accelerator=own.accelerator or self.accelerator,
             resources=own.resources or self.resources,
             template=own.template or self.template,
-            engine=common.model_copy(update=update),
+            engine=self.engine_of(role),
         )
 
     def _numbers(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
@@ -277,7 +277,11 @@ class InferenceServiceSpec(ApiModel):
 
     def engine_of(self, role: Role) -> EngineSpec:
         """The settings of the engines of a role: those of its pool before those of all."""
-        return self.pool(role).engine
+        common = self.engine or _NO_SETTINGS
+        own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
+        if own is None:
+            return common
+        return common.model_copy(update={key: value for key, value in own if value is not None})
 
     def kv_transfer(self, role: Role) -> KvTransfer | None:
         """How the engines of a role hand over the KV cache, with all defaults; None where they do
