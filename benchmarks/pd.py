@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import itertools
 import json
 import random
@@ -28,7 +29,7 @@ from typing import Any
 
 import aiohttp
 import uvloop
-from sluice_contract.wire.handover import PREFILL_HEADER, PrefillRef, signed_header
+from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
 from sluice_contract.wire.load import LoadReport
 
 from benchmarks.cpu_serving import write_model
@@ -40,6 +41,7 @@ TOKENIZER = Path(__file__).parents[1] / "e2e/model/sluice-tiny"
 PROMPT_TOKENS, ANSWER_TOKENS = (64, 1_024), (16, 96)
 VOCABULARY = 200
 """Tokens that the tokenizer has."""
+COMPLETIONS = "/v1/completions"
 LETTER = 97
 """The only token that is drawn: text that is no UTF-8 yet would be held back."""
 
@@ -128,14 +130,9 @@ async def play(client: aiohttp.ClientSession, fleet: Fleet, asked: Sequence[Aske
     return await asyncio.gather(*(one(request) for request in asked))
 
 
-async def answer(
-    client: aiohttp.ClientSession,
-    url: str,
-    request: Asked,
-    began: float,
-    headers: dict[str, str] | None = None,
-) -> Seen:
-    body = {
+def body_of(request: Asked) -> bytes:
+    """The body of a request for a streamed completion."""
+    fields = {
         "model": "m",
         "prompt": request.prompt,
         "max_tokens": request.answer_tokens,
@@ -145,8 +142,20 @@ async def answer(
         "stream": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
+    return json.dumps(fields).encode()
+
+
+async def answer(
+    client: aiohttp.ClientSession,
+    url: str,
+    request: Asked,
+    began: float,
+    headers: dict[str, str] | None = None,
+) -> Seen:
     sent, times, tokens = time.perf_counter(), [], 0
-    async with client.post(f"{url}/v1/completions", json=body, headers=headers) as response:
+    async with client.post(
+        f"{url}{COMPLETIONS}", data=body_of(request), headers=headers
+    ) as response:
         if response.status != 200:
             raise SystemExit(f"{url}: {response.status}: {await response.text()}")
         async for line in response.content:
@@ -193,7 +202,7 @@ async def router_adds(client: aiohttp.ClientSession, found: Sequence[Fleet], cou
         for number, asked in enumerate(requests(2 * count, 1.0, seed=2_000)):
             way = "router" if number % 2 else "direct"
             short = Asked(0.0, asked.prompt[:64], 2)
-            headers = None if way == "router" else direct_headers(fleet)
+            headers = None if way == "router" else direct_headers(fleet, short)
             url = fleet.router if way == "router" else fleet.engines[0]
             times[way].append((await answer(client, url, short, 0.0, headers)).first)
         medians = {way: 1000 * statistics.median(each) for way, each in times.items()}
@@ -204,7 +213,7 @@ async def router_adds(client: aiohttp.ClientSession, found: Sequence[Fleet], cou
         )
 
 
-def direct_headers(fleet: Fleet) -> dict[str, str] | None:
+def direct_headers(fleet: Fleet, asked: Asked) -> dict[str, str] | None:
     """What the router would send to the decode engine."""
     if fleet.name == "mixed":
         return None
@@ -213,7 +222,8 @@ def direct_headers(fleet: Fleet) -> dict[str, str] | None:
     assert load.bootstrap_port is not None
     prefill = PrefillRef(host="127.0.0.1", port=load.bootstrap_port, epoch=load.epoch)
     request_id = f"bench-{random.getrandbits(64):016x}"
-    signed = signed_header(KEY, prefill, request_id, time.time())
+    bound = Bound(COMPLETIONS, hashlib.sha256(body_of(asked)).hexdigest())
+    signed = signed_header(KEY, prefill, request_id, time.time(), bound)
     return {PREFILL_HEADER: signed, "X-Request-Id": request_id}
 
 
