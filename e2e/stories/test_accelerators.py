@@ -59,7 +59,7 @@ def test_an_engine_without_its_gpu_says_so_and_waits(
     service.apply(asked_for(service))
     found = service.wait_for_reason("Ready", "AcceleratorMissing")
     assert f"1 x {A100} is asked for" in found["message"]
-    assert "leave out spec.accelerator" in found["message"]
+    assert "leave out accelerator of the InferenceService" in found["message"]
     verified = service.wait_for_reason("AcceleratorVerified", "AcceleratorMissing")
     assert verified["status"] == "False"
     assert service.condition("Stalled")["reason"] == "AcceleratorMissing"

@@ -105,7 +105,7 @@ def test_two_pools_share_one_download_and_a_moved_branch_changes_nothing(
 
     hub.set(revisions={"main": OTHER_COMMIT, before: before, OTHER_COMMIT: OTHER_COMMIT})
     service.apply(disaggregated_service("hub-pair", 1, 2, model=cached))
-    wait_for(kubectl, service, "pools.decode.ready", "2")
+    wait_for(kubectl, service, "pools.decode.readyReplicas", "2")
     assert hub.requests() == [], "an engine that starts later asks the hub"
     assert service.get()["status"]["model"]["commit"] == before
 

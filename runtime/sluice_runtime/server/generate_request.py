@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -89,8 +89,8 @@ class SamplingParams(SamplingFields):
     @model_validator(mode="wrap")
     @classmethod
     def _with_paths(
-        cls, value: Any, handler: ModelWrapValidatorHandler[SamplingParams], info: ValidationInfo
-    ) -> SamplingParams:
+        cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
         """Names what is ignored of its fields by their paths."""
         ignored: list[str] = info.context["ignored"] if info.context else []
         before = len(ignored)
