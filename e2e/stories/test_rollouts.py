@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
-from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.labels import ROLE, Role
 
 from e2e.cluster.provider import Cluster
 from e2e.kubectl import Kubectl
@@ -19,7 +22,14 @@ from e2e.reach import reach
 from e2e.stories.gpus import A100, ENV
 from e2e.stories.load import CLIENTS, Tally, load
 from e2e.stories.pods import pods, poll
-from e2e.stories.service import MODEL, NAMESPACE, Service, chat_service, disaggregated_service
+from e2e.stories.service import (
+    KIND,
+    MODEL,
+    NAMESPACE,
+    Service,
+    chat_service,
+    disaggregated_service,
+)
 
 NAME = "rolled"
 ROLLED_SECONDS = 240
@@ -60,6 +70,48 @@ def sluice(cluster: Cluster) -> Sluice:
     return run
 
 
+class Watched:
+    """The engines of a service, looked at again and again for the length of a block."""
+
+    def __init__(self, kubectl: Kubectl, service: Service) -> None:
+        self._kubectl, self._service = kubectl, service
+        self.fewest = sys.maxsize
+        """Ready engines that could serve a request, at the worst moment."""
+
+    def ready(self) -> Counter[str]:
+        """Engines of each role that are ready and stay."""
+        selector = f"serving.sluice.dev/service={self._service.name}"
+        live = self._kubectl.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
+        roles = [pod["metadata"]["labels"][ROLE] for pod in live if _is_ready(pod)]
+        return Counter(role for role in roles if role in list(Role))
+
+    def has(self, engines: dict[Role, int]) -> bool:
+        return self.ready() == engines
+
+    @contextmanager
+    def all_the_time(self) -> Iterator[None]:
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.is_set():
+                ready = self.ready()
+                decode = ready[Role.DECODE] if ready[Role.PREFILL] else 0
+                self.fewest = min(self.fewest, ready[Role.MIXED] + decode)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            looking.join()
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = {item["type"]: item["status"] for item in pod["status"].get("conditions", [])}
+    return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+
 def engines(kubectl: Kubectl, service: Service) -> set[str]:
     return {pod.name for role in Role for pod in pods(kubectl, service, role)}
 
@@ -86,6 +138,26 @@ def test_a_bad_revision_is_halted_and_undone(
     assert poll(lambda: engines(kubectl, rolled) == before, ROLLED_SECONDS)
     tally.wait_for_more(CLIENTS)
     assert tally.wrong == []
+
+
+def test_a_prefill_pool_comes_and_goes(
+    kubectl: Kubectl, rolled: Service, tally: Tally, sluice: Sluice
+) -> None:
+    """Never fewer usable engines than the two it has."""
+    watched = Watched(kubectl, rolled)
+    for change, section, roles in (
+        ("comes", "{}", {Role.PREFILL: 1, Role.DECODE: 2}),
+        ("goes", "null", {Role.MIXED: 2}),
+    ):
+        patch = f'{{"spec": {{"prefill": {section}}}}}'
+        with watched.all_the_time():
+            kubectl.run("patch", KIND, NAME, "-n", NAMESPACE, "--type=merge", f"-p={patch}")
+            status, told = sluice("status", "--timeout", f"{ROLLED_SECONDS}s")
+            assert status == 0, (change, told)
+            assert poll(partial(watched.has, roles), ROLLED_SECONDS), change
+            tally.wait_for_more(CLIENTS)
+        assert tally.wrong == [], change
+        assert watched.fewest >= 2, change
 
 
 @pytest.mark.full

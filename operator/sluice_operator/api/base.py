@@ -31,9 +31,12 @@ NULLABLE: Final = "nullable"
 """Schema extra of a field whose null the API server keeps, so that it can be refused."""
 
 
+LEFT_OUT: Final = "x-left-out"
+
+
 def left_out(text: object) -> dict[str, Any]:
     """Schema extra: what holds when the field is left out, where its type's default is None."""
-    return {"x-left-out": str(text)}
+    return {LEFT_OUT: str(text)}
 
 
 @dataclass(frozen=True)

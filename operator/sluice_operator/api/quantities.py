@@ -1,4 +1,5 @@
-"""Kubernetes quantities as numbers, to be compared: `1024Mi` and `1Gi` are the same amount.
+"""Kubernetes quantities as numbers, to be compared, and in one spelling: `1024Mi` and `1Gi` are the
+same amount.
 
 What a spec may say is narrower, and `api/base.py` checks that.
 """
@@ -9,7 +10,7 @@ import re
 from decimal import Decimal
 from typing import Any, Final
 
-_QUANTITY: Final = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[numkMGTPE]i?|)")
+_QUANTITY: Final = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i|)")
 _SUFFIXES: Final = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
     "k": Decimal(10) ** 3, "M": Decimal(10) ** 6, "G": Decimal(10) ** 9,
@@ -17,6 +18,10 @@ _SUFFIXES: Final = {
     "Ki": Decimal(2) ** 10, "Mi": Decimal(2) ** 20, "Gi": Decimal(2) ** 30,
     "Ti": Decimal(2) ** 40, "Pi": Decimal(2) ** 50, "Ei": Decimal(2) ** 60,
 }  # fmt: skip
+
+
+_SPELT: Final = ("Mi", "Gi", "Ti", "Pi", "Ei", "M", "G", "T", "P", "E")
+"""Suffixes of whole amounts; a thousand cores are 1000, not 1k."""
 
 
 def amount(value: Any) -> Decimal | None:
@@ -35,3 +40,17 @@ def is_at_most(value: Any, limit: Any) -> bool:
     refuses that."""
     value_amount, most = amount(value), amount(limit)
     return value_amount is None or most is None or value_amount <= most
+
+
+def spelling(value: Any) -> str:
+    """The shortest text for an amount, the same for all texts of it; `value` is one."""
+    exact = amount(value)
+    assert exact is not None, "not an amount"
+    if exact != exact.to_integral_value():
+        scaled = exact * 1000
+        return f"{int(scaled)}m" if scaled == int(scaled) else f"{exact.normalize():f}"
+    texts = [f"{int(exact)}"]
+    for suffix, unit in _SUFFIXES.items():
+        if suffix in _SPELT and exact and exact % unit == 0:
+            texts.append(f"{int(exact / unit)}{suffix}")
+    return min(texts, key=len)

@@ -179,12 +179,13 @@ class InferenceServiceSpec(ApiModel):
         """The pool of a role, with what it inherits."""
         own = self.prefill if role is Role.PREFILL and self.prefill else _NO_SECTION
         replicas, autoscaling = self._numbers(role)
+        resources, template = own.resources or self.resources, own.template or self.template
         return Pool(
             replicas=replicas,
             autoscaling=autoscaling,
             accelerator=own.accelerator or self.accelerator,
-            resources=own.resources or self.resources,
-            template=own.template or self.template,
+            resources=None if resources == Resources() else resources,
+            template=None if template == PodTemplate() else template,
             engine=self.engine_of(role),
         )
 

@@ -92,7 +92,10 @@ def revision(spec: EnginePoolSpec) -> str:
     release may add fields."""
     full = spec.to_json_dict()
     template = full.get("template") or {}
-    relevant = {name: full[name] for name in PROCESS_FIELDS if full.get(name)}
+    # An empty `accelerator` is a GPU.
+    relevant = {
+        name: full[name] for name in PROCESS_FIELDS if full.get(name) or full.get(name) == {}
+    }
     names = (name for name in PROCESS_TEMPLATE_FIELDS if template.get(name))
     return digest(relevant | {name: template[name] for name in names})
 

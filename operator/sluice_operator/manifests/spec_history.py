@@ -12,6 +12,7 @@ import json
 from typing import Final
 
 from sluice_operator.api.adapters import claim_of
+from sluice_operator.api.canonical import canonical
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.model_uri import FETCHED, scheme_of
 from sluice_operator.api.service import InferenceServiceSpec
@@ -92,8 +93,8 @@ def by_number(children: tuple[Manifest, ...]) -> list[Manifest]:
 
 
 def spec_hash(spec: Manifest) -> str:
-    """Equal for specs that ask for the same pods."""
-    hashed = copy.deepcopy(spec)
+    """Equal for specs that ask for the same pods, however they are spelled."""
+    hashed = _spelled(spec)
     hashed.pop("paused", None)
     for key in NUMBERS:
         hashed.pop(key, None)
@@ -109,6 +110,15 @@ def spec_hash(spec: Manifest) -> str:
     _strip(hashed, "router", ("replicas",))
     _strip(hashed, "rollout", MANNER)
     return digest(hashed)
+
+
+def _spelled(spec: Manifest) -> Manifest:
+    """`spec` in the spelling of all equal ones; as it is where it is not valid."""
+    try:
+        parsed = canonical(parse(InferenceServiceSpec, spec, "spec"))
+    except InvalidSpecError:
+        return copy.deepcopy(spec)
+    return parsed.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
 
 
 def _strip(parent: Manifest, key: str, names: tuple[str, ...]) -> None:

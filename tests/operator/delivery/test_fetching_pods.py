@@ -115,7 +115,7 @@ def job_of(spec: dict[str, Any]) -> Manifest:
     return template
 
 
-TOLERATION = {"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"}
+TOLERATION = {"key": "team", "value": "a", "effect": "NoSchedule"}
 
 
 def test_a_job_runs_where_and_as_the_pods_of_its_only_pool() -> None:

@@ -23,7 +23,7 @@ def pod_of(spec: Manifest) -> Manifest:
 
 
 def test_the_pod_has_a_claim_of_the_template_and_its_engine_uses_it() -> None:
-    resources = {"requests": {"cpu": 1, **DISK}, "limits": {"memory": "32Gi"}}
+    resources = {"requests": {"cpu": "1", **DISK}, "limits": {"memory": "32Gi"}}
     pod = pod_of(spec_of(CLAIMED | {"product": "NVIDIA-A100-SXM4-40GB"}, resources=resources))
     (claim,), (engine,) = pod["resourceClaims"], pod["containers"]
     assert claim == {"name": "accelerator", "resourceClaimTemplateName": "two-gpus"}

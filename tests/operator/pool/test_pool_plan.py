@@ -115,7 +115,7 @@ OWN_DISK_BYTES = 128 << 20
             {"requests": {"cpu": 1, "memory": "1.5Gi"}, "limits": {"memory": "4G"}},
             {
                 "requests": {
-                    "cpu": 1,
+                    "cpu": "1",
                     "memory": 7 << 29,
                     "ephemeral-storage": (10 << 30) + OWN_DISK_BYTES,
                 },

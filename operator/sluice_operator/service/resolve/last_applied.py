@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic.alias_generators import to_camel
 
+from sluice_operator.api.canonical import canonical
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.scaling import AutoscalingSpec
 from sluice_operator.api.service import InferenceServiceSpec, mode_of
@@ -113,7 +114,7 @@ def _read(spec: Manifest, parts: Iterable[SpecPart]) -> InferenceServiceSpec | N
     if spec_hash(changed) != spec_hash(spec):
         return None
     try:
-        parsed = parse(InferenceServiceSpec, changed, "spec")
+        parsed = canonical(parse(InferenceServiceSpec, changed, "spec"))
     except InvalidSpecError:
         return None
     return None if any(scaling_contradictions(parsed)) else parsed

@@ -13,6 +13,7 @@ from functools import partial
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import FETCH_ROLE
 
+from sluice_operator.api.canonical import canonical
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec, mode_of, roles_of
 from sluice_operator.apply.plan import Identity, identity
@@ -67,7 +68,7 @@ def decide_spec(observed: ServiceObserved, top: Owner) -> SpecDecision:
     """The present spec where it is valid and its model is there; else the last one."""
     service, check = observed.service, partial(contradictions, observed)
     try:
-        present = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
+        present = canonical(parse(InferenceServiceSpec, service.get("spec") or {}, "spec"))
     except InvalidSpecError as error:
         return _last(observed, top, SpecDecision(refusal=joined(invalid(error, check))))
     spec = pinned(present, service)

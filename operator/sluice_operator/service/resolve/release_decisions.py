@@ -56,38 +56,46 @@ class Pin(NamedTuple):
     """It is the EnginePool's, not only that of a Deployment."""
 
 
-_NOT_READ: Final = {Role.PREFILL: "speculation", Role.DECODE: "hostCache"}
+_NOT_READ: Final = {Role.PREFILL: "speculation", Role.DECODE: "host_cache"}
 """The section of `engine` that the engines of a role do not read."""
 
 
 def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     """Hash of all that a service says of the engines of a pool."""
     pool = spec.pool(role)
-    model = {k: v for k, v in _set_fields(spec.model).items() if k != "adapters"}
-    parts = {"model": model, "slo": _set_fields(spec.slo)}
-    for name in ("accelerator", "resources", "template", "engine"):
-        parts[name] = _set_fields(getattr(pool, name))
-    parts["engine"].pop(_NOT_READ.get(role, ""), None)
+    unread = _NOT_READ.get(role)
+    engine = pool.engine.model_copy(update={unread: None}) if unread else pool.engine
+    parts: dict[str, Any] = {
+        "model": _set_fields(spec.model.model_copy(update={"adapters": None})),
+        "slo": _set_fields(spec.slo),
+        "accelerator": _set_fields(pool.accelerator),
+        "resources": _set_fields(pool.resources),
+        "template": _set_fields(pool.template),
+        "engine": _set_fields(engine),
+    }
     if spec.model.adapters is not None:  # which there are is no matter of a pod
         parts["adapters"] = {"claims": adapter_claims(spec.model)}
     if spec.tracing is not None:
         parts["tracing"] = {"endpoint": spec.tracing.endpoint}
-    if spec.metrics is not None:
-        parts["metrics"] = _set_fields(spec.metrics)
-    auth = spec.asks_for_keys  # engines serve nobody but the routers then
-    return _hash(spec, {**parts, "role": role.value, "auth": auth})
+    parts["metrics"] = _set_fields(spec.metrics)
+    # Engines serve nobody but the routers where keys are asked for.
+    return _hash(spec, {**parts, "role": role.value, "auth": spec.asks_for_keys})
 
 
 def router_inputs(spec: InferenceServiceSpec) -> str:
     """Hash of all that a service says of its routers."""
-    router = {k: v for k, v in _set_fields(spec.router).items() if k not in _NOT_THE_PODS}
+    settings = _set_fields(spec.router) or {}
+    router = {name: value for name, value in settings.items() if name not in _NOT_THE_PODS}
     drains = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
     drain = max(drains, default=None)
-    parts = {"router": router, "drainSeconds": drain, "mode": spec.mode}
-    traced = {"tracing": _set_fields(spec.tracing)} if spec.tracing is not None else {}
-    wait = spec.wait_for_engine_seconds
-    waits = {} if wait is None else {"waitForEngineSeconds": wait}
-    return _hash(spec, parts | traced | waits)
+    parts = {
+        "router": router,
+        "drainSeconds": drain,
+        "mode": spec.mode,
+        "tracing": _set_fields(spec.tracing),
+        "waitForEngineSeconds": spec.wait_for_engine_seconds,
+    }
+    return _hash(spec, parts)
 
 
 def pins_of(children: Children, role: Role, inputs: str) -> Iterator[Pin]:
@@ -151,14 +159,16 @@ def _kept_fetches(children: Children) -> Iterator[ModelFetch]:
 
 def _hash(spec: InferenceServiceSpec, parts: Mapping[str, Any]) -> str:
     upgrade = spec.rollout.upgrade if spec.rollout else None
-    return digest({key: value for key, value in {**parts, "upgrade": upgrade}.items() if value})
+    set_parts = {**parts, "upgrade": upgrade}.items()
+    return digest({key: value for key, value in set_parts if value is not None})
 
 
-def _set_fields(part: BaseModel | None) -> Manifest:
-    """The fields that the user set, without defaults, which a release may add to."""
+def _set_fields(part: BaseModel | None) -> Manifest | None:
+    """The fields that differ from their defaults, to which a release may add. An empty section is
+    there all the same: `accelerator: {}` is a GPU."""
     if part is None:
-        return {}
-    return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
+        return None
+    return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
 
 
 class _Decided(NamedTuple):

@@ -151,8 +151,8 @@ def former_pools(
 
 def pool_gpus(pool: Manifest) -> int:
     """GPUs of one engine of an EnginePool."""
-    accelerator = pool["spec"].get("accelerator")
-    return gpu_count(AcceleratorSpec.model_validate(accelerator) if accelerator else None)
+    spec = pool["spec"].get("accelerator")
+    return gpu_count(None if spec is None else AcceleratorSpec.model_validate(spec))
 
 
 def prefill_share(accelerator: Accelerator) -> float:
