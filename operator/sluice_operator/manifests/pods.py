@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sluice_operator.api.environment import CONFIG_FOLDER
+from sluice_operator.api.template import PodAdditions, Sidecar
 from sluice_operator.kube.kinds import Manifest
 
 POD_SECURITY: Final[Manifest] = {
@@ -69,6 +70,36 @@ def spread(selector: dict[str, str]) -> list[Manifest]:
             "labelSelector": {"matchLabels": selector},
         }
     ]
+
+
+def template_spread(template: PodAdditions, selector: dict[str, str]) -> list[Manifest]:
+    """The spread of the pods that `selector` selects: as the template has it, else over nodes."""
+    constraints = [
+        constraint.to_json_dict() for constraint in template.topology_spread_constraints or ()
+    ]
+    of_these = {"labelSelector": {"matchLabels": selector}}
+    return [constraint | of_these for constraint in constraints] or spread(selector)
+
+
+def template_security(template: PodAdditions) -> Manifest:
+    """The pods' security context, with the template's group."""
+    group = {} if template.fs_group is None else {"fsGroup": template.fs_group}
+    return POD_SECURITY | group
+
+
+def template_scheduling(template: PodAdditions) -> Manifest:
+    """The template's fields that are copied into the pod; absent ones stay absent."""
+    fields = template.to_json_dict()
+    names = (
+        "affinity", "nodeSelector", "tolerations", "priorityClassName", "runtimeClassName",
+        "imagePullSecrets", "schedulerName",
+    )  # fmt: skip
+    return {name: fields[name] for name in names if fields.get(name)}
+
+
+def template_container(container: Sidecar) -> Manifest:
+    """A container that a template adds."""
+    return container.to_json_dict() | {"securityContext": CONTAINER_SECURITY}
 
 
 def config_volume(config_map: str) -> Manifest:

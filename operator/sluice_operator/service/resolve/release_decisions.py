@@ -33,6 +33,7 @@ from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
 from sluice_operator.manifests.engine_pool import queue_labels, with_queue_labels
 from sluice_operator.manifests.hub import CA_FILE, ca_name, hub_ports
 from sluice_operator.manifests.metadata import digest, note_of
+from sluice_operator.manifests.placement import router_template
 from sluice_operator.service.observe import Children
 from sluice_operator.service.resolve.settings import Settings, settings_from
 
@@ -81,6 +82,9 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
 def router_inputs(spec: InferenceServiceSpec) -> str:
     """Hash of all that a service says of its routers."""
     router = {k: v for k, v in _set_fields(spec.router).items() if k not in _NOT_THE_PODS}
+    own = spec.router.template if spec.router else None
+    template = _set_fields(router_template(own, map(spec.pool, spec.roles)))
+    router |= {"template": template} if template else {}
     drains = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
     drain = max(drains, default=None)
     parts = {"router": router, "drainSeconds": drain, "mode": spec.mode}
