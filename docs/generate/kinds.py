@@ -111,6 +111,11 @@ CHANGES: Final = (
         "the first adapter on a claim and the last one on it make another revision",
     ),
     (
+        "`model.resources`",
+        "another revision where each engine brings the model itself; else no engine restarts, and "
+        "a Job that runs is made anew",
+    ),
+    (
         "`router.auth`, where it comes or goes",
         "routers are replaced, and engines by another revision: beside API keys they serve nobody "
         "but the routers",
@@ -126,7 +131,7 @@ CHANGES: Final = (
         "so are routers that inherit `imagePullSecrets`, `tolerations` or `priorityClassName`",
     ),
     (
-        "`model`, `slo`, the rest of `engine`; `accelerator`, `resources`, "
+        "the rest of `model`, `slo`, the rest of `engine`; `accelerator`, `resources`, "
         f"and of a `template` {', '.join(f'`{name}`' for name in PROCESS_TEMPLATE_FIELDS)}",
         "another revision: new engines start beside the former ones, which finish their streams "
         "and leave once the new ones are ready",

@@ -97,6 +97,21 @@ INVALID: dict[str, Invalid] = {
         "spec.model.revision",
         "a hub or bucket",
     ),
+    "resources of a download that there is none of": Invalid(
+        {"model": {"uri": "pvc://c/m", "resources": {"limits": {"cpu": 1}}}},
+        "spec.model.resources",
+        "hub, bucket or image",
+    ),
+    "requests of a download above its limits": Invalid(
+        {
+            "model": {
+                "uri": "hf://a/b",
+                "resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1024Mi"}},
+            }
+        },
+        "spec.model.resources.requests",
+        "at most the limits",
+    ),
     "token of a file": Invalid(
         {"model": {"uri": "file:///m", "tokenSecretRef": {"name": "a", "key": "b"}}},
         "spec.model.tokenSecretRef",

@@ -23,10 +23,13 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvBackend, KvTransfer
 from sluice_contract.config.sizing import Source
 
+from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.model_uri import adapter_claims
 from sluice_operator.api.pool import EnginePoolSpec, HubNetwork, ModelFetch
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_manifest, applied_spec
+from sluice_operator.delivery.image import is_image
+from sluice_operator.delivery.resolved_model import is_fetched
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import ENGINE_FILE, RESOLVED
 from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
@@ -64,7 +67,8 @@ _NOT_READ: Final = {Role.PREFILL: "speculation", Role.DECODE: "hostCache"}
 def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     """Hash of all that a service says of the engines of a pool."""
     pool = spec.pool(role)
-    model = {k: v for k, v in _set_fields(spec.model).items() if k != "adapters"}
+    not_the_pods = {"adapters"} if _brings_itself(spec.model) else {"adapters", "resources"}
+    model = {k: v for k, v in _set_fields(spec.model).items() if k not in not_the_pods}
     parts = {"model": model, "slo": _set_fields(spec.slo)}
     for name in ("accelerator", "resources", "template", "engine"):
         parts[name] = _set_fields(getattr(pool, name))
@@ -77,6 +81,11 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
         parts["metrics"] = _set_fields(spec.metrics)
     auth = spec.asks_for_keys  # engines serve nobody but the routers then
     return _hash(spec, {**parts, "role": role.value, "auth": auth})
+
+
+def _brings_itself(model: ModelSpec) -> bool:
+    """Whether engines' pods have containers that bring the model."""
+    return is_image(model) or (is_fetched(model) and model.cache is None)
 
 
 def router_inputs(spec: InferenceServiceSpec) -> str:
