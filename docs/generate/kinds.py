@@ -73,6 +73,14 @@ the top level, each whole. Keys of `prefill.engine` go before those of `engine`;
 `hostCache` is replaced whole. `kvTransfer` counts for both pools: it is in `engine` alone, and
 only beside `prefill`. `prefill:` with nothing behind it is refused.
 
+**What a cluster demands of every pod** is said once. Routers whose `router.template` leaves it out
+have the `imagePullSecrets` and `tolerations` of any pool's template, and the `priorityClassName`
+that all pools agree on; an empty list in `router.template` is none. What is about engines and
+their GPUs is not inherited: node selector, affinity, runtime class, scheduler, labels, annotations
+and containers. Jobs that bring models have
+[rules of their own](../how-to/models-from-a-hub.md#where-it-is-kept). A sidecar of routers sees
+their token, which may read the namespace's EndpointSlices and nothing else.
+
 **Numbers.** Without any there is one engine in each pool. `prefill` without a number of its own
 has 1 beside `replicas`, and the top level's `minReplicas` and `maxReplicas` beside autoscaling.
 With `gpuBudget`, `prefill` and no number anywhere the operator chooses both
@@ -103,6 +111,11 @@ CHANGES: Final = (
         "the first adapter on a claim and the last one on it make another revision",
     ),
     (
+        "`model.resources`",
+        "another revision where each engine brings the model itself; else no engine restarts, and "
+        "a Job that runs is made anew",
+    ),
+    (
         "`router.auth`, where it comes or goes",
         "routers are replaced, and engines by another revision: beside API keys they serve nobody "
         "but the routers",
@@ -114,10 +127,11 @@ CHANGES: Final = (
     ("`engine.drainSeconds`", "routers are replaced, and engines by another revision"),
     (
         "`engine.startupSeconds`; of a `template` what is not named below",
-        "the same revision: its pods are replaced one by one, a new one before an old one leaves",
+        "the same revision: its pods are replaced one by one, a new one before an old one leaves; "
+        "so are routers that inherit `imagePullSecrets`, `tolerations` or `priorityClassName`",
     ),
     (
-        "`model`, `slo`, the rest of `engine`; `accelerator`, `resources`, "
+        "the rest of `model`, `slo`, the rest of `engine`; `accelerator`, `resources`, "
         f"and of a `template` {', '.join(f'`{name}`' for name in PROCESS_TEMPLATE_FIELDS)}",
         "another revision: new engines start beside the former ones, which finish their streams "
         "and leave once the new ones are ready",

@@ -96,6 +96,7 @@ POOL = {"endpointPickerRef": {"name": "picker", "port": 9002}}
         ({"router": {"image": "another"}}, SAME, False, True),
         ({"router": {"route": {"parentRefs": [{"name": "public"}]}}}, SAME, False, False),
         ({"router": {"inferencePool": POOL}}, SAME, False, False),
+        ({"router": {"template": {"tolerations": [{"key": "a"}]}}}, SAME, False, True),
         ({"engine": {"startupSeconds": 60}}, SAME, True, False),
         ({"engine": {"drainSeconds": 60}}, ANOTHER, True, True),
         ({"engine": {"chunkSize": 64}}, ANOTHER, True, False),
@@ -107,7 +108,7 @@ POOL = {"endpointPickerRef": {"name": "picker", "port": 9002}}
                 {"template": {name: FULL_TEMPLATE[name]}},
                 ANOTHER if name in PROCESS_TEMPLATE_FIELDS else SAME,
                 True,
-                False,
+                name in ("imagePullSecrets", "tolerations", "priorityClassName"),
             )
             for name in sorted(FULL_TEMPLATE.keys() - {"volumeMounts"})
         ),

@@ -28,19 +28,20 @@ from sluice_operator.api.scaling import (
     TracingSpec,
 )
 from sluice_operator.api.scheduling import Affinity, NodeAffinity, PodAffinity, Toleration
-from sluice_operator.api.template import PodTemplate
+from sluice_operator.api.template import PodTemplate, RouterTemplate
 
 SECTIONS: Final = (
-    Affinity, AutoscalingTarget, EngineSpec, MetricsSpec, NodeAffinity,
-    PodAffinity, PodTemplate, Resources, RolloutSpec, RouterSpec,
+    Affinity, AutoscalingTarget, EngineSpec, MetricsSpec, NodeAffinity, PodAffinity, PodTemplate,
+    Resources, RolloutSpec, RouterSpec, RouterTemplate,
 )  # fmt: skip
 """Types whose empty object says nothing; that of any other type is a choice, as `emptyDir: {}`."""
 _COUNTS_EMPTY: Final = {
     ModelSpec: ("adapters",),
     RouterAuth: ("tenants",),
     PrefillSpec: ("accelerator", "resources", "template"),
+    RouterTemplate: ("image_pull_secrets", "tolerations"),
 }
-"""Fields whose empty value differs from none: a section of `prefill` inherits nothing then."""
+"""Fields whose empty value differs from none: it inherits nothing."""
 _LEFT_OUT: Final[dict[type[BaseModel], dict[str, Any]]] = {
     ClaimVolume: {"read_only": False},
     EmptyDirVolume: {"medium": ""},

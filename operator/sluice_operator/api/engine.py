@@ -18,6 +18,7 @@ from sluice_operator.api.base import (
     DnsName,
     Image,
     Quantity,
+    Resources,
     Rule,
     SecretKeyRef,
     add_rules,
@@ -129,6 +130,14 @@ class ModelSpec(ModelRef, ApiModel):
         description="Where a downloaded model is kept, and adapters, which need it. Left out: each "
         "engine downloads the model at its start into the storage of its node.",
     )
+    resources: Resources | None = Field(
+        default=None,
+        json_schema_extra=left_out(
+            "requests of cpu 100m and memory 128Mi, limits of cpu 2 and memory 1Gi, each by itself"
+        ),
+        description="CPU and memory of each container that brings the model, an adapter or a draft "
+        "model: in Jobs, and before engines start.",
+    )
     refresh: str | None = Field(
         default=None,
         min_length=1,
@@ -187,6 +196,17 @@ class ModelSpec(ModelRef, ApiModel):
         _with_a_hub("tokenSecretRef", "token_secret_ref"),
         _with_a_hub("cache", "cache"),
         _with_a_hub("refresh", "refresh"),
+        Rule(
+            f"!has(self.resources) || {_IS_FETCHED} || self.uri.startsWith('oci://') || "
+            "has(self.adapters)",
+            lambda s: (
+                s.resources is None
+                or s.uri.startswith((*_FETCHED, "oci://"))
+                or s.adapters is not None
+            ),
+            "only with a model of a hub, bucket or image, or with adapters",
+            "resources",
+        ),
         Rule(
             "has(self.cache) || !has(self.adapters) || "
             "!self.adapters.exists(a, a.uri.startsWith('hf://'))",

@@ -30,11 +30,12 @@ IMAGE_MOUNT: Final = "/mnt/model-image"
 ADAPTERS_VOLUME: Final = "sluice-adapters"
 """With the file of adapters; followed by a number, of a claim that adapters are on."""
 HUB_CA_VOLUME: Final = "sluice-hub-ca"
+API_KEYS_VOLUME: Final = "sluice-api-keys"
 HOST_CACHE_VOLUME: Final = "sluice-host-cache"
 """Where `engine.hostCache` has a disk; the name is a user's elsewhere."""
 RESERVED_VOLUMES: Final = (
-    "config", "handover", "hub-token", "model", COPIER_VOLUME, IMAGE_VOLUME, "shm", HUB_CA_VOLUME,
-    "tmp",
+    "config", "handover", "hub-token", "model", COPIER_VOLUME, IMAGE_VOLUME, "shm",
+    API_KEYS_VOLUME, HUB_CA_VOLUME, "tmp",
 )  # fmt: skip
 CONFIG_FOLDER: Final = "/etc/sluice"
 """With the configuration; the key of the hand-over and adapters are mounted below it."""

@@ -87,6 +87,9 @@ class ModelFetch(ApiModel):
     network: HubNetwork | None = Field(
         default=None, description="Proxies and certificates of the download."
     )
+    resources: Resources | None = Field(
+        default=None, description="CPU and memory of the fetching container."
+    )
 
 
 class ModelImage(ApiModel):
@@ -96,6 +99,9 @@ class ModelImage(ApiModel):
     copier: Image = Field(description="Image of what copies or links its files.")
     mounted: bool | None = Field(
         default=None, description="True: mounted as a volume. Left out: its files are copied."
+    )
+    resources: Resources | None = Field(
+        default=None, description="CPU and memory of each container that copies or links."
     )
 
 

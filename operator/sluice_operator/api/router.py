@@ -19,6 +19,7 @@ from sluice_operator.api.base import (
     list_map,
 )
 from sluice_operator.api.route import InferencePoolSpec, RouteSpec
+from sluice_operator.api.template import RouterTemplate
 
 ROUTER_REPLICAS: Final = 2
 
@@ -94,6 +95,11 @@ class RouterSpec(ApiModel):
     )
     resources: Resources | None = Field(
         default=None, description="CPU and memory of one router's container."
+    )
+    template: RouterTemplate | None = Field(
+        default=None,
+        description="Additions to the routers' pods. Left out of it: imagePullSecrets and "
+        "tolerations are those of any pool's template, and priorityClassName is the one of all.",
     )
     auth: RouterAuth | None = Field(
         default=None, description="Who may send requests; left out: whoever reaches the router."

@@ -1,6 +1,6 @@
-"""What a user may add to a pool's pods: a typed subset of the pod template.
+"""What a user may add to pods of engines and of routers: a typed subset of the pod template.
 
-Security context, probes, ports, identity and the engine's own mounts stay the operator's.
+Security context, probes, ports, identity and the containers' own mounts stay the operator's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field
-from sluice_contract.cluster.labels import GROUP
+from sluice_contract.cluster.labels import GROUP, ROUTER_ROLE
 from sluice_contract.http_errors import shown_json
 
 from sluice_operator.api.base import (
@@ -28,7 +28,7 @@ from sluice_operator.api.base import (
     list_map,
 )
 from sluice_operator.api.environment import EnvVar, Volume, VolumeMount
-from sluice_operator.api.scheduling import Affinity, Toleration, TopologySpread
+from sluice_operator.api.scheduling import Affinity, NodeAffinity, Toleration, TopologySpread
 
 ENGINE_CONTAINER: Final = "engine"
 FETCH_CONTAINER: Final = "fetch-model"
@@ -37,7 +37,8 @@ COPY_CONTAINER: Final = "copy-model"
 LINK_CONTAINER: Final = "link-model"
 MAX_LABELS: Final = 32
 RESERVED_CONTAINERS: Final = (
-    ENGINE_CONTAINER, FETCH_CONTAINER, COPIER_CONTAINER, COPY_CONTAINER, LINK_CONTAINER,
+    ENGINE_CONTAINER, ROUTER_ROLE, FETCH_CONTAINER, COPIER_CONTAINER, COPY_CONTAINER,
+    LINK_CONTAINER,
 )  # fmt: skip
 
 
@@ -52,7 +53,7 @@ class ContainerPort(ApiModel):
 
 
 class Sidecar(ApiModel):
-    """A container beside the engine, under the same restricted security context."""
+    """A container beside the operator's own, under the same restricted security context."""
 
     name: DnsLabel = Field(description="Name of the container.")
     image: Image = Field(description="Container image.")
@@ -130,8 +131,8 @@ def _is_ours(key: str) -> bool:
     return key.startswith(("app.kubernetes.io/", f"{GROUP}/"))
 
 
-class PodTemplate(ApiModel):
-    """Additions to a pool's pods."""
+class PodAdditions(ApiModel):
+    """Additions to pods, of engines or of routers."""
 
     annotations: dict[str, ShortText] | None = Field(
         default=None, max_length=32, description="Annotations of the pods."
@@ -143,9 +144,6 @@ class PodTemplate(ApiModel):
     )
     node_selector: dict[str, LabelValue] | None = Field(
         default=None, max_length=32, description="Labels a node must have."
-    )
-    affinity: Affinity | None = Field(
-        default=None, description="Rules on nodes and neighbouring pods."
     )
     tolerations: list[Toleration] | None = Field(
         default=None, max_length=32, json_schema_extra=ATOMIC, description="Taints accepted."
@@ -178,7 +176,7 @@ class PodTemplate(ApiModel):
         default=None,
         max_length=64,
         json_schema_extra=list_map("name"),
-        description="Environment variables of the engine.",
+        description="Environment variables beside the operator's.",
     )
     volumes: list[Volume] | None = Field(
         default=None,
@@ -190,22 +188,15 @@ class PodTemplate(ApiModel):
         default=None,
         max_length=32,
         json_schema_extra=list_map("mountPath"),
-        description="Volumes the engine sees.",
+        description="Volumes that the engine, or the router, sees.",
     )
     sidecars: list[Sidecar] | None = Field(
         default=None,
         max_length=4,
         json_schema_extra=list_map("name"),
-        description="Containers beside the engine.",
+        description="Containers beside the operator's.",
     )
-    init_containers: list[Sidecar] | None = Field(
-        default=None,
-        max_length=4,
-        json_schema_extra=list_map("name"),
-        description="Containers that end before the engine starts.",
-    )
-
-    RULES: ClassVar = (
+    RULES: ClassVar[tuple[Rule, ...]] = (
         _with_label_keys("annotations", "annotations"),
         _with_label_keys("node_selector", "nodeSelector"),
         _with_label_keys("labels", "labels"),
@@ -223,5 +214,32 @@ class PodTemplate(ApiModel):
             "volumeMounts",
         ),
         _with_volumes("sidecars", "sidecars"),
-        _with_volumes("init_containers", "initContainers"),
     )
+
+
+class PodTemplate(PodAdditions):
+    """Additions to a pool's pods."""
+
+    affinity: Affinity | None = Field(
+        default=None, description="Rules on nodes and neighbouring pods."
+    )
+    init_containers: list[Sidecar] | None = Field(
+        default=None,
+        max_length=4,
+        json_schema_extra=list_map("name"),
+        description="Containers that end before the engine starts.",
+    )
+
+    RULES: ClassVar = (*PodAdditions.RULES, _with_volumes("init_containers", "initContainers"))
+
+
+class RouterAffinity(ApiModel):
+    """Rules on the nodes of routers."""
+
+    node_affinity: NodeAffinity | None = Field(default=None, description="Rules on nodes.")
+
+
+class RouterTemplate(PodAdditions):
+    """Additions to the routers' pods."""
+
+    affinity: RouterAffinity | None = Field(default=None, description="Rules on nodes.")

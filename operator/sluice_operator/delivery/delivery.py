@@ -139,6 +139,7 @@ def pod_fetch(service: str, model: ModelSpec, fetcher: Fetcher) -> ModelFetch | 
         commit=model.revision,
         token_secret_ref=model.token_secret_ref,
         network=fetcher.hub.network(service),
+        resources=model.resources,
     )
 
 
@@ -223,6 +224,7 @@ def fetch_task(
         network=fetcher.hub.network(top.service),
         placement=fetcher.placement,
         identity=identity_of(model),
+        resources=model.resources,
     )
 
 

@@ -41,7 +41,9 @@ def model_image(model: ModelSpec, copier: str, *, mounted: bool) -> ModelImage |
     if not is_image(model):
         return None
     reference = model.uri.partition("://")[2]
-    return ModelImage(reference=reference, copier=copier, mounted=mounted or None)
+    return ModelImage(
+        reference=reference, copier=copier, mounted=mounted or None, resources=model.resources
+    )
 
 
 def nodes_mount_images(nodes: Sequence[Manifest] | None) -> bool:

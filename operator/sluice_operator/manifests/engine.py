@@ -18,7 +18,7 @@ from sluice_operator.api.environment import CONFIG_FOLDER, HOST_CACHE_VOLUME
 from sluice_operator.api.model_uri import CLAIM_MOUNT
 from sluice_operator.api.pool import BOOTSTRAP, METRICS, EnginePoolSpec
 from sluice_operator.api.pools import gpu_count
-from sluice_operator.api.template import PodTemplate, Sidecar
+from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import engine_account
 from sluice_operator.manifests.adapters import adapter_mounts, adapter_volumes
@@ -43,13 +43,15 @@ from sluice_operator.manifests.pods import (
     CONTAINER_SECURITY,
     DISK,
     KILL_SLACK_SECONDS,
-    POD_SECURITY,
     add_disk_request,
     config_mount,
     config_volume,
     http_probe,
     identity,
-    spread,
+    template_container,
+    template_scheduling,
+    template_security,
+    template_spread,
 )
 
 STARTUP_PERIOD_SECONDS: Final = 2
@@ -166,17 +168,15 @@ def _decided_by_user(spec: EnginePoolSpec) -> Manifest:
 
 
 def _pod(spec: EnginePoolSpec, template: PodTemplate, selector: dict[str, str]) -> Manifest:
-    sidecars = [_sidecar(sidecar) for sidecar in template.sidecars or ()]
-    own = [_sidecar(container) for container in template.init_containers or ()]
-    first = [*_bringing(spec), *own]
-    group = {} if template.fs_group is None else {"fsGroup": template.fs_group}
+    sidecars = map(template_container, template.sidecars or ())
+    first = [*_bringing(spec), *map(template_container, template.init_containers or ())]
     pod: Manifest = {
         "serviceAccountName": engine_account(spec.service_name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY | group,
+        "securityContext": template_security(template),
         "terminationGracePeriodSeconds": spec.drain_seconds + KILL_SLACK_SECONDS,
-        "topologySpreadConstraints": _spread(template, selector),
+        "topologySpreadConstraints": template_spread(template, selector),
         **({"initContainers": first} if first else {}),
         "containers": [_container(spec, template), *sidecars],
         "volumes": _volumes(spec, template),
@@ -202,23 +202,8 @@ def _revision_variable() -> Manifest:
     }
 
 
-def _spread(template: PodTemplate, selector: dict[str, str]) -> list[Manifest]:
-    """As the template says, of the pods of this revision; else over nodes, where possible."""
-    constraints = [
-        constraint.to_json_dict() for constraint in template.topology_spread_constraints or ()
-    ]
-    of_these = {"labelSelector": {"matchLabels": selector}}
-    return [constraint | of_these for constraint in constraints] or spread(selector)
-
-
 def _scheduling(spec: EnginePoolSpec, template: PodTemplate) -> Manifest:
-    """The template's fields that are copied into the pod; absent ones stay absent."""
-    fields = template.to_json_dict()
-    names = (
-        "affinity", "tolerations", "priorityClassName", "runtimeClassName", "imagePullSecrets",
-        "schedulerName",
-    )  # fmt: skip
-    scheduling = {name: fields[name] for name in names if fields.get(name)}
+    scheduling = template_scheduling(template)
     if accepted := tolerations(spec.accelerator):
         scheduling["tolerations"] = [*scheduling.get("tolerations", ()), *accepted]
     selector = node_selector(spec.accelerator, template.node_selector)
@@ -350,7 +335,3 @@ def _mounts(spec: EnginePoolSpec, template: PodTemplate) -> list[Manifest]:
         *_host_cache_mounts(spec),
         *(mount.to_json_dict() for mount in template.volume_mounts or ()),
     ]
-
-
-def _sidecar(sidecar: Sidecar) -> Manifest:
-    return sidecar.to_json_dict() | {"securityContext": CONTAINER_SECURITY}

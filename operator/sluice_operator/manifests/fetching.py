@@ -10,7 +10,7 @@ from sluice_contract.cluster import labels, ports
 from sluice_contract.cluster.labels import FETCH_ROLE
 from sluice_contract.cluster.termination import EXIT_REFUSED
 
-from sluice_operator.api.base import SecretKeyRef
+from sluice_operator.api.base import Resources, SecretKeyRef
 from sluice_operator.api.engine import CacheSpec
 from sluice_operator.api.model_uri import CLAIM_MOUNT
 from sluice_operator.api.pool import HubNetwork, ModelFetch
@@ -31,7 +31,7 @@ from sluice_operator.manifests.hub import (
 from sluice_operator.manifests.metadata import Owner, child_labels, digest
 from sluice_operator.manifests.network import DNS, operator_pods, policy_port
 from sluice_operator.manifests.placement import AS_IT_COMES, Placement
-from sluice_operator.manifests.pods import CONTAINER_SECURITY, POD_SECURITY
+from sluice_operator.manifests.pods import CONTAINER_SECURITY, POD_SECURITY, bringing_resources
 
 FETCH: Final = FETCH_ROLE
 """Component of all that is made here."""
@@ -51,10 +51,6 @@ IDENTITY: Final = {
 identity."""
 AZURE_IDENTITY: Final = {"azure.workload.identity/use": "true"}
 """Label of pods that Azure gives theirs."""
-RESOURCES: Final[Manifest] = {
-    "requests": {"cpu": "100m", "memory": "128Mi"},
-    "limits": {"memory": "1Gi"},
-}
 
 
 @dataclass(frozen=True)
@@ -74,6 +70,7 @@ class FetchTask:
     placement: Placement = AS_IT_COMES
     identity: str | None = None
     """Scheme of a bucket that is reached by the ServiceAccount's identity."""
+    resources: Resources | None = None
 
 
 def resolve_arguments(endpoint: str, uri: str, revision: str) -> tuple[str, ...]:
@@ -192,7 +189,9 @@ def fetch_job(owner: Owner, task: FetchTask) -> Manifest:
 
 
 def _pod(service: str, task: FetchTask) -> Manifest:
-    container = fetch_container(task.image, task.arguments, task.token, task.network)
+    container = fetch_container(
+        task.image, task.arguments, task.token, task.network, task.resources
+    )
     volumes: list[Manifest] = [
         {"name": "tmp", "emptyDir": {}},
         *token_volumes(task.token),
@@ -225,7 +224,9 @@ def _address() -> Manifest:
 def init_container(fetch: ModelFetch) -> Manifest:
     """What downloads the model into an engine's own volume before it starts."""
     arguments = fetch_arguments(fetch.endpoint, fetch.uri, fetch.commit)
-    container = fetch_container(fetch.image, arguments, fetch.token_secret_ref, fetch.network)
+    container = fetch_container(
+        fetch.image, arguments, fetch.token_secret_ref, fetch.network, fetch.resources
+    )
     container["volumeMounts"].append(_model_mount())
     return container
 
@@ -235,6 +236,7 @@ def fetch_container(
     arguments: tuple[str, ...],
     token: SecretKeyRef | None,
     network: HubNetwork | None,
+    resources: Resources | None,
 ) -> Manifest:
     """The container alone, with `/tmp` of the pod, the token and what the network asks for."""
     token_arguments = ("--token-file", TOKEN_FILE) if token else ()
@@ -244,7 +246,7 @@ def fetch_container(
         "image": image,
         "args": [*arguments, *token_arguments, *network_arguments(network)],
         **({"env": variables} if (variables := network_variables(network)) else {}),
-        "resources": RESOURCES,
+        "resources": bringing_resources(resources),
         "securityContext": CONTAINER_SECURITY,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",

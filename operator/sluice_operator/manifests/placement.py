@@ -1,16 +1,18 @@
-"""What pods of Jobs copy from the templates of a service's pools: placement, pull secrets and
-annotations. So a cluster's requirements are stated once."""
+"""What pods of Jobs and of routers copy from the templates of a service's pools: pull secrets and
+tolerations; Jobs also annotations and the node selector, routers the priority. So a cluster's
+requirements are stated once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from sluice_operator.accelerators.node_requirements import tolerations
 from sluice_operator.api.pools import Pool
-from sluice_operator.api.template import PodTemplate
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.api.template import PodTemplate, RouterTemplate
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -27,17 +29,14 @@ AS_IT_COMES: Final = Placement()
 
 def placement_of(pools: Iterable[Pool]) -> Placement:
     """Pull secrets and tolerations of any of `pools`; annotations and node selector that all pools
-    agree on. No labels, because users select engines by labels."""
+    agree on. No labels, because users select engines by labels, and no priority: a download waits
+    for what serves."""
     placed = tuple(pools)
-    templates = [pool.template or PodTemplate() for pool in placed]
-    secrets = [secret.to_json_dict() for t in templates for secret in t.image_pull_secrets or ()]
-    accepted: list[Manifest] = []
-    for pool, template in zip(placed, templates, strict=True):
-        accepted += [toleration.to_json_dict() for toleration in template.tolerations or ()]
-        accepted += tolerations(pool.accelerator)
-    spec = {
-        "imagePullSecrets": _distinct(secrets),
-        "tolerations": _distinct(accepted),
+    templates = _templates(placed)
+    demands = _demands(templates).to_json_dict()
+    devices = [entry for pool in placed for entry in tolerations(pool.accelerator)]
+    spec = demands | {
+        "tolerations": _distinct([*demands.get("tolerations", ()), *devices]),
         "nodeSelector": _common(template.node_selector for template in templates),
     }
     return Placement(
@@ -46,8 +45,35 @@ def placement_of(pools: Iterable[Pool]) -> Placement:
     )
 
 
-def _distinct(items: Iterable[Manifest]) -> list[Manifest]:
-    distinct: list[Manifest] = []
+def router_template(own: RouterTemplate | None, pools: Iterable[Pool]) -> RouterTemplate:
+    """The template of the routers' pods: each field of `own`; where that is left out, the pull
+    secrets and tolerations of any of `pools`, and the priority that all agree on. What places
+    engines on GPUs does not place routers, whose pods need none."""
+    templates = _templates(pools)
+    priorities = {template.priority_class_name for template in templates}
+    agreed = {"priority_class_name": priorities.pop()} if len(priorities) == 1 else {}
+    return _demands(templates).model_copy(update=agreed | (_set_fields(own) if own else {}))
+
+
+def _templates(pools: Iterable[Pool]) -> list[PodTemplate]:
+    return [pool.template or PodTemplate() for pool in pools]
+
+
+def _demands(templates: Sequence[PodTemplate]) -> RouterTemplate:
+    """Pull secrets and tolerations, which a cluster may demand of all pods."""
+    secrets = [secret for t in templates for secret in t.image_pull_secrets or ()]
+    accepted = [toleration for t in templates for toleration in t.tolerations or ()]
+    demands = {"image_pull_secrets": _distinct(secrets), "tolerations": _distinct(accepted)}
+    # Not validated: those of two pools together may be more than one template may have.
+    return RouterTemplate().model_copy(update={k: v for k, v in demands.items() if v})
+
+
+def _set_fields(template: RouterTemplate) -> dict[str, Any]:
+    return {name: value for name, value in template if value is not None}
+
+
+def _distinct(items: Iterable[_Item]) -> list[_Item]:
+    distinct: list[_Item] = []
     for item in items:
         if item not in distinct:
             distinct.append(item)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from sluice_operator.api.base import Resources
 from sluice_operator.api.environment import CONFIG_FOLDER
+from sluice_operator.api.quantities import is_at_most
+from sluice_operator.api.template import PodAdditions, Sidecar
 from sluice_operator.kube.kinds import Manifest
 
 POD_SECURITY: Final[Manifest] = {
@@ -22,6 +25,13 @@ CONFIG_VOLUME: Final = "config"
 KILL_SLACK_SECONDS: Final = 10
 """Between the end of draining and SIGKILL."""
 DISK: Final = "ephemeral-storage"
+_BRINGING: Final[Manifest] = {
+    "requests": {"cpu": "100m", "memory": "128Mi"},
+    "limits": {"cpu": "2", "memory": "1Gi"},
+}
+"""Containers that bring models, where `model.resources` says nothing. The limit of cpu is for
+namespaces with a quota of it, which the operator does not know of; nobody waits for an answer of
+such a container, so the limit slows no request."""
 
 
 def identity() -> list[Manifest]:
@@ -59,6 +69,21 @@ def add_disk_request(resources: Manifest, size: str) -> Manifest:
     return resources | {"requests": requests | {DISK: size}}
 
 
+def bringing_resources(resources: Resources | None) -> Manifest:
+    """The resources of a container that brings a model: those of `model.resources`, and each that
+    it lacks by default. A default gives way to what it would contradict."""
+    own = resources.to_json_dict() if resources else {}
+    requests = _BRINGING["requests"] | own.get("requests", {})
+    limits = _BRINGING["limits"] | own.get("limits", {})
+    for name in requests.keys() & limits.keys():
+        if not is_at_most(requests[name], limits[name]):
+            if name in own.get("limits", {}):
+                requests[name] = limits[name]
+            else:
+                limits[name] = requests[name]
+    return {"requests": requests, "limits": limits}
+
+
 def spread(selector: dict[str, str]) -> list[Manifest]:
     """Prefer another node for each pod."""
     return [
@@ -69,6 +94,36 @@ def spread(selector: dict[str, str]) -> list[Manifest]:
             "labelSelector": {"matchLabels": selector},
         }
     ]
+
+
+def template_spread(template: PodAdditions, selector: dict[str, str]) -> list[Manifest]:
+    """The spread of the pods that `selector` selects: as the template has it, else over nodes."""
+    constraints = [
+        constraint.to_json_dict() for constraint in template.topology_spread_constraints or ()
+    ]
+    of_these = {"labelSelector": {"matchLabels": selector}}
+    return [constraint | of_these for constraint in constraints] or spread(selector)
+
+
+def template_security(template: PodAdditions) -> Manifest:
+    """The pods' security context, with the template's group."""
+    group = {} if template.fs_group is None else {"fsGroup": template.fs_group}
+    return POD_SECURITY | group
+
+
+def template_scheduling(template: PodAdditions) -> Manifest:
+    """The template's fields that are copied into the pod; absent ones stay absent."""
+    fields = template.to_json_dict()
+    names = (
+        "affinity", "nodeSelector", "tolerations", "priorityClassName", "runtimeClassName",
+        "imagePullSecrets", "schedulerName",
+    )  # fmt: skip
+    return {name: fields[name] for name in names if fields.get(name)}
+
+
+def template_container(container: Sidecar) -> Manifest:
+    """A container that a template adds."""
+    return container.to_json_dict() | {"securityContext": CONTAINER_SECURITY}
 
 
 def config_volume(config_map: str) -> Manifest:

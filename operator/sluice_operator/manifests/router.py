@@ -9,7 +9,8 @@ from sluice_contract.cluster import ports
 from sluice_contract.cluster.labels import ROUTER_ROLE
 
 from sluice_operator.api.base import Resources
-from sluice_operator.api.environment import CONFIG_FOLDER
+from sluice_operator.api.environment import API_KEYS_VOLUME, CONFIG_FOLDER
+from sluice_operator.api.template import RouterTemplate
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.manifests.accounts import router_account
 from sluice_operator.manifests.config_map import ROUTER_FILE
@@ -20,17 +21,18 @@ from sluice_operator.manifests.pods import (
     CONTAINER_SECURITY,
     DISK,
     KILL_SLACK_SECONDS,
-    POD_SECURITY,
     add_disk_request,
     config_mount,
     config_volume,
     http_probe,
     identity,
-    spread,
+    template_container,
+    template_scheduling,
+    template_security,
+    template_spread,
 )
 
-API_KEYS: Final = "api-keys"
-KEYS_FOLDER: Final = f"{CONFIG_FOLDER}/{API_KEYS}"
+KEYS_FOLDER: Final = f"{CONFIG_FOLDER}/api-keys"
 """Where the routers find the API keys: a file for each tenant, which changes with the Secret."""
 PROGRESS_SECONDS: Final = 120
 OWN_DISK: Final = "64Mi"
@@ -51,6 +53,8 @@ class RouterDeployment:
     image: str
     config_map: str
     resources: Resources | None
+    template: RouterTemplate
+    """Additions to their pods, with what is inherited."""
     shutdown_seconds: int
     """From SIGTERM to the end of the last stream, at most."""
     inputs: str
@@ -67,8 +71,10 @@ def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
     ready."""
     selector = selector_labels(owner.service, ROUTER_ROLE)
     head = owner.child(DEPLOYMENT, f"{owner.service}-{ROUTER}", ROUTER, ROUTER_ROLE)
-    mark = restart_mark(router.restarted_at)
-    marks = {"annotations": mark} if mark else {}
+    ours = child_labels(owner.service, ROUTER, ROUTER_ROLE)
+    metadata: Manifest = {"labels": (router.template.labels or {}) | ours}
+    if annotations := (router.template.annotations or {}) | restart_mark(router.restarted_at):
+        metadata["annotations"] = annotations
     spec = {
         "revisionHistoryLimit": 2,
         "progressDeadlineSeconds": PROGRESS_SECONDS,
@@ -78,7 +84,7 @@ def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
         },
         "selector": {"matchLabels": selector},
         "template": {
-            "metadata": {"labels": child_labels(owner.service, ROUTER, ROUTER_ROLE)} | marks,
+            "metadata": metadata,
             "spec": _pod(owner, router, selector),
         },
     }
@@ -86,20 +92,26 @@ def router_deployment(owner: Owner, router: RouterDeployment) -> Manifest:
 
 
 def _pod(owner: Owner, router: RouterDeployment, selector: dict[str, str]) -> Manifest:
+    template = router.template
     return {
         "serviceAccountName": router_account(owner.service),
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
+        "securityContext": template_security(template),
         "terminationGracePeriodSeconds": router.shutdown_seconds + KILL_SLACK_SECONDS,
-        "topologySpreadConstraints": spread(selector),
-        "containers": [_container(router)],
+        "topologySpreadConstraints": template_spread(template, selector),
+        "containers": [
+            _container(router),
+            *map(template_container, template.sidecars or ()),
+        ],
         "volumes": [
             config_volume(router.config_map),
             {"name": "tmp", "emptyDir": {}},
             handover_volume(router.handover_secret),
             *_keys_volumes(router.keys_secret),
+            *(volume.to_json_dict() for volume in template.volumes or ()),
         ],
+        **template_scheduling(template),
     }
 
 
@@ -108,7 +120,7 @@ def _container(router: RouterDeployment) -> Manifest:
         "name": ROUTER,
         "image": router.image,
         "args": ["--config", f"{CONFIG_FOLDER}/{ROUTER_FILE}"],
-        "env": identity(),
+        "env": [*identity(), *(entry.to_json_dict() for entry in router.template.env or ())],
         "ports": [
             {"name": "http", "containerPort": ports.ROUTER_HTTP, "protocol": "TCP"},
             {"name": "metrics", "containerPort": ports.ROUTER_METRICS, "protocol": "TCP"},
@@ -125,6 +137,7 @@ def _container(router: RouterDeployment) -> Manifest:
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             handover_mount(),
             *_keys_mounts(router.keys_secret),
+            *(mount.to_json_dict() for mount in router.template.volume_mounts or ()),
         ],
     }
 
@@ -136,8 +149,8 @@ def _resources(router: RouterDeployment) -> Manifest:
 
 
 def _keys_volumes(secret: str | None) -> list[Manifest]:
-    return [{"name": API_KEYS, "secret": {"secretName": secret}}] if secret else []
+    return [{"name": API_KEYS_VOLUME, "secret": {"secretName": secret}}] if secret else []
 
 
 def _keys_mounts(secret: str | None) -> list[Manifest]:
-    return [{"name": API_KEYS, "mountPath": KEYS_FOLDER, "readOnly": True}] if secret else []
+    return [{"name": API_KEYS_VOLUME, "mountPath": KEYS_FOLDER, "readOnly": True}] if secret else []

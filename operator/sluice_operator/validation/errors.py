@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_contract.cluster import ports
 from sluice_contract.config.host_cache import FOLDER
 from sluice_contract.config.supported import unsupported
 from sluice_contract.http_errors import shown_json
@@ -36,6 +37,8 @@ INVALID: Final = "InvalidSpec"
 NOT_IMPLEMENTED: Final = "NotImplemented"
 AUTOSCALING: Final = "spec.autoscaling"
 ADAPTERS: Final = "spec.model.adapters"
+ROUTER_SIDECARS: Final = "spec.router.template.sidecars"
+ROUTER_PORTS: Final = (ports.ROUTER_HTTP, ports.ROUTER_METRICS)
 DRAFT: Final = "speculation.draft.uri"
 DRAFT_URI: Final = f"{FOLDER_URI}|{REPOSITORY_URI}|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
 """Where engines can have a draft model from."""
@@ -84,6 +87,7 @@ def validation_errors(
                 *adapter_contradictions(spec),
                 *mount_contradictions(spec),
                 *host_cache_contradictions(spec),
+                *router_port_contradictions(spec),
                 *draft_refusals(spec),
                 *bucket_refusals(spec),
                 *unsupported_parts(spec),
@@ -245,6 +249,19 @@ def mount_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
                 what = "adapters are" if spec.model.adapters else "the draft model is"
                 allowed = f"all but {', '.join(sorted(ours))}, where {what}"
                 reason = f"{shown_json(mount.mount_path)} is not allowed; allowed: {allowed}"
+                yield Refusal(INVALID, path, f"{path}: {reason}")
+
+
+def router_port_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    """Sidecars at a port of the routers: containers of a pod share an address."""
+    template = spec.router.template if spec.router else None
+    sidecars = (template.sidecars if template else None) or ()
+    for index, sidecar in enumerate(sidecars):
+        for place, port in enumerate(sidecar.ports or ()):
+            if port.protocol == "TCP" and port.container_port in ROUTER_PORTS:
+                path = f"{ROUTER_SIDECARS}[{index}].ports[{place}].containerPort"
+                allowed = f"all but {' and '.join(map(str, ROUTER_PORTS))}, the router's own"
+                reason = f"{port.container_port} is not allowed; allowed: {allowed}"
                 yield Refusal(INVALID, path, f"{path}: {reason}")
 
 

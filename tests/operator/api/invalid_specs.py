@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from tests.operator.api.valid_specs import (
     engine,
     mounted,
+    router_template,
     sidecar_ports,
     spread,
     template,
@@ -95,6 +96,21 @@ INVALID: dict[str, Invalid] = {
         {"model": {"uri": "file:///m", "revision": "main"}},
         "spec.model.revision",
         "a hub or bucket",
+    ),
+    "resources of a download that there is none of": Invalid(
+        {"model": {"uri": "pvc://c/m", "resources": {"limits": {"cpu": 1}}}},
+        "spec.model.resources",
+        "hub, bucket or image",
+    ),
+    "requests of a download above its limits": Invalid(
+        {
+            "model": {
+                "uri": "hf://a/b",
+                "resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1024Mi"}},
+            }
+        },
+        "spec.model.resources.requests",
+        "at most the limits",
     ),
     "token of a file": Invalid(
         {"model": {"uri": "file:///m", "tokenSecretRef": {"name": "a", "key": "b"}}},
@@ -398,6 +414,62 @@ INVALID: dict[str, Invalid] = {
             ]
         ),
         "spec.template.sidecars",
+        "template.volumes names",
+    ),
+    "router's label of the operator": Invalid(
+        router_template(labels={"app.kubernetes.io/name": "a"}),
+        "spec.router.template.labels",
+        "app.kubernetes.io",
+    ),
+    "router's annotation without a name": Invalid(
+        router_template(annotations={"/a": "c"}),
+        "spec.router.template.annotations",
+        "example.com/name",
+    ),
+    "router's node selector with a space": Invalid(
+        router_template(nodeSelector={"a b": "c"}),
+        "spec.router.template.nodeSelector",
+        "example.com/name",
+    ),
+    "router's sidecar named router": Invalid(
+        router_template(sidecars=[{"name": "router", "image": "a"}]),
+        "spec.router.template.sidecars[0].name",
+        "the operator's containers",
+    ),
+    "router's variable of the operator": Invalid(
+        router_template(env=[{"name": "POD_NAME", "value": "a"}]),
+        "spec.router.template.env[0].name",
+        "POD_IP",
+    ),
+    "router's volume of the operator": Invalid(
+        router_template(volumes=[{"name": "sluice-api-keys", "emptyDir": {}}]),
+        "spec.router.template.volumes[0].name",
+        "sluice-api-keys",
+    ),
+    "router's mount over its keys": Invalid(
+        router_template(
+            volumes=[{"name": "a", "emptyDir": {}}],
+            volumeMounts=[{"name": "a", "mountPath": "/etc/sluice/api-keys"}],
+        ),
+        "spec.router.template.volumeMounts[0].mountPath",
+        "/etc/sluice",
+    ),
+    "router's mount of nothing": Invalid(
+        router_template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
+        "spec.router.template.volumeMounts",
+        "template.volumes names",
+    ),
+    "mount of nothing in a router's sidecar": Invalid(
+        router_template(
+            sidecars=[
+                {
+                    "name": "a",
+                    "image": "a",
+                    "volumeMounts": [{"name": "a", "mountPath": "/a"}],
+                }
+            ],
+        ),
+        "spec.router.template.sidecars",
         "template.volumes names",
     ),
     "sidecar named engine": Invalid(

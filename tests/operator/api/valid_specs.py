@@ -17,6 +17,10 @@ def template(**values: Any) -> dict[str, Any]:
     return {"template": values}
 
 
+def router_template(**values: Any) -> dict[str, Any]:
+    return {"router": {"template": values}}
+
+
 def mounted(path: str) -> dict[str, Any]:
     return template(
         volumes=[{"name": "a", "emptyDir": {}}], volumeMounts=[{"name": "a", "mountPath": path}]
@@ -55,6 +59,27 @@ VALID: dict[str, dict[str, Any]] = {
     ),
     "a port of two protocols": sidecar_ports(
         {"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}
+    ),
+    "routers on nodes of their own": router_template(
+        affinity={
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "gpu", "operator": "DoesNotExist"}]}
+                    ]
+                }
+            }
+        },
+        tolerations=[],
+        labels={"team": "a"},
+        sidecars=[
+            {
+                "name": "proxy",
+                "image": "a",
+                "volumeMounts": [{"name": "keys", "mountPath": "/keys"}],
+            }
+        ],
+        volumes=[{"name": "keys", "secret": {"secretName": "a"}}],
     ),
     "a mount whose name begins like the operator's": mounted("/etc/sluices"),
     "a collector's highest port": traced("http://h.a-b_c:65535/v1:2"),

@@ -1,17 +1,27 @@
-"""What containers that fetch are given of a company's network, and Jobs of the pools' templates."""
+"""What containers that fetch are given of a company's network and of processors and memory, and
+Jobs of the pools' templates."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sluice_contract.cluster.labels import Role
 from sluice_fetch.__main__ import _parse
+from sluice_operator.api.base import Resources
 from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.quantities import is_at_most
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.template import RESERVED_CONTAINERS
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
 from sluice_operator.manifests.engine import engine_deployment
 from sluice_operator.manifests.hub import HubAccess
 from sluice_operator.manifests.metadata import owner
+from sluice_operator.manifests.pods import bringing_resources
 from sluice_operator.service.observe import Installation
+from sluice_operator.service.resolve.release_decisions import engine_inputs
 
 from tests.operator.delivery.world import World
 from tests.operator.examples import of
@@ -173,3 +183,99 @@ def test_jobs_of_adapters_are_given_the_same() -> None:
     assert "--ca-file" in container["args"]
     assert pod["tolerations"] == [TOLERATION]
     assert ("ConfigMap", "chat-hub-ca") in world.children
+
+
+AMOUNTS: Manifest = {
+    "requests": {"cpu": "1", "memory": "2Gi"},
+    "limits": {"cpu": 2, "memory": "3Gi"},
+}
+BESIDE: Manifest = {
+    "sidecars": [{"name": "beside", "image": "a", "resources": AMOUNTS}],
+    "initContainers": [{"name": "before", "image": "a", "resources": AMOUNTS}],
+}
+SIZED: Manifest = {
+    "resources": AMOUNTS,
+    "template": BESIDE,
+    "router": {"resources": AMOUNTS, "template": {"sidecars": BESIDE["sidecars"]}},
+}
+"""A service that says of each container of its own what it takes."""
+BROUGHT: dict[str, Manifest] = {
+    "nothing": {"uri": "dummy://a"},
+    "a hub by each engine": HUB,
+    "a hub to a claim": CACHED,
+    "a bucket": {"uri": "s3://models/a", "cache": {"claim": "c"}},
+    "an image": {"uri": "oci://registry/a:1"},
+    "an adapter": {
+        "uri": "dummy://a",
+        "cache": {"claim": "c"},
+        "adapters": [{"name": "sql", "uri": "hf://org/sql"}],
+    },
+}
+QUOTA = [(part, name) for part in ("requests", "limits") for name in ("cpu", "memory")]
+
+
+def containers_of(spec: Manifest) -> list[tuple[str, Manifest]]:
+    """Every container of every pod that is made of a service from its first moment on: its name
+    and its resources."""
+    world, pods = served(spec, Installation())
+    engine = of(world.children.values(), "EnginePool")
+    mounted = parse_pool(engine)
+    if mounted.model_image is not None:
+        image = mounted.model_image.model_copy(update={"mounted": True})
+        mounted = mounted.model_copy(update={"model_image": image})
+    for pool in (parse_pool(engine), mounted):
+        made = engine_deployment(owner(ENGINE_POOL, engine, "chat"), pool)
+        pods.append(made["spec"]["template"]["spec"])
+    pods.append(of(world.children.values(), "Deployment")["spec"]["template"]["spec"])
+    every = [c for pod in pods for c in (*pod.get("initContainers", ()), *pod["containers"])]
+    return [(container["name"], container.get("resources", {})) for container in every]
+
+
+@pytest.mark.parametrize("model", BROUGHT.values(), ids=BROUGHT)
+def test_a_quota_of_processors_and_memory_admits_every_container(model: Manifest) -> None:
+    for name, resources in containers_of(SIZED | {"model": model}):
+        missing = [(part, what) for part, what in QUOTA if what not in resources.get(part, {})]
+        assert not missing, name
+
+
+def test_these_are_all_containers_there_are() -> None:
+    names = {
+        name for model in BROUGHT.values() for name, _ in containers_of(SIZED | {"model": model})
+    }
+    assert names == {*RESERVED_CONTAINERS, "beside", "before"}
+
+
+@pytest.mark.parametrize("model", list(BROUGHT.values())[1:], ids=list(BROUGHT)[1:])
+def test_containers_that_bring_models_take_what_model_resources_says(model: Manifest) -> None:
+    brings = {*RESERVED_CONTAINERS} - {"engine", "router"}
+    containers = containers_of({"model": model | {"resources": AMOUNTS}})
+    bringing = [resources for name, resources in containers if name in brings]
+    assert bringing
+    assert all(resources == AMOUNTS for resources in bringing)
+
+
+@given(
+    requests=st.dictionaries(st.sampled_from(["cpu", "memory", "a/b"]), st.integers(0, 2**33)),
+    limits=st.dictionaries(st.sampled_from(["cpu", "memory", "a/b"]), st.integers(0, 2**33)),
+)
+def test_a_default_gives_way_to_what_it_would_contradict(
+    requests: dict[str, int], limits: dict[str, int]
+) -> None:
+    requests = {name: min(value, limits.get(name, value)) for name, value in requests.items()}
+    own = Resources.model_validate({"requests": requests, "limits": limits})
+    result = bringing_resources(own)
+    assert result["requests"].items() >= requests.items()
+    assert result["limits"].items() >= limits.items()
+    for part, name in QUOTA:
+        assert name in result[part]
+    for name, value in result["requests"].items():
+        assert is_at_most(value, result["limits"].get(name, value)), name
+
+
+def test_resources_of_downloads_restart_only_engines_that_download() -> None:
+    for model, restarts in ((HUB, True), (CACHED, False), (BROUGHT["an image"], True)):
+        inputs = [
+            engine_inputs(InferenceServiceSpec.model_validate({"model": model | more}), Role.MIXED)
+            for more in ({}, {"resources": AMOUNTS})
+        ]
+        assert (inputs[0] != inputs[1]) == restarts, model

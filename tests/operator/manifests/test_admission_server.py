@@ -26,6 +26,28 @@ SPECS: dict[str, Manifest] = {
     "minimal": {},
     "full": FULL_SPEC,
     "from a hub": {"model": ON_A_HUB},
+    "routers with a template": {
+        "router": {
+            "template": {
+                "annotations": {"example.com/a": "b"},
+                "labels": {"team": "a"},
+                "nodeSelector": {"a": "b"},
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}
+                            ]
+                        }
+                    }
+                },
+                "volumes": [{"name": "a", "emptyDir": {}}],
+                "volumeMounts": [{"name": "a", "mountPath": "/a"}],
+                "sidecars": [{"name": "proxy", "image": "proxy:1"}],
+                "fsGroup": 1,
+            }
+        }
+    },
     "from a volume": {"model": ON_A_HUB | {"cache": {"size": "1Gi"}}},
 }
 CLUSTER_OBJECTS = ("priorityClassName", "runtimeClassName")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,13 +10,14 @@ import pytest
 from sluice_contract.cluster import labels
 from sluice_operator.api.base import ApiModel
 from sluice_operator.api.environment import EnvVar, VolumeMount
+from sluice_operator.api.template import PodTemplate, RouterTemplate
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import ENGINE, with_applied_fields
 from sluice_operator.pool.plan import plan_pool
 
 from tests.operator.api.documents import document
-from tests.operator.examples import FULL_SPEC, IMAGES, of, pool, pool_observed
+from tests.operator.examples import FULL_SPEC, FULL_TEMPLATE, IMAGES, of, pool, pool_observed
 
 LONGEST = "a" * 40
 
@@ -228,3 +230,121 @@ def test_an_engine_with_a_volume_has_neither_token_nor_a_way_to_the_hub() -> Non
     assert "initContainers" not in pod["spec"]
     assert "hub-token" not in {volume["name"] for volume in pod["spec"]["volumes"]}
     assert labels.FETCHES not in pod["metadata"]["labels"]
+
+
+FOR_ENGINES_ALONE = ("affinity", "initContainers")
+"""Fields of an engine's template that a router's lacks, or has a part of."""
+ROUTER_TEMPLATE: Manifest = {
+    **{key: value for key, value in FULL_TEMPLATE.items() if key not in FOR_ENGINES_ALONE},
+    "nodeSelector": {"disk": "fast"},
+    "topologySpreadConstraints": [
+        {"maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    ],
+    "schedulerName": "another",
+    "fsGroup": 4711,
+    "labels": {"team": "a"},
+    "annotations": {"sidecar.istio.io/inject": "false"},
+}
+ON_CPUS: Manifest = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "gpu", "operator": "DoesNotExist"}]}
+            ]
+        }
+    }
+}
+
+
+def test_the_template_of_routers_has_all_that_suits_them() -> None:
+    fields = {field.alias for field in RouterTemplate.model_fields.values()}
+    assert fields == {field.alias for field in PodTemplate.model_fields.values()} - {
+        "initContainers"
+    }
+    assert fields - ROUTER_TEMPLATE.keys() == {"affinity"}
+
+
+@pytest.mark.parametrize("field", ROUTER_TEMPLATE)
+def test_a_field_of_a_template_does_to_routers_what_it_does_to_engines(field: str) -> None:
+    """Volumes and what mounts them go together."""
+    together = ("volumes", "volumeMounts")
+    names = together if field in together else (field,)
+    template = {name: ROUTER_TEMPLATE[name] for name in names}
+    spec = {"router": {"template": template}, "template": template}
+    router, engine = (_changes(role, spec) for role in ("router", "mixed"))
+    assert router == engine != {}
+
+
+def _changes(role: str, spec: Manifest, base: Manifest | None = None) -> Manifest:
+    """What `spec` changes in the pods of a role, compared with `base` alone: the new values by
+    path, and of lists the new entries."""
+    before, after = (_pod(role, (base or {}) | more) for more in ({}, spec))
+    return {
+        path: [entry for entry in value if entry not in before.get(path, ())]
+        if isinstance(value, list)
+        else value
+        for path, value in after.items()
+        if value != before.get(path)
+    }
+
+
+def _pod(role: str, spec: Manifest) -> Manifest:
+    """The fields of a role's pods, by path, without what tells its selector and its revision."""
+    pods = {pod["metadata"]["labels"][labels.ROLE]: pod for pod in _pods(_rendered(spec))}
+    pod = copy.deepcopy(pods[role])
+    own = (*pod["spec"].pop("containers"),)
+    for constraint in pod["spec"]["topologySpreadConstraints"]:
+        del constraint["labelSelector"]
+    names = {"labels", "annotations"}
+    metadata = {key: value for key, value in pod["metadata"].items() if key in names}
+    of_selector = {labels.REVISION, labels.ROLE}
+    metadata["labels"] = [i for i in metadata["labels"].items() if i[0] not in of_selector]
+    return {**metadata, **pod["spec"], "own": own[0]["env"] + own[0]["volumeMounts"],
+            "beside": list(own[1:])}  # fmt: skip
+
+
+def test_routers_may_be_kept_to_some_nodes() -> None:
+    spec = _pod("router", {"router": {"template": {"affinity": ON_CPUS}}})
+    assert spec["affinity"] == ON_CPUS
+
+
+ON_TAINTED_NODES: Manifest = {
+    "imagePullSecrets": [{"name": "registry"}],
+    "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+    "priorityClassName": "serving",
+}
+
+
+@pytest.mark.parametrize("spec", [{}, {"prefill": {}}], ids=["one pool", "two pools"])
+def test_routers_have_what_a_cluster_demands_of_engines(spec: Manifest) -> None:
+    for_engines = {
+        "nodeSelector": {"gpu": "big"},
+        "runtimeClassName": "nvidia",
+        "annotations": {"prometheus.io/port": "8080"},
+        "labels": {"engines": "ours"},
+        "schedulerName": "gangs",
+    }
+    template = ON_TAINTED_NODES | for_engines
+    accelerator = {"product": "NVIDIA-L4"}
+    changed = _changes("router", {"template": template, "accelerator": accelerator}, spec)
+    assert changed == ON_TAINTED_NODES
+
+
+def test_routers_take_the_demands_of_both_pools_and_no_priority_of_one() -> None:
+    decode = {"imagePullSecrets": [{"name": str(n)} for n in range(8)], "priorityClassName": "a"}
+    prefill = {"imagePullSecrets": [{"name": str(n)} for n in range(4, 12)]}
+    pod = _pod("router", {"template": decode, "prefill": {"template": prefill}})
+    assert {secret["name"] for secret in pod["imagePullSecrets"]} == {str(n) for n in range(12)}
+    assert len(pod["imagePullSecrets"]) == 12
+    assert "priorityClassName" not in pod
+
+
+@pytest.mark.parametrize("field", ON_TAINTED_NODES)
+def test_what_the_template_of_routers_has_goes_before_that_of_engines(field: str) -> None:
+    own: Any = {"priorityClassName": "front"}.get(field, [])
+    spec = {"template": ON_TAINTED_NODES, "router": {"template": {field: own}}}
+    pod = _pod("router", spec)
+    assert pod.get(field) == (own or None)
+    assert all(
+        pod[other] == ON_TAINTED_NODES[other] for other in ON_TAINTED_NODES if other != field
+    )

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from sluice_contract.config.engine import SloTargets, parse_engine_config
 from sluice_contract.config.router import parse_router_config
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, Kind, Manifest
+from sluice_operator.manifests.deployments import INPUTS
+from sluice_operator.manifests.metadata import note_of
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.resolve.settings import settings_status
@@ -385,3 +387,18 @@ def test_that_keys_are_asked_for_is_an_input_of_engines() -> None:
     auth = {"router": {"auth": {"secretRef": {"name": "team-keys"}}}}
     inputs = [service_plan(spec).pools[0].manifest["spec"]["inputs"] for spec in ({}, auth)]
     assert inputs[0] != inputs[1]
+
+
+def test_routers_follow_an_edit_of_what_they_inherit() -> None:
+    """It is an input of theirs: otherwise they would stay as another release has applied them."""
+    first = service_plan()
+    tolerant = {"template": {"tolerations": [{"key": "gpu"}], "nodeSelector": {"a": "b"}}}
+    notes = [
+        note_of(plan.router or {}, INPUTS)
+        for plan in (first, service_plan(tolerant), service_plan({"template": {"labels": {}}}))
+    ]
+    assert notes[0] == notes[2] != notes[1]
+    observed = service_observed(service(tolerant), [live(manifest) for manifest in first.apply])
+    router = plan_service(observed).router
+    assert router is not None
+    assert router["spec"]["template"]["spec"]["tolerations"] == [{"key": "gpu"}]

@@ -156,6 +156,18 @@ def test_every_contradiction_is_told_at_once() -> None:
         assert f"spec.engine.{key} is not allowed; allowed: " in refusal.message
 
 
+@pytest.mark.parametrize(
+    "template",
+    [{"affinity": {"podAffinity": {}}}, {"initContainers": [{"name": "a", "image": "a"}]}],
+    ids=["affinity to pods", "init containers"],
+)
+def test_routers_lack_what_only_engines_have(template: Manifest) -> None:
+    refusal = plan_service(service_observed(service({"router": {"template": template}}))).refusal
+    assert refusal is not None
+    assert refusal.field.startswith("spec.router.template.")
+    assert "unknown" in refusal.message
+
+
 def test_every_invalid_field_is_told_at_once() -> None:
     spec = {"mode": "Both", "engine": {"dtype": "int3"}}
     refusal = plan_service(service_observed(service(spec))).refusal
@@ -183,6 +195,12 @@ def test_every_invalid_field_is_told_at_once() -> None:
                 {"name": "a", "image": "a", "ports": [{"containerPort": 8080}]}]}, "prefill": {}},
             "spec.template.sidecars[0].ports",
             "8080 is not allowed",
+        ),
+        (
+            {"router": {"template": {"sidecars": [
+                {"name": "a", "image": "a", "ports": [{"containerPort": 8080}]}]}}},
+            "spec.router.template.sidecars[0].ports[0].containerPort",
+            "8080 is not allowed; allowed: all but 8000 and 8080, the router's own",
         ),
         (
             {"engine": {"kvTransfer": {"bootstrapPort": 17000}}, "prefill": {}},

@@ -23,16 +23,20 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvBackend, KvTransfer
 from sluice_contract.config.sizing import Source
 
+from sluice_operator.api.engine import ModelSpec
 from sluice_operator.api.model_uri import adapter_claims
 from sluice_operator.api.pool import EnginePoolSpec, HubNetwork, ModelFetch
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_manifest, applied_spec
+from sluice_operator.delivery.image import is_image
+from sluice_operator.delivery.resolved_model import is_fetched
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import ENGINE_FILE, RESOLVED
 from sluice_operator.manifests.engine import PINNED, PINNED_FIELDS
 from sluice_operator.manifests.engine_pool import queue_labels, with_queue_labels
 from sluice_operator.manifests.hub import CA_FILE, ca_name, hub_ports
 from sluice_operator.manifests.metadata import digest, note_of
+from sluice_operator.manifests.placement import router_template
 from sluice_operator.service.observe import Children
 from sluice_operator.service.resolve.settings import Settings, settings_from
 
@@ -65,8 +69,12 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     pool = spec.pool(role)
     unread = _NOT_READ.get(role)
     engine = pool.engine.model_copy(update={unread: None}) if unread else pool.engine
+    # Which adapters there are is no matter of a pod; nor what brings its model, beside it.
+    not_the_pods = {"adapters": None}
+    if not _brings_itself(spec.model):
+        not_the_pods["resources"] = None
     parts: dict[str, Any] = {
-        "model": _set_fields(spec.model.model_copy(update={"adapters": None})),
+        "model": _set_fields(spec.model.model_copy(update=not_the_pods)),
         "slo": _set_fields(spec.slo),
         "accelerator": _set_fields(pool.accelerator),
         "resources": _set_fields(pool.resources),
@@ -82,10 +90,17 @@ def engine_inputs(spec: InferenceServiceSpec, role: Role) -> str:
     return _hash(spec, {**parts, "role": role.value, "auth": spec.asks_for_keys})
 
 
+def _brings_itself(model: ModelSpec) -> bool:
+    """Whether engines' pods have containers that bring the model."""
+    return is_image(model) or (is_fetched(model) and model.cache is None)
+
+
 def router_inputs(spec: InferenceServiceSpec) -> str:
     """Hash of all that a service says of its routers."""
     settings = _set_fields(spec.router) or {}
     router = {name: value for name, value in settings.items() if name not in _NOT_THE_PODS}
+    own = spec.router.template if spec.router else None
+    router["template"] = _set_fields(router_template(own, map(spec.pool, spec.roles)))
     drains = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
     drain = max(drains, default=None)
     parts = {

@@ -33,6 +33,7 @@ from sluice_operator.manifests.handover import (
     handover_secret_name,
 )
 from sluice_operator.manifests.metadata import ROUTER, Owner
+from sluice_operator.manifests.placement import router_template
 from sluice_operator.manifests.pods import mounted_config_maps
 from sluice_operator.manifests.router import (
     KEYS_FOLDER,
@@ -173,6 +174,7 @@ def _deployment(image: str, top: Owner, spec: InferenceServiceSpec, file: str) -
         image=router.image or image,
         config_map=file,
         resources=router.resources,
+        template=router_template(router.template, map(spec.pool, spec.roles)),
         shutdown_seconds=lame_duck + spec.longest_drain_seconds,
         inputs=router_inputs(spec),
         handover_secret=handover_secret_name(top.service),
