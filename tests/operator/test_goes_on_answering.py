@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
+from sluice_operator.api.conditions import PROGRESSING
 from sluice_operator.api.service import mode_of
 from sluice_operator.apply.executor import executor
+from sluice_operator.conditions.conditions import find
 from sluice_operator.informer.dispatch import Reconcile
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
@@ -43,6 +44,7 @@ from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.scaled import ScaledService
 from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
+from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 from sluice_operator.service.rollout.pairing import fingerprint_of_deployment
 
 from tests.examples import examples
@@ -83,11 +85,13 @@ class World(RuleBasedStateMachine):
     budget: int | None = None
     least: int | None = None
     """None: the numbers of engines are fixed."""
+    most = MOST
 
     @initialize(start=st.integers(2, 3))
     def a_service_answers(self, start: int) -> None:
+        start = min(start, self.most)
         self.api, self.clock, self.pods_made = MemoryApi(KINDS), FakeClock(), 0
-        self.is_scaled_to_zero = False
+        self.is_scaled_to_zero, self.told_for = False, 0
         self.spec = self._spec("Mixed", start)
         self.api.apply(INFERENCE_SERVICE, service(self.spec) | {"status": {}})
         self.restart()
@@ -103,18 +107,15 @@ class World(RuleBasedStateMachine):
     @rule(image=st.sampled_from(["", "engine:2", "engine:3", BAD]))
     def edit_image(self, image: str) -> None:
         self.edit(slo=None, engine={"image": image} if image else {})
-        assume(not self._ends_the_only_engine())
 
     @rule(replicas=st.integers(1, MOST))
     def scale_by_hand(self, replicas: int) -> None:
         if self.least is None:
-            self.edit(**self._pools(mode_of(self.spec), replicas))
-            assume(not self._ends_the_only_engine())
+            self.edit(**self._pools(mode_of(self.spec), min(replicas, self.most)))
 
     @rule(mode=st.sampled_from(["Mixed", "Disaggregated"]), replicas=st.integers(1, MOST))
     def switch(self, mode: str, replicas: int) -> None:
-        self.edit(**self._pools(mode, replicas))
-        assume(not self._ends_the_only_engine())
+        self.edit(**self._pools(mode, min(replicas, self.most)))
 
     @rule()
     def refuse(self) -> None:
@@ -189,8 +190,11 @@ class World(RuleBasedStateMachine):
     def asleep_until_quiet(self, known: ScaledService) -> None:
         """All pools go to 0 engines, and come back."""
         for replicas in (0, 2):
+            # Meanwhile the pools may be those of another form of the spec.
+            known = self.scaler.known or known
             for pool in known.pools.values():
-                self.api.edit(ENGINE_POOL, pool.name, {"replicas": replicas})
+                if (ENGINE_POOL, pool.name) in self.api.objects:
+                    self.api.edit(ENGINE_POOL, pool.name, {"replicas": replicas})
             self.is_scaled_to_zero = not replicas
             self.until_quiet()
         assert self.answers() or self.is_broken(), "it does not wake"
@@ -222,7 +226,10 @@ class World(RuleBasedStateMachine):
         reconcile: Reconcile = self.pool if step % 4 else self.service
         asyncio.run(_awaited(reconcile(Key(kind.kind, "default", name))))
         self.controllers()
-        if not self.is_scaled_to_zero:
+        status = self.api.objects[INFERENCE_SERVICE, NAME].get("status") or {}
+        if (find(status, PROGRESSING) or {}).get("reason") == INTERRUPTS:
+            self.told_for = status["observedGeneration"]
+        if not (self.is_scaled_to_zero or self.may_be_interrupted()):
             assert self.answers() or not answered, f"{kind.kind} {name} ended the service"
 
     # The cluster.
@@ -329,17 +336,14 @@ class World(RuleBasedStateMachine):
         with others."""
         return bool(self.spec["engine"].get("image") == BAD)
 
-    def _ends_the_only_engine(self) -> bool:
-        """Whether what is asked for has to end the one engine of a pool for one that was not tried,
-        as there is no room for both."""
-        if self.strategy == "Surge" and self.budget is None:
-            return False
-        sections = [self.spec, *([self.spec["prefill"]] if "prefill" in self.spec else [])]
-        asked = [section.get("replicas", 2) for section in sections]
-        there = [pool["spec"]["replicas"] for pool in self.of(ENGINE_POOL)]
-        image = self.spec["engine"].get("image", IMAGES.engine)
-        tried = any(image == image_of(pod) for pod in self.of(POD))
-        return min([*asked, *there]) < 2 and not tried
+    def may_be_interrupted(self) -> bool:
+        """Whether an only engine may end for one that was not tried, as there is no room for both
+        and the status has said so."""
+        has_room = self.strategy == "Surge" and (self.budget is None or self.budget > 2)
+        return not has_room and self.told_for == self._generation()
+
+    def _generation(self) -> int:
+        return int(self.api.objects[INFERENCE_SERVICE, NAME]["metadata"]["generation"])
 
     # The spec.
 
@@ -358,7 +362,7 @@ class World(RuleBasedStateMachine):
     def _pools(self, mode: str, replicas: int) -> Manifest:
         """The part of a spec with these pools; what is None is left out."""
         budget: Manifest = {} if self.budget is None else {"gpuBudget": self.budget}
-        limits: Manifest = {"minReplicas": self.least, "maxReplicas": MOST}
+        limits: Manifest = {"minReplicas": self.least, "maxReplicas": self.most}
         number: Manifest = {"replicas": replicas} if self.least is None else {}
         scaling = budget if number else limits | budget
         return {
@@ -396,9 +400,9 @@ def role_of(pod: Manifest) -> str:
     return str(pod["metadata"]["labels"][labels.ROLE])
 
 
-def made(strategy: str, budget: int | None, least: int | None) -> type:
+def made(strategy: str, budget: int | None, least: int | None, most: int = MOST) -> type:
     """The test of one kind of service."""
-    values = {"strategy": strategy, "budget": budget, "least": least}
+    values = {"strategy": strategy, "budget": budget, "least": least, "most": most}
     name = f"Test{strategy}, budget {budget}, at least {least}"
     machine = type(name, (World,), values)
     machine.TestCase.settings = examples(40, stateful_step_count=25)  # type: ignore[attr-defined]
@@ -410,4 +414,6 @@ TestSurgeScaled = made("Surge", None, 0)
 TestInPlace = made("InPlace", None, None)
 TestInPlaceScaled = made("InPlace", None, 1)
 TestBudget = made("Surge", 4, 1)
+TestFixedBudget = made("Surge", 4, None)
+TestOneGpu = made("Surge", 1, None, most=1)
 TestWideBudget = made("Surge", 8, 0)

@@ -21,12 +21,16 @@ from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.report.scaling import scaled_service
 from sluice_operator.service.report.status import service_status
+from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 
 NAME_CONFLICT_SECONDS: Final = 5.0
 """Interval for checking whether a name is free again: objects of others are not watched."""
 
 DRAINING_SECONDS: Final = 5.0
 """Interval for checking whether pods have left whose pool is gone: they concern no other object."""
+
+TOLD_BEFORE_SECONDS: Final = 1.0
+"""How long the status says that nobody will be served before the engine ends."""
 
 NOTABLE: Final = frozenset({reasons.RESOLVING, reasons.FETCHING})
 """Reasons that are an event on the service: what engines wait for before they are created.
@@ -74,6 +78,8 @@ class ServiceReconcile:
             return NAME_CONFLICT_SECONDS
         if plan.delivery.waiting is not None and any(map(is_running, observed.fetchers)):
             return EVERY_SECONDS
+        if plan.rollout is not None and plan.rollout.reason == INTERRUPTS:
+            return TOLD_BEFORE_SECONDS
         if plan.former_gpus:
             return DRAINING_SECONDS
         return observed.look_again_seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from sluice_contract.cluster.labels import Role
 
@@ -77,10 +78,15 @@ from sluice_operator.service.report.priorities_count import priorities_check
 from sluice_operator.service.report.route_accepted import optional_checks
 from sluice_operator.service.report.scaling import scaling_check, scaling_status
 from sluice_operator.service.resolve.settings import settings_status
+from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
+from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 from sluice_operator.service.rollout.pairing import paired
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 from sluice_operator.service.rollout.revisions import engines_ready
+
+SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, INTERRUPTS, WAITS_FOR_BUDGET})
+"""Reasons of a roll-out that are those of Progressing, too."""
 
 
 def service_status(
@@ -399,8 +405,8 @@ def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
         return Check("False", reasons.PAUSED, "spec.paused is true: nothing but status is written.")
     if updated.is_true:
         return Check("False", "Complete", "Everything is as the spec asks.")
-    if _is_accepted(plan) and plan.rollout is not None and plan.rollout.reason == IN_PLACE:
-        return Check("True", IN_PLACE, plan.rollout.message)
+    if _is_accepted(plan) and plan.rollout is not None and plan.rollout.reason in SHOWN_ROLLOUTS:
+        return Check("True", plan.rollout.reason, plan.rollout.message)
     return Check("True", updated.reason, updated.message)
 
 

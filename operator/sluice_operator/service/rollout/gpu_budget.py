@@ -28,6 +28,7 @@ from sluice_operator.scaled import move_to
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.resolve.replicas import former_pools, pool_gpus
 from sluice_operator.service.rollout.in_place import plan_in_place
+from sluice_operator.service.rollout.lent_gpus import with_lent_gpus
 from sluice_operator.service.rollout.surge import (
     PoolState,
     Revisions,
@@ -153,7 +154,7 @@ def plan_within(
     if budget is None:
         return rollout
     if plan is plan_rollout and _gpus(rollout.shares, budget) > budget.left and _replaces(pools):
-        rollout = plan_in_place(pools, stable)
+        rollout = plan_in_place(with_lent_gpus(pools, budget.engine_gpus, budget.left), stable)
         rollout = replace(rollout, message=f"{rollout.message} {NO_ROOM}.")
     return _held_back(pools, rollout, budget)
 
@@ -197,20 +198,52 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
     )
     shares: dict[Role, Shares] = {}
     waits = 0
-    for role, desired in rollout.shares.items():
+    for role, planned in _without_vain_ends(pools, rollout, budget).items():
         gpus, shares[role] = budget.engine_gpus[role], {}
-        for name, count in desired.items():
-            more = count - there[role].get(name, 0)
+        for name, count in planned.items():
+            before = there[role].get(name, 0)
+            more = count - before
             new = min(more, max(0, left) // gpus) if more > 0 and gpus else more
             left -= gpus * max(0, new)
-            waits += more - new
-            shares[role][name] = there[role].get(name, 0) + new
+            waits += max(0, rollout.shares[role][name] - before - max(0, new))
+            shares[role][name] = before + new
     if not waits:
         return rollout
     text = f"{rollout.message} {waits} engines wait for GPUs of the budget of {budget.gpus}."
     if budget.former_gpus:
         text += f" Pools of the former mode hold {budget.former_gpus}: {FORMER_STAYS}."
     return replace(rollout, shares=shares, reason=WAITS_FOR_BUDGET, message=text)
+
+
+def _without_vain_ends(
+    pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget
+) -> Mapping[Role, Shares]:
+    """The shares in which engines that serve stay, if pods that drain hold the GPUs of their
+    successors: these may be of a node that is lost, and never leave."""
+    draining = sum(
+        gpus * budget.counted.get(role, NO_PODS).draining
+        for role, gpus in budget.engine_gpus.items()
+    )
+    if not draining or _gpus(rollout.shares, budget) + draining <= budget.left:
+        return rollout.shares
+    return {pool.role: _with_serving(pool, rollout.shares[pool.role]) for pool in pools}
+
+
+def _with_serving(pool: PoolState, desired: Shares) -> Shares:
+    """The shares of a pool in which revisions that would shrink keep their ready engines, up to the
+    pool's size, and others grow less for it."""
+    there = {revision.name: revision.replicas for revision in pool.all}
+    shares = {name: min(count, there.get(name, 0)) for name, count in desired.items()}
+    left = pool.replicas - sum(shares.values())
+    for revision in pool.all:
+        lost = min(revision.ready, revision.replicas) - shares.get(revision.name, 0)
+        if revision.name in shares and (kept := min(lost, left)) > 0:
+            shares[revision.name] += kept
+            left -= kept
+    for name, count in desired.items():
+        new = min(max(0, left), max(0, count - shares[name]))
+        shares[name], left = shares[name] + new, left - new
+    return shares
 
 
 def _holding(role: Role, replicas: Mapping[str, int], budget: Budget) -> int:

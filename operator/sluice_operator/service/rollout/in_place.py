@@ -70,9 +70,14 @@ def _stable_of(pool: PoolState, stable: Revisions) -> Revision | None:
     return next((r for r in _former(pool) if r.name == stable.get(pool.role)), None)
 
 
-def _planned(revision: Revision) -> int:
+def planned(revision: Revision) -> int:
     """Engines by the last plan, which may not be carried out yet."""
     return revision.replicas if revision.planned is None else revision.planned
+
+
+def planned_former(pool: PoolState) -> int:
+    """Engines of former revisions by the last plan."""
+    return sum(map(planned, _former(pool)))
 
 
 def _may_have_failed(revision: Revision) -> bool:
@@ -86,20 +91,20 @@ def _kept(pool: PoolState, pools: Pools, stable: Revisions) -> int:
     tried: they missed their deadline, or the pool had no engines before. Otherwise a shrinking pool
     keeps a former engine for each desired one that is not ready, and all former ones that serve.
     """
-    engines = sum(map(_planned, _former(pool)))
-    is_of_use = _work_together(pools) or all(p.desired.ready for p in pools if p.replicas)
+    engines = planned_former(pool)
+    is_of_use = work_together(pools) or all(p.desired.ready for p in pools if p.replicas)
     ready = pool.desired.ready if is_of_use else 0
     has_failed = any(p.desired.is_late for p in (pools if not is_of_use else (pool,)))
-    has_slept = not (engines or _planned(pool.desired) or pool.desired.ready)
+    has_slept = not (engines or planned(pool.desired) or pool.desired.ready)
     is_tried = _stable_of(pool, stable) is not None and _may_have_failed(pool.desired)
     if is_tried and not ready and (has_failed or has_slept):
-        return pool.replicas
+        return pool.room
     serving = sum(
-        min(revision.ready, _planned(revision))
+        min(revision.ready, planned(revision))
         for revision in _former(pool)
         if _partners(revision.fingerprint, pools)
     )
-    return min(engines, pool.replicas, max(serving, pool.replicas - ready))
+    return min(engines, pool.room, max(serving, pool.room - ready))
 
 
 def _partners(fingerprint: str, pools: Pools) -> int:
@@ -116,19 +121,19 @@ def _partners(fingerprint: str, pools: Pools) -> int:
 
 def _has_come_up(pool: PoolState, former: int) -> bool:
     """Whether all engines that may be there of the desired revision are, and are ready."""
-    return pool.desired.ready >= pool.replicas - former
+    return pool.desired.ready >= pool.room - former
 
 
 def _next(pools: Pools, former: Former) -> Former:
     """Takes one engine from each pool that has the largest share left to replace."""
-    left = {p.role: Fraction(former[p.role], p.replicas) for p in pools if p.replicas}
+    left = {p.role: Fraction(former[p.role], p.room) for p in pools if p.room}
     largest = max(left.values(), default=Fraction(0))
     after = {
         role: count - 1 if left.get(role) == largest else count for role, count in former.items()
     }
     after = {role: max(0, count) for role, count in after.items()}
     alone = any(former[role] and not after[role] for role in former)
-    if alone and not _work_together(pools):
+    if alone and not work_together(pools):
         return dict.fromkeys(former, 0)
     return after
 
@@ -139,12 +144,12 @@ def _may_end(pool: PoolState, former: Former, after: Former, stable: Revisions) 
     new, left = pool.desired, after[pool.role]
     if left == former[pool.role] or new.ready or not _may_have_failed(new):
         return True
-    if left and _planned(new) and not new.stopped:
+    if left and planned(new) and not new.stopped:
         return True
     return not any(r.ready or r.name == stable.get(pool.role) for r in _former(pool))
 
 
-def _work_together(pools: Pools) -> bool:
+def work_together(pools: Pools) -> bool:
     """Whether former engines of each pool work with desired ones of the others."""
     return len({r.fingerprint for pool in pools for r in (pool.desired, *_former(pool))}) == 1
 
@@ -169,10 +174,10 @@ def _shares(pool: PoolState, former: int, pools: Pools, stable: Revisions) -> Sh
         return partners > 0, is_stable, partners, revision.fingerprint, revision.name
 
     last = stable.get(pool.role, "")
-    shares, left = {pool.desired.name: pool.replicas - former}, former
+    shares, left = {pool.desired.name: pool.room - former}, former
     revisions = sorted(_former(pool), key=worth, reverse=True)
-    ready = [(revision, min(revision.ready, _planned(revision))) for revision in revisions]
-    for revision, limit in (*ready, *((revision, _planned(revision)) for revision in revisions)):
+    ready = [(revision, min(revision.ready, planned(revision))) for revision in revisions]
+    for revision, limit in (*ready, *((revision, planned(revision)) for revision in revisions)):
         kept = shares.get(revision.name, 0)
         if count := min(max(0, limit - kept), left):
             shares[revision.name] = kept + count

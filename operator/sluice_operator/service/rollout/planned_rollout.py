@@ -24,6 +24,7 @@ from sluice_operator.service.resolve.router import PlannedRouter, plan_router
 from sluice_operator.service.resolve.settings import Settings
 from sluice_operator.service.rollout.gpu_budget import budget_of, plan_within, pod_surges
 from sluice_operator.service.rollout.in_place import plan_in_place
+from sluice_operator.service.rollout.lent_gpus import says_interrupted, told_before
 from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
 from sluice_operator.service.rollout.revisions import pool_state, replaces_pods, stable_revisions
 from sluice_operator.service.rollout.surge import Rollout, plan_rollout
@@ -67,6 +68,10 @@ def roll_out(
     strategy = plan_in_place if spec.replaces_in_place else plan_rollout
     budget = budget_of(observed, spec)
     rollout = plan_within(states, stable_revisions(service, children), strategy, budget)
+    former = former_pools(service, children, spec)
+    waits = are_awaited(children, spec, states, former)
+    # Nobody misses engines of pools that the routers do not use yet.
+    rollout = told_before(states, rollout, is_told=waits or says_interrupted(service))
     # In place, no engine comes beside another.
     surge_budget = None if spec.replaces_in_place else budget
     replaced = {
@@ -75,8 +80,6 @@ def roll_out(
         if surge_budget and replaces_pods(children, top, pool.spec)
     }
     surges = pod_surges(states, rollout, surge_budget, replaced)
-    former = former_pools(service, children, spec)
-    waits = are_awaited(children, spec, states, former)
     # The routers go to this release with the engines that hand over to each other.
     anew = spec.is_disaggregated and any(pool.is_decided_anew for pool in resolved)
     router = plan_router(observed, top, spec, waits=waits, anew=anew)

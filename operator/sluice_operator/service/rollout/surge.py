@@ -67,6 +67,13 @@ class PoolState:
     replicas: int
     desired: Revision
     others: tuple[Revision, ...] = ()
+    lent: int = 0
+    """Engines that it may have beside its own for now; negative: that it gives up."""
+
+    @property
+    def room(self) -> int:
+        """The most engines of all revisions that it may have in place of each other."""
+        return self.replicas + self.lent
 
     @property
     def is_complete(self) -> bool:

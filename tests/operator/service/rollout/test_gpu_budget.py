@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import with_applied_fields
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.scaled import MOVING, MoveInProgress
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.scaling import scaled_service
+from sluice_operator.service.report.status import service_status
 from sluice_operator.service.rollout.gpu_budget import (
     WAITS_FOR_BUDGET,
     Budget,
@@ -23,11 +26,12 @@ from sluice_operator.service.rollout.gpu_budget import (
     plan_within,
     pod_surges,
 )
-from sluice_operator.service.rollout.in_place import IN_PLACE
+from sluice_operator.service.rollout.in_place import IN_PLACE, plan_in_place
+from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 from sluice_operator.service.rollout.surge import PoolState, Revision, Rollout, plan_rollout
 
 from tests.examples import examples
-from tests.operator.examples import complete, live, pods, service, service_observed
+from tests.operator.examples import NOW, complete, live, pods, service, service_observed
 from tests.operator.examples import pool_observed as observed_pool
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
@@ -38,7 +42,9 @@ STEPS = 200
 class Cluster:
     """Two pools whose pods take a while to go; what the operator knows of pods lags behind."""
 
-    def __init__(self, sizes: dict[Role, int], gpus: dict[Role, int], budget: int) -> None:
+    def __init__(
+        self, sizes: dict[Role, int], gpus: dict[Role, int], budget: int, *, prints: bool = True
+    ) -> None:
         self.sizes, self.gpus, self.budget = sizes, gpus, budget
         self.pods: dict[Role, dict[str, int]] = {role: {} for role in sizes}
         self.draining: dict[Role, list[tuple[str, int]]] = {role: [] for role in sizes}
@@ -47,6 +53,11 @@ class Cluster:
         self.ready: dict[Role, dict[str, int]] = {role: {} for role in sizes}
         self.stable: dict[Role, str] = {}
         self.wanted = "a"
+        self.tried: set[tuple[Role, str]] = set()
+        self.prints = prints
+        """Whether engines of different revisions cannot work together."""
+        self.is_interrupted = False
+        """Whether nobody was served after a plan, and somebody before it."""
 
     def holding(self) -> int:
         return sum(
@@ -57,22 +68,38 @@ class Cluster:
     def step(self, drain_steps: int, *, looks: bool) -> Rollout:
         """A plan that is carried out, by reconciles that count the pods first; these follow, and
         are counted again where somebody `looks`."""
-        budget = Budget(self.budget, self.gpus, self.counted)
+        budget, served = Budget(self.budget, self.gpus, self.counted), self.serves()
         plan = plan_within(self.states(), self.stable, plan_rollout, budget)
         self.stable = dict(plan.stable)
         self.count()
         for role, shares in plan.shares.items():
             self.asked[role] = dict(shares)
+            self.tried |= {(role, name) for name, count in shares.items() if count}
             for name in self.pods[role].keys() | shares.keys():
                 before, count = self.pods[role].get(name, 0), shares.get(name, 0)
                 self.pods[role][name] = count
                 self.draining[role] += [(name, drain_steps)] * max(0, before - count)
         assert self.holding() <= self.budget
+        self.is_interrupted = self.is_interrupted or (served and not self.serves())
         if looks:
             self.count()
         for role, left in self.draining.items():
             self.draining[role] = [(name, steps - 1) for name, steps in left if steps > 0]
         return plan
+
+    def serves(self) -> bool:
+        """Whether a ready engine of each pool has a partner in every other."""
+        up = [
+            {self._print(name) for name, pods in self.pods[role].items() if self._ready(role, name)}
+            for role in self.sizes
+        ]
+        return bool(set.intersection(*up))
+
+    def _ready(self, role: Role, name: str) -> int:
+        return min(self.pods[role].get(name, 0), self.ready[role].get(name, 0))
+
+    def _print(self, name: str) -> str:
+        return name if self.prints else ""
 
     def count(self) -> None:
         """What pools say of their pods."""
@@ -97,7 +124,8 @@ class Cluster:
         count = self.asked[role].get(name, 0)
         there, ready = name in self.asked[role], min(count, self.ready[role].get(name, 0))
         settled = there and ready == count
-        return Revision(name, count, ready, settled=settled, fingerprint=name, is_tried=there)
+        print_, tried = self._print(name), (role, name) in self.tried
+        return Revision(name, count, ready, settled=settled, fingerprint=print_, is_tried=tried)
 
     def is_done(self) -> bool:
         only = all(asked == {self.wanted: self.sizes[role]} for role, asked in self.asked.items())
@@ -131,6 +159,141 @@ def test_no_instant_has_more_than_the_budget_and_the_roll_out_ends(
             if cluster.is_done():
                 break
         assert cluster.is_done(), (name, cluster.asked, cluster.draining)
+
+
+def rolled(
+    sizes: tuple[int, int],
+    gpus: tuple[int, int],
+    budget: int,
+    *,
+    drain_steps: int = 2,
+    prints: bool,
+) -> Cluster:
+    """Two pools after a roll-out, from one complete revision to another."""
+    by_role = dict(zip((PREFILL, DECODE), sizes, strict=True))
+    each = dict(zip((PREFILL, DECODE), gpus, strict=True))
+    cluster = Cluster(by_role, each, budget, prints=prints)
+    for name in ("a", "b"):
+        cluster.wanted = name
+        steps = 0
+        while not cluster.is_done():
+            cluster.step(drain_steps, looks=True)
+            assert (steps := steps + 1) < STEPS, (name, cluster.asked, cluster.draining)
+    return cluster
+
+
+@pytest.mark.parametrize("prints", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "gpus", "budget"),
+    [
+        ((3, 1), (1, 1), 4),
+        ((1, 3), (1, 1), 4),
+        ((3, 1), (1, 1), 5),
+        ((2, 1), (1, 1), 4),
+        ((4, 1), (1, 2), 6),
+        ((2, 2), (1, 1), 4),
+        ((1, 2), (1, 4), 10),
+    ],
+)
+def test_the_only_engine_of_a_pool_serves_until_its_successor_does(
+    sizes: tuple[int, int], gpus: tuple[int, int], budget: int, *, prints: bool
+) -> None:
+    assert not rolled(sizes, gpus, budget, prints=prints).is_interrupted
+
+
+def test_no_engine_ends_for_a_successor_whose_gpu_a_lost_node_holds() -> None:
+    """Two of four engines are Terminating for ever, and two were made in their place."""
+    pools = (
+        PoolState(PREFILL, 4, Revision("b", is_tried=False), (Revision("a", 4, 4, settled=True),)),
+    )
+    lost = Budget(4, {PREFILL: 1}, {PREFILL: PodCounts({"a": 4}, 2)})
+    plan = plan_within(pools, {PREFILL: "a"}, plan_rollout, lost)
+    assert plan.shares[PREFILL] == {"b": 0, "a": 4}
+    assert plan.reason == WAITS_FOR_BUDGET
+    gone = Budget(4, {PREFILL: 1}, {PREFILL: PodCounts({"a": 4}, 0)})
+    ends = plan_within(pools, {PREFILL: "a"}, plan_rollout, gone)
+    assert ends.shares[PREFILL] == {"b": 0, "a": 3}
+    smaller = (PoolState(PREFILL, 2, Revision("b", is_tried=False), pools[0].others),)
+    more = Budget(4, {PREFILL: 1}, {PREFILL: PodCounts({"a": 4}, 3)})
+    shrunk = plan_within(smaller, {PREFILL: "a"}, plan_in_place, more)
+    assert shrunk.shares[PREFILL] == {"b": 0, "a": 2}, "a smaller pool gives its engines back"
+
+
+def test_the_other_pool_lends_no_engine_for_one_that_cannot_come() -> None:
+    pools = (
+        PoolState(PREFILL, 3, Revision("b", is_tried=False), (Revision("a", 3, 3, settled=True),)),
+        PoolState(DECODE, 1, Revision("b", is_tried=False), (Revision("a", 1, 1, settled=True),)),
+    )
+    counted = {PREFILL: PodCounts({"a": 3}, 0), DECODE: PodCounts({"a": 1}, 1)}
+    budget = Budget(4, {PREFILL: 1, DECODE: 1}, counted)
+    plan = plan_within(pools, {PREFILL: "a", DECODE: "a"}, plan_rollout, budget)
+    assert plan.shares == {PREFILL: {"b": 0, "a": 3}, DECODE: {"b": 0, "a": 1}}
+    assert plan.reason == WAITS_FOR_BUDGET
+
+
+FULL: Manifest = {"replicas": 1, "accelerator": {"count": 1}, "autoscaling": {"gpuBudget": 1}}
+
+
+def test_it_is_said_that_nobody_will_be_served_before_the_only_engine_ends() -> None:
+    before = plan_service(service_observed(service(FULL)))
+    (pool,) = (live(pool.manifest) for pool in before.pools)
+    deployment = complete(plan_pool(observed_pool(pool)).deployment or {})
+    deployment["metadata"]["ownerReferences"] = [
+        {"controller": True, "uid": pool["metadata"]["uid"]}
+    ]
+    edited = service(FULL | {"engine": {"image": "engine:2"}})
+    observed = service_observed(edited, (pool, deployment))
+    plan = plan_service(observed)
+    assert plan.rollout is not None
+    assert plan.rollout.reason == INTERRUPTS
+    assert plan.rollout.shares[Role.MIXED][revision_of(deployment)] == 1, "it still serves"
+    status = service_status(observed, plan, NOW)
+    (progressing,) = [c for c in status["conditions"] if c["type"] == "Progressing"]
+    assert (progressing["status"], progressing["reason"]) == ("True", INTERRUPTS)
+    assert (
+        "No engine of pool mixed will serve until its successor is ready" in progressing["message"]
+    )
+    then = plan_service(replace(observed, service=edited | {"status": status}))
+    assert then.rollout is not None
+    assert not then.rollout.shares[Role.MIXED].get(revision_of(deployment))
+    newer = edited | {"status": status | {"observedGeneration": 0}}
+    assert plan_service(replace(observed, service=newer)).rollout == plan.rollout, "of another spec"
+
+
+def test_pools_larger_than_the_budget_are_rolled_out_all_the_same() -> None:
+    cluster = Cluster({PREFILL: 4, DECODE: 4}, {PREFILL: 1, DECODE: 1}, 4)
+    for name in ("a", "b"):
+        cluster.wanted = name
+        for _ in range(STEPS):
+            cluster.step(1, looks=True)
+    asked = {role: {n: c for n, c in there.items() if c} for role, there in cluster.asked.items()}
+    assert all(list(there) == ["b"] for there in asked.values()), asked
+
+
+@examples(100)
+@given(
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    gpus=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    slack=st.integers(0, 4),
+    drain_steps=st.integers(0, 3),
+    prints=st.booleans(),
+)
+def test_a_service_is_interrupted_only_where_no_gpu_can_be_had(
+    sizes: tuple[int, int], gpus: tuple[int, int], slack: int, drain_steps: int, *, prints: bool
+) -> None:
+    full = sum(count * each for count, each in zip(sizes, gpus, strict=True))
+    cluster = rolled(sizes, gpus, full + slack, drain_steps=drain_steps, prints=prints)
+    if prints:
+        can = full + slack >= 2 * sum(gpus)
+    else:
+        can = all(
+            size > 1 or slack + other_gpus * (other - 1) >= own
+            for size, own, other, other_gpus in (
+                (sizes[0], gpus[0], sizes[1], gpus[1]),
+                (sizes[1], gpus[1], sizes[0], gpus[0]),
+            )
+        )
+    assert cluster.is_interrupted is not can
 
 
 def test_where_there_is_room_both_sets_serve_side_by_side() -> None:
