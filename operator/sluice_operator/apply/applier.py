@@ -38,6 +38,7 @@ from sluice_operator.kube.errors import (
     ConflictError,
     FailedApplyError,
     RequestError,
+    TerminatingNamespaceError,
     UnavailableError,
 )
 from sluice_operator.kube.kinds import (
@@ -128,6 +129,8 @@ class _Run:
         """Records a refusal raised in the block; it is about the object `of`."""
         try:
             yield
+        except TerminatingNamespaceError:
+            raise
         except FailedApplyError as error:
             self._note(Refused(of, error.refusal, error))
         except ConflictError as error:
@@ -190,7 +193,11 @@ class Applier:
         self._altered: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> Outcome:
-        """Makes the plan's objects what they should be; `children` are the live ones."""
+        """Makes the plan's objects what they should be; `children` are the live ones.
+
+        Raises:
+            TerminatingNamespaceError: the namespace goes, and with it everything.
+        """
         run, interrupted = _Run(children), None
         try:
             await self._write(plan, run)

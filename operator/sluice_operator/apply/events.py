@@ -16,7 +16,11 @@ from sluice_contract.cluster.labels import FIELD_MANAGER, SERVICE
 
 from sluice_operator.apply.plan import Event
 from sluice_operator.clock import Clock, micro_time
-from sluice_operator.kube.errors import ConflictError, OperatorError
+from sluice_operator.kube.errors import (
+    ConflictError,
+    OperatorError,
+    TerminatingNamespaceError,
+)
 from sluice_operator.kube.kinds import Kind, Manifest
 from sluice_operator.log import fields
 
@@ -45,22 +49,30 @@ class EventRecorder:
         self._written: OrderedDict[str, None] = OrderedDict()
 
     async def record(self, regarding: Manifest, event: Event) -> None:
-        """Writes `event` about the object `regarding`, and a line of the log; repeats neither."""
+        """Writes `event` about the object `regarding`, and a line of the log; repeats neither. Does
+        neither in a namespace that is being deleted."""
         now = self._clock.now().astimezone(UTC)
         name = _name(regarding, event, now)
         if name in self._written:
             return
-        _log(regarding, event)
-        try:
-            await self._client.create(EVENT, self._manifest(regarding, event, name, now))
-        except ConflictError:
-            pass  # written before the last restart
-        except OperatorError as error:
+        error = await self._error_of(self._manifest(regarding, event, name, now))
+        if not isinstance(error, TerminatingNamespaceError):
+            _log(regarding, event)
+        if error is not None and not isinstance(error, TerminatingNamespaceError):
             logger.warning("event not written", extra=fields(error=error))
             return
         self._written[name] = None
         if len(self._written) > REMEMBERED_EVENTS:
             self._written.popitem(last=False)
+
+    async def _error_of(self, manifest: Manifest) -> OperatorError | None:
+        try:
+            await self._client.create(EVENT, manifest)
+        except ConflictError:
+            pass  # written before the last restart
+        except OperatorError as error:
+            return error
+        return None
 
     def _manifest(self, regarding: Manifest, event: Event, name: str, now: datetime) -> Manifest:
         metadata = regarding["metadata"]

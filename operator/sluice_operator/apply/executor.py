@@ -80,7 +80,7 @@ class Executor:
         """Makes `children` what the plan of `live` contains.
 
         Raises:
-            RequestError: interrupted half-way by something temporary.
+            RequestError: interrupted half-way by something temporary, or the namespace goes.
         """
         outcome = self._judged(live, await self.applier.carry_out(plan, children))
         if outcome.interrupted is not None:

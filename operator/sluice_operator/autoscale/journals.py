@@ -22,7 +22,7 @@ from sluice_autoscaler.settings import Settings
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.errors import RequestError
+from sluice_operator.kube.errors import RequestError, TerminatingNamespaceError
 from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
 from sluice_operator.log import fields
 
@@ -124,7 +124,8 @@ class Journals:
             pending.dirty, pending.news = True, news
             if not isinstance(error, RequestError):
                 raise
-            logger.warning("journal not written", extra=_place(pending.live, error))
+            if not isinstance(error, TerminatingNamespaceError):
+                logger.warning("journal not written", extra=_place(pending.live, error))
 
     async def _add(self, key: Key, live: Manifest, lines: list[str]) -> None:
         """Not to a ConfigMap that has the name and is not the service's: the lines are dropped."""

@@ -12,7 +12,13 @@ from typing import Final, Protocol
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.workqueue import Backoff, WorkQueue
-from sluice_operator.kube.errors import ApiError, ConflictError, RequestError, UnavailableError
+from sluice_operator.kube.errors import (
+    ApiError,
+    ConflictError,
+    RequestError,
+    TerminatingNamespaceError,
+    UnavailableError,
+)
 from sluice_operator.log import fields
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
@@ -54,6 +60,8 @@ class Dispatcher:
         self._clock = clock
         self._draw = draw
         self._failures: dict[Key, int] = {}
+        self._terminating: set[str] = set()
+        """Namespaces of which it was logged that they are being deleted."""
 
     async def work(self) -> None:
         """Runs one worker until it is cancelled."""
@@ -66,6 +74,9 @@ class Dispatcher:
         started_at = self._clock.monotonic()
         try:
             look_again_seconds = await self._reconciles[key.kind](key)
+        except TerminatingNamespaceError:
+            look_again_seconds = None  # another try would be refused, too
+            self._note_terminating(key.namespace)
         except Exception as error:
             seconds = self._clock.monotonic() - started_at
             self._metrics.failed(key.kind, error, seconds)
@@ -73,6 +84,12 @@ class Dispatcher:
         self._metrics.reconciled(key.kind, self._clock.monotonic() - started_at)
         self._failures.pop(key, None)
         return look_again_seconds
+
+    def _note_terminating(self, namespace: str) -> None:
+        if namespace not in self._terminating:
+            self._terminating.add(namespace)
+            text = "namespace is being deleted: nothing is created in it any more"
+            logger.info(text, extra=fields(namespace=namespace))
 
     def _failed(self, key: Key, error: Exception) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1

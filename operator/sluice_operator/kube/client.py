@@ -14,17 +14,21 @@ from sluice_contract.cluster.labels import FIELD_MANAGER
 from sluice_operator.kube.connection import APPLY, JSON_PATCH, Request, Response, Transport
 from sluice_operator.kube.errors import (
     FORBIDDEN,
+    NOT_FOUND,
     ApiError,
     Cause,
     ConflictError,
     FailedApplyError,
     NotFoundError,
+    TerminatingNamespaceError,
     UnavailableError,
 )
 from sluice_operator.kube.kinds import Kind, Manifest, Reference
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE_ITEMS: Final = 100
+NAMESPACE_TERMINATING: Final = "NamespaceTerminating"
+"""The cause in the API server's refusal to create something in a namespace that is deleted."""
 
 CountWrite = Callable[[str, str], None]
 """Called with verb and plural before every write request."""
@@ -243,13 +247,23 @@ def _error(request: Request, response: Response) -> Exception:
     reason, message = status.get("reason", ""), status.get("message", "")
     kinds: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError}
     failure = kinds.get(response.status, ApiError)
-    refusal = failure(str(request), response.status, reason, message, _causes(status))
+    causes = _causes(status)
+    if _ends_namespace(response.status, status, causes):
+        failure = TerminatingNamespaceError
+    refusal = failure(str(request), response.status, reason, message, causes)
     if response.status >= 500 and request.content_type == APPLY and status:
         return FailedApplyError(refusal, response.retry_after_seconds)
     if response.status == 429 or response.status >= 500:
         cause = f"{response.status} {reason}: {message}"
         return UnavailableError(str(request), cause, response.retry_after_seconds)
     return refusal
+
+
+def _ends_namespace(code: int, status: Manifest, causes: tuple[Cause, ...]) -> bool:
+    """Whether the answer to a creation says that its namespace is being deleted, or is gone."""
+    if code == FORBIDDEN:
+        return any(cause.reason == NAMESPACE_TERMINATING for cause in causes)
+    return code == NOT_FOUND and (status.get("details") or {}).get("kind") == "namespaces"
 
 
 def _causes(status: Manifest) -> tuple[Cause, ...]:

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
+NOT_FOUND: Final = 404
 
 
 class OperatorError(Exception):
@@ -45,6 +46,10 @@ class NotFoundError(ApiError):
 
 class ConflictError(ApiError):
     """409: the object exists already, or has changed since it was read."""
+
+
+class TerminatingNamespaceError(ApiError):
+    """The namespace is being deleted, or is gone: nothing can be created there any more."""
 
 
 class UnavailableError(RequestError):

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 from sluice_operator.apply.events import EventRecorder
 from sluice_operator.apply.plan import Event
-from sluice_operator.kube.errors import ConflictError, UnavailableError
+from sluice_operator.kube.errors import (
+    ConflictError,
+    TerminatingNamespaceError,
+    UnavailableError,
+)
 from sluice_operator.kube.kinds import Kind, Manifest
 
 from tests.operator.virtual_time import FakeClock
@@ -27,11 +31,14 @@ class Events:
         self.stored: dict[str, Manifest] = {}
         self.requests = 0
         self.away = False
+        self.is_terminating = False
 
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         self.requests += 1
         if self.away:
             raise UnavailableError("POST", "away")
+        if self.is_terminating:
+            raise TerminatingNamespaceError("POST", 403, "Forbidden", "being terminated")
         if manifest["metadata"]["name"] in self.stored:
             raise ConflictError("POST", 409, "AlreadyExists", "")
         self.stored[manifest["metadata"]["name"]] = manifest
@@ -105,6 +112,19 @@ async def test_an_outage_stops_nothing_and_the_event_is_told_later(
     events.away = False
     await recorder.record(CHAT, READY)
     assert len(events.stored) == 1
+
+
+@pytest.mark.parametrize("kind", ["Normal", "Warning"])
+async def test_in_a_namespace_that_goes_nothing_is_told_nor_tried_again(
+    events: Events, clock: FakeClock, caplog: pytest.LogCaptureFixture, kind: Any
+) -> None:
+    caplog.set_level("INFO")
+    recorder = EventRecorder(events, clock, "pod-a")
+    events.is_terminating = True
+    for _ in range(3):
+        await recorder.record(CHAT, Event(kind, "Ready", "1 of 1 engines is ready"))
+    assert caplog.records == []
+    assert events.requests == 1
 
 
 async def test_a_long_message_is_cut_to_what_the_api_takes(

@@ -3,6 +3,7 @@ rest is carried out."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 from sluice_operator.conditions.conditions import find
-from sluice_operator.informer.dispatch import Reconcile
+from sluice_operator.informer.dispatch import Dispatcher, Reconcile
 from sluice_operator.informer.keys import Key
+from sluice_operator.informer.workqueue import WorkQueue
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import RequestError
@@ -37,10 +39,11 @@ from sluice_operator.kube.kinds import (
     Kind,
     Manifest,
 )
+from sluice_operator.process.metrics import OperatorMetrics
 
 from tests.operator.examples import service
 from tests.operator.harness.memory_api import MemoryApi, reconciles_over
-from tests.operator.virtual_time import FakeClock
+from tests.operator.virtual_time import FakeClock, FakeTimer
 
 KINDS = (INFERENCE_SERVICE, *SERVICE_CHILDREN, *OPTIONAL_CHILDREN, POD)
 KIND = attrgetter("kind")
@@ -55,6 +58,21 @@ ROUTE: Manifest = {
 SPEC: Manifest = {"router": ROUTE, "slo": {"itlMilliseconds": 50}}
 
 
+TERMINATING = Response(
+    403,
+    {
+        "kind": "Status",
+        "reason": "Forbidden",
+        "message": "unable to create new content in namespace default because it is being "
+        "terminated",
+        "details": {
+            "causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}],
+        },
+    },
+)
+"""What API servers answer to any request that would create something in such a namespace."""
+
+
 class Cluster(MemoryApi):
     """A service, of which writes to paths that contain one of `refused` are answered so; None: they
     are carried out."""
@@ -62,13 +80,20 @@ class Cluster(MemoryApi):
     def __init__(self, kinds: tuple[Kind, ...] = KINDS) -> None:
         super().__init__(kinds)
         self.refused: dict[str, Callable[[], Response] | None] = {}
+        self.is_terminating = False
+        """Whether its namespace is: then nothing can be created."""
         self.events: list[Manifest] = []
+        self.creations: list[str] = []
+        """Those that were refused for that."""
         self.clock = FakeClock()
         services, pools = reconciles_over(ApiClient(self, lambda verb, plural: None), self.clock)
         self.reconciles: dict[Kind, Reconcile] = {INFERENCE_SERVICE: services, ENGINE_POOL: pools}
         self.apply(INFERENCE_SERVICE, service(SPEC) | {"status": {}})
 
     async def send(self, request: Request) -> Response:
+        if self.is_terminating and self._creates(request):
+            self.creations.append(request.path)
+            return TERMINATING
         if request.path.endswith("/events"):
             self.events.append(request.body)
             return Response(201, request.body)
@@ -76,6 +101,11 @@ class Cluster(MemoryApi):
         if answer is not None and request.method != "GET":
             return answer()
         return await super().send(request)
+
+    def _creates(self, request: Request) -> bool:
+        addressed = self._addressed(request.path)
+        is_new = addressed is None or addressed[:2] not in self.objects
+        return request.method == "POST" or (request.method == "PATCH" and is_new)
 
     async def reconcile(self, kind: Kind, seconds: float = 0.0) -> None:
         """Every two seconds, and at least once."""
@@ -376,3 +406,44 @@ async def test_a_record_that_is_refused_stops_nothing() -> None:
     cluster.edit(INFERENCE_SERVICE, "chat", {"engine": {"image": "engine:2"}})
     await cluster.reconcile(INFERENCE_SERVICE)
     assert cluster.objects[ENGINE_POOL, "chat-mixed"]["spec"]["image"] == "engine:2"
+
+
+async def worked_off(cluster: Cluster, dispatcher: Dispatcher, queue: WorkQueue[Key]) -> None:
+    """Reconciles what is there of the service, as the operator's workers do."""
+    for kind, (name, _) in CHILDREN.items():
+        if cluster.has(kind, name):
+            queue.add(Key(kind.kind, "default", name))
+    worker = asyncio.create_task(dispatcher.work())
+    for _ in range(200):
+        await asyncio.sleep(0)
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+
+
+async def test_in_a_namespace_that_goes_nothing_is_told_but_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whatever its controller has deleted first: nothing can be made again, and nothing need be."""
+    caplog.set_level("INFO", "sluice_operator")
+    cluster, timer = await a_running_service(), FakeTimer()
+    queue: WorkQueue[Key] = WorkQueue(timer)
+    reconciles = {kind.kind: reconcile for kind, reconcile in cluster.reconciles.items()}
+    dispatcher = Dispatcher(queue, reconciles, OperatorMetrics(), cluster.clock, lambda: 1.0)
+    await worked_off(cluster, dispatcher, queue)
+    events, stalled = len(cluster.events), cluster.condition(INFERENCE_SERVICE, "Stalled")
+    caplog.clear()
+    cluster.is_terminating = True
+    children = [(kind, name) for kind, name in cluster.objects if kind not in CHILDREN]
+    assert {kind for kind, _ in children} > {CONFIG_MAP, DEPLOYMENT, HTTP_ROUTE, SERVICE}
+    for kind, name in (*children, (ENGINE_POOL, "chat-mixed")):
+        before = len(cluster.creations)
+        cluster.delete(kind, name)
+        await worked_off(cluster, dispatcher, queue)
+        assert len(cluster.creations) - before <= len(CHILDREN), "one for each reconcile"
+        timer.advance(3600.0)
+        assert queue.waiting() == frozenset(), "another try would be refused, too"
+    assert cluster.creations
+    assert len(cluster.events) == events
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert caplog.records[0].__dict__["fields"]["namespace"] == "default"
+    assert cluster.condition(INFERENCE_SERVICE, "Stalled") == stalled

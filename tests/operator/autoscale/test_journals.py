@@ -39,6 +39,7 @@ class Server:
     held: Manifest | None = None
     away: bool = False
     hangs: bool = False
+    is_terminating: bool = False
     writes: list[Any] = field(default_factory=list)
 
     async def send(self, request: Request) -> Response:
@@ -46,6 +47,9 @@ class Server:
         if self.away:
             return Response(503, {})
         if request.method == "PATCH":
+            if self.is_terminating:
+                causes = [{"reason": "NamespaceTerminating"}]
+                return Response(403, {"details": {"causes": causes}})
             if self.hangs:
                 await asyncio.Event().wait()
             self.held = request.body
@@ -93,6 +97,13 @@ async def test_what_cannot_be_written_is_written_later() -> None:
     assert server.times() == [0.0, 50.0]
     server.away = True
     assert await journals.last_ticks(service()) == ()
+
+
+async def test_a_namespace_that_goes_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    journals = Server(is_terminating=True).journals(FakeClock())
+    journals.add(KEY, service(), SETTINGS, tick(0.0))
+    await journals.write(KEY)
+    assert caplog.records == []
 
 
 async def test_what_a_cancelled_write_had_taken_is_written_later_and_once() -> None:

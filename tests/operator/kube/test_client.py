@@ -14,6 +14,7 @@ from sluice_operator.kube.errors import (
     FailedApplyError,
     NotFoundError,
     OperatorError,
+    TerminatingNamespaceError,
     UnavailableError,
 )
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, POD, Reference
@@ -85,6 +86,27 @@ async def test_an_error_answer_says_what_was_asked_and_why_not(
         await client(refuse(status)).apply(
             CONFIG_MAP, {"metadata": {"namespace": "ns", "name": "a"}}
         )
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "kind"),
+    [
+        (403, {"causes": [{"reason": "NamespaceTerminating"}]}, TerminatingNamespaceError),
+        (404, {"name": "ns", "kind": "namespaces"}, TerminatingNamespaceError),
+        (403, {"causes": [{"reason": "QuotaExceeded"}]}, ApiError),
+        (404, {"name": "a", "kind": "configmaps"}, NotFoundError),
+        (409, {"causes": [{"reason": "NamespaceTerminating"}]}, ConflictError),
+    ],
+)
+async def test_a_namespace_that_goes_is_told_from_other_refusals(
+    status: int, details: dict[str, Any], kind: type[ApiError]
+) -> None:
+    body = {"kind": "Status", "reason": "Because", "message": "of this", "details": details}
+    api = client(lambda request: Response(status, body))
+    for write in (api.apply, api.create):
+        with pytest.raises(ApiError) as caught:
+            await write(CONFIG_MAP, {"metadata": {"namespace": "ns", "name": "a"}})
+        assert type(caught.value) is kind
 
 
 async def test_a_failed_read_and_an_answer_of_another_server_are_no_failed_apply() -> None:
