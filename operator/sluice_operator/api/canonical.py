@@ -28,11 +28,11 @@ from sluice_operator.api.scaling import (
     TracingSpec,
 )
 from sluice_operator.api.scheduling import Affinity, NodeAffinity, PodAffinity, Toleration
-from sluice_operator.api.template import PodTemplate, RouterTemplate
+from sluice_operator.api.template import PodTemplate, RouterAffinity, RouterTemplate
 
 SECTIONS: Final = (
     Affinity, AutoscalingTarget, EngineSpec, MetricsSpec, NodeAffinity, PodAffinity, PodTemplate,
-    Resources, RolloutSpec, RouterSpec, RouterTemplate,
+    Resources, RolloutSpec, RouterAffinity, RouterSpec, RouterTemplate,
 )  # fmt: skip
 """Types whose empty object says nothing; that of any other type is a choice, as `emptyDir: {}`."""
 _COUNTS_EMPTY: Final = {

@@ -187,7 +187,7 @@ def test_jobs_of_adapters_are_given_the_same() -> None:
 
 AMOUNTS: Manifest = {
     "requests": {"cpu": "1", "memory": "2Gi"},
-    "limits": {"cpu": 2, "memory": "3Gi"},
+    "limits": {"cpu": "2", "memory": "3Gi"},
 }
 BESIDE: Manifest = {
     "sidecars": [{"name": "beside", "image": "a", "resources": AMOUNTS}],

@@ -61,6 +61,7 @@ EDITS: Final[dict[str, Any]] = {
     "model.tokenSecretRef": {"name": "hf", "key": "token"},
     "model.cache": {"claim": "models"},
     "model.refresh": "2",
+    "model.resources": {"limits": {"cpu": "1"}},
     "model.adapters": [{"name": "sql", "uri": "pvc://loras/sql"}],
     "engine.maxLorasPerBatch": 2,
     "engine.maxLoraRank": 8,
@@ -115,6 +116,7 @@ EDITS: Final[dict[str, Any]] = {
     "router.replicas": 3,
     "router.image": "sluice/router:other",
     "router.resources": {"limits": {"memory": "512Mi"}},
+    "router.template": {"priorityClassName": "serving", "labels": {"team": "search"}},
     "router.auth": {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "maxPriority": 3}]},
     "router.cors": {"allowedOrigins": ["https://chat.example.com"]},
     "router.route": {"parentRefs": [{"name": "shared"}]},
@@ -130,6 +132,7 @@ ONLY_WITH: Final = {
     "model.tokenSecretRef": "a model of a hub",
     "model.cache": "a model of a hub",
     "model.refresh": "a model of a hub",
+    "model.resources": "a model of a hub",
     "engine.kvTransfer": "prefill",
 }
 """Fields that the API server takes only together with others: refused by themselves, by name."""

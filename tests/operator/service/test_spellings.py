@@ -64,6 +64,7 @@ RICH: Final[Manifest] = {
     "slo": {"ttftMilliseconds": 500, "percentile": 99},
     "tracing": {"endpoint": "http://collector:4318", "samplePercent": "0.5"},
     "prefill": {"resources": {}, "template": {}},
+    "router": {"template": {"labels": {"team": "a"}}},
 }
 SPECS: Final = [
     RICH,
@@ -93,6 +94,8 @@ def _with_more(draw: st.DataObject, section: Manifest, path: tuple[str, ...]) ->
         more |= {key: {} for key in SECTIONS}
     if name == "tolerations" and section.get("operator") == "Exists":
         return section
+    if path[-2:] == ("router", "template"):  # an empty list of it inherits nothing
+        more = {"labels": {}, "sidecars": [], "affinity": {"nodeAffinity": {}}}
     if name == "prefill":  # an empty section of it inherits nothing
         more |= {"engine": {}}
     return {key: copy.copy(v) for key, v in more.items() if draw.draw(st.booleans())} | section
