@@ -87,10 +87,12 @@ class Service:
         return self.condition(condition)
 
     def recorded_specs(self) -> list[str]:
-        """Names of the ControllerRevisions: the specs that it was complete with."""
+        """Names of the ControllerRevisions that it was complete with."""
         selector = f"serving.sluice.dev/service={self.name}"
-        words = ("controllerrevisions", "-n", NAMESPACE, "-l", selector, "-o", "name")
-        return self._kubectl.run("get", *words).split()
+        there = self._kubectl.get("controllerrevisions", "-n", NAMESPACE, "-l", selector)["items"]
+        names = {item["metadata"]["name"]: item["metadata"]["annotations"] for item in there}
+        state = "serving.sluice.dev/state"
+        return [name for name, notes in names.items() if json.loads(notes[state]).get("complete")]
 
     def delete(self) -> None:
         self._kubectl.run("delete", KIND, self.name, "-n", NAMESPACE, "--ignore-not-found")

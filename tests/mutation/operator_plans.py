@@ -10,6 +10,7 @@ from tests.mutation.mutation import Mutation
 SERVICE: Final = "operator/service"
 ROLLOUTS: Final = "operator/service/rollout"
 RESOLVE: Final = "operator/service/resolve"
+REVISIONS: Final = "operator/service/revisions"
 REPORT: Final = "operator/service/report"
 ROLLOUT: Final = ("test_surge",)
 IN_PLACE: Final = ("test_in_place",)
@@ -77,6 +78,30 @@ OPERATOR_MUTATIONS: Final = (
         "if spec_hash(changed) == '':",
         LAST_APPLIED,
         package=RESOLVE,
+    ),
+    Mutation(
+        "revisions: a spec that comes back is decided anew",
+        "choose",
+        "if same is not None:",
+        "if same is None:",
+        ("test_pool_agreement", "test_history"),
+        package=REVISIONS,
+    ),
+    Mutation(
+        "revisions: a pool that stays keeps another release's image beside an edited one",
+        "choose",
+        "if (not image or pool.image == image) and _agrees(pool.settings, shared):",
+        "if _agrees(pool.settings, shared):",
+        ("test_pool_agreement",),
+        package=REVISIONS,
+    ),
+    Mutation(
+        "revisions: which engines were complete last is forgotten with the next spec",
+        "history",
+        "decided=None if is_there else replace(present, state=before).to_manifest(top),",
+        "decided=None if is_there else present.to_manifest(top),",
+        ("test_history",),
+        package=REVISIONS,
     ),
     Mutation(
         "refused spec: a typo ends a download",

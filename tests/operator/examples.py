@@ -151,11 +151,6 @@ def complete_service(spec: Manifest | None = None, generation: int = 1) -> Manif
     return service(spec, generation=generation) | {"status": status}
 
 
-def complete_plan(spec: Manifest | None = None) -> ServicePlan:
-    """The plan of such a service."""
-    return plan_service(service_observed(complete_service(spec)))
-
-
 def pool(spec: Manifest | None = None) -> Manifest:
     """The EnginePool of a service with `spec`, as read."""
     return live(service_plan(spec).pools[0].manifest, uid=POOL_UID)

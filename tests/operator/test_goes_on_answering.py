@@ -26,6 +26,7 @@ from sluice_operator.informer.nodes import Nodes
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
+    CONTROLLER_REVISION,
     DEPLOYMENT,
     ENGINE_POOL,
     INFERENCE_SERVICE,
@@ -158,7 +159,8 @@ class World(RuleBasedStateMachine):
         if lost == "status":
             self.api.objects[INFERENCE_SERVICE, NAME].pop("status", None)
         elif lost == "record":
-            self.api.delete(CONFIG_MAP, f"{NAME}-applied")
+            for revision in self.of(CONTROLLER_REVISION):
+                self.api.delete(CONTROLLER_REVISION, revision["metadata"]["name"])
         elif self.answers():
             self.api.delete(DEPLOYMENT, f"{NAME}-router")
 

@@ -124,11 +124,6 @@ class EnginePoolSpec(ApiModel):
         description="Engines by revision, as the roll-out of the whole service is planned. A "
         "revision that is not listed goes; left out, none does.",
     )
-    inputs: DnsLabel | None = Field(
-        default=None,
-        description="Hash of all that the InferenceService says of these engines. While it is the "
-        "same, image, configuration and pods stay as they are, under any release of the operator.",
-    )
     image: Image = Field(description="Engine image.")
     config_ref: LocalRef = Field(
         description="ConfigMap with engine.json. Its name carries the hash of its content."

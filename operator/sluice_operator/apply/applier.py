@@ -211,6 +211,9 @@ class Applier:
         for secret in plan.secrets:
             with run.collecting(identity(secret.manifest)):
                 await self._key_secrets.create(secret)
+        if plan.decided is not None:
+            run.record = identity(plan.decided)
+            await self._apply_planned(plan.decided, run)
         for manifest in plan.take_over:
             with run.collecting(identity(manifest)):
                 await self._hand_over(manifest)

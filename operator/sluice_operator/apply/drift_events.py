@@ -16,8 +16,7 @@ from sluice_operator.api.pools import section_of
 from sluice_operator.apply.plan import Event, Overwritten
 from sluice_operator.apply.ssa_diff import changed_fields
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Manifest
-from sluice_operator.manifests.engine_pool import STABLE
-from sluice_operator.manifests.metadata import is_current, note_of, stamp_of
+from sluice_operator.manifests.metadata import is_current, stamp_of
 
 REPLICAS: Final = "spec.replicas"
 POOL_FIELDS: Final = {
@@ -55,8 +54,6 @@ def _event(desired: Manifest, live: Manifest) -> Event | None:
     if stamp_of(live) is None or not is_current(desired, live):
         return None
     fields = changed_fields(desired, live, FIELD_MANAGER)
-    if note_of(desired, STABLE) != note_of(live, STABLE):
-        fields = tuple(field for field in fields if field != "metadata.annotations")
     if not fields:
         return None
     reason = "ScaleReverted" if REPLICAS in fields else "Repaired"

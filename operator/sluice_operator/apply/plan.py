@@ -69,6 +69,8 @@ class Plan:
 
     secrets: tuple[KeySecret, ...] = ()
     """Must exist before anything else is written."""
+    decided: Manifest | None = None
+    """What was decided for the object, for later plans: written before all that follows from it."""
     apply: tuple[Manifest, ...] = ()
     """Full desired objects without status, owner references set; to be applied in this order."""
     take_over: tuple[Manifest, ...] = ()

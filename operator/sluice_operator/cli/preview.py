@@ -44,7 +44,7 @@ from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.plan_events import RDMA_RIGHTS
 from sluice_operator.service.report.priorities_count import priorities_check
 from sluice_operator.service.resolve.replicas import split_text
-from sluice_operator.service.resolve.settings import settings_status
+from sluice_operator.service.revisions.settings import settings_status
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 

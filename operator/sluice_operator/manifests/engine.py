@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Final
 
@@ -59,7 +58,6 @@ MIN_READY_SECONDS: Final = 10
 """How long an engine has to be ready before a roll-out counts on it."""
 PROGRESS_SLACK_SECONDS: Final = 120
 """For scheduling and pulling the image, beyond the time the engine may take to start."""
-"""Name of the volume of the host cache's disk."""
 CLAIM: Final = "accelerator"
 """Name, within a pod, of the claim that its devices are of."""
 FETCH_SECONDS: Final = 6 * 3600
@@ -78,14 +76,6 @@ PROCESS_FIELDS: Final = (
 PROCESS_TEMPLATE_FIELDS: Final = (
     "env", "volumes", "volumeMounts", "sidecars", "initContainers", "runtimeClassName", "fsGroup",
 )  # fmt: skip
-
-PINNED: Final = f"{labels.GROUP}/pinned"
-"""Annotation of a Deployment: its `PINNED_FIELDS` as JSON."""
-PINNED_FIELDS: Final = (
-    "inputs", "image", "configRef", "drainSeconds", "startupSeconds", "fetch", "modelImage",
-    "metricsPort",
-)  # fmt: skip
-"""What has a default in each release of the operator, and the inputs it was decided for."""
 
 
 def revision(spec: EnginePoolSpec) -> str:
@@ -132,7 +122,6 @@ def engine_deployment(owner: Owner, spec: EnginePoolSpec) -> Manifest:
         "selector": {"matchLabels": selector},
         "template": {"metadata": pod_metadata, "spec": _pod(spec, template, selector)},
     }
-    head["metadata"]["annotations"] = {PINNED: _json(pinned_fields(spec))}
     return deployment_with(head | {"spec": deployment}, spec.replicas, _inputs(spec))
 
 
@@ -145,16 +134,6 @@ def _room(spec: EnginePoolSpec) -> dict[str, int]:
     """How pods of one revision replace each other."""
     beside = spec.pod_surge or 0 if spec.in_place else 1
     return {"maxSurge": beside, "maxUnavailable": 1 - beside}
-
-
-def _json(value: Manifest) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def pinned_fields(spec: EnginePoolSpec) -> Manifest:
-    """What the operator's release decides about a pool, with the hash of the user's part."""
-    full = spec.to_json_dict()
-    return {name: full[name] for name in PINNED_FIELDS if name in full}
 
 
 def _inputs(spec: EnginePoolSpec) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sluice_contract.cluster import labels, ports
+from sluice_contract.cluster import ports
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import RDMA_RESOURCE, KvTransfer
 
@@ -20,8 +20,6 @@ from sluice_operator.manifests.adapters import adapter_fields
 from sluice_operator.manifests.handover import handover_secret_name
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped, with_applied_fields
 
-STABLE: Final = f"{labels.GROUP}/stable-revision"
-"""Annotation: the revision of the pool that was complete last."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 """Of Kueue: the queue by which a pod is admitted."""
 QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
@@ -36,7 +34,6 @@ def pool_spec(
     replicas: int,
     image: str,
     config_map: str,
-    inputs: str,
 ) -> EnginePoolSpec:
     """What the pool of `role` should be by this release's defaults."""
     engine, pool, handover = spec.engine_of(role), spec.pool(role), spec.kv_transfer(role)
@@ -44,7 +41,6 @@ def pool_spec(
         service_name=service,
         role=role,
         replicas=replicas,
-        inputs=inputs,
         image=engine.image or image,
         config_ref=LocalRef(name=config_map),
         model_claim=model_source(spec.model).claim,
@@ -85,27 +81,17 @@ def _rdma_resource(handover: KvTransfer | None) -> str | None:
     return handover.resource_name or RDMA_RESOURCE
 
 
-def engine_pool(
-    owner: Owner, spec: EnginePoolSpec, stable: str = "", *, sets_replicas: bool = True
-) -> Manifest:
+def engine_pool(owner: Owner, spec: EnginePoolSpec, *, sets_replicas: bool = True) -> Manifest:
     """The EnginePool object.
 
     It carries a hash of the applied fields, so that the pool's own plan can detect edits.
-    `sets_replicas`: the number of engines is one of these fields. `stable`: the last complete
-    revision, for when the status is lost, as after a restore.
+    `sets_replicas`: the number of engines is one of these fields.
     """
     head = owner.child(ENGINE_POOL, pool_name(owner, spec.role), ENGINE, spec.role)
     fields = spec.to_json_dict()
     if not sets_replicas:
         fields.pop("replicas")
-    return with_stable(with_applied_fields(stamped(head | {"spec": fields})), stable)
-
-
-def with_stable(pool: Manifest, stable: str) -> Manifest:
-    """`pool` with an annotation of its last complete revision, if there was one. The annotation is
-    not part of its hash, so it changes no child."""
-    annotations = pool["metadata"]["annotations"] | ({STABLE: stable} if stable else {})
-    return pool | {"metadata": pool["metadata"] | {"annotations": annotations}}
+    return with_applied_fields(stamped(head | {"spec": fields}))
 
 
 def pool_replicas(owner: Owner, role: Role, replicas: int | None) -> Manifest:

@@ -36,7 +36,6 @@ from sluice_operator.manifests.hub import ca_name
 from sluice_operator.manifests.metadata import ENGINE, ROUTER
 from sluice_operator.manifests.pods import mounted_config_maps
 from sluice_operator.manifests.slo_rules import rule_name
-from sluice_operator.manifests.spec_history import applied_name
 
 Name = tuple[Kind, str]
 
@@ -60,7 +59,6 @@ def child_names(
     return frozenset(
         (
             (SERVICE, name),
-            (CONFIG_MAP, applied_name(name)),
             *((kind, f"{name}-{ENGINE}") for kind in (*_OF_ENGINES, *monitors)),
             *((kind, f"{name}-{ROUTER}") for kind in (*_OF_ROUTERS, *monitors)),
             *((kind, f"{name}-{role}") for role in roles for kind in pool_kinds),

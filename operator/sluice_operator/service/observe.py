@@ -33,7 +33,6 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.hub import PUBLIC_HUB, HubAccess
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
-from sluice_operator.manifests.spec_history import newest_complete, spec_in_record
 from sluice_operator.probes.downloads import DownloadProgress
 from sluice_operator.probes.image_volumes import ImageVolumes
 from sluice_operator.probes.network_isolation import NetworkIsolation
@@ -46,6 +45,7 @@ from sluice_operator.service.names import (
     fetches,
     has_model_image,
 )
+from sluice_operator.service.revisions.revision import revisions_of
 
 API_SERVER_PORTS: Final = (443, 6443)
 """Where an API server usually listens; other ports are a setting of the operator."""
@@ -160,8 +160,8 @@ class ServiceObserver:
             self.reader.list_objects(POD, key.namespace, routers),
             self.nodes.list(),
         )
-        last = spec_in_record(key.name, children) or newest_complete(children)
-        applied = service | {"spec": last}
+        last = next(revisions_of(children).carried_out, None)
+        applied = service | {"spec": last.spec if last else {}}
         versions = (service, applied)
         engines, fetchers = await asyncio.gather(
             self._engines(versions, selector), self._fetchers(versions, selector)

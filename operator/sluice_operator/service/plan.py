@@ -59,11 +59,11 @@ from sluice_operator.service.plan_events import (
 )
 from sluice_operator.service.resolve.handover import key_secrets, policies
 from sluice_operator.service.resolve.planned_spec import PlannedSpec, decide_spec
-from sluice_operator.service.resolve.pools import ResolvedPool, resolve_pool
+from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
+from sluice_operator.service.revisions.history import plan_history
 from sluice_operator.service.rollout.mode_switch import NO_FORMER, Former, former_manifests
 from sluice_operator.service.rollout.planned_rollout import PlannedPool, PlannedRollout, roll_out
 from sluice_operator.service.rollout.revisions import pod_changes
-from sluice_operator.service.rollout.spec_history import plan_history
 from sluice_operator.service.rollout.surge import Rollout
 
 
@@ -102,10 +102,8 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     if decision.planned is None:
         plan = ServicePlan() if refusal else _first_delivery(observed.children, top, delivery)
     else:
-        spec = decision.planned.spec
-        resolved = tuple(resolve_pool(observed, top, spec, role) for role in spec.roles)
-        rollout = roll_out(observed, top, spec, resolved)
-        plan = _with_children(observed, top, decision.planned, resolved, rollout)
+        rollout = roll_out(observed, top, decision.planned.resolved)
+        plan = _with_children(observed, top, decision.planned, rollout)
     events = (*plan.events, *delivery.events)
     plan = replace(plan, events=events, refusal=refusal, delivery=delivery)
     return _paused(plan) if decision.is_paused else plan
@@ -113,7 +111,7 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
 
 def _paused(plan: ServicePlan) -> ServicePlan:
     nothing = replace(plan, secrets=(), apply=(), take_over=(), let_go=(), prune=(), events=())
-    return replace(nothing, record=None, paused=True)
+    return replace(nothing, decided=None, record=None, paused=True)
 
 
 def _first_delivery(children: Children, top: Owner, delivery: Delivery) -> ServicePlan:
@@ -132,29 +130,36 @@ def _with_children(
     observed: ServiceObserved,
     top: Owner,
     planned: PlannedSpec,
-    resolved: tuple[ResolvedPool, ...],
     rollout: PlannedRollout,
 ) -> ServicePlan:
     """The plan of a spec that is resolved, and whose roll-out is planned."""
-    there, former = observed.children, rollout.former
-    children = _children(observed, top, planned.spec, rollout)
+    there, former, resolved = observed.children, rollout.former, planned.resolved
+    children = _children(observed, top, resolved, rollout)
     conflicts = observed.name_conflicts
-    needed = _each_once((*planned.brought, *children, *former_manifests(former)), conflicts)
+    before = resolved.revisions.stable
+    former_pools = former_manifests(former, before)
+    needed = _each_once((*planned.brought, *children, *former_pools), conflicts)
     optional = _each_once(_optional_children(observed, top, planned.spec), conflicts)
-    history = plan_history(observed.service, there, top)
-    prune = _left_over(there, top, (*needed, *optional), former, planned.stays | history.kept)
+    stable = former.stable(before) | dict(rollout.rollout.stable)
+    history = plan_history(
+        observed.service, top, resolved.revisions, resolved.revision, stable, planned.written
+    )
+    prune = _left_over(there, top, (*needed, *optional), former, planned.keep | history.kept)
     pools = {pool.manifest["metadata"]["name"]: pool.manifest for pool in rollout.pools}
     return ServicePlan(
-        secrets=key_secrets(there, top, (pool.spec for pool in resolved)),
-        apply=(*needed, *history.newest, *optional),
-        record=planned.record,
+        secrets=key_secrets(there, top, (pool.spec for pool in resolved.pools)),
+        decided=history.decided,
+        apply=(*needed, *optional),
+        record=history.record,
         take_over=tuple(
             pool_replicas(top, pool.spec.role, pool.replicas.count)
-            for pool in resolved
+            for pool in resolved.pools
             if pool.replicas.take_over
         ),
         let_go=tuple(
-            pool_replicas(top, pool.spec.role, None) for pool in resolved if pool.replicas.let_go
+            pool_replicas(top, pool.spec.role, None)
+            for pool in resolved.pools
+            if pool.replicas.let_go
         ),
         prune=prune,
         events=(
@@ -173,17 +178,17 @@ def _with_children(
         rollout=rollout.rollout,
         former=former,
         former_gpus=rollout.former_gpus,
-        upgrade=tuple(_upgrade(there, top, resolved, rollout)),
+        upgrade=tuple(_upgrade(there, top, resolved.pools, rollout)),
     )
 
 
 def _upgrade(
-    children: Children, top: Owner, resolved: tuple[ResolvedPool, ...], rollout: PlannedRollout
+    children: Children, top: Owner, pools: tuple[ResolvedPool, ...], rollout: PlannedRollout
 ) -> Iterator[str]:
     """What this release of the operator would change."""
-    for pool in resolved:
+    for pool in pools:
         yield from pool.upgrade
-    for pool in resolved:
+    for pool in pools:
         yield from pod_changes(children, top, pool.spec)
     yield from rollout.router.upgrade
 
@@ -191,11 +196,12 @@ def _upgrade(
 def _children(
     observed: ServiceObserved,
     top: Owner,
-    spec: InferenceServiceSpec,
+    resolved: ResolvedService,
     rollout: PlannedRollout,
 ) -> tuple[Manifest, ...]:
     """The children that serve, in order: what pods need, then the pods, then what protects them."""
     router, pools, installation = rollout.router, rollout.pools, observed.installation
+    spec = resolved.spec
     return (
         *accounts(top),
         router_role(top),
@@ -216,22 +222,11 @@ def _children(
             installation.operator_namespace,
             collector_port(spec),
         ),
-        *policies(observed.children, top, spec),
+        *policies(observed.children, top, spec, resolved.revisions),
         router.deployment,
-        *_edited_last(observed.children, pools),
+        *(pool.manifest for pool in pools),
         disruption_budget(top, f"{top.service}-{ROUTER}", ROUTER, ROUTER_ROLE),
     )
-
-
-def _edited_last(children: Children, pools: Iterable[PlannedPool]) -> list[Manifest]:
-    """Pools in the order in which they are written. That a pool is edited is why others go to this
-    release with it: it is known until the edited pool is written, if writing is interrupted."""
-    inputs = {
-        item["metadata"]["name"]: item["spec"].get("inputs")
-        for item in of_kind(children, ENGINE_POOL)
-    }
-    manifests = (pool.manifest for pool in pools)
-    return sorted(manifests, key=lambda m: inputs.get(m["metadata"]["name"]) != m["spec"]["inputs"])
 
 
 def _optional_children(
@@ -283,10 +278,11 @@ def _left_over(
     top: Owner,
     apply: Iterable[Manifest],
     former: Former,
-    stays: frozenset[tuple[str, str]],
+    keep: frozenset[Identity],
 ) -> tuple[Reference, ...]:
     """What this service controls and no longer needs. A ConfigMap or a claim stays while something
-    that stays mounts it, and the way to a hub stays while engines download."""
+    that stays mounts it, and the way to a hub stays while engines download. `keep`: what stays
+    though nothing asks for it."""
     desired = {identity(manifest) for manifest in apply}
     going = {
         pool["metadata"].get("uid")
@@ -306,7 +302,7 @@ def _left_over(
         reference_to(child, (*SERVICE_CHILDREN, *OPTIONAL_CHILDREN))
         for child in children
         if _is_ours(child, top)
-        and identity(child) not in desired | mounted | stays
+        and identity(child) not in desired | mounted | keep
         and not former.has(child)
     )
 

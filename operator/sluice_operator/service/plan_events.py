@@ -29,7 +29,7 @@ RDMA_RIGHTS: Final = (
     "kvTransfer.protocol rdma gives engines the capability IPC_LOCK, which the Pod Security "
     "Standards restricted and baseline forbid; the namespace must allow it."
 )
-NUMBERS: Final = frozenset({"replicas", "revisions", "inputs"})
+NUMBERS: Final = frozenset({"replicas", "revisions"})
 
 
 def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:

@@ -71,18 +71,15 @@ class Refusal:
         return Finding(self.field, self.message.removeprefix(f"{self.field}: "))
 
 
-Contradictions = Callable[[InferenceServiceSpec], Iterable[Refusal]]
-"""Finds contradictions in a spec whose types are valid."""
-
-
 def validation_errors(
-    spec: InferenceServiceSpec, contradictions: Contradictions
+    spec: InferenceServiceSpec, contradictions: Iterable[Refusal]
 ) -> tuple[Refusal, ...]:
-    """The errors of a spec whose types and rules are valid; each once over all pools."""
+    """The errors of a spec whose types and rules are valid; each once over all pools.
+    `contradictions`: those of its settings, once they are resolved."""
     return tuple(
         dict.fromkeys(
             (
-                *contradictions(spec),
+                *contradictions,
                 *scaling_contradictions(spec),
                 *adapter_contradictions(spec),
                 *mount_contradictions(spec),
@@ -96,14 +93,16 @@ def validation_errors(
     )
 
 
-def invalid(error: InvalidSpecError, contradictions: Contradictions) -> tuple[Refusal, ...]:
-    """The errors of a spec that is invalid. If its types are valid, the rest is checked as well; a
-    field that breaks a rule is not named twice."""
+def invalid(
+    error: InvalidSpecError, check: Callable[[InferenceServiceSpec], Iterable[Refusal]]
+) -> tuple[Refusal, ...]:
+    """The errors of a spec that is invalid. If its types are valid, `check` finds the rest; a field
+    that breaks a rule is not named twice."""
     refusals = tuple(Refusal(INVALID, finding.field, str(finding)) for finding in error.findings)
     if not isinstance(error.parsed, InferenceServiceSpec):
         return refusals
     fields = {refusal.field for refusal in refusals}
-    rest = validation_errors(error.parsed, contradictions)
+    rest = check(error.parsed)
     return (*refusals, *(refusal for refusal in rest if refusal.field not in fields))
 
 

@@ -10,12 +10,11 @@ from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.apply.drift_events import POOL_FIELDS, repair_events
 from sluice_operator.apply.plan import Event, Overwritten
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.engine_pool import with_stable
 
 from tests.operator.examples import live, of, pool_plan, service_plan
 
 IMMUTABLE = {"spec.serviceName", "spec.role"}
-PLANNED = {"spec.revisions", "spec.inputs", "spec.handoverSecret", "spec.metricsPort"}
+PLANNED = {"spec.revisions", "spec.handoverSecret", "spec.metricsPort"}
 """What no single field of the InferenceService says."""
 
 
@@ -95,13 +94,6 @@ def test_a_change_of_plan_is_not_a_repair() -> None:
     before = _edited(_pool(), "spec", replicas=7).live
     desired = service_plan({"replicas": 3}).pools[0].manifest
     assert repair_events([Overwritten(desired, before)]) == ()
-
-
-def test_another_revision_that_was_complete_is_no_repair() -> None:
-    noted, pool = with_stable(_pool(), "b"), _pool()["metadata"]["annotations"]
-    assert repair_events([_edited(noted, "metadata", annotations=pool)]) == ()
-    event = _told(_edited(noted, "spec", image="other:1"))
-    assert "spec.image set back" in event.message
 
 
 def test_a_child_without_a_stamp_is_put_right_without_a_word() -> None:

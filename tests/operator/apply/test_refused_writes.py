@@ -398,7 +398,7 @@ async def test_what_engines_run_is_what_was_carried_out_whatever_else_is_refused
 
 async def test_a_record_that_is_refused_stops_nothing() -> None:
     cluster = Cluster()
-    cluster.refused["/configmaps/chat-applied"] = lambda: status_body(403, "quota")
+    cluster.refused["/controllerrevisions/"] = lambda: status_body(403, "quota")
     await cluster.reconcile(INFERENCE_SERVICE, seconds=4)
     assert cluster.condition(INFERENCE_SERVICE, "Updated")[1] != "ApplyFailed"
     reason, message = cluster.condition(INFERENCE_SERVICE, "OptionalKindsApplied")[1:]

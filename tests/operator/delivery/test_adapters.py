@@ -10,7 +10,7 @@ import pytest
 from sluice_operator.cli.rollout.undo import undone
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.spec_history import spec_hash
+from sluice_operator.service.revisions.parts import spec_hash
 
 from tests.operator.delivery.world import World
 from tests.operator.examples import service_plan

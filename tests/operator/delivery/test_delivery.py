@@ -14,8 +14,8 @@ from sluice_operator.conditions.conditions import find
 from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
-from sluice_operator.manifests.spec_history import recorded_spec, spec_revision
 from sluice_operator.service.plan import plan_service
+from sluice_operator.service.revisions.revision import DecidedRouter, Revision, State
 
 from tests.operator.delivery.world import World
 from tests.operator.examples import IMAGES, of, service, service_observed
@@ -274,16 +274,17 @@ def test_a_moved_branch_changes_nothing_until_a_refresh_is_asked_for() -> None:
 def test_a_refresh_is_undone_to_the_commit_of_before() -> None:
     world = _served()
     first = service(world.spec, generation=1) | {"status": world.status}
-    top = owner(INFERENCE_SERVICE, first, "chat")
-    known = (spec_revision(top, spec_with_commit(first), 1),)
+    top, spec = owner(INFERENCE_SERVICE, first, "chat"), spec_with_commit(first)
+    complete = Revision("chat-1", 1, spec, spec, {}, DecidedRouter("r", "{}"), State(complete=True))
+    known = (complete.to_manifest(top),)
     world.edit(refresh="now")
     asked = service(world.spec, generation=2) | {"status": world.status}
-    assert target(asked, known, None)["revision"] == 1, "what is not resolved may be another"
+    assert target(asked, known, None).number == 1, "what is not resolved may be another"
     world.reconcile()
     world.ends(0, resolved(commit=OTHER_COMMIT))
     world.reconcile()
     moved = service(world.spec, generation=2) | {"status": world.status}
-    back = undone(moved["spec"], recorded_spec(target(moved, known, None)))
+    back = undone(moved["spec"], target(moved, known, None).spec)
     assert back["model"] == HUB | {"revision": COMMIT}
     same = first | {"status": moved["status"] | {"model": first["status"]["model"]}}
     with pytest.raises(NothingToUndoError):

@@ -21,7 +21,7 @@ from sluice_operator.manifests.hub import HubAccess
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.manifests.pods import bringing_resources
 from sluice_operator.service.observe import Installation
-from sluice_operator.service.resolve.release_decisions import engine_inputs
+from sluice_operator.service.revisions.parts import engine_part
 
 from tests.operator.delivery.world import World
 from tests.operator.examples import of
@@ -112,8 +112,9 @@ def test_engines_that_mount_authorities_keep_them_when_the_operator_has_none_any
     for _ in range(2):
         world.reconcile()
         assert world.children["ConfigMap", "chat-hub-ca"]["data"] == {"ca.crt": "PEM"}
-    world.children["EnginePool", "chat-mixed"]["spec"]["fetch"].pop("network")
-    world.reconcile()
+    world.spec = world.spec | {"engine": {"drainSeconds": 7}}
+    for _ in range(2):
+        world.reconcile()
     assert ("ConfigMap", "chat-hub-ca") not in world.children
 
 
@@ -275,7 +276,7 @@ def test_a_default_gives_way_to_what_it_would_contradict(
 def test_resources_of_downloads_restart_only_engines_that_download() -> None:
     for model, restarts in ((HUB, True), (CACHED, False), (BROUGHT["an image"], True)):
         inputs = [
-            engine_inputs(InferenceServiceSpec.model_validate({"model": model | more}), Role.MIXED)
+            engine_part(InferenceServiceSpec.model_validate({"model": model | more}), Role.MIXED)
             for more in ({}, {"resources": AMOUNTS})
         ]
         assert (inputs[0] != inputs[1]) == restarts, model

@@ -15,7 +15,7 @@ from sluice_operator.manifests.engine import engine_deployment
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.plan import ServicePlan, plan_service
 
-from tests.operator.examples import IMAGES, live, of, service, service_observed
+from tests.operator.examples import IMAGES, live, of, service, service_observed, written
 from tests.operator.golden import assert_golden
 
 REFERENCE = "registry.example.com:5000/models/qwen3:1"
@@ -85,7 +85,7 @@ def test_the_manifests_of_both_ways_are_golden(accepted: bool, mounted: bool | N
 def test_what_was_chosen_stays_when_the_cluster_learns_to_mount_images() -> None:
     item = service(SPEC)
     first = plan_service(service_observed(item, nodes=ABLE))
-    children = tuple(map(live, first.apply))
+    children = tuple(map(live, written(first)))
     later = service_observed(item, children, nodes=ABLE, accepts_image_volumes=True)
     second = plan_service(later)
     assert planned(second)["modelImage"] == planned(first)["modelImage"]

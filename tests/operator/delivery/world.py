@@ -13,7 +13,7 @@ from sluice_operator.service.observe import Images, Installation
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.status import service_status
 
-from tests.operator.examples import IMAGES, NOW, live, of, service, service_observed
+from tests.operator.examples import IMAGES, NOW, live, of, service, service_observed, written
 from tests.operator.model_pods import COMMIT, ended_pod, resolved, said
 
 
@@ -42,7 +42,7 @@ class World:
         )
         observed = replace(observed, images=self.images)
         plan = plan_service(observed)
-        for manifest in plan.apply:
+        for manifest in written(plan):
             self._apply(manifest)
         for reference in plan.prune:
             del self.children[reference.kind.kind, reference.name]

@@ -17,7 +17,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 from sluice_operator.manifests.deployments import RESTARTED_AT
-from sluice_operator.manifests.spec_history import recorded_spec
+from sluice_operator.service.revisions.revision import revisions_of
 
 from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.harness.cluster import Cluster, State
@@ -55,13 +55,17 @@ async def sluice(
 
 
 def newest_chunk(found: State) -> int | None:
-    newest = max(found.values(), key=lambda item: item["revision"], default={})
-    chunk: int | None = recorded_spec(newest).get("engine", {}).get("chunkSize")
+    """Of the revision that was complete last."""
+    complete = revisions_of(tuple(found.values())).complete
+    chunk: int | None = complete[-1].spec.get("engine", {}).get("chunkSize") if complete else None
     return chunk
 
 
 def recorded(revisions: int, chunk: int | None) -> Callable[[State], bool]:
-    return lambda found: len(found) == revisions and newest_chunk(found) == chunk
+    return lambda found: (
+        len(revisions_of(tuple(found.values())).complete) == revisions
+        and newest_chunk(found) == chunk
+    )
 
 
 async def with_chunk(cluster: Cluster, namespace: str, chunk: int) -> None:

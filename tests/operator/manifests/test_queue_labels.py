@@ -7,7 +7,7 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.service.plan import ServicePlan, plan_service
 
-from tests.operator.examples import live, pool_observed, service, service_observed
+from tests.operator.examples import live, pool_observed, service, service_observed, written
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -22,7 +22,7 @@ def at_work(plan: ServicePlan) -> list[Manifest]:
     """What the plan has made, with its engines."""
     deployment = plan_pool(pool_observed(plan.pools[0].manifest)).deployment
     assert deployment is not None
-    return [live(item, uid=item["metadata"]["name"]) for item in (*plan.apply, deployment)]
+    return [live(item, uid=item["metadata"]["name"]) for item in (*written(plan), deployment)]
 
 
 def next_plan(
@@ -94,9 +94,8 @@ def test_an_edit_that_is_taken_back_returns_to_the_queue_of_the_pods_that_are_th
     first = planned({})
     edit: Manifest = {"engine": {"chunkSize": 128}}
     edited = next_plan(at_work(first), {QUEUE: "gpus"}, edit)
-    back = next_plan(
-        [*at_work(edited), *at_work(first)[-1:], config_map_of(first)], {QUEUE: "gpus"}
-    )
+    former = [item for item in at_work(first) if item["kind"] == "ControllerRevision"]
+    back = next_plan([*at_work(edited), *former], {QUEUE: "gpus"})
     assert back.refusal is None
     assert QUEUE not in engine_labels(back)
 
@@ -112,7 +111,3 @@ def test_labels_that_leave_no_room_for_the_queue_are_refused_by_name() -> None:
     fewer = dict(list(own.items())[2:])
     assert planned({QUEUE: "gpus", PRIORITY: "high"}, {"labels": fewer}).refusal is None
     assert planned({QUEUE: "gpus"}, {"labels": fewer | {QUEUE: "x", "one": "more"}}).refusal is None
-
-
-def config_map_of(plan: ServicePlan) -> Manifest:
-    return live(plan.pools[0].config_map)

@@ -19,7 +19,7 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.accounts import router_role
 from sluice_operator.manifests.metadata import owner
 
-from tests.operator.examples import complete_plan, pool_plan, service, service_plan
+from tests.operator.examples import pool_plan, service, service_plan, written
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 CACHED = {"model": {"uri": "hf://org/name", "cache": {"size": "1Gi"}}}
@@ -57,7 +57,7 @@ def _group(api_version: str) -> str:
 
 def test_whatever_a_plan_applies_may_be_applied_and_pruned(rules: list[dict[str, Any]]) -> None:
     kinds = {kind.kind: kind for kind in (*SERVICE_CHILDREN, *POOL_CHILDREN)}
-    for manifest in (*complete_plan().apply, *service_plan(CACHED).apply, *pool_plan().apply):
+    for manifest in (*written(service_plan()), *service_plan(CACHED).apply, *pool_plan().apply):
         kind = kinds[manifest["kind"]]
         read = READ - {"get"} if kind == CONTROLLER_REVISION else READ
         assert _verbs(rules, _group(kind.api_version), kind.plural) == read | WRITE, kind.kind
@@ -69,9 +69,10 @@ def test_optional_kinds_may_be_applied_and_pruned(rules: list[dict[str, Any]]) -
 
 
 def test_every_kind_that_children_can_be_is_written_by_some_plan() -> None:
-    plans = (service_plan(), service_plan(CACHED), complete_plan(), pool_plan())
-    applied = {manifest["kind"] for plan in plans for manifest in plan.apply}
-    assert applied == {kind.kind for kind in SERVICE_CHILDREN}
+    plans = (service_plan(), service_plan(CACHED), pool_plan())
+    manifests = [manifest for plan in plans for manifest in (*plan.apply, plan.decided) if manifest]
+    kinds = {manifest["kind"] for manifest in manifests}
+    assert kinds == {kind.kind for kind in SERVICE_CHILDREN}
 
 
 def test_what_is_reconciled_may_be_read_and_reported(rules: list[dict[str, Any]]) -> None:

@@ -74,7 +74,6 @@ PROCESS_CHANGES: dict[str, dict[str, Any]] = {
 }
 OTHER_CHANGES: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 9},
-    "inputs": {"inputs": "0123456789"},
     "which adapters": {"adaptersDigest": "0123456789"},
     "roll-out": {"revisions": [{"name": "a", "replicas": 1}]},
     "patience": {"startupSeconds": 60},

@@ -11,11 +11,11 @@ from sluice_contract.config.engine import EngineConfig
 from sluice_operator.cli.rollout.undo import undone
 from sluice_operator.kube.kinds import CONFIG_MAP, Manifest
 from sluice_operator.manifests.engine import revision_of
-from sluice_operator.manifests.spec_history import spec_hash
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.status import service_status
+from sluice_operator.service.revisions.parts import spec_hash
 
 from tests.operator.examples import (
     MINIMAL_SPEC,

@@ -24,7 +24,7 @@ from sluice_operator.pool.status import pool_status
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.status import service_status
-from sluice_operator.service.resolve.pools import resolve_pool
+from sluice_operator.service.resolve.resolved_service import resolve
 from sluice_operator.service.rollout.pairing import fingerprint_of
 from sluice_operator.service.rollout.revisions import pool_state
 
@@ -185,7 +185,7 @@ def test_every_name_is_looked_up_before_it_is_taken() -> None:
     plan = service_plan(SPEC)
     known = {(kind.kind, name) for kind, name in child_names(service(SPEC), ())}
     made = {(m["kind"], m["metadata"]["name"]) for m in plan.apply if m["kind"] != "ConfigMap"}
-    assert made == known - {("ConfigMap", "chat-applied")}
+    assert made == known
 
 
 def test_engines_are_told_their_role_and_where_the_key_is() -> None:
@@ -388,7 +388,8 @@ def test_revisions_are_told_apart_by_the_files_of_their_engines() -> None:
     top = owner(INFERENCE_SERVICE, observed.service, "chat")
     seen: list[tuple[str, str]] = []
     for role in ROLES:
-        resolved = resolve_pool(observed, top, _parsed(observed.service), role)
+        pools = resolve(observed, top, _parsed(observed.service)).resolved().pools
+        (resolved,) = (pool for pool in pools if pool.spec.role == role)
         state = pool_state(observed.children, resolved.spec, resolved.config_map)
         (former,) = state.others
         seen.append((state.desired.fingerprint, former.fingerprint))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_contract.cluster.labels import Role
 from sluice_contract.config.engine import SloTargets, parse_engine_config
 from sluice_contract.config.router import parse_router_config
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, Kind, Manifest
@@ -15,7 +16,8 @@ from sluice_operator.manifests.deployments import INPUTS
 from sluice_operator.manifests.metadata import note_of
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.resolve.settings import settings_status
+from sluice_operator.service.revisions.parts import engine_part
+from sluice_operator.service.revisions.settings import settings_status
 
 from tests.examples import examples
 from tests.operator.examples import (
@@ -83,7 +85,7 @@ def test_what_pods_need_comes_first_and_optional_kinds_last() -> None:
     plan = plan_service(service_observed(item, optional_kinds=OPTIONAL_CHILDREN))
     assert list(dict.fromkeys(manifest["kind"] for manifest in plan.apply)) == [
         "ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Service", "NetworkPolicy",
-        "Deployment", "EnginePool", "PodDisruptionBudget", "ControllerRevision",
+        "Deployment", "EnginePool", "PodDisruptionBudget",
         "PodMonitor", "PrometheusRule", "InferencePool", "HTTPRoute",
     ]  # fmt: skip
 
@@ -147,7 +149,7 @@ def test_every_name_is_known_before_the_plan_is_made(
     planned = {
         (manifest["kind"], manifest["metadata"]["name"])
         for manifest in written(plan_service(observed))
-        if manifest["kind"] != "ConfigMap" or manifest["metadata"]["name"] == "chat-applied"
+        if manifest["kind"] not in ("ConfigMap", "ControllerRevision")
     }
     known = child_names(observed.service, optional)
     assert {(kind.kind, name) for kind, name in known} == planned
@@ -385,8 +387,9 @@ def test_engines_beside_api_keys_serve_nobody_but_routers(pools: Manifest) -> No
 def test_that_keys_are_asked_for_is_an_input_of_engines() -> None:
     """They demand the routers' signature then, so that they have to start anew."""
     auth = {"router": {"auth": {"secretRef": {"name": "team-keys"}}}}
-    inputs = [service_plan(spec).pools[0].manifest["spec"]["inputs"] for spec in ({}, auth)]
-    assert inputs[0] != inputs[1]
+    plans = [service_plan(spec) for spec in ({}, auth)]
+    parts = [engine_part(plan.spec, Role.MIXED) for plan in plans if plan.spec]
+    assert parts[0] != parts[1]
 
 
 def test_routers_follow_an_edit_of_what_they_inherit() -> None:

@@ -16,8 +16,8 @@ from sluice_operator.api.quantities import amount
 from sluice_operator.cli.preview import preview
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.engine import revision
-from sluice_operator.manifests.spec_history import applied_name, spec_hash
 from sluice_operator.service.plan import plan_service
+from sluice_operator.service.revisions.parts import spec_hash
 
 from tests.examples import examples
 from tests.operator.examples import FULL_SPEC, IMAGES, live, service, service_observed, written
@@ -120,12 +120,12 @@ def _percentages(value: Any) -> Iterator[int | str]:
 
 
 def asked(spec: Manifest) -> list[Manifest]:
-    """All that is made for a spec, but the record of it."""
+    """All that is made for a spec, with the name of its revision."""
     result = preview(service(spec), IMAGES)
     assert result.plan.refusal is None
-    return [
-        child for child in result.manifests if child["metadata"]["name"] != applied_name("chat")
-    ]
+    revision = result.plan.decided
+    assert revision is not None
+    return [*result.manifests, {"name": revision["metadata"]["name"]}]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=range(len(SPECS)))

@@ -12,7 +12,7 @@ from sluice_operator.cli.explain.advice import Hint, Verdict, rate_text
 from sluice_operator.cli.kv_capacity import BY_ENGINE, capacity_lines, running_lines
 from sluice_operator.cli.preview import Preview, as_json, inherited_lines, table, value_text
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.service.resolve.settings import settings_status
+from sluice_operator.service.revisions.settings import settings_status
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
 WHY: Final = {

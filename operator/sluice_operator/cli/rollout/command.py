@@ -26,7 +26,6 @@ from sluice_operator.cli.rollout.undo import (
 )
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.spec_history import recorded_spec
 
 FAILED: Final = 1
 UNUSABLE: Final = 2
@@ -91,8 +90,8 @@ async def _history(opened: Session, options: argparse.Namespace) -> int:
 async def _undo(opened: Session, options: argparse.Namespace) -> int:
     service = await opened.service()
     revision = target(service, await opened.revisions(), options.to_revision)
-    spec = undone(service["spec"], recorded_spec(revision))
-    message = f"{options.name}: back to the spec of revision {revision['revision']}"
+    spec = undone(service["spec"], revision.spec)
+    message = f"{options.name}: back to the spec of revision {revision.number}"
     return await _edit(opened, service, spec, message, is_preview=options.dry_run)
 
 

@@ -18,17 +18,16 @@ from sluice_operator.cli.yaml_text import to_yaml
 from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.spec_history import (
+from sluice_operator.service.revisions.parts import (
     ADAPTERS,
     CACHE,
     MANNER,
     NUMBERS,
     OF_HUBS,
     PREFILL,
-    by_number,
-    recorded_spec,
     spec_hash,
 )
+from sluice_operator.service.revisions.revision import Revision, revisions_of
 
 GITOPS: Final = {
     "argocd.argoproj.io/tracking-id": "Argo CD",
@@ -43,21 +42,21 @@ class NothingToUndoError(OperatorError):
     """There is no such revision; `str()` says which there are."""
 
 
-def target(service: Manifest, revisions: tuple[Manifest, ...], number: int | None) -> Manifest:
-    """The ControllerRevision to go back to: `number`, else the last one that was complete and asks
+def target(service: Manifest, children: tuple[Manifest, ...], number: int | None) -> Revision:
+    """The revision to go back to: `number`, else the last one that was complete and asks
     for other pods than the present spec.
 
     Raises:
         NothingToUndoError: it is not there.
     """
-    recorded, now = by_number(revisions), spec_hash(spec_with_commit(service))
+    recorded, now = revisions_of(children).complete, spec_hash(spec_with_commit(service))
     if number is not None:
-        matching = [item for item in recorded if item["revision"] == number]
-        allowed = ", ".join(str(item["revision"]) for item in recorded) or "none is recorded"
+        matching = [revision for revision in recorded if revision.number == number]
+        allowed = ", ".join(str(item.number) for item in recorded) or "none is recorded"
         if not matching:
             raise NothingToUndoError(f"--to-revision: {number} is not there; allowed: {allowed}")
         return matching[0]
-    former = [item for item in recorded if spec_hash(recorded_spec(item)) != now]
+    former = [revision for revision in recorded if spec_hash(revision.spec) != now]
     if not former:
         text = "no former spec of this service is recorded: only what was complete once is"
         raise NothingToUndoError(text)
@@ -113,11 +112,9 @@ def changes(before: Manifest, after: Manifest) -> str:
     return "".join(difflib.unified_diff(old, new, "spec now", "spec after", n=2))
 
 
-def history_text(service: Manifest, revisions: tuple[Manifest, ...]) -> str:
+def history_text(service: Manifest, children: tuple[Manifest, ...]) -> str:
     """The revisions that there are, the newest last."""
-    return "\n".join(
-        table([("revision", "complete first", "model", ""), *_rows(service, revisions)])
-    )
+    return "\n".join(table([("revision", "made", "model", ""), *_rows(service, children)]))
 
 
 def puts_back(service: Manifest) -> str | None:
@@ -127,12 +124,12 @@ def puts_back(service: Manifest) -> str | None:
     return next((tool for mark, tool in GITOPS.items() if mark in marks), None)
 
 
-def _rows(service: Manifest, revisions: tuple[Manifest, ...]) -> Iterator[tuple[str, ...]]:
+def _rows(service: Manifest, children: tuple[Manifest, ...]) -> Iterator[tuple[str, ...]]:
     now = spec_hash(spec_with_commit(service))
-    for item in by_number(revisions):
-        spec, made = recorded_spec(item), item["metadata"].get("creationTimestamp", "")
-        uri = str((spec.get("model") or {}).get("uri", ""))
-        yield str(item["revision"]), made, uri, "now" if spec_hash(spec) == now else ""
+    for revision in revisions_of(children).complete:
+        uri = str((revision.spec.get("model") or {}).get("uri", ""))
+        in_use = "now" if spec_hash(revision.spec) == now else ""
+        yield str(revision.number), revision.made_at, uri, in_use
 
 
 def _take(restored: Manifest, now: Manifest, key: str) -> None:

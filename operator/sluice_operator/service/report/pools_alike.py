@@ -16,9 +16,7 @@ from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
-OF_A_POOL: Final = frozenset(
-    {"role", "replicas", "revisions", "inputs", "configRef", "bootstrapPort"}
-)
+OF_A_POOL: Final = frozenset({"role", "replicas", "revisions", "configRef", "bootstrapPort"})
 """Fields of an EnginePool in which pools that are alike may differ. A port that a container does
 not name is open all the same."""
 

@@ -13,18 +13,18 @@ from sluice_operator.api.conditions import SCALING_ACTIVE, Check
 from sluice_operator.api.findings import parse
 from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
-from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.service import InferenceServiceSpec, mode_of, roles_of
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, is_being_deleted, of_kind
-from sluice_operator.manifests.spec_history import APPLIED_FILE, FORMER_MODE_FILE, spec_in_record
 from sluice_operator.scaled import ScaledPool, ScaledService, Scaling, move_to
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
 from sluice_operator.service.report.pools_alike import engines_move
 from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner, split_text
+from sluice_operator.service.revisions.revision import revisions_of
 from sluice_operator.service.rollout.gpu_budget import other_mode_gpus
 from sluice_operator.service.rollout.mode_switch import Former
 
@@ -37,11 +37,10 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
     spec, former_gpus = plan.spec, plan.former_gpus
     if spec is None or plan.paused:
         return None
-    name = observed.service["metadata"]["name"]
     settings = replace(scaling_settings(spec), engines_move=engines_move(plan))
     if plan.former.is_served:
         budget = settings.gpu_budget
-        if (spec := _former_spec(name, observed.children, plan.former)) is None:
+        if (spec := _former_spec(observed.children, plan.former)) is None:
             return None
         settings = replace(scaling_settings(spec), gpu_budget=budget)
         former_gpus = other_mode_gpus(observed, spec)
@@ -68,14 +67,12 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
     )
 
 
-def _former_spec(service: str, children: Children, former: Former) -> InferenceServiceSpec | None:
+def _former_spec(children: Children, former: Former) -> InferenceServiceSpec | None:
     """The last spec with the `former` pools; None: nothing is known of how they are scaled."""
     roles = {pool["spec"]["role"] for pool in former.pools}
-    for file in (FORMER_MODE_FILE, APPLIED_FILE):
-        if record := spec_in_record(service, children, file):
-            spec = parse(InferenceServiceSpec, record, "spec")
-            if roles <= set(spec.roles):
-                return spec
+    for revision in revisions_of(children).carried_out:
+        if roles <= set(roles_of(mode_of(revision.spec))):
+            return parse(InferenceServiceSpec, revision.spec, "spec")
     return None
 
 

@@ -77,7 +77,7 @@ from sluice_operator.service.report.part_status import (
 from sluice_operator.service.report.priorities_count import priorities_check
 from sluice_operator.service.report.route_accepted import optional_checks
 from sluice_operator.service.report.scaling import scaling_check, scaling_status
-from sluice_operator.service.resolve.settings import settings_status
+from sluice_operator.service.revisions.settings import settings_status
 from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS

@@ -20,10 +20,12 @@ from sluice_operator.manifests.handover import KEY, handover_secret
 from sluice_operator.manifests.metadata import Owner, digest
 from sluice_operator.manifests.network import handover_policies
 from sluice_operator.service.observe import Children
-from sluice_operator.service.resolve.release_decisions import backend_in_use
+from sluice_operator.service.revisions.revision import Revisions
 
 
-def policies(children: Children, top: Owner, spec: InferenceServiceSpec) -> tuple[Manifest, ...]:
+def policies(
+    children: Children, top: Owner, spec: InferenceServiceSpec, revisions: Revisions
+) -> tuple[Manifest, ...]:
     """Which flows there are between the two pools, beyond those of all engines. A revision that
     still serves keeps its port. Engines with another backend than TCP never move, and whoever
     reaches their ports reaches their memory."""
@@ -33,7 +35,7 @@ def policies(children: Children, top: Owner, spec: InferenceServiceSpec) -> tupl
     in_use = (_bootstrap_port(deployment) for deployment in of_kind(children, DEPLOYMENT))
     open_ports = {transfer.bootstrap_port, *(port for port in in_use if port is not None)}
     backends = {
-        backend_in_use(children) or transfer.backend_or_default,
+        revisions.backend_in_use or transfer.backend_or_default,
         *(kept.backend_or_default for role in spec.roles if (kept := spec.kv_transfer(role))),
     }
     return handover_policies(top, tuple(sorted(open_ports)), engines_move=backends == {"TCP"})

@@ -18,17 +18,13 @@ from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.scaling import AutoscalingSpec
 from sluice_operator.api.service import InferenceServiceSpec, mode_of
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.spec_history import (
-    ADAPTERS,
+from sluice_operator.service.revisions.parts import (
     AUTOSCALING,
-    MANNER,
     NUMBERS,
     PREFILL,
-    newest_complete,
     spec_hash,
-    spec_in_record,
 )
-from sluice_operator.service.observe import Children
+from sluice_operator.service.revisions.revision import Revision
 from sluice_operator.validation.errors import scaling_contradictions
 
 
@@ -55,21 +51,12 @@ _NUMBERS: Final[tuple[SpecPart, ...]] = (
     _part(("router",), ("replicas",)),
     _part((AUTOSCALING,), (_BUDGET,)),
 )
-_NOT_IN_HISTORY: Final = (_part(("rollout",), MANNER), _part(("model",), (ADAPTERS,)))
-"""What a ControllerRevision has as it was when it was made."""
 
 
-def last_applied(service: Manifest, children: Children) -> InferenceServiceSpec | None:
-    """The spec that was carried out last, with the commit of its model and the numbers of the
-    present one. None: there was none, or no record of it."""
-    spec, taken = spec_in_record(service["metadata"]["name"], children), _NUMBERS
-    if not spec:
-        # Its ConfigMap was deleted or edited: what was complete last is as good as there is.
-        spec = newest_complete(children)
-        taken = (*_NUMBERS, *_NOT_IN_HISTORY)
-    if not spec:
-        return None
-    present = service.get("spec") or {}
+def with_numbers_of(present: Manifest, last: Revision) -> InferenceServiceSpec | None:
+    """The spec of `last`, which was carried out last, with the numbers of the `present` one. None:
+    this release would refuse it."""
+    spec, taken = last.spec, _NUMBERS
     if mode_of(present) != mode_of(spec):  # other engines are counted there
         taken = taken[len(_ENGINES) :]
     parts = tuple(_set_parts(present, taken))

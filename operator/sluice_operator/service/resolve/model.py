@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sluice_operator.api.pool import HubNetwork, ModelFetch
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import identity
 from sluice_operator.delivery.adapters import AdapterDelivery, plan_adapters
@@ -15,27 +16,34 @@ from sluice_operator.delivery.delivery import (
     plan_delivery,
 )
 from sluice_operator.delivery.resolved_model import is_fetched, with_draft
-from sluice_operator.kube.kinds import PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
+from sluice_operator.kube.kinds import CONFIG_MAP, PERSISTENT_VOLUME_CLAIM, Manifest, of_kind
+from sluice_operator.manifests.hub import CA_FILE, ca_name, hub_ports
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.manifests.placement import placement_of
 from sluice_operator.service.observe import Images, Installation, ServiceObserved
-from sluice_operator.service.resolve.release_decisions import kept_certificates, kept_ports
+from sluice_operator.service.revisions.revision import Revisions
 
 
-def delivery_of(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) -> Delivery:
+def delivery_of(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, revisions: Revisions
+) -> Delivery:
     """How far the model, as the spec has it, is on its way."""
-    return plan_delivery(
-        _delivery_observed(observed), top, spec.model, _fetcher_for(observed, spec)
-    )
+    fetcher = _fetcher_for(observed, spec, revisions)
+    return plan_delivery(_delivery_observed(observed), top, spec.model, fetcher)
 
 
 def kept_delivery(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, coming: Delivery
+    observed: ServiceObserved,
+    top: Owner,
+    spec: InferenceServiceSpec,
+    coming: Delivery,
+    revisions: Revisions,
 ) -> tuple[tuple[Manifest, ...], AdapterDelivery]:
     """What brings models while `spec`, whose model engines have, is kept beside the one that is
     `coming`; and how far its adapters are. A claim that is there may have grown, and stays."""
-    adapters = adapters_of(observed, top, spec)
-    own = (*hub_access(top, spec.model, _fetcher_for(observed, spec)), *adapters.manifests)
+    adapters = adapters_of(observed, top, spec, revisions)
+    fetcher = _fetcher_for(observed, spec, revisions)
+    own = (*hub_access(top, spec.model, fetcher), *adapters.manifests)
     claims = set(map(identity, of_kind(observed.children, PERSISTENT_VOLUME_CLAIM)))
     brought = own if is_fetched(spec.model) else adapters.manifests
     kept = (manifest for manifest in brought if identity(manifest) not in claims)
@@ -43,12 +51,11 @@ def kept_delivery(
 
 
 def adapters_of(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, revisions: Revisions
 ) -> AdapterDelivery:
     """How far adapters and a draft model of a hub, as the spec has them, are on their way."""
-    return plan_adapters(
-        _delivery_observed(observed), top, with_draft(spec), _fetcher_for(observed, spec)
-    )
+    fetcher = _fetcher_for(observed, spec, revisions)
+    return plan_adapters(_delivery_observed(observed), top, with_draft(spec), fetcher)
 
 
 def _delivery_observed(observed: ServiceObserved) -> DeliveryObserved:
@@ -57,16 +64,32 @@ def _delivery_observed(observed: ServiceObserved) -> DeliveryObserved:
     )
 
 
-def _fetcher_for(observed: ServiceObserved, spec: InferenceServiceSpec) -> Fetcher:
+def _fetcher_for(
+    observed: ServiceObserved, spec: InferenceServiceSpec, revisions: Revisions
+) -> Fetcher:
     """What Jobs fetch with, which are placed as the pools of `spec` are."""
     placement = placement_of(map(spec.pool, spec.roles))
-    service, children = observed.service["metadata"]["name"], observed.children
+    kept = [fetch for pool in revisions.in_use if (fetch := pool.fetch)]
+    trusts = any(fetch.network and fetch.network.ca_config_map for fetch in kept)
     return replace(
         fetcher_of(observed.images, observed.installation),
         placement=placement,
-        kept_ports=kept_ports(children),
-        kept_certificates=kept_certificates(children, service),
+        kept_ports=frozenset(port for fetch in kept for port in _ports(fetch)),
+        kept_certificates=_certificates(observed) if trusts else "",
     )
+
+
+def _ports(fetch: ModelFetch) -> frozenset[int]:
+    """Ports at which engines that download themselves reach their hub, or a proxy."""
+    network = fetch.network or HubNetwork()
+    return hub_ports(fetch.endpoint, network.http_proxy, network.https_proxy)
+
+
+def _certificates(observed: ServiceObserved) -> str:
+    """The certificates in the service's ConfigMap of them."""
+    name = ca_name(observed.service["metadata"]["name"])
+    ca_maps = (m for m in of_kind(observed.children, CONFIG_MAP) if m["metadata"]["name"] == name)
+    return next(((item.get("data") or {}).get(CA_FILE, "") for item in ca_maps), "")
 
 
 def fetcher_of(images: Images, installation: Installation) -> Fetcher:

@@ -1,186 +1,80 @@
-"""One pool of a service: resolved by this release of the operator, or as another one resolved
-the same inputs. Pure. Also lists what this release would change of a pool that stays."""
+"""Engine settings of the pools of a service, and what contradicts them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from pydantic.alias_generators import to_camel
 from sluice_contract.base import ConfigError
 from sluice_contract.cluster import ports
 from sluice_contract.cluster.labels import Role
+from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.kv_transfer import KvTransfer, wire_error
-from sluice_contract.config.sizing import Value, resolved_values
+from sluice_contract.config.sizing import Value
 from sluice_contract.http_errors import shown_json
 
-from sluice_operator.accelerators.find import AcceleratorFinding, find_accelerator
+from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.accelerators.node_requirements import is_nvidia, resource_name
-from sluice_operator.api.engine import ModelSpec
-from sluice_operator.api.pool import EnginePoolSpec, ModelFetch, ModelImage
 from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.template import MAX_LABELS
-from sluice_operator.delivery.delivery import pod_fetch
-from sluice_operator.delivery.image import model_image, nodes_mount_images
-from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
-from sluice_operator.manifests.config_map import engine_config_map
-from sluice_operator.manifests.engine_pool import (
-    QUEUE_LABELS,
-    pool_spec,
-    queue_labels,
-    with_queue_labels,
-)
-from sluice_operator.manifests.metadata import Owner
-from sluice_operator.service.observe import Children, Images, ServiceObserved
-from sluice_operator.service.resolve.model import fetcher_of
-from sluice_operator.service.resolve.release_decisions import (
-    DEFAULTED,
-    Pin,
-    backend_in_use,
-    engine_inputs,
-    kept_pins,
-    pinned_spec,
-    shared_settings,
-)
-from sluice_operator.service.resolve.replicas import (
-    Replicas,
-    engines_instead,
-    first_engines,
-    former_pools,
-    plan_replicas,
-)
-from sluice_operator.service.resolve.settings import (
-    HANDOVER_BACKEND,
-    EngineFile,
-    Settings,
-    engine_file,
-    pool_settings,
-    settings_status,
-)
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.engine_pool import queue_labels
+from sluice_operator.service.observe import Images, ServiceObserved
+from sluice_operator.service.resolve.settings import pool_settings
+from sluice_operator.service.revisions.choose import DEFAULTED, Kept
+from sluice_operator.service.revisions.settings import Settings
 from sluice_operator.validation.errors import INVALID, Refusal
 
 AGREED: Final = (*DEFAULTED, "weight_dtype")
 """In which engines that hand each other the KV cache must be alike."""
 KV_TRANSFER: Final = "spec.engine.kvTransfer"
-BY_ENGINE: Final = "the engine's choice"
-"""Of a setting that is not resolved here."""
 
 
-@dataclass(frozen=True)
-class ResolvedPool:
-    """A pool without its roll-out."""
-
-    spec: EnginePoolSpec
-    accelerator: AcceleratorFinding
-    settings: Settings
-    config_map: Manifest
-    replicas: Replicas
-    upgrade: tuple[str, ...] = ()
-    """What this release would change."""
-    is_decided_anew: bool = False
-    """This release has decided it, and not an earlier one."""
+FreshSettings = Mapping[Role, Settings | ConfigError]
+"""The settings of each pool as this release resolves them, or why it cannot."""
 
 
-def resolve_pool(
-    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec, role: Role
-) -> ResolvedPool:
-    """The pool of `role`, of a spec without contradictions."""
-    inputs = engine_inputs(spec, role)
-    accelerator = find_accelerator(spec.pool(role), observed.nodes)
-    shared = shared_settings(observed.children, spec)
-    pin = _kept_pins(observed, spec).get(role)
-    try:
-        # Beside a pin, `file` only tells what this release would change.
-        taken = None if pin else shared
-        in_use = backend_in_use(observed.children)
-        file = engine_file(spec, role, accelerator.accelerator, taken, in_use)
-    except ConfigError as error:
-        assert pin is not None, "contradictions are refused before"
-        file = EngineFile(pin.settings, pin.text)
-        refused: tuple[str, ...] = (f"pool {role} would be refused: {error}",)
-    else:
-        refused = ()
-    config, image = _config_map(top, role, file), _default_image(observed.images, spec, role, pin)
-    first = _first_engines(observed, spec, role, accelerator)
-    replicas = plan_replicas(spec, role, _live(observed.children, role), first)
-    name = config["metadata"]["name"]
-    fresh = pool_spec(top.service, spec, role, replicas.count, image, name, inputs)
-    fresh = fresh.model_copy(update=_model_source(observed, spec.model, top.service))
-    queue = queue_labels(observed.service["metadata"].get("labels"))
-    queued = with_queue_labels(fresh, queue)
-    if pin is None:
-        return ResolvedPool(
-            queued, accelerator, file.settings, config, replicas, is_decided_anew=True
-        )
-    kept, kept_spec = EngineFile(pin.settings, pin.text), pinned_spec(fresh, pin)
-    return ResolvedPool(
-        spec=kept_spec,
-        accelerator=accelerator,
-        settings=pin.settings,
-        config_map=_config_map(top, role, kept),
-        replicas=replicas,
-        upgrade=refused or tuple(_changes(kept_spec, queued, file, pin)),
-    )
-
-
-def _kept_pins(observed: ServiceObserved, spec: InferenceServiceSpec) -> dict[Role, Pin]:
-    images = {
-        role: spec.engine_of(role).image or observed.images.engine_of(spec.pool(role).accelerator)
-        for role in spec.roles
-    }
-    return kept_pins(observed.children, spec, images)
-
-
-def _model_source(
-    observed: ServiceObserved, model: ModelSpec, service: str
-) -> dict[str, ModelFetch | ModelImage | None]:
-    """What each engine downloads itself, or is given of a model that is an image."""
-    fetcher = fetcher_of(observed.images, observed.installation)
-    mounted = observed.accepts_image_volumes and nodes_mount_images(observed.nodes)
+def fresh_settings(
+    spec: InferenceServiceSpec, accelerators: Mapping[Role, AcceleratorFinding], stays: Kept
+) -> FreshSettings:
+    """The settings of each pool; those of a pool that stays only tell what would change."""
     return {
-        "fetch": pod_fetch(service, model, fetcher),
-        "model_image": model_image(model, fetcher.image, mounted=mounted),
+        role: _fresh(spec, role, found.accelerator, {} if role in stays.pools else stays.shared)
+        for role, found in accelerators.items()
     }
 
 
-def _first_engines(
-    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, finding: AcceleratorFinding
-) -> int:
-    """The engines that the pool of `role` begins with. A scaled pool has at least as many engines
-    as it takes to replace those of another mode, because it takes over their load."""
-    first = first_engines(spec, role, finding.accelerator)
-    scaling = spec.pool(role).autoscaling
-    former = former_pools(observed.service, observed.children, spec)
-    if scaling is None or not former:
-        return first
-    prefill = find_accelerator(spec.pool(spec.roles[0]), observed.nodes).accelerator
-    instead = engines_instead(spec, role, prefill, former)
-    return max(first, min(instead, scaling.max_replicas))
+def _fresh(
+    spec: InferenceServiceSpec, role: Role, accelerator: Accelerator, shared: Settings
+) -> Settings | ConfigError:
+    try:
+        return pool_settings(spec, role, accelerator, shared)
+    except ConfigError as error:
+        return error
 
 
-def contradictions(observed: ServiceObserved, spec: InferenceServiceSpec) -> Iterator[Refusal]:
+def contradictions(
+    observed: ServiceObserved, spec: InferenceServiceSpec, stays: Kept, fresh: FreshSettings
+) -> Iterator[Refusal]:
     """Engine settings that contradict each other once they are resolved. Settings in use were
     accepted before and stay accepted."""
     settings_of: dict[Role, Settings] = {}
-    shared = shared_settings(observed.children, spec)
-    pins = _kept_pins(observed, spec)
     for role in spec.roles:
-        pin = pins.get(role)
-        accelerator = find_accelerator(spec.pool(role), observed.nodes).accelerator
-        if pin is None:
-            yield from _too_many_labels(observed.service, spec, role)
-            yield from _without_image(observed.images, spec, role)
-            yield from _at_metrics_port(spec, role)
-        try:
-            settings_of[role] = (
-                pin.settings if pin else pool_settings(spec, role, accelerator, shared)
-            )
-        except ConfigError as error:
-            for mistake in error.errors:
-                path = spec.engine_place(role, mistake.key)
-                yield Refusal(INVALID, f"{path}.{mistake.key}", f"{path}.{mistake}")
+        pool, resolved = stays.pools.get(role), fresh[role]
+        if pool is not None:
+            settings_of[role] = pool.settings
+            continue
+        yield from _too_many_labels(observed.service, spec, role)
+        yield from _without_image(observed.images, spec, role)
+        yield from _at_metrics_port(spec, role)
+        if not isinstance(resolved, ConfigError):
+            settings_of[role] = resolved
+            continue
+        for mistake in resolved.errors:
+            path = spec.engine_place(role, mistake.key)
+            yield Refusal(INVALID, f"{path}.{mistake.key}", f"{path}.{mistake}")
     for role, settings in settings_of.items():
         yield from _against_accelerator(spec, role, settings)
     if len(settings_of) > 1:
@@ -307,50 +201,3 @@ def _against_accelerator(
         allowed = f"{spec.place(role, 'accelerator')}.count ({count})"
         text = f"{path}: {size} is not allowed; allowed: {allowed}"
         yield Refusal(INVALID, path, text)
-
-
-def _live(children: Children, role: Role) -> Manifest | None:
-    pools = of_kind(children, ENGINE_POOL)
-    return next((pool for pool in pools if pool["spec"]["role"] == role), None)
-
-
-def _config_map(top: Owner, role: Role, file: EngineFile) -> Manifest:
-    return engine_config_map(top, file.text, role, settings_status(file.settings))
-
-
-def _default_image(images: Images, spec: InferenceServiceSpec, role: Role, pin: Pin | None) -> str:
-    """The image of this release, else the image in use."""
-    configured = images.engine_of(spec.pool(role).accelerator)
-    return configured or (str(pin.fields.get("image", "")) if pin else "")
-
-
-def _changes(
-    kept: EnginePoolSpec, fresh: EnginePoolSpec, file: EngineFile, pin: Pin
-) -> Iterator[str]:
-    """What differs between the two, for a person."""
-    names = ("image", "drain_seconds", "startup_seconds", "metrics_port")
-    pairs = [(to_camel(name), getattr(kept, name), getattr(fresh, name)) for name in names]
-    if kept.fetch and fresh.fetch:
-        for name in ("image", "endpoint"):
-            pair = (f"fetch.{name}", getattr(kept.fetch, name), getattr(fresh.fetch, name))
-            pairs.append(pair)
-        pairs.append(("fetch.network", str(kept.fetch.network), str(fresh.fetch.network)))
-    if kept.model_image and fresh.model_image:
-        for name in ("copier", "mounted"):
-            old, new = getattr(kept.model_image, name), getattr(fresh.model_image, name)
-            pairs.append((f"modelImage.{name}", old, new))
-    pairs += [(f"label {name}", _label(kept, name), _label(fresh, name)) for name in QUEUE_LABELS]
-    before, after = resolved_values(pin.settings), resolved_values(file.settings)
-    # What carries the KV cache stays.
-    for name in sorted((before.keys() | after.keys()) - {HANDOVER_BACKEND}):
-        pair = (to_camel(name), before.get(name, BY_ENGINE), after.get(name, BY_ENGINE))
-        pairs.append(pair)
-    changes = [f"{name} {old} to {new}" for name, old, new in pairs if old != new]
-    if not changes and file.text != pin.text:
-        changes = ["the engine's file"]
-    yield from (f"pool {fresh.role}: {change}" for change in changes)
-
-
-def _label(spec: EnginePoolSpec, name: str) -> str:
-    labels = (spec.template.labels if spec.template else None) or {}
-    return labels.get(name, "none")

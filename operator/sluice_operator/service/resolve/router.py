@@ -1,9 +1,10 @@
-"""The routers of a service: as this release of the operator makes them, or as another one made them
-of the same inputs. Pure."""
+"""The routers of a service: as this release of the operator makes them, or as another one decided
+for the same part of the spec. Pure."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sluice_contract.cluster.labels import ROUTER_ROLE
@@ -32,7 +33,7 @@ from sluice_operator.manifests.handover import (
     HANDOVER_KEY_FILE,
     handover_secret_name,
 )
-from sluice_operator.manifests.metadata import ROUTER, Owner
+from sluice_operator.manifests.metadata import ROUTER, Owner, digest
 from sluice_operator.manifests.placement import router_template
 from sluice_operator.manifests.pods import mounted_config_maps
 from sluice_operator.manifests.router import (
@@ -41,8 +42,9 @@ from sluice_operator.manifests.router import (
     RouterDeployment,
     router_deployment,
 )
-from sluice_operator.service.observe import Children, ServiceObserved
-from sluice_operator.service.resolve.release_decisions import router_inputs
+from sluice_operator.service.observe import Children, Images, ServiceObserved
+from sluice_operator.service.revisions.parts import router_part
+from sluice_operator.service.revisions.revision import DecidedRouter
 
 
 @dataclass(frozen=True)
@@ -51,49 +53,70 @@ class PlannedRouter:
 
     deployment: Manifest
     config_maps: tuple[Manifest, ...]
-    """Configurations to apply; empty where the one in use is another release's."""
+    """Configurations to apply; empty where the routers are of a former mode."""
     upgrade: tuple[str, ...]
     """What this release would change."""
     is_former: bool = False
     """They are of another mode and stay; only their number may change."""
 
 
+def decided_by_this_release(
+    images: Images, top: Owner, spec: InferenceServiceSpec
+) -> DecidedRouter:
+    """The routers of a spec as this release makes them."""
+    own = spec.router.image if spec.router else None
+    return DecidedRouter(own or images.router, _file(top, spec))
+
+
 def plan_router(
     observed: ServiceObserved,
     top: Owner,
     spec: InferenceServiceSpec,
+    decided: DecidedRouter,
     *,
     waits: bool = False,
-    anew: bool = False,
 ) -> PlannedRouter:
     """The routers of a service. `waits`: routers of a former mode should serve on for now, unless
-    they already use the pools of the spec's mode. `anew`: as this release makes them."""
-    file = _config_map(top, spec)
-    built = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
+    they already use the pools of the spec's mode."""
+    file, built = _built(top, spec, decided)
     live = _live(observed.children, built)
-    if waits:
-        followed = _followed(observed.children, live) if live else None
-        if live is not None and followed is not None and followed != set(spec.roles):
-            serving = applied_manifest(live) or whole_manifest(live)
-            former = with_replicas(serving, built["spec"]["replicas"])
-            return PlannedRouter(former, (), (), is_former=True)
-        if followed is None and not _has_switched(observed.service, spec):
-            other = None if spec.is_disaggregated else PrefillSpec()
-            spec = spec.model_copy(update={"prefill": other})
-            file = _config_map(top, spec)
-            former = _deployment(observed.images.router, top, spec, file["metadata"]["name"])
-            return PlannedRouter(former, (file,), (), is_former=True)
-    applied = applied_manifest(live) if live and not anew else None
-    deployment = to_apply(built, applied)
-    there = {item["metadata"]["name"] for item in of_kind(observed.children, CONFIG_MAP)}
-    if deployment is built or not mounted_config_maps(deployment) <= there:
-        return PlannedRouter(built, (file,), ())
-    old, new = (
-        item["spec"]["template"]["spec"]["containers"][0]["image"] for item in (deployment, built)
-    )
-    changed = f"image {old} to {new}" if old != new else "their pods"
-    same = file["metadata"]["name"] in mounted_config_maps(deployment)
-    return PlannedRouter(deployment, (file,) if same else (), (f"routers: {changed}",))
+    if waits and (former := _of_former_mode(observed, top, spec, live, built)):
+        return former
+    deployment = to_apply(built, applied_manifest(live) if live else None)
+    fresh = decided_by_this_release(observed.images, top, spec)
+    return PlannedRouter(deployment, (file,), tuple(_changes(decided, fresh, deployment, built)))
+
+
+def _changes(
+    decided: DecidedRouter, fresh: DecidedRouter, deployment: Manifest, built: Manifest
+) -> Iterator[str]:
+    """What this release would change of the routers."""
+    if decided.image != fresh.image:
+        yield f"routers: image {decided.image} to {fresh.image}"
+    elif decided.file != fresh.file or deployment is not built:
+        yield "routers: their pods"
+
+
+def _of_former_mode(
+    observed: ServiceObserved,
+    top: Owner,
+    spec: InferenceServiceSpec,
+    live: Manifest | None,
+    built: Manifest,
+) -> PlannedRouter | None:
+    """The routers of a former mode; None: they use the pools of the present one."""
+    followed = _followed(observed.children, live) if live else None
+    if live is not None and followed is not None and followed != set(spec.roles):
+        serving = applied_manifest(live) or whole_manifest(live)
+        former = with_replicas(serving, built["spec"]["replicas"])
+        return PlannedRouter(former, (), (), is_former=True)
+    if followed is None and not _has_switched(observed.service, spec):
+        other = None if spec.is_disaggregated else PrefillSpec()
+        before = spec.model_copy(update={"prefill": other})
+        decided = decided_by_this_release(observed.images, top, before)
+        file, former = _built(top, before, decided)
+        return PlannedRouter(former, (file,), (), is_former=True)
+    return None
 
 
 def _followed(children: Children, live: Manifest) -> set[str] | None:
@@ -119,7 +142,8 @@ def _roles(text: str) -> set[str]:
         return set()
 
 
-def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
+def _file(top: Owner, spec: InferenceServiceSpec) -> str:
+    """Content of router.json."""
     wait = spec.wait_for_engine_seconds
     config = RouterConfig(
         discovery=Discovery(service=top.service, roles=spec.roles),
@@ -133,7 +157,7 @@ def _config_map(top: Owner, spec: InferenceServiceSpec) -> Manifest:
         cors=_cors(spec),
         tracing=_tracing(spec),
     )
-    return config_map(top, ROUTER_FILE, render_router_config(config), ROUTER, ROUTER_ROLE)
+    return render_router_config(config)
 
 
 def _auth(spec: InferenceServiceSpec) -> Auth | None:
@@ -166,22 +190,27 @@ def _memory_limit_bytes(spec: InferenceServiceSpec) -> int:
     return int(amount(limits.get("memory")) or amount(ROUTER_RESOURCES["limits"]["memory"]) or 0)
 
 
-def _deployment(image: str, top: Owner, spec: InferenceServiceSpec, file: str) -> Manifest:
-    router = spec.router or RouterSpec()
+def _built(
+    top: Owner, spec: InferenceServiceSpec, decided: DecidedRouter
+) -> tuple[Manifest, Manifest]:
+    """The routers' configuration and their Deployment, whose pods are as this release makes
+    them."""
+    file = config_map(top, ROUTER_FILE, decided.file, ROUTER, ROUTER_ROLE)
+    router, name = spec.router or RouterSpec(), file["metadata"]["name"]
     lame_duck = int(RouterServer().lame_duck_seconds)
     deployment = RouterDeployment(
         replicas=router.replicas,
-        image=router.image or image,
-        config_map=file,
+        image=decided.image,
+        config_map=name,
         resources=router.resources,
         template=router_template(router.template, map(spec.pool, spec.roles)),
         shutdown_seconds=lame_duck + spec.longest_drain_seconds,
-        inputs=router_inputs(spec),
+        inputs=digest([router_part(spec), decided.image, name]),
         handover_secret=handover_secret_name(top.service),
         keys_secret=_keys_secret(spec),
         restarted_at=spec.restarted_at,
     )
-    return router_deployment(top, deployment)
+    return file, router_deployment(top, deployment)
 
 
 def _keys_secret(spec: InferenceServiceSpec) -> str | None:

@@ -6,11 +6,10 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic.alias_generators import to_camel, to_snake
+from pydantic.alias_generators import to_camel
 from sluice_contract.cluster import ports
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
@@ -35,16 +34,13 @@ from sluice_contract.config.tracing import Tracing
 from sluice_operator.api.adapters import mounted_uri
 from sluice_operator.api.model_uri import CLAIM_MOUNT, claim_of_model, model_source
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.api.status import ResolvedValue
-from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.adapters import ADAPTERS_FILE
 from sluice_operator.manifests.handover import HANDOVER_KEY_FILE
+from sluice_operator.service.revisions.settings import Settings
 
 LISTEN_ADDRESS: Final = "0.0.0.0"  # noqa: S104
 """One file serves all pods of a revision, so it cannot name a pod's own address."""
 
-Settings = dict[str, Resolved]
-"""By field name of `EngineSettings`, and `HANDOVER_BACKEND`."""
 HANDOVER_BACKEND: Final = "kv_transfer_backend"
 
 
@@ -60,22 +56,17 @@ def engine_file(
     spec: InferenceServiceSpec,
     role: Role,
     accelerator: Accelerator,
-    shared: Settings | None = None,
+    settings: Settings,
     backend_in_use: KvBackend | None = None,
 ) -> EngineFile:
-    """Resolves and renders the settings of one pool; `shared`: as in `pool_settings`;
-    `backend_in_use`: what carries the KV cache between engines that are there.
-
-    Raises:
-        ConfigError: two resolved values contradict each other.
-    """
+    """Renders the resolved settings of one pool; `backend_in_use`: what carries the KV cache
+    between engines that are there."""
     source = model_source(spec.model)
-    settings = pool_settings(spec, role, accelerator, shared or {})
     values: dict[str, Any] = resolved_values(settings)
     transfer = spec.kv_transfer(role)
     if transfer is not None:
         backend = _handover_backend(spec, role, transfer, backend_in_use)
-        settings[HANDOVER_BACKEND] = backend
+        settings = settings | {HANDOVER_BACKEND: backend}
         # Without what only the operator reads.
         update = {"backend": backend.value, "resource_name": None}
         transfer = transfer.model_copy(update=update)
@@ -156,26 +147,3 @@ def slo_targets(spec: InferenceServiceSpec, role: Role) -> SloTargets | None:
         return None
     percentile = float(spec.slo.percentile)
     return SloTargets(ttft_milliseconds=ttft, itl_milliseconds=itl, percentile=percentile)
-
-
-def settings_status(settings: Settings) -> Manifest:
-    """The form in which settings are shown in status."""
-    return {
-        to_camel(name): ResolvedValue(
-            value=entry.value, source=entry.source.value, **{"from": entry.origin}
-        ).to_json_dict()
-        for name, entry in sorted(settings.items())
-    }
-
-
-def settings_from(shown: Mapping[str, Any]) -> Settings:
-    """The settings that `settings_status` has shown.
-
-    Raises:
-        ValidationError: they were not shown by it.
-    """
-    return {to_snake(key): _resolved(ResolvedValue.model_validate(v)) for key, v in shown.items()}
-
-
-def _resolved(shown: ResolvedValue) -> Resolved:
-    return Resolved(value=shown.value, source=Source(shown.source), origin=shown.from_)

@@ -3,41 +3,42 @@ Pure. Errors that depend on nodes or children are not reported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
+from sluice_operator.api.canonical import canonical
 from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
-from sluice_operator.manifests.metadata import owner
+from sluice_operator.manifests.metadata import Owner, owner
 from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.resolve.model import delivery_of
-from sluice_operator.service.resolve.pools import contradictions
-from sluice_operator.validation.errors import Refusal, invalid, validation_errors
+from sluice_operator.service.resolve.resolved_service import resolve
+from sluice_operator.service.revisions.revision import Revisions
+from sluice_operator.validation.errors import Refusal, invalid
 
 
 def spec_errors(images: Images, service: Manifest) -> tuple[Refusal, ...]:
     """The errors that the plan would refuse the spec for; `images`: the operator's own."""
     metadata = service["metadata"]
     observed = ServiceObserved({"metadata": metadata, "spec": service.get("spec")}, images)
-    check = partial(_certain_contradictions, observed)
-    try:
-        spec = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
-    except InvalidSpecError as error:
-        return invalid(error, check)
     top = owner(INFERENCE_SERVICE, service, metadata["name"])
-    delivery = delivery_of(observed, top, spec)
-    return (*validation_errors(spec, check), *([delivery.refusal] if delivery.refusal else ()))
+    try:
+        spec = canonical(parse(InferenceServiceSpec, service.get("spec") or {}, "spec"))
+    except InvalidSpecError as error:
+        return invalid(error, partial(_certain, observed, top))
+    delivery = delivery_of(observed, top, spec, Revisions())
+    refused = (delivery.refusal,) if delivery.refusal else ()
+    return (*_certain(observed, top, spec), *refused)
 
 
-def _certain_contradictions(
-    observed: ServiceObserved, spec: InferenceServiceSpec
-) -> Iterator[Refusal]:
-    """Contradictions that hold on every accelerator. The default chunk size depends on the nodes,
-    so it is not checked here."""
-    anywhere = set(contradictions(observed, _without_chunks(spec)))
-    return (refusal for refusal in contradictions(observed, spec) if refusal in anywhere)
+def _certain(
+    observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec
+) -> tuple[Refusal, ...]:
+    """Errors that hold on every accelerator. The default chunk size depends on the nodes, so it is
+    not checked here."""
+    anywhere = resolve(observed, top, _without_chunks(spec)).refusals
+    return tuple(error for error in resolve(observed, top, spec).refusals if error in anywhere)
 
 
 def _without_chunks(spec: InferenceServiceSpec) -> InferenceServiceSpec:

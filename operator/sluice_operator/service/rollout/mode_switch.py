@@ -9,11 +9,12 @@ serve.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_manifest
@@ -25,13 +26,12 @@ from sluice_operator.kube.kinds import (
     controller_uid,
     of_kind,
 )
-from sluice_operator.manifests.engine_pool import STABLE, with_stable
-from sluice_operator.manifests.metadata import note_of, stamped, with_applied_fields
+from sluice_operator.manifests.metadata import stamped, with_applied_fields
 from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.resolve.router import PlannedRouter
-from sluice_operator.service.rollout.revisions import engines_ready, stable_revisions
-from sluice_operator.service.rollout.surge import PoolState
+from sluice_operator.service.rollout.revisions import engines_ready
+from sluice_operator.service.rollout.surge import PoolState, Revisions
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ class Former:
         """Whether `child`, one of the service's children, belongs to these pools."""
         roles = {pool["spec"]["role"] for pool in self.pools}
         return (child["metadata"].get("labels") or {}).get(labels.ROLE) in roles
+
+    def stable(self, noted: Revisions) -> dict[Role, str]:
+        """The revisions of these pools that were complete last, of all that are `noted`."""
+        roles = {pool["spec"]["role"] for pool in self.pools}
+        return {role: name for role, name in noted.items() if role in roles}
 
 
 NO_FORMER: Final = Former()
@@ -84,9 +89,11 @@ def plan_former(
     desired: Iterable[PoolState],
     former: tuple[Manifest, ...],
     router: PlannedRouter,
+    noted: Collection[Role],
 ) -> Former:
     """Which of the `former` pools stay, beside the planned routers. All stay until the running
-    routers use only the `desired` pools, and each of these with engines has a ready one."""
+    routers use only the `desired` pools, and each of these with engines has a ready one. `noted`:
+    the roles whose engines were complete last."""
     if router.is_former:
         return Former(former, is_served=True)
     planned = config_map_of_pod(router.deployment["spec"]["template"]["spec"])
@@ -94,32 +101,34 @@ def plan_former(
     in_use = {config_map_of_pod(pod["spec"]) for pod in running}
     has_moved = in_use == {planned}
     serves = all(pool.desired.ready or not pool.replicas for pool in desired)
-    noted = stable_revisions(observed.service, observed.children).keys()
     was_complete = any(pool["spec"]["role"] in noted for pool in former)
     is_left = serves or not (was_complete or _have_ready_engine(observed.children, former))
     return NO_FORMER if has_moved and is_left else Former(former)
 
 
-def former_manifests(former: Former) -> Iterator[Manifest]:
+def former_manifests(former: Former, noted: Revisions) -> Iterator[Manifest]:
     """Scaled `former` pools with a new number of engines, as they were applied. The number goes to
-    their only revision, or to the last complete one."""
+    their only revision, or to the one in `noted`, which was complete last."""
     for pool in former.pools:
         applied = applied_manifest(pool)
         if applied is None:
             continue
         shares: list[Manifest] = applied["spec"].get("revisions") or []
-        planned = list(_new_shares(pool, shares, in_place=bool(applied["spec"].get("inPlace"))))
+        stable = shares[0]["name"] if len(shares) == 1 else noted.get(pool["spec"]["role"], "")
+        in_place = bool(applied["spec"].get("inPlace"))
+        planned = list(_new_shares(pool, shares, stable, in_place=in_place))
         if planned == shares:
             continue
         spec = applied["spec"] | {"revisions": planned}
         metadata = {k: v for k, v in applied["metadata"].items() if k != "annotations"}
-        made = with_applied_fields(stamped(applied | {"metadata": metadata, "spec": spec}))
-        yield with_stable(made, note_of(pool, STABLE))
+        yield with_applied_fields(stamped(applied | {"metadata": metadata, "spec": spec}))
 
 
-def _new_shares(pool: Manifest, shares: list[Manifest], *, in_place: bool) -> Iterator[Manifest]:
-    """The `shares` of the revisions of a pool; `in_place`: there is no room for others beside."""
-    stable = shares[0]["name"] if len(shares) == 1 else note_of(pool, STABLE)
+def _new_shares(
+    pool: Manifest, shares: list[Manifest], stable: str, *, in_place: bool
+) -> Iterator[Manifest]:
+    """The `shares` of the revisions of a pool, of which `stable` gets the number; `in_place`: there
+    is no room for others beside."""
     others = sum(share["replicas"] for share in shares if share["name"] != stable)
     engines = pool["spec"]["replicas"] - (others if in_place else 0)
     for share in shares:

@@ -13,20 +13,19 @@ from sluice_contract.cluster.labels import Role
 
 from sluice_operator.accelerators.find import AcceleratorFinding
 from sluice_operator.api.pool import RevisionShare
-from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine_pool import engine_pool
 from sluice_operator.manifests.metadata import Owner
 from sluice_operator.service.observe import ServiceObserved
-from sluice_operator.service.resolve.pools import ResolvedPool
 from sluice_operator.service.resolve.replicas import former_pools
+from sluice_operator.service.resolve.resolved_service import ResolvedPool, ResolvedService
 from sluice_operator.service.resolve.router import PlannedRouter, plan_router
-from sluice_operator.service.resolve.settings import Settings
+from sluice_operator.service.revisions.settings import Settings
 from sluice_operator.service.rollout.gpu_budget import budget_of, plan_within, pod_surges
 from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.lent_gpus import says_interrupted, told_before
 from sluice_operator.service.rollout.mode_switch import Former, are_awaited, plan_former
-from sluice_operator.service.rollout.revisions import pool_state, replaces_pods, stable_revisions
+from sluice_operator.service.rollout.revisions import pool_state, replaces_pods
 from sluice_operator.service.rollout.surge import Rollout, plan_rollout
 
 
@@ -59,15 +58,15 @@ class PlannedRollout:
 def roll_out(
     observed: ServiceObserved,
     top: Owner,
-    spec: InferenceServiceSpec,
-    resolved: tuple[ResolvedPool, ...],
+    resolved: ResolvedService,
 ) -> PlannedRollout:
-    """The next step towards the `resolved` pools of `spec`."""
-    service, children = observed.service, observed.children
-    states = tuple(pool_state(children, pool.spec, pool.config_map) for pool in resolved)
+    """The next step towards what is resolved."""
+    service, children, spec = observed.service, observed.children, resolved.spec
+    pools, stable = resolved.pools, resolved.revisions.stable
+    states = tuple(pool_state(children, pool.spec, pool.config_map) for pool in pools)
     strategy = plan_in_place if spec.replaces_in_place else plan_rollout
     budget = budget_of(observed, spec)
-    rollout = plan_within(states, stable_revisions(service, children), strategy, budget)
+    rollout = plan_within(states, stable, strategy, budget)
     former = former_pools(service, children, spec)
     waits = are_awaited(children, spec, states, former)
     # Nobody misses engines of pools that the routers do not use yet.
@@ -75,19 +74,15 @@ def roll_out(
     # In place, no engine comes beside another.
     surge_budget = None if spec.replaces_in_place else budget
     replaced = {
-        pool.spec.role
-        for pool in resolved
-        if surge_budget and replaces_pods(children, top, pool.spec)
+        pool.spec.role for pool in pools if surge_budget and replaces_pods(children, top, pool.spec)
     }
     surges = pod_surges(states, rollout, surge_budget, replaced)
-    # The routers go to this release with the engines that hand over to each other.
-    anew = spec.is_disaggregated and any(pool.is_decided_anew for pool in resolved)
-    router = plan_router(observed, top, spec, waits=waits, anew=anew)
+    router = plan_router(observed, top, spec, resolved.revision.router, waits=waits)
     return PlannedRollout(
         rollout=rollout,
-        pools=tuple(_pool(top, pool, rollout, surges.get(pool.spec.role)) for pool in resolved),
+        pools=tuple(_pool(top, pool, rollout, surges.get(pool.spec.role)) for pool in pools),
         router=router,
-        former=plan_former(observed, states, former, router),
+        former=plan_former(observed, states, former, router, stable.keys()),
         former_gpus=budget.former_gpus if budget else 0,
     )
 
@@ -96,7 +91,7 @@ def _pool(
     top: Owner, resolved: ResolvedPool, rollout: Rollout, pod_surge: int | None
 ) -> PlannedPool:
     role = resolved.spec.role
-    shares, stable = rollout.shares[role], rollout.stable.get(role, "")
+    shares = rollout.shares[role]
     revisions = [RevisionShare(name=name, replicas=count) for name, count in shares.items()]
     numbers = {"revisions": revisions, "pod_surge": pod_surge}
     spec = resolved.spec.model_copy(update=numbers)
@@ -106,5 +101,5 @@ def _pool(
         accelerator=resolved.accelerator,
         settings=resolved.settings,
         config_map=resolved.config_map,
-        manifest=engine_pool(top, spec, stable, sets_replicas=resolved.replicas.is_applied),
+        manifest=engine_pool(top, spec, sets_replicas=resolved.replicas.is_applied),
     )

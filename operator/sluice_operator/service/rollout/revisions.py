@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sluice_contract.cluster.labels import Role
-
 from sluice_operator.api.conditions import UPDATED
 from sluice_operator.api.pool import EnginePoolSpec
 from sluice_operator.apply.field_ownership import applied_manifest, applied_spec
@@ -30,11 +28,10 @@ from sluice_operator.manifests.engine import (
     revision,
     revision_of,
 )
-from sluice_operator.manifests.engine_pool import STABLE
 from sluice_operator.manifests.metadata import Owner, note_of
 from sluice_operator.service.observe import Children
 from sluice_operator.service.rollout.pairing import fingerprint_of, fingerprint_of_deployment
-from sluice_operator.service.rollout.surge import PoolState, Revision, Revisions
+from sluice_operator.service.rollout.surge import PoolState, Revision
 
 
 def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -> PoolState:
@@ -86,14 +83,6 @@ def _same_revision(
     for live in of_kind(children, DEPLOYMENT):
         if revision_of(live) == revision(spec):
             yield built, live, to_apply(built, applied_manifest(live))
-
-
-def stable_revisions(service: Manifest, children: Children) -> Revisions:
-    """The revisions that were complete last, as status says, or else the pools."""
-    rollout = (service.get("status") or {}).get("rollout") or {}
-    pools = of_kind(children, ENGINE_POOL)
-    noted = {Role(pool["spec"]["role"]): note_of(pool, STABLE) for pool in pools}
-    return dict(rollout.get("stable") or {role: name for role, name in noted.items() if name})
 
 
 def engines_ready(live: Manifest | None) -> int:

@@ -13,15 +13,21 @@ from sluice_operator.cli.rollout.undo import (
 )
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
-from sluice_operator.manifests.spec_history import spec_revision
+from sluice_operator.service.revisions.revision import DecidedRouter, Revision, State
 
 from tests.operator.examples import service
 
 
 def recorded(*chunks: int) -> tuple[Manifest, ...]:
+    """Revisions that were complete, with these chunks."""
     top = owner(INFERENCE_SERVICE, service(), "chat")
     specs = [service({"engine": {"chunkSize": size}})["spec"] for size in chunks]
-    return tuple(spec_revision(top, spec, number) for number, spec in enumerate(specs, start=1))
+    return tuple(
+        Revision(
+            f"chat-{number}", number, spec, spec, {}, DecidedRouter("r", "{}"), State(complete=True)
+        ).to_manifest(top)
+        for number, spec in enumerate(specs, start=1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,7 +37,7 @@ def recorded(*chunks: int) -> tuple[Manifest, ...]:
 )
 def test_which_revision_is_gone_back_to(now: int, number: int | None, revision: int) -> None:
     item = service({"engine": {"chunkSize": now}})
-    assert target(item, recorded(1, 2), number)["revision"] == revision
+    assert target(item, recorded(1, 2), number).number == revision
 
 
 def test_what_is_not_there_is_named_with_what_is() -> None:

@@ -18,7 +18,6 @@ from sluice_operator.apply.plan import Identity
 from sluice_operator.conditions.conditions import conditions, find, status_events
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import Manifest
-from sluice_operator.manifests.config_map import RESOLVED
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
 from sluice_operator.scaled import Scaling
@@ -115,7 +114,7 @@ def _refused() -> ServiceObserved:
 def _sized_before(spec: Manifest | None = None) -> ServiceObserved:
     """What a release with other sizes has made of a service, whose spec is `spec` now."""
     with patch.dict(GENERAL, max_running_requests=77):
-        made = [live(item) for item in service_plan().apply]
+        made = [live(item) for item in written(service_plan())]
     return service_observed(service(spec, generation=2), made)
 
 
@@ -418,7 +417,7 @@ def test_a_size_that_engines_choose_since_this_release_stays_until_the_upgrade()
         return resolve_settings(*inputs) | {"max_running_requests": pinned}
 
     with patch("sluice_operator.service.resolve.settings.resolve_settings", of_another_release):
-        made = [live(item) for item in service_plan(gpus).apply]
+        made = [live(item) for item in written(service_plan(gpus))]
     observed = service_observed(service(gpus, generation=2), made)
     assert plan_service(observed).pools[0].settings["max_running_requests"] == pinned
     assert "max_running_requests" not in service_plan(gpus).pools[0].settings
@@ -433,12 +432,11 @@ def test_another_spec_of_the_engines_is_sized_anew(spec: Manifest) -> None:
     assert condition(_status(observed), "UpgradeAvailable")["status"] == "False"
 
 
-@pytest.mark.parametrize("note", ["", "{", "[]", '{"chunkSize": {"value": 8, "source": "Nobody"}}'])
-def test_sources_that_somebody_broke_are_resolved_anew(note: str) -> None:
+def test_sources_that_this_release_does_not_know_are_resolved_anew() -> None:
     observed = _sized_before()
-    files = (item for item in observed.children if item["kind"] == "ConfigMap")
-    file = next(item for item in files if "engine.json" in item["data"])
-    file["metadata"]["annotations"] = {RESOLVED: note}
+    (revision,) = (item for item in observed.children if item["kind"] == "ControllerRevision")
+    for pool in revision["data"]["pools"].values():
+        pool["settings"] = {"chunkSize": {"value": 8, "source": "Nobody", "from": "nowhere"}}
     assert plan_service(observed).pools[0].settings == service_plan().pools[0].settings
 
 

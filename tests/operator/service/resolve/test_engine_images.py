@@ -9,7 +9,7 @@ from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.observe import Images
 from sluice_operator.service.plan import plan_service
 
-from tests.operator.examples import IMAGES, live, service, service_observed
+from tests.operator.examples import IMAGES, live, service, service_observed, written
 
 NVIDIA: Manifest = {"count": 1}
 MIG: Manifest = {"resourceName": "nvidia.com/mig-3g.40gb"}
@@ -50,7 +50,7 @@ def test_a_pool_gets_the_image_of_its_accelerator_or_is_refused(
 
 def test_a_pool_that_runs_keeps_its_image_when_the_operator_has_none_any_more() -> None:
     made = service(spec(NVIDIA))
-    children = map(live, plan_service(service_observed(made)).apply)
+    children = map(live, written(plan_service(service_observed(made))))
     observed = replace(service_observed(made, children), images=NO_GPU_IMAGE)
     plan = plan_service(observed)
     assert plan.refusal is None

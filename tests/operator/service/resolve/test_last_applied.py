@@ -3,7 +3,6 @@ with the numbers of the new spec and all else of the one that was carried out la
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -21,6 +20,7 @@ from sluice_operator.kube.kinds import (
     Kind,
     Manifest,
 )
+from sluice_operator.service.revisions.revision import STATE
 
 from tests.operator.harness.memory_cluster import KEY, MemoryCluster, running
 from tests.operator.model_pods import COMMIT, resolved, said
@@ -289,32 +289,17 @@ async def test_a_model_of_a_hub_serves_on_beside_another(change: Manifest) -> No
     assert cluster.names(PERSISTENT_VOLUME_CLAIM) == ["chat-model"]
 
 
-def _without_a_record(cluster: MemoryCluster) -> None:
-    """Somebody has deleted it."""
-    cluster.api.delete(CONFIG_MAP, "chat-applied")
-
-
-def _with_a_later_restart(cluster: MemoryCluster) -> None:
-    cluster.api.edit(INFERENCE_SERVICE, "chat", {"rollout": {"restartedAt": "later"}})
-
-
-@pytest.mark.parametrize("first", [lambda cluster: None, _with_a_later_restart])
-async def test_what_was_complete_stands_for_a_record_that_was_lost(
-    first: Callable[[MemoryCluster], None],
-) -> None:
+async def test_a_later_restart_is_part_of_what_was_carried_out() -> None:
     cluster = await running(replicas=2)
-    first(cluster)
+    cluster.api.edit(INFERENCE_SERVICE, "chat", {"rollout": {"restartedAt": "later"}})
     await cluster.reconciled()
-    assert cluster.names(CONTROLLER_REVISION)
     before = cluster.templates
-    _without_a_record(cluster)
     await cluster.edited(**TYPO, replicas=3)
     assert (cluster.engines(), cluster.templates) == (3, before)
 
 
 async def test_without_any_record_all_stays_as_it_is() -> None:
     cluster = await running(replicas=2)
-    _without_a_record(cluster)
     for name in cluster.names(CONTROLLER_REVISION):
         cluster.api.delete(CONTROLLER_REVISION, name)
     before = cluster.templates
@@ -334,15 +319,15 @@ async def test_a_name_that_another_object_has_is_left_to_it() -> None:
     assert condition(cluster.status, "Ready")["reason"] == "NameTaken"
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"model":"x"}', '{"prefill":5}', '{"model":{"uri":"dummy://a"},"router":"x"}'],
-)
-async def test_a_record_that_somebody_has_edited_is_none(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "[]", "5", '{"stable":5}', '{"carriedOut":"x","spec":[]}'])
+async def test_what_was_learnt_and_somebody_has_edited_is_learnt_anew(text: str) -> None:
     cluster = await running(**SURGE)
-    record = cluster.api.objects[CONFIG_MAP, "chat-applied"]
-    cluster.api.objects[CONFIG_MAP, "chat-applied"] = record | {"data": {"spec.json": text}}
+    (name,) = cluster.names(CONTROLLER_REVISION)
+    revision = cluster.api.objects[CONTROLLER_REVISION, name]
+    metadata = revision["metadata"] | {"annotations": {STATE: text}}
+    cluster.api.objects[CONTROLLER_REVISION, name] = revision | {"metadata": metadata}
     await cluster.edited(**TYPO)
     assert condition(cluster.status, "Updated")["reason"] == "InvalidSpec"
     await cluster.edited(engine={})
-    assert cluster.api.objects[CONFIG_MAP, "chat-applied"]["data"]["spec.json"] != text
+    annotations = cluster.api.objects[CONTROLLER_REVISION, name]["metadata"]["annotations"]
+    assert annotations[STATE] != text

@@ -13,7 +13,7 @@ from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.service.plan import ServicePlan, plan_service
 
-from tests.operator.examples import live, service, service_observed, service_plan
+from tests.operator.examples import live, service, service_observed, service_plan, written
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 MORE: Manifest = {"engine": {"maxRunningRequests": 64}}
@@ -26,7 +26,7 @@ def _spec(prefill: Manifest | None = None, decode: Manifest | None = None) -> Ma
 
 
 def _children(plan: ServicePlan) -> list[Manifest]:
-    return [live(each, uid=each["metadata"]["name"]) for each in plan.apply]
+    return [live(each, uid=each["metadata"]["name"]) for each in written(plan)]
 
 
 def _plan(spec: Manifest, children: list[Manifest]) -> ServicePlan:
@@ -185,39 +185,28 @@ def test_an_edit_at_the_same_release_leaves_the_other_pool_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("edited", [PREFILL, DECODE])
-def test_an_edited_pool_is_written_last_so_that_an_interruption_leaves_no_half(
-    edited: Role,
-) -> None:
+def test_what_was_decided_is_known_before_it_is_carried_out(edited: Role) -> None:
     old = _deployed(_release("old", _spec(), []))
     spec = _spec(**{edited.value: MORE})
     plan = _release("new", spec, old)
-    pools = [m for m in _children(plan) if m["kind"] == "EnginePool"]
-    assert [m["spec"]["role"] for m in pools][-1] == edited
-    written = {m["metadata"]["name"] for m in _children(plan)} - {pools[-1]["metadata"]["name"]}
-    half = [m for m in _children(plan) if m["metadata"]["name"] in written]
-    half += [m for m in old if m["metadata"]["name"] not in written or m["kind"] == "Deployment"]
-    assert _tags(_release("new", spec, half))[:2] == ["new", "new"]
+    assert plan.decided is not None
+    assert _tags(_release("newer", spec, [*old, live(plan.decided)])) == ["new", "new", "new"]
 
 
 def test_an_edit_that_is_taken_back_takes_both_pools_back_to_their_former_engines() -> None:
     old = _deployed(_release("old", _spec(), []))
     plan = _release("new", _spec(decode=MORE), old)
-    former = [m for m in old if m["kind"] in ("Deployment", "ConfigMap")]
+    former = [m for m in old if m["kind"] in ("Deployment", "ConfigMap", "ControllerRevision")]
     there = [*_children(plan), *former]
     assert _tags(_release("new", _spec(), there))[:2] == ["old", "old"]
 
 
-def test_an_edit_that_is_taken_back_goes_on_where_the_other_pool_s_former_engines_are_gone() -> (
-    None
-):
+def test_an_edit_that_is_taken_back_goes_back_where_former_engines_are_gone() -> None:
     old = _deployed(_release("old", _spec(), []))
     plan = _release("new", _spec(decode=MORE), old)
-    former = [
-        m for m in old
-        if m["kind"] == "ConfigMap" or (m["kind"] == "Deployment" and "decode" in str(m))
-    ]  # fmt: skip
-    there = [*_deployed(plan), *former]
-    assert _tags(_release("new", _spec(), there)) == ["new", "new", "new"]
+    revisions = [m for m in old if m["kind"] == "ControllerRevision"]
+    back = _release("new", _spec(), [*_deployed(plan), *revisions])
+    assert _tags(back) == ["old", "old", "old"]
 
 
 def _backends(plan: ServicePlan) -> list[tuple[str | None, str]]:
@@ -237,10 +226,10 @@ def test_engines_that_hand_over_by_mooncake_go_on_so_when_their_service_is_edite
 ) -> None:
     """Those of another release, whose default it was, look like these."""
     by_mooncake = _spec() | {"engine": {"kvTransfer": {"backend": "Mooncake"}}}
-    before = _children(service_plan(by_mooncake))
+    before = _deployed(service_plan(by_mooncake))
     plan = _plan(_spec() | {"engine": more}, before)
     assert _backends(plan) == [("Mooncake", "engines in use")] * 2
-    again = _plan(_spec() | {"engine": more}, _children(plan))
+    again = _plan(_spec() | {"engine": more}, _deployed(plan))
     assert _backends(again) == [("Mooncake", "engines in use")] * 2
     assert not again.upgrade
 

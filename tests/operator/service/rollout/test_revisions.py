@@ -12,7 +12,7 @@ from sluice_operator.manifests.deployments import with_replicas, with_trial
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.resolve.pools import resolve_pool
+from sluice_operator.service.resolve.resolved_service import resolve
 from sluice_operator.service.rollout.in_place import plan_in_place
 from sluice_operator.service.rollout.revisions import pool_state
 from sluice_operator.service.rollout.surge import PoolState
@@ -39,7 +39,7 @@ def _state(*children: Manifest) -> PoolState:
     spec = plan_service(observed).spec
     assert spec is not None
     top = owner(INFERENCE_SERVICE, observed.service, "chat")
-    resolved = resolve_pool(observed, top, spec, spec.roles[0])
+    (resolved,) = resolve(observed, top, spec).resolved().pools
     return pool_state(observed.children, resolved.spec, resolved.config_map)
 
 

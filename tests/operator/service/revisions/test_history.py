@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest, of_kind
-from sluice_operator.manifests.spec_history import recorded_spec, spec_hash
+from sluice_operator.kube.kinds import CONTROLLER_REVISION, INFERENCE_SERVICE, Manifest
+from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.rollout.spec_history import MAX_SPECS
+from sluice_operator.service.revisions.history import MAX_COMPLETE
+from sluice_operator.service.revisions.parts import spec_hash
+from sluice_operator.service.revisions.revision import State, revisions_of
 
 from tests.operator.examples import MINIMAL_SPEC, complete_service, live, service, service_observed
 from tests.operator.model_pods import COMMIT, RESOLVED
@@ -32,8 +36,8 @@ class Recorded:
 
     @property
     def chunks(self) -> list[int]:
-        found = sorted(self.there.values(), key=lambda item: item["revision"])
-        return [recorded_spec(item)["engine"]["chunkSize"] // CHUNK for item in found]
+        complete = revisions_of(tuple(self.there.values())).complete
+        return [revision.spec["engine"]["chunkSize"] // CHUNK for revision in complete]
 
     def _take(self, item: Manifest) -> None:
         owned = [live(each) for each in self.there.values()]
@@ -41,11 +45,11 @@ class Recorded:
         for reference in plan.prune:
             assert reference.kind == CONTROLLER_REVISION
             del self.there[reference.name]
-        for each in of_kind(plan.apply, CONTROLLER_REVISION):
-            name = each["metadata"]["name"]
-            data = self.there.get(name, each)["data"]
-            assert each["data"] == data, "the API server lets nobody change it"
-            self.there[name] = each
+        for revision in filter(None, (plan.decided, plan.record)):
+            name = revision["metadata"]["name"]
+            data = self.there.get(name, revision)["data"]
+            assert revision["data"] == data, "the API server lets nobody change it"
+            self.there[name] = revision
 
 
 def test_only_what_was_complete_is_recorded() -> None:
@@ -53,6 +57,21 @@ def test_only_what_was_complete_is_recorded() -> None:
     history.complete(with_chunk(1))
     history.fail(with_chunk(2))
     assert history.chunks == [1]
+
+
+def test_which_engines_were_complete_last_is_known_beside_the_next_spec() -> None:
+    """Before that has any engine, and whatever becomes of the status."""
+    history = Recorded()
+    history.complete(with_chunk(1))
+    before = State(stable={"mixed": "of-the-first"})
+    ((name, item),) = history.there.items()
+    (first,) = revisions_of((item,)).all
+    top = owner(INFERENCE_SERVICE, service(), "chat")
+    there = [live(replace(first, state=before).to_manifest(top))]
+    decided = plan_service(service_observed(service(with_chunk(2)), there)).decided
+    assert decided is not None
+    assert decided["metadata"]["name"] != name
+    assert revisions_of((*there, decided)).stable == {"mixed": "of-the-first"}
 
 
 def test_what_is_taken_up_again_is_the_newest() -> None:
@@ -66,10 +85,10 @@ def test_what_is_taken_up_again_is_the_newest() -> None:
 
 def test_the_last_ones_are_kept_also_while_nothing_is_complete() -> None:
     history = Recorded()
-    for size in range(1, MAX_SPECS + 3):
+    for size in range(1, MAX_COMPLETE + 3):
         history.complete(with_chunk(size))
     history.fail(with_chunk(100))
-    assert history.chunks == list(range(3, MAX_SPECS + 3))
+    assert history.chunks == list(range(3, MAX_COMPLETE + 3))
 
 
 def test_numbers_make_no_revision() -> None:
@@ -112,5 +131,6 @@ def test_a_hubs_model_is_recorded_with_its_commit() -> None:
     asked = {"uri": "hf://org/name", "refresh": "x"}
     item = complete_service({"model": asked})
     item["status"]["model"] = {**asked, "revision": "main", **RESOLVED}
-    (found,) = of_kind(plan_service(service_observed(item)).apply, CONTROLLER_REVISION)
-    assert recorded_spec(found)["model"] == {"uri": "hf://org/name", "revision": COMMIT}
+    revision = plan_service(service_observed(item)).decided
+    assert revision is not None
+    assert revision["data"]["spec"]["model"] == {"uri": "hf://org/name", "revision": COMMIT}

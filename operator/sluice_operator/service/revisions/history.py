@@ -1,0 +1,83 @@
+"""What is written of a service's revisions: the one that is carried out, before anything follows
+from it, and afterwards what was learnt of it. Pure. Former ones stay for a while, so that engines
+which are still there are known, and `sluice rollout undo` finds what was complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sluice_contract.cluster.labels import Role
+
+from sluice_operator.api.conditions import UPDATED
+from sluice_operator.apply.plan import Identity
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import find
+from sluice_operator.kube.kinds import CONTROLLER_REVISION, Manifest
+from sluice_operator.manifests.metadata import Owner
+from sluice_operator.service.revisions.revision import Revision, Revisions
+
+MAX_COMPLETE: Final = 5
+"""Revisions to which a roll-out can be undone, the present one included."""
+MAX_OTHERS: Final = 3
+"""Further ones, which were never complete."""
+
+
+@dataclass(frozen=True)
+class History:
+    """What is written of revisions, and what stays."""
+
+    decided: Manifest | None
+    """To be written before all else; None: it is there."""
+    record: Manifest
+    """To be written once it is carried out."""
+    kept: frozenset[Identity]
+
+
+def plan_history(
+    service: Manifest,
+    top: Owner,
+    there: Revisions,
+    present: Revision,
+    stable: Mapping[Role, str],
+    written: Manifest | None,
+) -> History:
+    """The history once `present` is carried out. `stable`: the engines that are complete now or
+    were last; `written`: the present spec, where `present` is its revision."""
+    live = next((revision for revision in there.all if revision.name == present.name), None)
+    newest = next(there.newest_first, None)
+    number = present.number if live is newest else there.next_number
+    present = replace(present, number=number)
+    before = replace(present.state, stable={r.value: name for r, name in there.stable.items()})
+    after = replace(
+        before,
+        carried_out=True,
+        complete=before.complete or (written is not None and _is_complete(service)),
+        stable={role.value: name for role, name in sorted(stable.items())},
+    )
+    if written is not None:
+        after = replace(after, spec=None if written == present.made_of else written)
+    is_there = live is not None and live.number == number
+    return History(
+        decided=None if is_there else replace(present, state=before).to_manifest(top),
+        record=replace(present, state=after).to_manifest(top),
+        kept=frozenset(
+            Identity(CONTROLLER_REVISION.kind, name) for name in {*_kept(there), present.name}
+        ),
+    )
+
+
+def _kept(there: Revisions) -> Iterator[str]:
+    complete = [revision.name for revision in there.all if revision.state.complete]
+    others = [revision.name for revision in there.all if not revision.state.complete]
+    yield from complete[-MAX_COMPLETE:]
+    yield from others[-MAX_OTHERS:]
+
+
+def _is_complete(service: Manifest) -> bool:
+    """Whether all that the spec asks for has worked."""
+    updated = find(service.get("status"), UPDATED) or {}
+    stated = (updated.get("status"), updated.get("reason"), updated.get("observedGeneration"))
+    return stated == ("True", reasons.ALL_READY, service["metadata"].get("generation"))

@@ -1,0 +1,141 @@
+"""What a spec says of its engines and of its routers. Specs with equal parts make equal pods.
+
+Pure. Numbers of pods, how they are replaced, and which adapters there are make no pod differ. Parts
+are compared as this release reads them: that of a former release's revision is read anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import BaseModel
+from sluice_contract.cluster.labels import Role
+
+from sluice_operator.api.adapters import claim_of
+from sluice_operator.api.canonical import canonical
+from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.model_uri import FETCHED, adapter_claims, scheme_of
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.delivery.image import is_image
+from sluice_operator.delivery.resolved_model import is_fetched
+from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.metadata import digest
+from sluice_operator.manifests.placement import router_template
+
+AUTOSCALING: Final = "autoscaling"
+NUMBERS: Final = ("replicas", AUTOSCALING)
+"""Fields of the spec and of its section `prefill` that change no pod."""
+PREFILL: Final = "prefill"
+ADAPTERS: Final = "adapters"
+"""Field of the model; only the claims that adapters are on change pods."""
+CACHE: Final = "cache"
+OF_HUBS: Final = ("refresh", "tokenSecretRef")
+"""Fields of a model that is not downloaded; they are about its adapters alone."""
+MANNER: Final = ("strategy", "restartedAt")
+"""Fields of `spec.rollout` that change no revision."""
+_NOT_READ: Final = {Role.PREFILL: "speculation", Role.DECODE: "host_cache"}
+"""The section of `engine` that the engines of a role do not read."""
+_NOT_THE_PODS: Final = ("replicas", "route", "inferencePool")
+"""Fields of the router that change none of its pods."""
+
+
+def engine_part(spec: InferenceServiceSpec, role: Role) -> Manifest:
+    """All that a spec says of the engines of a pool."""
+    pool, unread = spec.pool(role), _NOT_READ.get(role)
+    engine = pool.engine.model_copy(update={unread: None}) if unread else pool.engine
+    not_the_pods = {"adapters": None}
+    if not _brings_itself(spec.model):
+        not_the_pods["resources"] = None
+    claims = adapter_claims(spec.model) if spec.model.adapters is not None else None
+    parts = {
+        "role": role.value,
+        "model": _set_fields(spec.model.model_copy(update=not_the_pods)),
+        "adapters": claims,
+        "slo": _set_fields(spec.slo),
+        "accelerator": _set_fields(pool.accelerator),
+        "resources": _set_fields(pool.resources),
+        "template": _set_fields(pool.template),
+        "engine": _set_fields(engine),
+        "tracing": spec.tracing.endpoint if spec.tracing else None,
+        "metrics": _set_fields(spec.metrics),
+        # Engines serve nobody but the routers where keys are asked for.
+        "auth": spec.asks_for_keys,
+    }
+    return _of_release(spec, parts)
+
+
+def router_part(spec: InferenceServiceSpec) -> Manifest:
+    """All that a spec says of its routers, with how long they wait for a first engine."""
+    settings = _set_fields(spec.router) or {}
+    router = {name: value for name, value in settings.items() if name not in _NOT_THE_PODS}
+    own = spec.router.template if spec.router else None
+    drains = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
+    parts = {
+        "router": router,
+        "template": _set_fields(router_template(own, map(spec.pool, spec.roles))),
+        "drainSeconds": max(drains, default=None),
+        "mode": spec.mode,
+        "tracing": _set_fields(spec.tracing),
+        "waitForEngineSeconds": spec.wait_for_engine_seconds,
+    }
+    return _of_release(spec, parts)
+
+
+def spec_hash(spec: Manifest) -> str:
+    """A hash that specs have in common that ask for the same pods, however they are spelled."""
+    try:
+        parsed: object = parse(InferenceServiceSpec, spec, "spec")
+    except InvalidSpecError as error:
+        parsed = error.parsed
+    if not isinstance(parsed, InferenceServiceSpec):  # of another release
+        return digest(spec)
+    return digest(asked_of(canonical(parsed)))
+
+
+def asked_of(spec: InferenceServiceSpec) -> Manifest:
+    """A spec without what changes no pod: equal for specs that are the same revision."""
+    asked = _set_fields(spec) or {}
+    asked.pop("paused", None)
+    for section in (asked, asked.get(PREFILL) or {}):
+        for name in NUMBERS:
+            section.pop(name, None)
+    model = asked["model"]
+    if scheme_of(model["uri"]) not in FETCHED:
+        for name in OF_HUBS:
+            model.pop(name, None)
+    if ADAPTERS in model:
+        claims = {claim_of(adapter["uri"]) for adapter in model[ADAPTERS]}
+        model[ADAPTERS] = sorted(claims - {"", claim_of(model["uri"])})
+    _strip(asked, "router", ("replicas",))
+    _strip(asked, "rollout", MANNER)
+    return asked
+
+
+def _strip(parent: Manifest, key: str, names: tuple[str, ...]) -> None:
+    """Removes `names` from a section, and the section where nothing is left."""
+    section = parent.get(key)
+    if section is not None:
+        parent[key] = {name: value for name, value in section.items() if name not in names}
+        if not parent[key]:
+            del parent[key]
+
+
+def _brings_itself(model: ModelSpec) -> bool:
+    """Whether engines' pods have containers that bring the model."""
+    return is_image(model) or (is_fetched(model) and model.cache is None)
+
+
+def _of_release(spec: InferenceServiceSpec, parts: dict[str, Any]) -> Manifest:
+    """`parts` that are there, with the release that the user asked to be taken."""
+    upgrade = spec.rollout.upgrade if spec.rollout else None
+    set_parts = {**parts, "upgrade": upgrade}.items()
+    return {name: value for name, value in set_parts if value is not None}
+
+
+def _set_fields(part: BaseModel | None) -> Manifest | None:
+    """The fields that differ from their defaults. An empty section is there all the same:
+    `accelerator: {}` is a GPU."""
+    if part is None:
+        return None
+    return part.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)

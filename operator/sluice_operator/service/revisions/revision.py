@@ -1,0 +1,309 @@
+"""A revision of a service as an object: a ControllerRevision whose data is what its user asked for
+and what a release of the operator decided for that. The data never changes, so nothing is decided
+twice: engines and routers of a spec stay as they are under any release, and a spec that comes back
+gets its former engines.
+
+What is learnt later is an annotation: whether the revision was carried out, whether it was complete
+once, and which engines were complete last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+from pydantic import ValidationError
+from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import Role
+from sluice_contract.config.kv_transfer import KvBackend, KvTransfer
+
+from sluice_operator.api.canonical import canonical
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.pool import EnginePoolSpec, ModelFetch
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, Manifest, of_kind
+from sluice_operator.manifests.engine import revision_of
+from sluice_operator.manifests.metadata import DESIRED_HASH, HISTORY, Owner, digest, note_of
+from sluice_operator.service.revisions.parts import asked_of, engine_part, router_part
+from sluice_operator.service.revisions.settings import Settings, settings_from
+
+STATE: Final = f"{labels.GROUP}/state"
+"""Annotation: what was learnt of a revision since it was made, as JSON."""
+DECIDED: Final = ("image", "drainSeconds", "startupSeconds", "fetch", "modelImage", "metricsPort")
+"""Fields of an EnginePool that have a default in each release of the operator."""
+
+
+@dataclass(frozen=True)
+class DecidedPool:
+    """What a release decided about a pool."""
+
+    fields: Manifest
+    """The fields in `DECIDED` of the EnginePool."""
+    file: str
+    """Content of engine.json."""
+    shown: Manifest
+    """Its settings with their sources, as status shows them."""
+    queue: Mapping[str, str] = field(default_factory=dict)
+    """Labels by which Kueue admits the pods."""
+    engines: str = ""
+    """Name of the engines' revision, which their Deployment and pods are labelled with."""
+
+    @cached_property
+    def settings(self) -> Settings:
+        return settings_from(self.shown)
+
+    @property
+    def image(self) -> str:
+        return str(self.fields["image"])
+
+    @property
+    def fetch(self) -> ModelFetch | None:
+        """What each engine downloads."""
+        fetch = self.fields.get("fetch")
+        return None if fetch is None else ModelFetch.model_validate(fetch)
+
+    @property
+    def backend(self) -> KvBackend | None:
+        """What carries the KV cache; None where nothing does."""
+        transfer = json.loads(self.file).get("kvTransfer")
+        return KvTransfer.model_validate(transfer).backend if transfer else None
+
+    def applied_to(self, fresh: EnginePoolSpec) -> EnginePoolSpec:
+        """`fresh` with what was decided."""
+        own = {name: value for name, value in fresh.to_json_dict().items() if name not in DECIDED}
+        return EnginePoolSpec.model_validate(own | self.fields)
+
+
+@dataclass(frozen=True)
+class DecidedRouter:
+    """What a release decided about the routers."""
+
+    image: str
+    file: str
+    """Content of router.json."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What was learnt of a revision since it was made."""
+
+    carried_out: bool = False
+    """All that makes pods was written."""
+    complete: bool = False
+    """All of it was ready once; only such a revision is undone to."""
+    stable: Mapping[str, str] = field(default_factory=dict)
+    """Revision of the engines that were complete last, by role."""
+    spec: Manifest | None = None
+    """Its spec as carried out last, where numbers or other things that change no pod differ."""
+
+    def to_json(self) -> str:
+        written: Manifest = {"stable": dict(self.stable)} if self.stable else {}
+        written |= {"carriedOut": True} if self.carried_out else {}
+        written |= {"complete": True} if self.complete else {}
+        written |= {} if self.spec is None else {"spec": self.spec}
+        return json.dumps(written, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What a user asked for, and what was decided for it."""
+
+    name: str
+    number: int
+    """A greater one is newer; that of the revision in use is the greatest."""
+    made_of: Manifest
+    """The spec as its user wrote it, with the commit of its model."""
+    pinned: Manifest
+    """The spec that was resolved: with downloads in place of hubs."""
+    pools: Mapping[Role, DecidedPool]
+    router: DecidedRouter
+    state: State = State()
+    made_at: str = ""
+
+    @property
+    def spec(self) -> Manifest:
+        """The spec as carried out last."""
+        return self.made_of if self.state.spec is None else self.state.spec
+
+    @cached_property
+    def parsed(self) -> InferenceServiceSpec | None:
+        """The spec that was resolved, as this release reads it; None if it would be refused."""
+        try:
+            return canonical(parse(InferenceServiceSpec, self.pinned, "spec"))
+        except InvalidSpecError:
+            return None
+
+    @cached_property
+    def is_readable(self) -> bool:
+        """Whether this release knows the settings that were decided."""
+        try:
+            return all(isinstance(pool.settings, dict) for pool in self.pools.values())
+        except ValidationError:
+            return False
+
+    def engine_part(self, role: Role) -> Manifest | None:
+        """What it says of the engines of a role; None without such a pool."""
+        if (
+            self.parsed is None
+            or not self.is_readable
+            or role not in self.pools
+            or role not in self.parsed.roles
+        ):
+            return None
+        return engine_part(self.parsed, role)
+
+    def is_of(self, spec: InferenceServiceSpec) -> bool:
+        """Whether a pinned spec asks for the same pods."""
+        if not self.is_readable:
+            return False
+        if self.pinned == _dumped(spec):
+            return True
+        return self.parsed is not None and _identity(self.parsed) == _identity(spec)
+
+    def has_routers_of(self, spec: InferenceServiceSpec) -> bool:
+        """Whether a pinned spec says the same of its routers."""
+        return self.parsed is not None and router_part(self.parsed) == router_part(spec)
+
+    def to_manifest(self, owner: Owner) -> Manifest:
+        """The ControllerRevision."""
+        head = owner.child(CONTROLLER_REVISION, self.name, HISTORY)
+        data = {
+            "spec": self.made_of,
+            "pinned": self.pinned,
+            "pools": {role.value: _pool_data(pool) for role, pool in self.pools.items()},
+            "router": {"image": self.router.image, "file": self.router.file},
+        }
+        manifest = head | {"revision": self.number, "data": data}
+        notes = {STATE: self.state.to_json()}
+        notes |= {DESIRED_HASH: digest([manifest, notes])}
+        return manifest | {"metadata": manifest["metadata"] | {"annotations": notes}}
+
+
+def new_revision(
+    service: str,
+    number: int,
+    written: Manifest,
+    pinned: InferenceServiceSpec,
+    pools: Mapping[Role, DecidedPool],
+    router: DecidedRouter,
+) -> Revision:
+    """A revision that was never carried out; `written`: the spec as its user wrote it."""
+    name = f"{service}-{digest(_identity(pinned))}"
+    return Revision(name, number, written, _dumped(pinned), pools, router)
+
+
+@dataclass(frozen=True)
+class Revisions:
+    """The revisions of a service that are kept, the newest last."""
+
+    all: tuple[Revision, ...] = ()
+    engines: frozenset[str] = frozenset()
+    """Revisions of engines that are there."""
+
+    @property
+    def newest_first(self) -> Iterator[Revision]:
+        return reversed(self.all)
+
+    @property
+    def complete(self) -> list[Revision]:
+        """Those that were complete once, the newest last."""
+        return [revision for revision in self.all if revision.state.complete]
+
+    @property
+    def carried_out(self) -> Iterator[Revision]:
+        """Those that were carried out, the newest first."""
+        return (revision for revision in self.newest_first if revision.state.carried_out)
+
+    @property
+    def stable(self) -> dict[Role, str]:
+        """Revision of the engines that were complete last, by role."""
+        newest = next(self.newest_first, None)
+        return {Role(role): name for role, name in newest.state.stable.items()} if newest else {}
+
+    @property
+    def in_use(self) -> Iterator[DecidedPool]:
+        """What was decided about engines that are there, or are being made, the newest first."""
+        for revision in self.newest_first:
+            for pool in revision.pools.values():
+                if revision is self.all[-1] or pool.engines in self.engines:
+                    yield pool
+
+    @property
+    def backend_in_use(self) -> KvBackend | None:
+        """What carries the KV cache between the engines that are there."""
+        return next((pool.backend for pool in self.in_use if pool.backend), None)
+
+    @property
+    def next_number(self) -> int:
+        return max((revision.number for revision in self.all), default=0) + 1
+
+    def of(self, spec: InferenceServiceSpec) -> Revision | None:
+        """The revision of a pinned spec."""
+        return next((revision for revision in self.newest_first if revision.is_of(spec)), None)
+
+
+def revisions_of(children: tuple[Manifest, ...]) -> Revisions:
+    """The revisions among a service's children."""
+    items = (_read(item) for item in of_kind(children, CONTROLLER_REVISION))
+    there = sorted(filter(None, items), key=lambda revision: (revision.number, revision.name))
+    engines = frozenset(map(revision_of, of_kind(children, DEPLOYMENT)))
+    return Revisions(tuple(there), engines - {""})
+
+
+def _read(item: Manifest) -> Revision | None:
+    """The revision that a ControllerRevision holds; None: it is none of the operator's."""
+    data = item.get("data") or {}
+    try:
+        pools = {Role(role): _pool_of(pool) for role, pool in data["pools"].items()}
+        router = DecidedRouter(data["router"]["image"], data["router"]["file"])
+        metadata = item["metadata"]
+        revision = Revision(
+            metadata["name"], item["revision"], data["spec"], data["pinned"], pools, router
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    state, made_at = _state_of(item), metadata.get("creationTimestamp", "")
+    return replace(revision, state=state, made_at=made_at)
+
+
+def _pool_data(pool: DecidedPool) -> Manifest:
+    return {
+        "fields": pool.fields,
+        "file": pool.file,
+        "settings": pool.shown,
+        "queue": dict(pool.queue),
+        "engines": pool.engines,
+    }
+
+
+def _pool_of(data: Manifest) -> DecidedPool:
+    return DecidedPool(
+        data["fields"], data["file"], data["settings"], data["queue"], data["engines"]
+    )
+
+
+def _state_of(item: Manifest) -> State:
+    """What the annotation says; nothing where somebody has broken it."""
+    try:
+        noted: Any = json.loads(note_of(item, STATE))
+        return State(
+            carried_out=noted.get("carriedOut") is True,
+            complete=noted.get("complete") is True,
+            stable={Role(role).value: str(name) for role, name in noted.get("stable", {}).items()},
+            spec=noted["spec"] if isinstance(noted.get("spec"), dict) else None,
+        )
+    except (AttributeError, ValueError):
+        return State()
+
+
+def _identity(spec: InferenceServiceSpec) -> Manifest:
+    """What makes a pinned spec the same revision as another. Routers read how long a first engine
+    takes to come, which numbers decide."""
+    return {"asked": asked_of(spec), "waitForEngineSeconds": spec.wait_for_engine_seconds}
+
+
+def _dumped(spec: InferenceServiceSpec) -> Manifest:
+    return spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
