@@ -84,7 +84,7 @@ OPERATOR_MUTATIONS: Final = (
         "choose",
         "if same is not None:",
         "if same is None:",
-        ("test_pool_agreement", "test_history"),
+        ("../resolve/test_pool_agreement", "test_history"),
         package=REVISIONS,
     ),
     Mutation(
@@ -92,7 +92,7 @@ OPERATOR_MUTATIONS: Final = (
         "choose",
         "if (not image or pool.image == image) and _agrees(pool.settings, shared):",
         "if _agrees(pool.settings, shared):",
-        ("test_pool_agreement",),
+        ("../resolve/test_pool_agreement",),
         package=REVISIONS,
     ),
     Mutation(
