@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sluice_operator.api.conditions import Check
@@ -20,6 +21,7 @@ from sluice_operator.conditions.pods import (
 )
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import is_current
+from sluice_operator.probes.refused_pods import REFUSED_SECONDS
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Progress:
     """Why no pod can even be created, e.g. a quota."""
     exceeded_since: str = ""
     """When the deadline passed, as Kubernetes writes it."""
+    failing_since: str = ""
+    """Since when pods cannot be created, as Kubernetes writes it."""
 
 
 def shortfall(
@@ -51,7 +55,7 @@ def shortfall(
     if failure and not (is_late and failure.reason == SCHEDULING_GATED):
         return Check("False", failure.reason, f"{count}; {failure}")
     if reached.failure:
-        return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
+        return Check("False", reasons.REPLICA_FAILURE, f"{count}; {reached.failure}")
     waits = f" {claim}" if (claim := missing_claim(current)) else ""
     if is_late:
         text = f"{count}; no progress within the deadline.{waits}"
@@ -66,6 +70,25 @@ def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
     failure = first_failure(current)
     lasting = failure is not None and failure.lasting
     return lasting or (reached.applied and _is_late(reached, current))
+
+
+def refused_for_long(reached: Progress | None, pods: Iterable[Manifest], now: datetime) -> bool:
+    """Whether the API server has refused pods of a Deployment for `REFUSED_SECONDS`, as by a quota.
+    Pods that drain, of whichever revision, may hold what the refused ones lack."""
+    return _patience_seconds(reached, now) == 0.0 and not any(map(is_draining, pods))
+
+
+def refused_again_seconds(reached: Progress | None, now: datetime) -> float | None:
+    """The time until `refused_for_long`, which no event tells; None: it has passed, or no pod is
+    refused."""
+    return _patience_seconds(reached, now) or None
+
+
+def _patience_seconds(reached: Progress | None, now: datetime) -> float | None:
+    if reached is None or not reached.failure or not reached.failing_since:
+        return None
+    passed = (now - datetime.fromisoformat(reached.failing_since)).total_seconds()
+    return min(REFUSED_SECONDS, max(0.0, REFUSED_SECONDS - passed))
 
 
 def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
@@ -105,6 +128,7 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
         deadline_exceeded=seen and moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED,
         failure=failure.get("message") if failure.get("status") == "True" else None,
         exceeded_since=exceeded_since(live),
+        failing_since=str(failure.get("lastTransitionTime", "")),
     )
 
 

@@ -31,6 +31,10 @@ PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
 """As Deployments call it."""
 CLAIMS_NOT_SERVED: Final = "ClaimsNotServed"
 """The API server takes no ResourceClaims of pods: their engines come without devices."""
+POD_REFUSED: Final = "PodRefused"
+"""The API server refuses the pods of a Job, as by a quota or an admission webhook."""
+REPLICA_FAILURE: Final = "ReplicaFailure"
+"""It refuses pods of a Deployment, whose condition says so."""
 
 HEALTHY: Final = frozenset(
     {
@@ -40,5 +44,7 @@ HEALTHY: Final = frozenset(
 )  # fmt: skip
 """Expected in normal operation; all others cause a warning event. (The event about an edit is
 recorded when it is reverted.)"""
-STALLING: Final = frozenset({APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED, CLAIMS_NOT_SERVED})
+STALLING: Final = frozenset(
+    {APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED, CLAIMS_NOT_SERVED, POD_REFUSED}
+)
 """They need a person, whatever the other conditions say."""

@@ -171,7 +171,7 @@ def _task(
     if scheme_of(model.uri) in BUCKETS:  # no hub is told a bucket's credentials
         task = replace(task, token=None, identity=None)
     job = fetch_job(top, task)
-    outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED)
+    outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED, observed.refusals)
     if isinstance(outcome, Done) and not re.fullmatch("[0-9a-f]{40}", outcome.message):
         text = f"the fetcher's answer is not understood: {outcome.message[:256]}"
         outcome = Failed("FetcherMismatch", text)

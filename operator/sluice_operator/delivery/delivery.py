@@ -7,8 +7,8 @@ created from a commit that is not recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pydantic import ValidationError
@@ -81,6 +81,8 @@ class DeliveryObserved:
     """Those of its Jobs."""
     progress: FetchProgress | None = None
     """How far the download is, where that is known."""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """Why the API server makes no pod of a Job, by its uid."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _resolve(
     arguments = resolve_arguments(fetcher.hub.endpoint_of(uri), uri, revision)
     job = fetch_job(top, fetch_task(top, "resolve", model, fetcher, arguments))
     what = f"{uri} at {revision}"
-    outcome = outcome_in(observed.children, observed.pods, job, MODEL_RESOLVED)
+    outcome = outcome_in(observed.children, observed.pods, job, MODEL_RESOLVED, observed.refusals)
     if not isinstance(outcome, Done):
         text = f"{what} is being resolved to a commit."
         return _undone(job, outcome, Check("False", RESOLVING, text))
@@ -196,7 +198,7 @@ def _download(
     arguments = fetch_arguments(fetcher.hub.endpoint_of(pin.uri), pin.uri, pin.commit)
     job = fetch_job(top, fetch_task(top, "fetch", model, fetcher, arguments, pin.claim))
     what = f"commit {pin.commit} of {pin.uri} to claim {pin.claim}"
-    outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED)
+    outcome = outcome_in(observed.children, observed.pods, job, MODEL_FETCHED, observed.refusals)
     if not isinstance(outcome, Done):
         text = f"{_so_far(observed.progress) or _gb(pin.bytes)}: {what}."
         return _undone(job, outcome, Check("False", FETCHING, text))

@@ -5,16 +5,20 @@ Pure. The pods' termination messages hold the result; the Job only says whether 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from sluice_contract.cluster.termination import EXIT_REFUSED, TerminationMessage
 
 from sluice_operator.api.template import FETCH_CONTAINER
 from sluice_operator.conditions.pods import first_failure, name_secret
+from sluice_operator.conditions.reasons import POD_REFUSED
 from sluice_operator.kube.kinds import JOB, Manifest, controller_uid, of_kind
+
+SUSPENDED: Final = "JobSuspended"
+"""Somebody else holds the Job back, say Kueue in a queue."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,25 @@ Outcome = Done | Failed | Running | Lost
 
 
 def outcome_in(
-    children: Iterable[Manifest], pods: Iterable[Manifest], job: Manifest, succeeds_with: str
+    children: Iterable[Manifest],
+    pods: Iterable[Manifest],
+    job: Manifest,
+    succeeds_with: str,
+    refusals: Mapping[str, str],
 ) -> Outcome:
-    """The outcome of the planned `job`, as the live one among `children` has it."""
+    """The outcome of the planned `job`, as the live one among `children` has it. `refusals`: why
+    the API server makes no pod of a live Job, by its uid."""
     name = job["metadata"]["name"]
     jobs = of_kind(tuple(children), JOB)
     live = next((item for item in jobs if item["metadata"]["name"] == name), None)
-    return outcome_of(live, pods, succeeds_with)
+    outcome = outcome_of(live, pods, succeeds_with)
+    if live is None or not isinstance(outcome, Running):
+        return outcome
+    if refusal := refusals.get(str(live["metadata"].get("uid"))):
+        return Running(POD_REFUSED, f"Job {name} gets no pod: {refusal}", has_pod=False)
+    if live["spec"].get("suspend"):
+        return Running(SUSPENDED, f"Job {name} is suspended, and has no pod.", has_pod=False)
+    return outcome
 
 
 def outcome_of(job: Manifest | None, pods: Iterable[Manifest], succeeds_with: str) -> Outcome:

@@ -138,16 +138,11 @@ class ApiClient:
         query = {"fieldManager": FIELD_MANAGER}
         return await self._send(Request("POST", collection, query, manifest))
 
-    async def would_create(self, kind: Kind, manifest: Manifest) -> Manifest | None:
-        """What the API server would make of the object, which it does not; None: it refuses it."""
+    async def would_create(self, kind: Kind, manifest: Manifest) -> Manifest:
+        """What the API server would make of the object, which it does not. Raises as `create`."""
         collection = path(kind, manifest["metadata"]["namespace"])
         query = {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
-        try:
-            return await self._send(Request("POST", collection, query, manifest))
-        except ApiError as error:
-            if error.status not in (400, 422):
-                raise
-            return None
+        return await self._send(Request("POST", collection, query, manifest))
 
     async def replace(self, kind: Kind, manifest: Manifest) -> Manifest:
         """Compare and swap: `ConflictError` unless `resourceVersion` is still the current one."""

@@ -43,6 +43,7 @@ from sluice_operator.conditions.deployments import (
     exceeded_since,
     given_up,
     makes_progress,
+    refused_for_long,
     shortfall,
 )
 from sluice_operator.conditions.pods import (
@@ -80,7 +81,7 @@ def pool_status(
         updated = apply_failed(refused) or updated  # a budget alone keeps no engine from starting
     completed = generation if updated.is_true else before.get("completedGeneration")
     serving = answering(ready, _desired_engines(observed, plan), "engines", updated)
-    checks = _checks(plan, current, pods, serving, updated)
+    checks = _checks(plan, current, pods, serving, updated, now)
     checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
     if plan.spec and (adapters := adapters_loaded(observed, plan.spec)):
         checks[ADAPTERS_LOADED] = adapters
@@ -117,14 +118,15 @@ def _checks(
     pods: list[Manifest],
     serving: Check,
     updated: Check,
+    now: datetime,
 ) -> dict[str, Check]:
-    failure = first_failure(current)
-    stalled = _stalled(plan, current, serving, updated)
+    failure, hopeless = first_failure(current), _given_up(plan, current, pods, now)
+    stalled = _stalled(plan, hopeless, serving, updated)
     progressing = _progressing(plan, updated, stalled)
     return {
         READY: serving,
         UPDATED: updated,
-        PROGRESSING: _halted(plan, current, pods, updated) or progressing,
+        PROGRESSING: _halted(plan, current, pods, updated, hopeless=hopeless) or progressing,
         MODEL_AVAILABLE: _model(any(map(is_ready, current)), failure, updated),
         RECONCILING: progressing,
         STALLED: stalled,
@@ -194,8 +196,19 @@ def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
     return Check("True", updated.reason, updated.message)
 
 
+def _given_up(plan: PoolPlan, current: list[Manifest], pods: list[Manifest], now: datetime) -> bool:
+    reached = plan.progress
+    is_given_up = reached is not None and given_up(reached, current)
+    return is_given_up or refused_for_long(reached, pods, now)
+
+
 def _halted(
-    plan: PoolPlan, current: list[Manifest], pods: list[Manifest], updated: Check
+    plan: PoolPlan,
+    current: list[Manifest],
+    pods: list[Manifest],
+    updated: Check,
+    *,
+    hopeless: bool,
 ) -> Check | None:
     """A stopped roll-out: engines of the desired revision fail, and engines of the former one still
     serve. It continues by itself if the new engines become ready."""
@@ -204,7 +217,7 @@ def _halted(
     failure = halting_failure(current)
     if failure is not None:
         text = f"{failure.reason}: {failure}"
-    elif plan.progress is not None and given_up(plan.progress, current):
+    elif hopeless:
         text = f"{updated.reason}: {updated.message}"
     else:
         return None
@@ -222,10 +235,9 @@ def _model(ready: bool, failure: PodFailure | None, updated: Check) -> Check:
     return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
 
 
-def _stalled(plan: PoolPlan, current: list[Manifest], serving: Check, updated: Check) -> Check:
+def _stalled(plan: PoolPlan, hopeless: bool, serving: Check, updated: Check) -> Check:
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
-    hopeless = troubled and plan.progress is not None and given_up(plan.progress, current)
-    if plan.refusal is not None or hopeless or updated.reason in reasons.STALLING:
+    if plan.refusal is not None or (troubled and hopeless) or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
     return not_stalled({UPDATED: updated, READY: serving})
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from sluice_operator.clock import Clock
 from sluice_operator.kube.client import ApiClient
-from sluice_operator.kube.errors import RequestError
+from sluice_operator.kube.errors import ApiError, RequestError
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest
 from sluice_operator.log import fields
 
@@ -47,8 +47,11 @@ class ImageVolumes:
 
     async def _is_kept(self) -> bool:
         """Whether the volume would still be an image in what the API server stores."""
-        stored = await self._client.would_create(DEPLOYMENT, self._probe)
-        if stored is None:
+        try:
+            stored = await self._client.would_create(DEPLOYMENT, self._probe)
+        except ApiError as error:
+            if error.status not in (400, 422):
+                raise
             return False
         volumes = stored["spec"]["template"]["spec"].get("volumes") or ()
         return any("image" in volume for volume in volumes)

@@ -42,6 +42,7 @@ from sluice_operator.probes.handover_wires import HandoverReports
 from sluice_operator.probes.image_volumes import ImageVolumes
 from sluice_operator.probes.network_isolation import NetworkIsolation, connect_over_tcp
 from sluice_operator.probes.optional_kinds import OptionalKinds
+from sluice_operator.probes.refused_pods import RefusedPods
 from sluice_operator.probes.router_ledgers import RouterLedgers
 from sluice_operator.process.admission import Admission, Endpoint
 from sluice_operator.process.defects import Defects
@@ -255,6 +256,7 @@ def _dispatcher(
         DownloadProgress(fetch_over_http, clock),
         NetworkIsolation(connect_over_tcp, clock, in_cluster=settings.is_in_pod),
         RouterLedgers(fetch_over_http, clock),
+        RefusedPods(parts.client, clock),
     )
     pools = PoolObserver(
         reader,

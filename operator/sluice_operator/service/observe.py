@@ -7,8 +7,8 @@ Reads only; decides nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from sluice_contract.cluster import labels
@@ -18,18 +18,20 @@ from sluice_contract.wire.load import Ledger
 from sluice_operator.accelerators.node_requirements import is_nvidia
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.pools import AcceleratorSpec
-from sluice_operator.conditions.pods import is_ready
+from sluice_operator.conditions.pods import is_finished, is_ready
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.informer.reader import Reader
 from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
+    JOB,
     POD,
     SERVICE_CHILDREN,
     Kind,
     Manifest,
     controller_uid,
     is_being_deleted,
+    of_kind,
 )
 from sluice_operator.manifests.hub import PUBLIC_HUB, HubAccess
 from sluice_operator.manifests.network import OPERATOR_NAMESPACE
@@ -37,6 +39,7 @@ from sluice_operator.probes.downloads import DownloadProgress
 from sluice_operator.probes.image_volumes import ImageVolumes
 from sluice_operator.probes.network_isolation import NetworkIsolation
 from sluice_operator.probes.optional_kinds import OptionalKinds
+from sluice_operator.probes.refused_pods import RefusedPods
 from sluice_operator.probes.router_ledgers import RouterLedgers
 from sluice_operator.service.names import (
     Name,
@@ -108,6 +111,8 @@ class ServiceObserved:
     """Pods of the Jobs that bring the model; only of a service whose model is downloaded."""
     progress: FetchProgress | None = None
     """How far they are, where one of them says so."""
+    refused_jobs: Mapping[str, str] = field(default_factory=dict)
+    """Why the API server makes no pod of a Job of the service, by the Job's uid."""
     nodes: tuple[Manifest, ...] | None = None
     """None when the operator may not read nodes."""
     name_conflicts: tuple[Manifest, ...] = ()
@@ -142,6 +147,8 @@ class ServiceObserver:
     """None: no engine is connected to."""
     ledgers: RouterLedgers | None = None
     """None: no router is asked."""
+    refused_pods: RefusedPods | None = None
+    """None: of no Job is asked why it has no pod."""
 
     def certain(self) -> ServiceObserver:
         """An observer that reads the kinds in `DECISIVE` from the API server."""
@@ -175,6 +182,7 @@ class ServiceObserver:
         children, _ = await self._unlabelled(service, children, in_use)
         isolation = await self._isolation(key, children, selector)
         routers_ready = tuple(filter(is_ready, pods))
+        jobs = tuple(of_kind(children, JOB))
         return ServiceObserved(
             service,
             self.images,
@@ -183,6 +191,7 @@ class ServiceObserver:
             engines,
             fetchers,
             progress,
+            await self._refused_jobs(jobs, fetchers),
             nodes,
             conflicts,
             optional_kinds=optional,
@@ -190,13 +199,25 @@ class ServiceObserver:
             accepts_image_volumes=mounts,
             isolation=isolation,
             ledger=await self.ledgers.total(routers_ready) if self.ledgers else None,
-            look_again_seconds=self._look_again_seconds(key, routers_ready),
+            look_again_seconds=self._look_again_seconds(key, routers_ready, jobs),
         )
 
-    def _look_again_seconds(self, key: Key, routers: tuple[Manifest, ...]) -> float | None:
+    async def _refused_jobs(
+        self, jobs: tuple[Manifest, ...], pods: tuple[Manifest, ...]
+    ) -> dict[str, str]:
+        if self.refused_pods is None:
+            return {}
+        going_on = (pod for pod in pods if not is_finished(pod))
+        return await self.refused_pods.refusals(jobs, going_on)
+
+    def _look_again_seconds(
+        self, key: Key, routers: tuple[Manifest, ...], jobs: tuple[Manifest, ...]
+    ) -> float | None:
         isolation = self.isolation.again_seconds(key) if self.isolation else None
         ledgers = self.ledgers.again_seconds(routers) if self.ledgers else None
-        return min((times for times in (isolation, ledgers) if times is not None), default=None)
+        refused = self.refused_pods.again_seconds(jobs) if self.refused_pods else None
+        again = (isolation, ledgers, refused)
+        return min((seconds for seconds in again if seconds is not None), default=None)
 
     async def _isolation(self, key: Key, children: Children, selector: str) -> Check | None:
         """Of engines of every role; their pods are only read when one is to be asked."""

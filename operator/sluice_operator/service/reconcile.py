@@ -6,6 +6,7 @@ The same for every cause: created, changed, a child changed, nothing changed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from sluice_operator.apply.executor import Executor
@@ -13,12 +14,14 @@ from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
+from sluice_operator.conditions.deployments import progress, refused_again_seconds
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.errors import RequestError
+from sluice_operator.kube.kinds import DEPLOYMENT, of_kind
 from sluice_operator.probes.downloads import EVERY_SECONDS, is_running
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
-from sluice_operator.service.observe import ServiceObserver
-from sluice_operator.service.plan import plan_service
+from sluice_operator.service.observe import ServiceObserved, ServiceObserver
+from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.scaling import scaled_service
 from sluice_operator.service.report.status import service_status
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
@@ -70,7 +73,8 @@ class ServiceReconcile:
             raise
         self.autoscaling.service_seen(key, scaled)
         scaling = self.autoscaling.last_scaling(key)
-        status = service_status(observed, plan, self.clock.now(), outcome.refused, scaling)
+        now = self.clock.now()
+        status = service_status(observed, plan, now, outcome.refused, scaling)
         report = report_of(plan, outcome, live.get("status"), status, NOTABLE)
         await self.executor.report(live, outcome, report)
         taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN
@@ -82,4 +86,17 @@ class ServiceReconcile:
             return TOLD_BEFORE_SECONDS
         if plan.former_gpus:
             return DRAINING_SECONDS
-        return observed.look_again_seconds
+        again = (observed.look_again_seconds, _routers_again_seconds(observed, plan, now))
+        return min((seconds for seconds in again if seconds is not None), default=None)
+
+
+def _routers_again_seconds(
+    observed: ServiceObserved, plan: ServicePlan, now: datetime
+) -> float | None:
+    """When refused pods of the routers need a person."""
+    if plan.router is None:
+        return None
+    deployments = of_kind(observed.children, DEPLOYMENT)
+    name = plan.router["metadata"]["name"]
+    live = next((item for item in deployments if item["metadata"]["name"] == name), None)
+    return refused_again_seconds(progress(plan.router, live), now)

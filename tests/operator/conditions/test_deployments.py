@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sluice_operator.conditions.deployments import given_up, progress, shortfall
+from sluice_operator.conditions.deployments import (
+    given_up,
+    progress,
+    refused_again_seconds,
+    refused_for_long,
+    shortfall,
+)
 from sluice_operator.kube.kinds import Manifest
 
 from tests.operator.examples import complete, live, pods, pool_plan
@@ -125,3 +132,45 @@ def test_a_pod_that_its_queue_lets_after_the_deadline_may_start(
     ended = {"name": "engine", "ready": False, **CRASHES}
     failing = pod | {"status": pod["status"] | {"containerStatuses": [ended]}}
     assert given_up(reached, [failing])
+
+
+def _refused(**condition: Any) -> Manifest:
+    """The API server refuses pods of it."""
+    failing = {
+        "type": "ReplicaFailure", "status": "True", "reason": "FailedCreate",
+        "message": "exceeded quota", "lastTransitionTime": SINCE,
+    }  # fmt: skip
+    return live(_deployment(), observedGeneration=1, conditions=[failing | condition])
+
+
+@pytest.mark.parametrize(
+    ("found", "passed", "is_long", "again"),
+    [
+        (_refused(), 0, False, 30),
+        (_refused(), 29, False, 1),
+        (_refused(), 30, True, None),
+        (_refused(), 3600, True, None),
+        (_refused(), -3600, False, 30),
+        (_refused(status="False"), 3600, False, None),
+        (_late(_deployment()), 3600, False, None),
+        (None, 3600, False, None),
+    ],
+    ids=["now", "just before", "just then", "long ago", "by a fast clock", "over", "late", "none"],
+)
+def test_pods_that_are_refused_need_a_person_after_a_while(
+    found: Manifest | None, passed: int, *, is_long: bool, again: float | None
+) -> None:
+    reached = progress(_deployment(), found)
+    now = datetime.fromisoformat(SINCE) + timedelta(seconds=passed)
+    assert refused_for_long(reached, pods(_deployment(), 1), now) is is_long
+    assert refused_again_seconds(reached, now) == again
+
+
+def test_a_pod_that_drains_may_hold_what_the_refused_one_lacks() -> None:
+    reached = progress(_deployment(), _refused())
+    now = datetime.fromisoformat(SINCE) + timedelta(hours=1)
+    ready, leaving = pods(_deployment(), 2)
+    leaving = leaving | {"metadata": leaving["metadata"] | {"deletionTimestamp": SINCE}}
+    assert not refused_for_long(reached, [ready, leaving], now)
+    assert refused_for_long(reached, [ready], now)
+    assert not refused_for_long(None, [], now)

@@ -92,6 +92,23 @@ def test_engines_are_made_at_once_and_an_adapter_is_served_once_it_is_there() ->
     assert world.revisions() == before
 
 
+def test_an_adapter_whose_job_gets_no_pod_needs_a_person_while_the_model_serves() -> None:
+    world = world_with(SQL, OWN)
+    before = world.revisions()
+    world.refused = "failed quota: team: must specify limits.cpu for: fetch-model"
+    world.reconcile()
+    assert world.condition("AdaptersLoaded") == ("False", "PodRefused")
+    assert world.condition("Stalled") == ("True", "PodRefused")
+    message = (find(world.status, "Stalled") or {})["message"]
+    assert message.startswith("sql: Job chat-adapter-")
+    assert message.endswith(f"gets no pod: {world.refused}")
+    assert world.revisions() == before
+    world.refused = ""
+    world.reconcile()
+    assert world.condition("AdaptersLoaded") == ("False", "FetchingAdapters")
+    assert world.condition("Stalled")[0] == "False"
+
+
 def test_beside_a_model_of_the_hub_they_are_on_its_claim() -> None:
     world = World({"model": {"uri": "hf://org/model", "cache": {"size": "1Gi"}, "adapters": [LAW]}})
     world.reconcile()

@@ -401,6 +401,60 @@ def test_a_job_without_a_pod_is_named() -> None:
     assert "no pod" not in (find(world.status, "ModelAvailable") or {})["message"]
 
 
+REFUSED = 'pods "a" is forbidden: failed quota: team: must specify limits.cpu for: fetch-model'
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["nothing serves", "another model serves"])
+def test_a_job_whose_pod_is_refused_needs_a_person_until_it_is_not(served: bool) -> None:
+    world = World({"model": {"uri": "dummy://a"} if served else HUB})
+    world.reconcile()
+    world.edit(**HUB)
+    world.reconcile()
+    world.refused = REFUSED
+    world.reconcile()
+    says = f"Job {world.job()['metadata']['name']} gets no pod: {REFUSED}"
+    stalled, *others = (
+        find(world.status, kind) or {} for kind in ("Stalled", "ModelAvailable", "Updated")
+    )
+    assert (stalled["status"], stalled["reason"]) == ("True", "PodRefused")
+    assert world.condition("Progressing") == world.condition("Reconciling")
+    assert world.condition("Reconciling") == ("False", "PodRefused")
+    for condition in others:
+        assert (condition["status"], condition["reason"]) == ("False", "PodRefused")
+    assert all(says in condition["message"] for condition in (stalled, *others))
+    world.refused = ""
+    world.reconcile()
+    assert world.condition("Stalled")[0] == "False"
+    assert world.condition("ModelAvailable") == ("False", "ResolvingModel")
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_refusal_is_told_before_what_attempts_have_said(attempts: int) -> None:
+    world = World({"model": HUB}, refused=REFUSED)
+    world.reconcile()
+    for _ in range(attempts):
+        world.ends(1, said("HubUnreachable", "no route"))
+    world.reconcile()
+    assert world.condition("Stalled") == ("True", "PodRefused")
+    world.ends(2, said("AccessDenied", "gated"))
+    world.reconcile()
+    assert world.condition("Stalled") == ("True", "AccessDenied"), "no pod comes after that"
+
+
+def test_a_job_that_somebody_suspends_is_told_and_not_given_up() -> None:
+    world = World({"model": HUB})
+    world.reconcile()
+    world.job()["spec"]["suspend"] = True
+    plan = world.reconcile()
+    message = (find(world.status, "ModelAvailable") or {})["message"]
+    assert world.condition("ModelAvailable") == ("False", "JobSuspended")
+    assert message == f"Job {world.job()['metadata']['name']} is suspended, and has no pod."
+    stalled = find(world.status, "Stalled") or {}
+    assert stalled["status"] == "False"
+    assert "JobSuspended may need a person" in stalled["message"]
+    assert all("suspend" not in manifest.get("spec", {}) for manifest in plan.apply)
+
+
 def test_a_pod_that_dies_without_a_word_is_told_by_its_code() -> None:
     world = World({"model": HUB})
     world.reconcile()

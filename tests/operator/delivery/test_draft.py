@@ -107,3 +107,11 @@ def test_it_is_refused_where_engines_cannot_have_it(model: Manifest, uri: str, f
     assert plan.refusal.field == "spec.engine.speculation.draft.uri"
     assert f'"{uri}" is not implemented yet; allowed: ' in plan.refusal.message
     assert field in plan.refusal.message
+
+
+def test_a_draft_whose_job_gets_no_pod_needs_a_person() -> None:
+    world = world_with()
+    world.refused = "denied"
+    world.reconcile()
+    assert world.condition("Stalled") == ("True", "PodRefused")
+    assert world.condition("ModelAvailable") == ("False", "PodRefused")

@@ -29,6 +29,8 @@ class World:
     uids: int = 0
     installation: Installation = field(default_factory=Installation)
     images: Images = IMAGES
+    refused: str = ""
+    """Why the API server makes no pod of any Job."""
 
     def reconcile(self, progress: FetchProgress | None = None) -> ServicePlan:
         """Plans, carries out and reports once."""
@@ -38,6 +40,7 @@ class World:
             self.children.values(),
             fetchers=tuple(self.pods),
             progress=progress,
+            refused_jobs=self._refused_jobs(),
             installation=self.installation,
         )
         observed = replace(observed, images=self.images)
@@ -48,6 +51,10 @@ class World:
             del self.children[reference.kind.kind, reference.name]
         self.status = service_status(replace(observed, service=item), plan, NOW)
         return plan
+
+    def _refused_jobs(self) -> dict[str, str]:
+        jobs = (child for (kind, _), child in self.children.items() if kind == "Job")
+        return {job["metadata"]["uid"]: self.refused for job in jobs if self.refused}
 
     def _apply(self, manifest: Manifest) -> None:
         key = (manifest["kind"], manifest["metadata"]["name"])

@@ -32,6 +32,8 @@ STATES = {
     "pool-model-missing": (DEGRADED, FAILED),
     "pool-new": (PROGRESSING, IN_PROGRESS),
     "pool-no-quota": (PROGRESSING, IN_PROGRESS),
+    "pool-no-quota-for-long": (DEGRADED, FAILED),
+    "pool-no-quota-for-the-next": (DEGRADED, FAILED),
     "pool-orphaned": (DEGRADED, FAILED),
     "pool-paused": (SUSPENDED, IN_PROGRESS),
     "pool-ready": (HEALTHY, CURRENT),

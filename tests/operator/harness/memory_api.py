@@ -40,6 +40,8 @@ class MemoryApi:
         self.writes: list[Request] = []
         self.fails_at: str | None = None
         """What of a write's path is answered with 503."""
+        self.refuses_pods = ""
+        """What is answered to dry runs; empty: that they would be carried out."""
         self._kinds = kinds
         self._version = 0
 
@@ -55,6 +57,9 @@ class MemoryApi:
         kind, name, subresource = addressed
         if request.method == "GET":
             return self._read(kind, name, request)
+        if "dryRun" in request.query:
+            refusal = {"reason": "Forbidden", "message": self.refuses_pods}
+            return Response(403, refusal) if self.refuses_pods else Response(201, request.body)
         if self.fails_at is not None and self.fails_at in request.path:
             return Response(503, {"reason": "ServiceUnavailable"})
         self.writes.append(request)

@@ -25,6 +25,7 @@ from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
 from sluice_operator.probes.image_volumes import ImageVolumes
 from sluice_operator.probes.optional_kinds import OptionalKinds
+from sluice_operator.probes.refused_pods import RefusedPods
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.scaled import PoolPods, ScaledService, Scaling
 from sluice_operator.service.observe import ServiceObserver
@@ -69,10 +70,14 @@ class MemoryCluster:
         self.api.apply(INFERENCE_SERVICE, service(spec) | {"status": {}})
 
     def operator_starts(self) -> None:
-        client, clock = ApiClient(self.api, lambda verb, plural: None), FakeClock()
+        client = ApiClient(self.api, lambda verb, plural: None)
+        clock = self.clock = FakeClock()
         writes = executor(client, clock, "test", OperatorMetrics().statuses)
         kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
-        observer = ServiceObserver(client, IMAGES, Nodes(client), kinds, volumes)
+        refused = RefusedPods(client, clock)
+        observer = ServiceObserver(
+            client, IMAGES, Nodes(client), kinds, volumes, refused_pods=refused
+        )
         self.autoscaler = Autoscaler()
         self.service = ServiceReconcile(observer, writes, clock, self.autoscaler)
         self.pool = PoolReconcile(PoolObserver(client), writes, clock)

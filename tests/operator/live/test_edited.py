@@ -61,7 +61,7 @@ EDITS: Final[dict[str, Any]] = {
     "model.tokenSecretRef": {"name": "hf", "key": "token"},
     "model.cache": {"claim": "models"},
     "model.refresh": "2",
-    "model.resources": {"limits": {"cpu": "1"}},
+    "model.resources": {"limits": {"cpu": "4"}},
     "model.adapters": [{"name": "sql", "uri": "pvc://loras/sql"}],
     "engine.maxLorasPerBatch": 2,
     "engine.maxLoraRank": 8,
@@ -116,7 +116,7 @@ EDITS: Final[dict[str, Any]] = {
     "router.replicas": 3,
     "router.image": "sluice/router:other",
     "router.resources": {"limits": {"memory": "512Mi"}},
-    "router.template": {"priorityClassName": "serving", "labels": {"team": "search"}},
+    **{f"router.template.{name}": TEMPLATE[name] for name in TEMPLATE if name != "initContainers"},
     "router.auth": {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "maxPriority": 3}]},
     "router.cors": {"allowedOrigins": ["https://chat.example.com"]},
     "router.route": {"parentRefs": [{"name": "shared"}]},
@@ -149,7 +149,8 @@ CARRIED_OUT: Final = {
 LIVE: Final = (
     "model.uri", "prefill", "slo.ttftMilliseconds", "engine.chunkSize", "engine.cudaGraphMaxBatch",
     "autoscaling.minReplicas", "template.volumes", "autoscaling.target",
-    "autoscaling.provider", "rollout.restartedAt", "router.replicas", "tracing", "paused",
+    "autoscaling.provider", "rollout.restartedAt", "router.replicas", "router.template.tolerations",
+    "tracing", "paused",
 )  # fmt: skip
 """One of each section, one that is refused, and those that only conditions tell of: on a running
 service. What follows from all others is seen in the plan."""
@@ -165,6 +166,7 @@ ONLY_TOLD: Final = (
 BESIDE: Final = {
     "slo.percentile": ["slo.ttftMilliseconds"],
     "template.volumeMounts": ["template.volumes"],
+    "router.template.volumeMounts": ["router.template.volumes"],
     "autoscaling.gpuBudget": ["accelerator"],
 }
 """What else a field needs."""

@@ -55,6 +55,7 @@ OTHERWISE_USED: Final = {
         )
         for verb in ("get", "list", "watch", "create", "patch", "delete")
     ),
+    "to ask why a Job has no pod (test_refused)": (("", "pods create"),),
     "by models of a hub": tuple(
         (group, f"{kind} {verb}")
         for group, kind in (("batch", "jobs"), ("", "persistentvolumeclaims"))

@@ -128,10 +128,24 @@ def _rolling_out_short() -> PoolObserved:
     return observed
 
 
-def _no_quota() -> PoolObserved:
-    conditions = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]
+def _no_quota(ago: timedelta = timedelta()) -> PoolObserved:
+    since = (NOW - ago).strftime("%Y-%m-%dT%H:%M:%SZ")
+    failing = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
+    conditions = [failing | {"lastTransitionTime": since}]
     current = live(_deployment(), observedGeneration=1, conditions=conditions)
     return pool_observed(pool(THREE), [current])
+
+
+def _no_quota_for_the_next() -> PoolObserved:
+    """Engines of the former revision serve."""
+    old, refused = _deployment(), _no_quota(timedelta(minutes=1))
+    (current,) = refused.children
+    new = live(
+        _deployment(THREE_NEW),
+        observedGeneration=1,
+        conditions=current["status"]["conditions"],
+    )
+    return pool_observed(pool(THREE_NEW), [complete(old), new], pods(old))
 
 
 def _too_slow() -> PoolObserved:
@@ -210,6 +224,11 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
     "rolling-out-in-vain": (_rolling_out_in_vain, Told("True", "False", "ModelLoadFailed")),
     "rolling-out-short": (_rolling_out_short, Told("True", "False", "RollingOut")),
     "no-quota": (_no_quota, Told("False", "False", "ReplicaFailure")),
+    "no-quota-for-long": (
+        lambda: _no_quota(timedelta(seconds=30)),
+        Told("False", "False", "ReplicaFailure"),
+    ),
+    "no-quota-for-the-next": (_no_quota_for_the_next, Told("True", "False", "ReplicaFailure")),
     "too-slow": (_too_slow, Told("False", "False", "ProgressDeadlineExceeded")),
     "loading-for-long": (_loading, Told("True", "False", "RollingOut")),
     "gated-for-long": (_gated, Told("True", "False", "SchedulingGated")),
@@ -223,7 +242,7 @@ SITUATIONS: dict[str, tuple[Callable[[], PoolObserved], Told]] = {
 }
 STALLED = {
     "given-up", "killed-in-a-loop", "model-missing", "rolling-out-in-vain", "too-slow", "orphaned",
-    "hanging", "draining",
+    "hanging", "draining", "no-quota-for-long", "no-quota-for-the-next",
 }  # fmt: skip
 
 
@@ -274,7 +293,9 @@ def test_nothing_happened_nothing_changes(name: str) -> None:
     seen = PoolObserved(
         observed.pool | {"status": first}, observed.service, observed.children, observed.pods
     )
-    later = pool_status(seen, plan_pool(seen), NOW + timedelta(hours=1))
+    # What a person is called for after a while is such a change: see test_deployments.
+    passed = timedelta() if name == "no-quota" else timedelta(hours=1)
+    later = pool_status(seen, plan_pool(seen), NOW + passed)
     assert_at_rest(first, later)
 
 

@@ -7,13 +7,19 @@ the EnginePool.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from sluice_operator.api.conditions import ADAPTERS_LOADED, MODEL_AVAILABLE, UPDATED, Check
 from sluice_operator.api.status import PoolSummary
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import answering, find
-from sluice_operator.conditions.deployments import given_up, progress, shortfall
+from sluice_operator.conditions.deployments import (
+    given_up,
+    progress,
+    refused_for_long,
+    shortfall,
+)
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.rollout.revisions import engines_ready
@@ -107,15 +113,20 @@ def lifted(role: str, live: Mapping[str, Any] | None, kind: str) -> Check | None
 
 
 def router_part(
-    desired: Manifest, live: Manifest | None, pods: Iterable[Manifest], waiting: Check
+    desired: Manifest,
+    live: Manifest | None,
+    pods: Iterable[Manifest],
+    waiting: Check,
+    now: datetime,
 ) -> Part:
     """How the routers are doing; `waiting`, as long as the Deployment is not the desired one."""
     router_pods = tuple(pods)
     updated = _router_updated(desired, live, router_pods, waiting)
     ready = answering(*_ready_and_desired(desired, router_pods), "routers", updated)
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
-    hopeless = troubled and given_up(progress(desired, live), router_pods)
-    return Part(ready, updated, hopeless)
+    reached = progress(desired, live)
+    hopeless = given_up(reached, router_pods) or refused_for_long(reached, router_pods, now)
+    return Part(ready, updated, troubled and hopeless)
 
 
 def _router_updated(

@@ -120,7 +120,7 @@ def service_status(
         front = Identity(SERVICE.kind, observed.service["metadata"]["name"])
         is_made = failed is None and front in map(identity, plan.apply)
         fronts = () if is_made else (_front(observed.service, observed.children),)
-        checks = _checks(observed, plan, obstacle, fronts, scaling)
+        checks = _checks(observed, plan, obstacle, fronts, scaling, now)
         checks |= optional_checks(observed, plan, refused)
         if _is_accepted(plan) and not plan.paused and not any(r.keeps_pods for r in refused):
             applied = generation
@@ -286,9 +286,10 @@ def _checks(
     obstacle: Check | None,
     front: tuple[Check, ...],
     scaling: Scaling | None,
+    now: datetime,
 ) -> dict[str, Check]:
     children = observed.children
-    parts = _parts(children, observed.pods, plan)
+    parts = _parts(children, observed.pods, plan, now)
     ready = {kind: part.ready for kind, part in parts.items()}
     updated = obstacle or up_to_date(parts.values())
     former = {ready_of(pool["spec"]["role"]): _former(pool) for pool in plan.former.pools}
@@ -351,7 +352,9 @@ def _served(children: Children, plan: ServicePlan) -> Iterator[Manifest]:
             yield live
 
 
-def _parts(children: Children, routers: tuple[Manifest, ...], plan: ServicePlan) -> dict[str, Part]:
+def _parts(
+    children: Children, routers: tuple[Manifest, ...], plan: ServicePlan, now: datetime
+) -> dict[str, Part]:
     """How the parts are doing, by the condition that says so."""
     assert plan.router is not None
     waiting = _waiting(plan)
@@ -361,7 +364,7 @@ def _parts(children: Children, routers: tuple[Manifest, ...], plan: ServicePlan)
         ready_of(pool.role): _pool(children, pool, waiting, inherited.get(pool.role, ()))
         for pool in plan.pools
     }
-    return pools | {ROUTER_READY: router_part(plan.router, router, routers, waiting)}
+    return pools | {ROUTER_READY: router_part(plan.router, router, routers, waiting, now)}
 
 
 def _pool(
@@ -435,6 +438,9 @@ def _upgrade(plan: ServicePlan) -> Check:
 def _given_up(children: Children, plan: ServicePlan, router: Part, updated: Check) -> Check | None:
     if plan.refusal is not None or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
+    adapters = plan.adapters.check
+    if adapters is not None and adapters.reason in reasons.STALLING:
+        return Check("True", adapters.reason, adapters.message)
     if plan.delivery.waiting is not None:
         return None
     for pool in plan.pools:

@@ -60,7 +60,11 @@ def adapters_of(
 
 def _delivery_observed(observed: ServiceObserved) -> DeliveryObserved:
     return DeliveryObserved(
-        observed.service, observed.children, observed.fetchers, observed.progress
+        observed.service,
+        observed.children,
+        observed.fetchers,
+        observed.progress,
+        observed.refused_jobs,
     )
 
 
