@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
+UNPROCESSABLE: Final = 422
 
 
 class OperatorError(Exception):

@@ -19,18 +19,21 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_manifest
 from sluice_operator.conditions.pods import is_finished
 from sluice_operator.kube.kinds import (
-    DEPLOYMENT,
     ENGINE_POOL,
     Manifest,
-    controller_uid,
     of_kind,
 )
 from sluice_operator.manifests.engine_pool import STABLE, with_stable
-from sluice_operator.manifests.metadata import note_of, stamped, with_applied_fields
+from sluice_operator.manifests.metadata import Owner, note_of, stamped, with_applied_fields
+from sluice_operator.manifests.ownership import owned_by, restored
 from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.resolve.router import PlannedRouter
-from sluice_operator.service.rollout.revisions import engines_ready, stable_revisions
+from sluice_operator.service.rollout.revisions import (
+    engine_deployments,
+    engines_ready,
+    stable_revisions,
+)
 from sluice_operator.service.rollout.surge import PoolState
 
 
@@ -100,20 +103,23 @@ def plan_former(
     return NO_FORMER if has_moved and is_left else Former(former)
 
 
-def former_manifests(former: Former) -> Iterator[Manifest]:
+def former_manifests(former: Former, top: Owner) -> Iterator[Manifest]:
     """Scaled `former` pools with a new number of engines, as they were applied. The number goes to
-    their only revision, or to the last complete one."""
+    their only revision, or to the last complete one. Restored pools, of which no record says what
+    was applied, are applied as they are."""
     for pool in former.pools:
         applied = applied_manifest(pool)
-        if applied is None:
-            continue
+        if is_restored := applied is None:
+            spec = {key: value for key, value in pool["spec"].items() if key != "replicas"}
+            applied = restored(pool) | {"spec": spec}
         shares: list[Manifest] = applied["spec"].get("revisions") or []
         planned = list(_new_shares(pool, shares, in_place=bool(applied["spec"].get("inPlace"))))
-        if planned == shares:
+        if planned == shares and not is_restored:
             continue
         spec = applied["spec"] | {"revisions": planned}
         metadata = {k: v for k, v in applied["metadata"].items() if k != "annotations"}
-        made = with_applied_fields(stamped(applied | {"metadata": metadata, "spec": spec}))
+        owned = owned_by(applied | {"metadata": metadata, "spec": spec}, top)
+        made = with_applied_fields(stamped(owned))
         yield with_stable(made, note_of(pool, STABLE))
 
 
@@ -127,8 +133,10 @@ def _new_shares(pool: Manifest, shares: list[Manifest], *, in_place: bool) -> It
 
 
 def _have_ready_engine(children: Children, pools: tuple[Manifest, ...]) -> bool:
-    uids = {pool["metadata"]["uid"] for pool in pools}
     return any(
-        controller_uid(item) in uids and (item.get("status") or {}).get("readyReplicas")
-        for item in of_kind(children, DEPLOYMENT)
+        (item.get("status") or {}).get("readyReplicas")
+        for pool in pools
+        for item in engine_deployments(
+            children, pool["spec"]["serviceName"], (pool,), pool["spec"]["role"]
+        )
     )
