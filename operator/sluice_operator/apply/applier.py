@@ -11,7 +11,7 @@ import json
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from sluice_contract.cluster.labels import FIELD_MANAGER
 from sluice_operator.apply.key_secrets import KeySecrets, RandomBytes
 from sluice_operator.apply.plan import (
     REPLICAS_MANAGER,
+    Adoption,
     Identity,
     Overwritten,
     Plan,
@@ -29,6 +30,7 @@ from sluice_operator.apply.plan import (
 from sluice_operator.apply.ssa_diff import is_applied, owned_fields
 from sluice_operator.apply.ssa_list_conflicts import (
     REPAIR_MANAGER,
+    JsonPatch,
     list_replacements,
     ownership_removal,
 )
@@ -37,6 +39,7 @@ from sluice_operator.kube.errors import (
     ApiError,
     ConflictError,
     FailedApplyError,
+    NotFoundError,
     RequestError,
     TerminatingNamespaceError,
     UnavailableError,
@@ -220,6 +223,9 @@ class Applier:
         for desired in plan.apply:
             if not run.holds_back(desired):
                 await self._apply_planned(desired, run)
+        for adoption in plan.adopt:
+            with run.collecting(identity(adoption.live)):
+                await self._adopt(adoption)
         if plan.record is not None and not any(map(run.is_behind, _MAKE_PODS)):
             run.record = identity(plan.record)
             await self._apply_planned(plan.record, run)
@@ -239,6 +245,14 @@ class Applier:
             result = await self.apply(desired, live)
             if live is not None and result is not None and _version(result) != _version(live):
                 run.overwritten.append(Overwritten(desired, live))
+
+    async def _adopt(self, adoption: Adoption) -> None:
+        """Writes the owner references of an object as it was read: a `ConflictError` if it has
+        changed since. By server-side apply a controller that is gone would have to go first."""
+        live = adoption.live
+        kind = WRITTEN[live["apiVersion"], live["kind"]]
+        with suppress(NotFoundError):
+            await self._client.patch(kind, live, adoption_patch(adoption), FIELD_MANAGER)
 
     async def _hand_over(self, manifest: Manifest) -> None:
         """Takes over fields without force: a value changed since it was read belongs to somebody
@@ -288,6 +302,15 @@ class Applier:
             self._altered[key] = _fingerprint(desired, result, subresource)
             if len(self._altered) > REMEMBERED_OBJECTS:
                 self._altered.popitem(last=False)
+
+
+def adoption_patch(adoption: Adoption) -> JsonPatch:
+    """The JSON patch of an adoption, for the version of the object that was read."""
+    version = _version(adoption.live)
+    return [
+        {"op": "add", "path": "/metadata/resourceVersion", "value": version},
+        {"op": "add", "path": "/metadata/ownerReferences", "value": list(adoption.owners)},
+    ]
 
 
 def _version(item: Manifest) -> str | None:

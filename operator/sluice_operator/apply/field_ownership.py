@@ -35,7 +35,7 @@ def applied_manifest(live: Manifest) -> Manifest | None:
     """What its owner has applied of an object, with what names it. What others have added or taken
     over is not in it. None when it owns nothing of its spec: that of a restored backup, say."""
     if "managedFields" not in live["metadata"]:  # a manifest that is not in a cluster yet
-        return whole_manifest(live)
+        return _whole_manifest(live)
     owned = owned_fields(live, FIELD_MANAGER) or {}
     if "f:spec" not in owned:
         return None
@@ -49,7 +49,7 @@ def applied_manifest(live: Manifest) -> Manifest | None:
     return head | parts | {"metadata": names | parts.get("metadata", {})}
 
 
-def whole_manifest(live: Manifest) -> Manifest:
+def _whole_manifest(live: Manifest) -> Manifest:
     """A live object as a manifest, whoever applied it."""
     kept = ("name", "namespace", "labels", "annotations", "ownerReferences")
     metadata = {key: live["metadata"][key] for key in kept if key in live["metadata"]}

@@ -1,7 +1,9 @@
 """Creates Secrets with a random key, and never reads one.
 
 A create request shows whether the Secret exists: "already exists" is the normal answer. Each Secret
-is tried once for every state in which pods may wait for it.
+is tried once for every state in which pods may wait for it. One that may have lost its owner is
+taken over by a patch that the API server carries out only where the operator's labels are and no
+owner is.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from sluice_contract.cluster import labels
+
 from sluice_operator.apply.plan import KeySecret
-from sluice_operator.kube.errors import ConflictError
+from sluice_operator.apply.ssa_list_conflicts import JsonPatch
+from sluice_operator.kube.errors import UNPROCESSABLE, ApiError, ConflictError
 from sluice_operator.kube.kinds import SECRET, Kind, Manifest
 from sluice_operator.log import fields
 
@@ -27,9 +32,13 @@ RandomBytes = Callable[[int], bytes]
 
 
 class CreatingClient(Protocol):
-    """The request that creating needs."""
+    """The requests that creating and taking over need."""
 
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest: ...
+
+    async def patch_unread(
+        self, kind: Kind, namespace: str, name: str, operations: JsonPatch
+    ) -> None: ...
 
 
 class KeySecrets:
@@ -44,7 +53,8 @@ class KeySecrets:
         """Creates it, if it is not there.
 
         Raises:
-            RequestError: it could not be created, for another reason.
+            RequestError: it could not be created, for another reason, or the API server does not
+                answer.
         """
         metadata = secret.manifest["metadata"]
         key = (metadata["namespace"], metadata["name"])
@@ -65,6 +75,35 @@ class KeySecrets:
         except ConflictError as error:
             if error.reason != EXISTS:
                 raise
+            if secret.is_lost:
+                await self._take_over(secret.manifest)
         else:
             name = secret.manifest["metadata"]["name"]
             logger.info("secret created", extra=fields(name=name))
+
+    async def _take_over(self, manifest: Manifest) -> None:
+        metadata = manifest["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        try:
+            await self._client.patch_unread(SECRET, namespace, name, takeover_patch(manifest))
+        except ApiError as error:
+            # One that has an owner, or another's labels, is as it should be. Pods do without this.
+            if error.status != UNPROCESSABLE:
+                place = fields(namespace=namespace, name=name, error=error)
+                logger.warning("secret not taken over", extra=place)
+        else:
+            logger.info("secret taken over", extra=fields(name=name))
+
+
+def takeover_patch(manifest: Manifest) -> JsonPatch:
+    """Gives the object its owners if it has none, and the labels of `manifest`."""
+    metadata = manifest["metadata"]
+    marks = {key: metadata["labels"][key] for key in (labels.MANAGED_BY, labels.SERVICE)}
+    return [
+        *(
+            {"op": "test", "path": f"/metadata/labels/{key.replace('/', '~1')}", "value": value}
+            for key, value in marks.items()
+        ),
+        {"op": "test", "path": "/metadata/ownerReferences", "value": None},
+        {"op": "add", "path": "/metadata/ownerReferences", "value": metadata["ownerReferences"]},
+    ]

@@ -61,6 +61,17 @@ class KeySecret:
     """Where in the Secret it stands."""
     waiting: str
     """A hash of what may wait for the Secret: it is tried once for each. Empty: nothing does."""
+    is_lost: bool = False
+    """Set: children of its owner have lost their owner references, and it may have, too."""
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """A live object that stays as it is, and gets its owner back."""
+
+    live: Manifest
+    owners: tuple[Manifest, ...]
+    """All of its owner references, the new one included."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,8 @@ class Plan:
     """Live values that `REPLICAS_MANAGER` takes over before `apply` lets go of them."""
     let_go: tuple[Manifest, ...] = ()
     """What `REPLICAS_MANAGER` is to have left of an object after `apply` has set the rest."""
+    adopt: tuple[Adoption, ...] = ()
+    """Ours, without an owner, and not in `apply`."""
     prune: tuple[Reference, ...] = ()
     """Owned by us and no longer desired; to be deleted after everything was applied."""
     record: Manifest | None = None

@@ -174,8 +174,11 @@ def journal_manifest(live: Manifest, text: str) -> Manifest:
 
 
 def _is_of(live: Manifest, config_map: Manifest) -> bool:
-    """Whether the ConfigMap was made for this service, and not for another of its name."""
+    """Whether the ConfigMap was made for this service, and not for another of its name. A journal
+    that has lost its owner is this service's: it was orphaned with it, or restored."""
     owners = config_map["metadata"].get("ownerReferences") or ()
+    if not owners:
+        return bool(journal_lines(config_map))
     return any(owner["uid"] == live["metadata"]["uid"] for owner in owners)
 
 

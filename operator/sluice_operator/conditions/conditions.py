@@ -12,7 +12,8 @@ from sluice_operator.apply.applier import Outcome, Refused
 from sluice_operator.apply.executor import Report
 from sluice_operator.apply.plan import Event, Plan
 from sluice_operator.conditions import reasons
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, controller
+from sluice_operator.manifests.ownership import is_unowned, listed
 
 
 def conditions(
@@ -76,6 +77,24 @@ def find(status: Mapping[str, Any] | None, kind: str) -> Manifest | None:
     """The condition of one type in a status."""
     entries = (status or {}).get("conditions") or ()
     return next((dict(c) for c in entries if c["type"] == kind), None)
+
+
+def unowned(
+    children: Iterable[Manifest], foreign: Iterable[Manifest], service: str, *, paused: bool
+) -> Check | None:
+    """The check of Updated while children of `service` have no owner, or Deployments of other
+    controllers (`foreign`) have its labels; None: neither."""
+    if lost := [child for child in children if is_unowned(child, service)]:
+        when = "once spec.paused is false" if paused else "now"
+        text = f"{listed(lost)}: nothing owns this; it is taken over {when}."
+        return Check("False", reasons.TAKING_OVER, text)
+    for item in foreign:
+        owner = controller(item)
+        if owner and item["kind"] == DEPLOYMENT.kind and item["spec"].get("replicas", 1):
+            text = f"{listed((item,))}: its pods have the labels of {service} and answer for it, "
+            text += f"but {owner['kind']} {owner['name']} controls it. Remove its labels, or it."
+            return Check("False", reasons.NOT_OWNED, text)
+    return None
 
 
 def apply_failed(refused: Iterable[Refused]) -> Check | None:

@@ -24,6 +24,10 @@ FETCHING: Final = "FetchingModel"
 PAUSED: Final = "Paused"
 EDITED: Final = "Edited"
 """Somebody has edited a pool, and its service has not reverted that yet."""
+TAKING_OVER: Final = "TakingOver"
+"""Children have lost their owner references, and get them back."""
+NOT_OWNED: Final = "NotOwned"
+"""Pods answer for the service that nothing of it can end."""
 NAME_TAKEN: Final = "NameTaken"
 APPLY_FAILED: Final = "ApplyFailed"
 """The API server refuses a child, or has failed over it for long."""
@@ -39,7 +43,7 @@ REPLICA_FAILURE: Final = "ReplicaFailure"
 HEALTHY: Final = frozenset(
     {
         ALL_READY, SCALED_TO_ZERO, APPLYING, STARTING, ROLLING_OUT, PAUSED, EDITED, RESOLVING,
-        FETCHING,
+        FETCHING, TAKING_OVER,
     }
 )  # fmt: skip
 """Expected in normal operation; all others cause a warning event. (The event about an edit is

@@ -7,7 +7,14 @@ from typing import Any, Final, NamedTuple
 
 from sluice_contract.cluster import labels
 
-from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, Kind
+from sluice_operator.kube.kinds import (
+    DEPLOYMENT,
+    ENGINE_POOL,
+    INFERENCE_SERVICE,
+    POD,
+    Kind,
+    controller,
+)
 
 RECONCILED: Final = (INFERENCE_SERVICE, ENGINE_POOL)
 
@@ -37,6 +44,8 @@ def keys_of(
         return frozenset({Key(kind.kind, namespace, name), *pools})
     # By owner and by labels: if somebody edited one of the two, the other still leads here.
     concerned = _owner(metadata) | _by_labels(metadata)
+    if kind != POD and controller(item) is None:
+        concerned |= _service_of(metadata)  # which takes it over
     if kind == ENGINE_POOL:
         return concerned | {Key(kind.kind, namespace, name), *_service_of(metadata)}
     # A roll-out goes by what is available of a revision, which no status of a pool tells.

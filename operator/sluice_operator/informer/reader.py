@@ -7,7 +7,7 @@ server, whatever the store holds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ from sluice_operator.kube.kinds import (
     POD,
     Kind,
     Manifest,
+    controller,
 )
 
 DECISIVE: Final = (INFERENCE_SERVICE, ENGINE_POOL, DEPLOYMENT, POD)
@@ -103,3 +104,29 @@ class StoreReader:
         is_followed = kind in RECONCILED or labels.SERVICE in item["metadata"].get("labels", {})
         if kind in self.objects and is_followed:
             self.objects[kind].put(item)
+
+
+async def without_foreign(
+    reader: Reader, items: tuple[Manifest, ...], uids: Set[str]
+) -> tuple[tuple[Manifest, ...], tuple[Manifest, ...]]:
+    """The `items` that are controlled by one of `uids`, by nobody, or by an InferenceService or
+    EnginePool that is gone; and the others. A controller of another kind is not read: the garbage
+    collector deletes what it leaves."""
+    foreign = await asyncio.gather(*(_is_foreign(reader, item, uids) for item in items))
+    parted = tuple(zip(items, foreign, strict=True))
+    return (
+        tuple(item for item, is_foreign in parted if not is_foreign),
+        tuple(item for item, is_foreign in parted if is_foreign),
+    )
+
+
+async def _is_foreign(reader: Reader, item: Manifest, uids: Set[str]) -> bool:
+    owner = controller(item)
+    if owner is None or owner["uid"] in uids:
+        return False
+    group = str(owner["apiVersion"]).rpartition("/")[0]
+    kind = next((k for k in RECONCILED if (k.group, k.kind) == (group, owner["kind"])), None)
+    if kind is None:
+        return True
+    live = await reader.get(kind, item["metadata"]["namespace"], owner["name"])
+    return live is not None and live["metadata"]["uid"] == owner["uid"]

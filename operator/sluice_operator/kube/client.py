@@ -26,6 +26,7 @@ from sluice_operator.kube.errors import (
 from sluice_operator.kube.kinds import Kind, Manifest, Reference
 
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+ONE_METADATA: Final = METADATA_ONLY.replace("List;", ";")
 PAGE_ITEMS: Final = 100
 NAMESPACE_TERMINATING: Final = "NamespaceTerminating"
 """The cause in the API server's refusal to create something in a namespace that is deleted."""
@@ -130,6 +131,15 @@ class ApiClient:
         result = await self._send(Request("PATCH", target, query, operations, JSON_PATCH))
         self.written(kind, result)
         return result
+
+    async def patch_unread(
+        self, kind: Kind, namespace: str, name: str, operations: list[dict[str, Any]]
+    ) -> None:
+        """A JSON patch of an object, of which the answer has metadata alone."""
+        self._count_write("patch", kind.plural)
+        target, query = path(kind, namespace, name), {"fieldManager": FIELD_MANAGER}
+        request = Request("PATCH", target, query, operations, JSON_PATCH, ONE_METADATA)
+        await self._send(request)
 
     async def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         """Creates the object; `ConflictError` when there is one already."""

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404
+UNPROCESSABLE: Final = 422
 
 
 class OperatorError(Exception):

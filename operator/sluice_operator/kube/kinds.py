@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,10 +73,16 @@ class Reference:
     uid: str | None = None
 
 
+def controller(manifest: Mapping[str, Any]) -> Manifest | None:
+    """The object's reference to its controlling owner."""
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((owner for owner in owners if owner.get("controller")), None)
+
+
 def controller_uid(manifest: Manifest) -> str | None:
     """The uid of the object's controlling owner."""
-    owners = manifest["metadata"].get("ownerReferences") or ()
-    return next((owner["uid"] for owner in owners if owner.get("controller")), None)
+    owner = controller(manifest)
+    return owner["uid"] if owner else None
 
 
 def of_kind(manifests: tuple[Manifest, ...], kind: Kind) -> Iterator[Manifest]:

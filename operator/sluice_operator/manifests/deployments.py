@@ -27,6 +27,7 @@ RESTARTED_AT: Final = f"{labels.GROUP}/restarted-at"
 UNTRIED: Final = f"{labels.GROUP}/untried"
 """Annotation: the Deployment was made without engines, and has not been asked for one since."""
 
+OWNERS: Final = "ownerReferences"
 _ATOMIC: Final = frozenset(
     {"fieldRef", "secretKeyRef", "configMapKeyRef", "nodeSelector", "labelSelector"}
 )
@@ -93,7 +94,9 @@ def to_apply(built: Manifest, applied: Manifest | None) -> Manifest:
         return built
     mark = restart_mark(_annotations(built["spec"]["template"]).get(RESTARTED_AT))
     kept = _restarted(applied, mark, built["spec"]["strategy"])
-    return with_replicas(kept, built["spec"]["replicas"])
+    owners = {key: built["metadata"][key] for key in (OWNERS,) if key in built["metadata"]}
+    owned = kept | {"metadata": kept["metadata"] | owners}  # it may have lost them
+    return with_replicas(owned, built["spec"]["replicas"])
 
 
 def _restarted(

@@ -45,10 +45,11 @@ class Owner:
             "labels": child_labels(self.service, component, role),
         }
         if self.uid is not None:
-            metadata["ownerReferences"] = [self._reference()]
+            metadata["ownerReferences"] = [self.reference()]
         return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
 
-    def _reference(self) -> Manifest:
+    def reference(self) -> Manifest:
+        """The owner reference of its children, which it controls."""
         return {
             "apiVersion": self.kind.api_version,
             "kind": self.kind.kind,

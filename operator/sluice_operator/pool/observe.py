@@ -16,7 +16,7 @@ from sluice_contract.wire.load import HandoverWire
 
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.informer.keys import Key
-from sluice_operator.informer.reader import Reader
+from sluice_operator.informer.reader import Reader, without_foreign
 from sluice_operator.kube.kinds import (
     ENGINE_POOL,
     INFERENCE_SERVICE,
@@ -39,7 +39,8 @@ class PoolObserved:
     service: Manifest | None = None
     """The InferenceService that controls it; None when it is gone."""
     children: tuple[Manifest, ...] = ()
-    """Every object of the kinds in `POOL_CHILDREN` with the pool's service and role labels."""
+    """Every object of the kinds in `POOL_CHILDREN` with the pool's service and role labels, unless
+    another living controller has it."""
     pods: tuple[Manifest, ...] = ()
     """Engine pods with the pool's service and role labels, of every revision."""
     accelerators: Mapping[str, Accelerator] = field(default_factory=dict)
@@ -51,6 +52,8 @@ class PoolObserved:
     ask_again_seconds: float | None = None
     """When to ask ready engines again that have not answered, have not all adapters, or have not
     read enough; None: there are none."""
+    foreign: tuple[Manifest, ...] = ()
+    """Objects of these kinds and labels that another living controller has."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class PoolObserver:
             self.reader.list_kinds(POOL_CHILDREN, key.namespace, selector),
             self.reader.list_objects(POD, key.namespace, selector),
         )
+        uids = {pool["metadata"]["uid"]}
+        children, foreign = await without_foreign(self.reader, children, uids)
         engines = self._engines_to_ask(pool, pods)
         reports = await self.reports.fetch(engines) if self.reports else ()
         names = (engine["metadata"]["name"] for engine in engines)
@@ -105,6 +110,7 @@ class PoolObserver:
             adapters,
             wires,
             min((seconds for seconds in again if seconds is not None), default=None),
+            foreign,
         )
 
     async def _adapters(

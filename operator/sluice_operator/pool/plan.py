@@ -34,7 +34,8 @@ from sluice_operator.manifests.engine import (
     revision,
     revision_of,
 )
-from sluice_operator.manifests.metadata import ENGINE, is_current, owner
+from sluice_operator.manifests.metadata import ENGINE, Owner, is_current, owner
+from sluice_operator.manifests.ownership import is_free, is_unowned, owned_by, restored
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.validation.errors import Refusal
 
@@ -103,7 +104,7 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
     kept = to_apply(built, applied_manifest(live) if live else None)
     deployment = with_trial(kept, live)
     budget = disruption_budget(parent, parent.name, ENGINE, spec.role)
-    former = tuple(_former(observed, spec))
+    former = tuple(_former(observed, spec, parent))
     prune = _left_over(observed, (deployment, budget), spec)
     return PoolPlan(
         apply=(deployment, *former, budget),
@@ -133,23 +134,23 @@ def live_deployment(observed: PoolObserved, desired: Manifest) -> Manifest | Non
     return next((d for d in deployments if d["metadata"]["name"] == name), None)
 
 
-def _former(observed: PoolObserved, spec: EnginePoolSpec) -> Iterator[Manifest]:
+def _former(observed: PoolObserved, spec: EnginePoolSpec, parent: Owner) -> Iterator[Manifest]:
     """The Deployments of other revisions that the service plans to keep, as they were applied, with
-    their numbers of engines. A Deployment without a record of what was applied is not touched."""
+    their numbers of engines. One of which no record says what was applied, as after a restore, is
+    applied as it is."""
     shares = {share.name: share.replicas for share in spec.revisions or ()}
     for live in of_kind(observed.children, DEPLOYMENT):
         name = revision_of(live)
-        if name in shares.keys() - {revision(spec)} and _is_ours(observed, live):
-            applied = applied_manifest(live)
-            if applied is not None:
-                yield with_trial(with_replicas(applied, shares[name]), live)
+        if name in shares.keys() - {revision(spec)} and _is_taken(observed, live):
+            applied = owned_by(applied_manifest(live) or restored(live), parent)
+            yield with_trial(with_replicas(applied, shares[name]), live)
 
 
 def _left_over(
     observed: PoolObserved, kept: tuple[Manifest, ...], spec: EnginePoolSpec
 ) -> tuple[Reference, ...]:
-    """Children that the pool controls and the service no longer plans. Without a plan of the
-    service, nothing is removed."""
+    """Children that the pool controls, or has lost, and the service no longer plans. Without a plan
+    of the service, nothing is removed."""
     planned, wanted_revision = {share.name for share in spec.revisions or ()}, revision(spec)
     if wanted_revision not in planned:
         return ()
@@ -165,8 +166,17 @@ def _left_over(
 
 
 def _is_ours(observed: PoolObserved, child: Manifest) -> bool:
-    uid = observed.pool["metadata"].get("uid")
-    return uid is not None and controller_uid(child) == uid and not is_being_deleted(child)
+    """Whether a child belongs to the pool, so that the plan may remove it."""
+    uid, service = observed.pool["metadata"].get("uid"), observed.pool["spec"]["serviceName"]
+    if uid is None or is_being_deleted(child):
+        return False
+    return controller_uid(child) == uid or is_unowned(child, service)
+
+
+def _is_taken(observed: PoolObserved, child: Manifest) -> bool:
+    """Whether a child belongs to the pool, or is taken over before the garbage collector comes."""
+    uid, service = observed.pool["metadata"].get("uid"), observed.pool["spec"]["serviceName"]
+    return _is_ours(observed, child) or (uid is not None and is_free(child, service, {uid}))
 
 
 def _started(

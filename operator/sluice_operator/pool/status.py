@@ -38,6 +38,7 @@ from sluice_operator.conditions.conditions import (
     conditions,
     not_stalled,
     reconciling,
+    unowned,
 )
 from sluice_operator.conditions.deployments import (
     exceeded_since,
@@ -56,9 +57,10 @@ from sluice_operator.conditions.pods import (
     is_gated,
     is_ready,
 )
-from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
+from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, controller, of_kind
 from sluice_operator.manifests.engine import MIN_READY_SECONDS, revision_of
 from sluice_operator.manifests.metadata import selector_labels
+from sluice_operator.manifests.ownership import listed
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, is_leaving
 from sluice_operator.probes.adapters import EngineAdapters
@@ -77,6 +79,8 @@ def pool_status(
     meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
     generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
     updated = _without_claims(observed, plan) or _updated(plan, current, pods)
+    if updated.is_true:
+        updated = _left_behind(observed, plan, pods) or updated
     if updated.is_true or any(refusal.of.kind == DEPLOYMENT.kind for refusal in refused):
         updated = apply_failed(refused) or updated  # a budget alone keeps no engine from starting
     completed = generation if updated.is_true else before.get("completedGeneration")
@@ -101,6 +105,23 @@ def pool_status(
     ).to_json_dict()
     checked = conditions(before.get("conditions") or (), checks, generation, now)
     return status | {"conditions": checked}
+
+
+def _left_behind(observed: PoolObserved, plan: PoolPlan, pods: list[Manifest]) -> Check | None:
+    """Whether engines run that no Deployment of the pool ends: of Deployments without an owner, or
+    with another; or pods of a revision that has no Deployment."""
+    name = observed.pool["spec"]["serviceName"]
+    if check := unowned(observed.children, observed.foreign, name, paused=plan.paused):
+        return check
+    known = {plan.revision, *map(revision_of, of_kind(observed.children, DEPLOYMENT))}
+    others = [pod for pod in pods if revision_of(pod) not in known and not is_draining(pod)]
+    if bare := [pod for pod in others if controller(pod) is None]:
+        text = f"{listed(bare)}: no Deployment has this, and it answers beside the engines."
+        return Check("False", reasons.NOT_OWNED, f"{text} Delete it.")
+    if others:
+        text = f"{listed(others)}: its Deployment is gone. If it stays, delete its ReplicaSet."
+        return Check("False", reasons.ROLLING_OUT, text)
+    return None
 
 
 def _desired_engines(observed: PoolObserved, plan: PoolPlan) -> int:

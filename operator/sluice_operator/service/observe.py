@@ -21,8 +21,9 @@ from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.conditions.pods import is_finished, is_ready
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
-from sluice_operator.informer.reader import Reader
+from sluice_operator.informer.reader import Reader, without_foreign
 from sluice_operator.kube.kinds import (
+    ENGINE_POOL,
     INFERENCE_SERVICE,
     JOB,
     POD,
@@ -99,9 +100,9 @@ class ServiceObserved:
     images: Images
     children: Children = ()
     """Every object of the kinds in `SERVICE_CHILDREN` and `optional_kinds` with the label
-    `serving.sluice.dev/service: NAME` in the namespace. Whoever owns it: the Deployments of
-    EnginePools are included. Children of the service that lost the label are included too. Each has
-    apiVersion and kind."""
+    `serving.sluice.dev/service: NAME` in the namespace, unless another living controller has it.
+    The Deployments of EnginePools are included. Children of the service that lost the label are
+    included too. Each has apiVersion and kind."""
     pods: tuple[Manifest, ...] = ()
     """The router's pods."""
     engines: tuple[Manifest, ...] = ()
@@ -127,6 +128,8 @@ class ServiceObserved:
     """Whether NetworkPolicies are enforced; None: not tested."""
     ledger: Ledger | None = None
     """What became of the service's requests; None: not known."""
+    foreign: tuple[Manifest, ...] = ()
+    """Objects with the service's label that another living controller has: no children."""
     look_again_seconds: float | None = None
     """When to observe again what no event tells; None: not by itself."""
 
@@ -167,6 +170,7 @@ class ServiceObserver:
             self.reader.list_objects(POD, key.namespace, routers),
             self.nodes.list(),
         )
+        children, foreign = await self._parted(service, children)
         last = next(revisions_of(children).carried_out, None)
         applied = service | {"spec": last.spec if last else {}}
         versions = (service, applied)
@@ -199,8 +203,18 @@ class ServiceObserver:
             accepts_image_volumes=mounts,
             isolation=isolation,
             ledger=await self.ledgers.total(routers_ready) if self.ledgers else None,
+            foreign=foreign,
             look_again_seconds=self._look_again_seconds(key, routers_ready, jobs),
         )
+
+    async def _parted(
+        self, service: Manifest, labelled: Children
+    ) -> tuple[Children, tuple[Manifest, ...]]:
+        """The `labelled` objects that are children of the service or its pools, and the others."""
+        uids = {service["metadata"]["uid"]}
+        pools, _ = await without_foreign(self.reader, tuple(of_kind(labelled, ENGINE_POOL)), uids)
+        uids |= {pool["metadata"]["uid"] for pool in pools}
+        return await without_foreign(self.reader, labelled, uids)
 
     async def _refused_jobs(
         self, jobs: tuple[Manifest, ...], pods: tuple[Manifest, ...]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sluice_contract.cluster.labels import ROUTER_ROLE
 
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.apply.plan import Identity, Plan, identity
+from sluice_operator.apply.plan import Adoption, Identity, Plan, identity
 from sluice_operator.delivery.adapters import NO_ADAPTERS, AdapterDelivery
 from sluice_operator.delivery.delivery import NO_DELIVERY, Delivery
 from sluice_operator.kube.kinds import (
@@ -46,6 +46,7 @@ from sluice_operator.manifests.network import (
     pool_service,
     router_policy,
 )
+from sluice_operator.manifests.ownership import is_free, is_unowned, owners_with, pool_role
 from sluice_operator.manifests.route import http_route, inference_pool, pool_refusal
 from sluice_operator.manifests.slo_rules import prometheus_rule
 from sluice_operator.service.names import config_maps_in_use, downloads_in_use
@@ -56,6 +57,7 @@ from sluice_operator.service.plan_events import (
     removed,
     rolling_out,
     scaled,
+    taken_over,
 )
 from sluice_operator.service.resolve.handover import key_secrets, policies
 from sluice_operator.service.resolve.planned_spec import PlannedSpec, decide_spec
@@ -104,14 +106,15 @@ def plan_service(observed: ServiceObserved) -> ServicePlan:
     else:
         rollout = roll_out(observed, top, decision.planned.resolved)
         plan = _with_children(observed, top, decision.planned, rollout)
-    events = (*plan.events, *delivery.events)
-    plan = replace(plan, events=events, refusal=refusal, delivery=delivery)
+    adopt = tuple(_adoptions(observed.children, top, plan))
+    events = (*plan.events, *delivery.events, *taken_over(adopt))
+    plan = replace(plan, adopt=adopt, events=events, refusal=refusal, delivery=delivery)
     return _paused(plan) if decision.is_paused else plan
 
 
 def _paused(plan: ServicePlan) -> ServicePlan:
     nothing = replace(plan, secrets=(), apply=(), take_over=(), let_go=(), prune=(), events=())
-    return replace(nothing, decided=None, record=None, paused=True)
+    return replace(nothing, decided=None, adopt=(), record=None, paused=True)
 
 
 def _first_delivery(children: Children, top: Owner, delivery: Delivery) -> ServicePlan:
@@ -137,7 +140,7 @@ def _with_children(
     children = _children(observed, top, resolved, rollout)
     conflicts = observed.name_conflicts
     before = resolved.revisions.stable
-    former_pools = former_manifests(former, before)
+    former_pools = former_manifests(former, before, top)
     needed = _each_once((*planned.brought, *children, *former_pools), conflicts)
     optional = _each_once(_optional_children(observed, top, planned.spec), conflicts)
     stable = former.stable(before) | dict(rollout.rollout.stable)
@@ -276,26 +279,25 @@ def _each_once(
 def _left_over(
     children: Children,
     top: Owner,
-    apply: Iterable[Manifest],
+    apply: tuple[Manifest, ...],
     former: Former,
     keep: frozenset[Identity],
 ) -> tuple[Reference, ...]:
-    """What this service controls and no longer needs. A ConfigMap or a claim stays while something
-    that stays mounts it, and the way to a hub stays while engines download. `keep`: what stays
-    though nothing asks for it."""
+    """What this service controls, or has lost, and no longer needs. A ConfigMap or a claim stays
+    while something that stays mounts it, and the way to a hub stays while engines download.
+    `keep`: what stays though nothing asks for it."""
     desired = {identity(manifest) for manifest in apply}
     going = {
         pool["metadata"].get("uid")
         for pool in of_kind(children, ENGINE_POOL)
-        if controller_uid(pool) == top.uid
-        and not former.has(pool)
-        and identity(pool) not in desired
+        if _is_ours(pool, top) and not former.has(pool) and identity(pool) not in desired
     }
     remaining = tuple(
         child
         for child in children
         if not going & {child["metadata"].get("uid"), controller_uid(child)}
     )
+    roles = {item["spec"]["role"] for item in apply if item["kind"] == ENGINE_POOL.kind}
     in_use = config_maps_in_use(remaining) | downloads_in_use(remaining)
     mounted = {(kind.kind, name) for kind, name in in_use}
     return tuple(
@@ -304,9 +306,26 @@ def _left_over(
         if _is_ours(child, top)
         and identity(child) not in desired | mounted | keep
         and not former.has(child)
+        and pool_role(child) not in roles
     )
 
 
 def _is_ours(child: Manifest, top: Owner) -> bool:
     """Whether an unwanted child belongs to the service, so that the plan may remove it."""
-    return top.uid is not None and controller_uid(child) == top.uid and not is_being_deleted(child)
+    if top.uid is None or is_being_deleted(child):
+        return False
+    return controller_uid(child) == top.uid or is_unowned(child, top.service)
+
+
+def _adoptions(children: Children, top: Owner, plan: Plan) -> Iterator[Adoption]:
+    """Children that are neither applied nor removed, and whose owner is gone. Those of a pool are
+    its own plan's."""
+    if top.uid is None:
+        return
+    pools = {pool["metadata"]["uid"] for pool in of_kind(children, ENGINE_POOL)}
+    applied = {*map(identity, plan.apply), *map(identity, filter(None, (plan.record,)))}
+    handled = applied | {Identity(ref.kind.kind, ref.name) for ref in plan.prune}
+    for child in children:
+        is_own = pool_role(child) is None and identity(child) not in handled
+        if is_own and is_free(child, top.service, {top.uid, *pools}):
+            yield Adoption(child, owners_with(child, top))

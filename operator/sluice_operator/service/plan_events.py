@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sluice_operator.api.pools import section_of
-from sluice_operator.apply.plan import Event, Identity, identity
+from sluice_operator.apply.plan import Adoption, Event, Identity, identity
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
@@ -76,6 +76,13 @@ def leaves_restricted(children: Children, planned: Mapping[str, Manifest]) -> tu
         return ()
     pools = " and ".join(new)
     return (Event("Warning", LEAVES_RESTRICTED, f"Pools {pools}: {RDMA_RIGHTS}"),)
+
+
+def taken_over(adopt: tuple[Adoption, ...]) -> tuple[Event, ...]:
+    """Events about children that get their owner back, and change in nothing else."""
+    names = tuple(identity(adoption.live) for adoption in adopt)
+    text = f"Took over {_listed(names)}: nothing owned this."
+    return (Event("Normal", "TakenOver", text, written=names),) if names else ()
 
 
 def _rdma(pool: Manifest) -> bool:

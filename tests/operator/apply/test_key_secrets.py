@@ -6,6 +6,7 @@ import base64
 from typing import Any
 
 import pytest
+from sluice_contract.cluster import labels
 from sluice_operator.apply.applier import Applier, Outcome
 from sluice_operator.apply.plan import KeySecret, Plan
 from sluice_operator.kube.client import ApiClient
@@ -14,7 +15,12 @@ from sluice_operator.kube.connection import Request, Response
 MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Secret",
-    "metadata": {"name": "chat-handover", "namespace": "team"},
+    "metadata": {
+        "name": "chat-handover",
+        "namespace": "team",
+        "labels": {labels.MANAGED_BY: "sluice-operator", labels.SERVICE: "chat"},
+        "ownerReferences": [{"kind": "InferenceService", "name": "chat", "uid": "1"}],
+    },
 }
 DRAWN = bytes(range(32))
 
@@ -26,9 +32,13 @@ class Secrets:
         self.requests: list[Request] = []
         self.stored: dict[str, dict[str, Any]] = {}
         self.refuses: tuple[int, str] | None = None
+        self.patched = 200
+        """Status of the answer to a patch."""
 
     async def send(self, request: Request) -> Response:
         self.requests.append(request)
+        if request.method == "PATCH":
+            return Response(self.patched, {"reason": "no", "message": "no"})
         assert isinstance(request.body, dict)
         name = request.body["metadata"]["name"]
         if self.refuses is not None:
@@ -49,8 +59,8 @@ def applier(server: Secrets) -> Applier:
     return Applier(ApiClient(server, lambda verb, plural: None), lambda count: DRAWN[:count])
 
 
-def plan(waiting: str = "a") -> Plan:
-    return Plan(secrets=(KeySecret(MANIFEST, "key", waiting),))
+def plan(waiting: str = "a", *, is_lost: bool = False) -> Plan:
+    return Plan(secrets=(KeySecret(MANIFEST, "key", waiting, is_lost),))
 
 
 async def test_the_key_is_32_random_bytes_as_text(applier: Applier, server: Secrets) -> None:
@@ -100,3 +110,47 @@ async def test_one_that_cannot_be_made_is_tried_again(
     server.refuses = None
     assert (await applier.carry_out(plan(), ())).refused == ()
     assert "chat-handover" in server.stored
+
+
+@pytest.mark.parametrize("patched", [200, 403, 404, 422])
+async def test_one_that_may_be_lost_is_taken_over_where_it_is_ours_and_has_no_owner(
+    applier: Applier, server: Secrets, patched: int
+) -> None:
+    server.stored["chat-handover"], server.patched = {}, patched
+    for _ in range(2):
+        assert await applier.carry_out(plan(is_lost=True), ()) == Outcome()
+    create, patch = server.requests
+    assert (create.method, patch.method) == ("POST", "PATCH")
+    assert patch.path == "/api/v1/namespaces/team/secrets/chat-handover"
+    assert "as=PartialObjectMetadata;" in patch.accept, "the key is not in the answer"
+    assert patch.body == [
+        {
+            "op": "test",
+            "path": "/metadata/labels/app.kubernetes.io~1managed-by",
+            "value": "sluice-operator",
+        },
+        {"op": "test", "path": "/metadata/labels/serving.sluice.dev~1service", "value": "chat"},
+        {"op": "test", "path": "/metadata/ownerReferences", "value": None},
+        {
+            "op": "add",
+            "path": "/metadata/ownerReferences",
+            "value": MANIFEST["metadata"]["ownerReferences"],
+        },
+    ]
+
+
+async def test_one_that_is_made_anew_needs_no_taking_over(
+    applier: Applier, server: Secrets
+) -> None:
+    await applier.carry_out(plan(is_lost=True), ())
+    assert [request.method for request in server.requests] == ["POST"]
+
+
+async def test_it_is_taken_over_later_if_the_api_server_does_not_answer(
+    applier: Applier, server: Secrets
+) -> None:
+    server.stored["chat-handover"], server.patched = {}, 503
+    assert (await applier.carry_out(plan(is_lost=True), ())).interrupted is not None
+    server.patched = 200
+    assert (await applier.carry_out(plan(is_lost=True), ())).interrupted is None
+    assert [request.method for request in server.requests] == ["POST", "PATCH"] * 2

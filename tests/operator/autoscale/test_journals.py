@@ -163,6 +163,22 @@ async def test_a_config_map_of_the_name_that_is_not_the_services_is_left_alone(
     assert server.times() == [80.0]
 
 
+async def test_a_journal_that_has_lost_its_owner_is_taken_up_and_owned_again() -> None:
+    server, clock = Server(), FakeClock()
+    before = server.journals(clock)
+    before.add(KEY, service(uid="before-the-restore"), SETTINGS, tick(0.0))
+    await before.write(KEY)
+    assert server.held is not None
+    del server.held["metadata"]["ownerReferences"]
+    journals = server.journals(clock)
+    assert [each.sample.time_seconds for each in await journals.last_ticks(service())] == [0.0]
+    journals.add(KEY, service(), SETTINGS, tick(40.0))
+    await journals.write(KEY)
+    assert server.times() == [0.0, 40.0]
+    (owner,) = server.held["metadata"]["ownerReferences"]
+    assert owner["uid"] == service()["metadata"]["uid"]
+
+
 class OverError(Exception):
     """The test has seen enough."""
 

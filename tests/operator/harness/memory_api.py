@@ -15,7 +15,7 @@ from sluice_operator.apply.executor import executor
 from sluice_operator.clock import Clock
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.kube.client import ApiClient, path
-from sluice_operator.kube.connection import Request, Response
+from sluice_operator.kube.connection import JSON_PATCH, Request, Response
 from sluice_operator.kube.kinds import ENGINE_POOL, OPTIONAL_CHILDREN, Kind, Manifest
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
@@ -62,7 +62,11 @@ class MemoryApi:
             return Response(403, refusal) if self.refuses_pods else Response(201, request.body)
         if self.fails_at is not None and self.fails_at in request.path:
             return Response(503, {"reason": "ServiceUnavailable"})
+        if request.method == "POST" and (kind, request.body["metadata"]["name"]) in self.objects:
+            return Response(409, {"reason": "AlreadyExists"})
         self.writes.append(request)
+        if request.content_type == JSON_PATCH:
+            return self._patch(kind, name, request.body)
         if request.method == "DELETE":
             self.delete(kind, name)
             return Response(200, {"metadata": {}})
@@ -112,6 +116,23 @@ class MemoryApi:
             kept.append(head | {"fieldsV1": fields})
         after = before | {"spec": before["spec"] | body.get("spec", {})}
         return self._store(kind, before, after, {"managedFields": kept})
+
+    def _patch(self, kind: Kind, name: str, operations: list[Manifest]) -> Response:
+        """A JSON patch of metadata: tests, and fields that are set."""
+        if (before := self.objects.get((kind, name))) is None:
+            return Response(404, {"reason": "NotFound"})
+        metadata = dict(before["metadata"])
+        for operation in operations:
+            parent: Manifest = {"metadata": metadata}
+            *folders, field = map(_unescaped, operation["path"].split("/")[1:])
+            for folder in folders:
+                parent = parent[folder]
+            if operation["op"] == "test" and parent.get(field) != operation["value"]:
+                return Response(422, {"reason": "Invalid"})
+            parent[field] = operation["value"]
+        if metadata["resourceVersion"] != before["metadata"]["resourceVersion"]:
+            return Response(409, {"reason": "Conflict"})
+        return Response(200, self._store(kind, before, before, metadata))
 
     def edit(self, kind: Kind, name: str, spec: Manifest) -> None:
         """Somebody replaces parts of the spec."""
@@ -189,6 +210,10 @@ def reconciles_over(client: ApiClient, clock: Clock) -> tuple[ServiceReconcile, 
 def sorted_items(objects: dict[tuple[Kind, str], Manifest]) -> list[Any]:
     """Objects by name, as a listing has them."""
     return sorted(objects.items(), key=lambda each: each[0][1])
+
+
+def _unescaped(step: str) -> str:
+    return step.replace("~1", "/").replace("~0", "~")
 
 
 def _owned(value: Any, name: str = "") -> Any:

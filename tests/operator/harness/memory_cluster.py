@@ -17,6 +17,7 @@ from sluice_operator.kube.kinds import (
     INFERENCE_SERVICE,
     JOB,
     POD,
+    SECRET,
     SERVICE_CHILDREN,
     Kind,
     Manifest,
@@ -61,7 +62,7 @@ class MemoryCluster:
     """A service in an API server in memory, and operators that are started one after the other."""
 
     def __init__(self, **spec: Any) -> None:
-        self.api = MemoryApi((INFERENCE_SERVICE, *SERVICE_CHILDREN, POD))
+        self.api = MemoryApi((INFERENCE_SERVICE, *SERVICE_CHILDREN, SECRET, POD))
         self.is_down: Callable[[str], bool] = lambda deployment: False
         """Whether the pods of a Deployment do not become ready."""
         self.deployed: set[str] = set()
@@ -113,6 +114,42 @@ class MemoryCluster:
             self.api.apply(POD, body)
         self.api.apply(DEPLOYMENT, {"metadata": {"name": name}, "status": status}, "status")
         return pods
+
+    def orphans(self, kind: Kind, name: str) -> None:
+        """Somebody deletes an object with `--cascade=orphan`."""
+        uid = self.api.objects[kind, name]["metadata"]["uid"]
+        self.api.delete(kind, name)
+        for (of, child), item in list(self.api.objects.items()):
+            owners = item["metadata"].get("ownerReferences") or []
+            left = [owner for owner in owners if owner["uid"] != uid]
+            if left != owners:
+                body = [{"op": "add", "path": "/metadata/ownerReferences", "value": left or None}]
+                self.api._patch(of, child, body)
+
+    def is_restored(self, manages_fields: bool = True) -> None:
+        """All objects are made anew by a backup tool, without owners and statuses. It may keep who
+        manages their fields."""
+        for (kind, name), item in list(self.api.objects.items()):
+            self.api.delete(kind, name)
+            if kind in (POD, JOB):
+                continue
+            kept = {"labels", "annotations", "name", "namespace"}
+            kept |= {"managedFields"} if manages_fields else set()
+            metadata = {key: value for key, value in item["metadata"].items() if key in kept}
+            metadata.setdefault("managedFields", [])
+            body = {key: value for key, value in item.items() if key not in ("status", "metadata")}
+            self.api._store(kind, {"metadata": {}}, {**body, "status": {}}, metadata)
+
+    def collects_garbage(self) -> None:
+        """Objects go of which all owners have gone."""
+        while gone := [place for place, item in self.api.objects.items() if self._is_garbage(item)]:
+            for kind, name in gone:
+                self.api.delete(kind, name)
+
+    def _is_garbage(self, item: Manifest) -> bool:
+        uids = {each["metadata"]["uid"] for each in self.api.objects.values()}
+        owners = [owner["uid"] for owner in item["metadata"].get("ownerReferences") or ()]
+        return bool(owners) and not uids.intersection(owners)
 
     async def edited(self, **spec: Any) -> None:
         self.api.edit(INFERENCE_SERVICE, "chat", spec)

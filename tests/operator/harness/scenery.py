@@ -84,6 +84,16 @@ async def _run_pod(cluster: Cluster, deployment: Manifest, name: str, address: s
             "name": name,
             "namespace": namespace,
             "labels": template["metadata"]["labels"],
+            # Of no ReplicaSet, as there is none.
+            "ownerReferences": [
+                {
+                    "apiVersion": DEPLOYMENT.api_version,
+                    "kind": DEPLOYMENT.kind,
+                    "name": deployment["metadata"]["name"],
+                    "uid": deployment["metadata"]["uid"],
+                    "controller": True,
+                }
+            ],
         },
         "spec": template["spec"],
     }

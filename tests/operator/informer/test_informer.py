@@ -170,7 +170,10 @@ async def test_an_edit_of_a_service_concerns_the_pools_that_there_are() -> None:
 
 def deployment(version: int, available: int) -> Manifest:
     status = {"status": {"availableReplicas": available, "updatedReplicas": version}}
-    return item("chat-mixed-1", version, **OF_CHAT) | status
+    owned = item("chat-mixed-1", version, **OF_CHAT)
+    owner = {"apiVersion": "serving.sluice.dev/v1alpha1", "kind": POOL.kind, "name": POOL.name}
+    owned["metadata"]["ownerReferences"] = [owner | {"uid": "pool", "controller": True}]
+    return owned | status
 
 
 async def test_a_deployment_concerns_its_service_when_another_number_is_available() -> None:

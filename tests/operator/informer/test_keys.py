@@ -13,6 +13,7 @@ from sluice_operator.kube.kinds import (
     ENGINE_POOL,
     INFERENCE_SERVICE,
     POD,
+    POD_DISRUPTION_BUDGET,
     SERVICE,
     Kind,
 )
@@ -58,6 +59,11 @@ CASES = [
     (SERVICE, item("chat", "InferenceService/chax", service="chat"), {CHAT, CHAX}),
     (SERVICE, item("chat", "InferenceService/chat", service="chax"), {CHAT, CHAX}),
     (CONFIG_MAP, item("lost-its-owner", service="chat"), {CHAT}),
+    (
+        POD_DISRUPTION_BUDGET,
+        item("lost-its-owner", service="chat", role="mixed"),
+        {CHAT, CHAT_MIXED},
+    ),
     (CONFIG_MAP, item("not-ours"), set()),
 ]
 

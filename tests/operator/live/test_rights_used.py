@@ -66,6 +66,7 @@ OTHERWISE_USED: Final = {
     "to keep a service's journal (test_autoscaled), and when a store is in doubt": (
         ("", "configmaps get"), (SLUICE, "enginepools get"),
     ),
+    "to own a service's key again (test_lost_owners)": (("", "secrets patch"),),
     "for children that another release has named otherwise": (
         ("", "serviceaccounts delete"), ("policy", "poddisruptionbudgets delete"),
         (RBAC, "roles delete"), (RBAC, "rolebindings delete"),

@@ -103,7 +103,10 @@ def test_no_wildcards_and_no_secret_is_read() -> None:
             for rule in document.get("rules", ()):
                 assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"]), path
                 if "secrets" in rule["resources"]:
-                    assert (rule["resources"], rule["verbs"]) == (["secrets"], ["create"]) or (
+                    assert (rule["resources"], rule["verbs"]) == (
+                        ["secrets"],
+                        ["create", "patch"],
+                    ) or (
                         rule["resourceNames"],
                         rule["verbs"],
                     ) == (["sluice-operator-admission"], ["patch"]), path
@@ -115,7 +118,7 @@ def test_the_key_of_a_service_may_be_made(
 ) -> None:
     (secret,) = service_plan(spec).secrets
     assert (secret.manifest["apiVersion"], secret.manifest["kind"]) == ("v1", "Secret")
-    assert _verbs(rules, "", "secrets") == {"create"}
+    assert _verbs(rules, "", "secrets") == {"create", "patch"}
 
 
 def test_both_installs_have_the_same_rights() -> None:

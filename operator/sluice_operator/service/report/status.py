@@ -38,6 +38,7 @@ from sluice_operator.conditions.conditions import (
     conditions,
     not_stalled,
     reconciling,
+    unowned,
 )
 from sluice_operator.conditions.pods import UNSCHEDULABLE
 from sluice_operator.delivery.resolved_model import is_fetched
@@ -292,6 +293,9 @@ def _checks(
     parts = _parts(children, observed.pods, plan, now)
     ready = {kind: part.ready for kind, part in parts.items()}
     updated = obstacle or up_to_date(parts.values())
+    if updated.is_true:
+        name, paused = observed.service["metadata"]["name"], plan.paused
+        updated = unowned(children, observed.foreign, name, paused=paused) or updated
     former = {ready_of(pool["spec"]["role"]): _former(pool) for pool in plan.former.pools}
     serve = former | {ROUTER_READY: ready[ROUTER_READY]} if plan.former.is_served else ready
     pair = paired(_served(children, plan), children, updated)

@@ -2,7 +2,8 @@
 other, and the flows between the two pools.
 
 Pure. The operator may create Secrets and never reads one, so it cannot see whether the key's Secret
-exists. It tries to create it whenever pods are missing, because they may wait for it.
+exists, or has an owner. It tries to create it whenever pods are missing, because they may wait for
+it, and to take it over whenever a child that it sees has lost its owner.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.handover import KEY, handover_secret
 from sluice_operator.manifests.metadata import Owner, digest
 from sluice_operator.manifests.network import handover_policies
+from sluice_operator.manifests.ownership import is_unowned
 from sluice_operator.service.observe import Children
 from sluice_operator.service.revisions.revision import Revisions
 
@@ -58,9 +60,10 @@ def key_secrets(
         (deployment["metadata"].get("labels") or {}).get(labels.ROLE) for deployment in deployments
     }
     roles_needed = {ROUTER_ROLE, *(pool.role for pool in pools)}
-    at_rest = roles >= roles_needed and not any(map(_lacks_pods, deployments))
-    state = [top.uid, *_states(deployments)]
-    return (KeySecret(handover_secret(top), KEY, "" if at_rest else digest(state)),)
+    is_lost = top.uid is not None and any(is_unowned(child, top.service) for child in children)
+    at_rest = roles >= roles_needed and not is_lost and not any(map(_lacks_pods, deployments))
+    state = [top.uid, is_lost, *_states(deployments)]
+    return (KeySecret(handover_secret(top), KEY, "" if at_rest else digest(state), is_lost),)
 
 
 def _lacks_pods(deployment: Manifest) -> bool:

@@ -32,6 +32,7 @@ from sluice_operator.kube.kinds import (
     is_being_deleted,
     of_kind,
 )
+from sluice_operator.manifests.ownership import is_free
 from sluice_operator.service.observe import Children
 
 PROMPT_TOKENS: Final = 4
@@ -138,12 +139,12 @@ def former_pools(
     service: Manifest, children: Children, spec: InferenceServiceSpec
 ) -> tuple[Manifest, ...]:
     """The pools of the service that its mode does not have."""
-    uid = service["metadata"].get("uid")
+    name, uid = service["metadata"]["name"], service["metadata"].get("uid")
     return tuple(
         pool
         for pool in of_kind(children, ENGINE_POOL)
         if uid is not None
-        and controller_uid(pool) == uid
+        and (controller_uid(pool) == uid or is_free(pool, name, {uid}))
         and pool["spec"]["role"] not in spec.roles
         and not is_being_deleted(pool)
     )

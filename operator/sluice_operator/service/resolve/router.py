@@ -25,7 +25,7 @@ from sluice_operator.api.pools import PrefillSpec
 from sluice_operator.api.quantities import amount
 from sluice_operator.api.router import RouterSpec
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.apply.field_ownership import applied_manifest, whole_manifest
+from sluice_operator.apply.field_ownership import applied_manifest
 from sluice_operator.kube.kinds import CONFIG_MAP, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.config_map import ROUTER_FILE, config_map
 from sluice_operator.manifests.deployments import to_apply, with_replicas
@@ -34,6 +34,7 @@ from sluice_operator.manifests.handover import (
     handover_secret_name,
 )
 from sluice_operator.manifests.metadata import ROUTER, Owner, digest
+from sluice_operator.manifests.ownership import owned_by, restored
 from sluice_operator.manifests.placement import router_template
 from sluice_operator.manifests.pods import mounted_config_maps
 from sluice_operator.manifests.router import (
@@ -107,7 +108,7 @@ def _of_former_mode(
     """The routers of a former mode; None: they use the pools of the present one."""
     followed = _followed(observed.children, live) if live else None
     if live is not None and followed is not None and followed != set(spec.roles):
-        serving = applied_manifest(live) or whole_manifest(live)
+        serving = owned_by(applied_manifest(live) or restored(live), top)
         former = with_replicas(serving, built["spec"]["replicas"])
         return PlannedRouter(former, (), (), is_former=True)
     if followed is None and not _has_switched(observed.service, spec):

@@ -20,17 +20,16 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import applied_manifest
 from sluice_operator.conditions.pods import is_finished
 from sluice_operator.kube.kinds import (
-    DEPLOYMENT,
     ENGINE_POOL,
     Manifest,
-    controller_uid,
     of_kind,
 )
-from sluice_operator.manifests.metadata import stamped, with_applied_fields
+from sluice_operator.manifests.metadata import Owner, stamped, with_applied_fields
+from sluice_operator.manifests.ownership import owned_by, restored
 from sluice_operator.manifests.pods import config_map_of_pod
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.resolve.router import PlannedRouter
-from sluice_operator.service.rollout.revisions import engines_ready
+from sluice_operator.service.rollout.revisions import engine_deployments, engines_ready
 from sluice_operator.service.rollout.surge import PoolState, Revisions
 
 
@@ -106,22 +105,25 @@ def plan_former(
     return NO_FORMER if has_moved and is_left else Former(former)
 
 
-def former_manifests(former: Former, noted: Revisions) -> Iterator[Manifest]:
+def former_manifests(former: Former, noted: Revisions, top: Owner) -> Iterator[Manifest]:
     """Scaled `former` pools with a new number of engines, as they were applied. The number goes to
-    their only revision, or to the one in `noted`, which was complete last."""
+    their only revision, or to the one in `noted`, which was complete last. Restored pools, of which
+    no record says what was applied, are applied as they are."""
     for pool in former.pools:
         applied = applied_manifest(pool)
-        if applied is None:
-            continue
+        if is_restored := applied is None:
+            spec = {key: value for key, value in pool["spec"].items() if key != "replicas"}
+            applied = restored(pool) | {"spec": spec}
         shares: list[Manifest] = applied["spec"].get("revisions") or []
         stable = shares[0]["name"] if len(shares) == 1 else noted.get(pool["spec"]["role"], "")
         in_place = bool(applied["spec"].get("inPlace"))
         planned = list(_new_shares(pool, shares, stable, in_place=in_place))
-        if planned == shares:
+        if planned == shares and not is_restored:
             continue
         spec = applied["spec"] | {"revisions": planned}
         metadata = {k: v for k, v in applied["metadata"].items() if k != "annotations"}
-        yield with_applied_fields(stamped(applied | {"metadata": metadata, "spec": spec}))
+        owned = owned_by(applied | {"metadata": metadata, "spec": spec}, top)
+        yield with_applied_fields(stamped(owned))
 
 
 def _new_shares(
@@ -136,8 +138,10 @@ def _new_shares(
 
 
 def _have_ready_engine(children: Children, pools: tuple[Manifest, ...]) -> bool:
-    uids = {pool["metadata"]["uid"] for pool in pools}
     return any(
-        controller_uid(item) in uids and (item.get("status") or {}).get("readyReplicas")
-        for item in of_kind(children, DEPLOYMENT)
+        (item.get("status") or {}).get("readyReplicas")
+        for pool in pools
+        for item in engine_deployments(
+            children, pool["spec"]["serviceName"], (pool,), pool["spec"]["role"]
+        )
     )

@@ -5,7 +5,7 @@ Pure. Reads Deployments, and the statuses of the service and its pools.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from sluice_operator.api.conditions import UPDATED
@@ -29,6 +29,7 @@ from sluice_operator.manifests.engine import (
     revision_of,
 )
 from sluice_operator.manifests.metadata import Owner, note_of
+from sluice_operator.manifests.ownership import is_free, pool_role
 from sluice_operator.service.observe import Children
 from sluice_operator.service.rollout.pairing import fingerprint_of, fingerprint_of_deployment
 from sluice_operator.service.rollout.surge import PoolState, Revision
@@ -39,13 +40,12 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
     file of the desired one."""
     name = revision(spec)
     pools = [p for p in of_kind(children, ENGINE_POOL) if p["spec"]["role"] == spec.role]
-    uids = {pool["metadata"]["uid"] for pool in pools}
     planned = {name: count for pool in pools for name, count in _planned(pool).items()}
     failed = {name for pool in pools for name in _failed(pool)}
     waiting = {name: count for pool in pools for name, count in _waiting(pool)}
     revisions: dict[str, Revision] = {}
-    for item in of_kind(children, DEPLOYMENT):
-        if controller_uid(item) not in uids or is_being_deleted(item):
+    for item in engine_deployments(children, spec.service_name, pools, spec.role):
+        if is_being_deleted(item):
             continue
         fingerprint = fingerprint_of_deployment(item, children)
         state = _revision(item, fingerprint, waiting.get(revision_of(item), 0))
@@ -58,6 +58,17 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
     desired = revisions.pop(name, Revision(name, is_tried=False))
     desired = replace(desired, ready=desired.available, fingerprint=fingerprint_of(config_map))
     return PoolState(spec.role, spec.replicas, desired, tuple(revisions.values()))
+
+
+def engine_deployments(
+    children: Children, service: str, pools: Iterable[Manifest], role: str
+) -> Iterator[Manifest]:
+    """The Deployments of the `pools` of `role`, and those that these will take over."""
+    uids = {pool["metadata"]["uid"] for pool in pools}
+    for item in of_kind(children, DEPLOYMENT):
+        is_taken = pool_role(item) == role and is_free(item, service, uids)
+        if controller_uid(item) in uids or is_taken:
+            yield item
 
 
 def pod_changes(children: Children, top: Owner, spec: EnginePoolSpec) -> tuple[str, ...]:
