@@ -87,12 +87,12 @@ class World(RuleBasedStateMachine):
     """None: the numbers of engines are fixed."""
     most = MOST
 
-    @initialize(start=st.integers(2, 3))
-    def a_service_answers(self, start: int) -> None:
-        start = min(start, self.most)
+    @initialize(start=st.integers(1, 3), mode=st.sampled_from(["Mixed", "Disaggregated"]))
+    def a_service_answers(self, start: int, mode: str) -> None:
+        start, mode = min(start, self.most), mode if self.most > 1 else "Mixed"
         self.api, self.clock, self.pods_made = MemoryApi(KINDS), FakeClock(), 0
         self.is_scaled_to_zero, self.told_for = False, 0
-        self.spec = self._spec("Mixed", start)
+        self.spec = self._spec(mode, start)
         self.api.apply(INFERENCE_SERVICE, service(self.spec) | {"status": {}})
         self.restart()
         self.until_quiet()
@@ -108,14 +108,18 @@ class World(RuleBasedStateMachine):
     def edit_image(self, image: str) -> None:
         self.edit(slo=None, engine={"image": image} if image else {})
 
-    @rule(replicas=st.integers(1, MOST))
-    def scale_by_hand(self, replicas: int) -> None:
+    @rule(replicas=st.integers(1, MOST), prefill=st.integers(1, MOST))
+    def scale_by_hand(self, replicas: int, prefill: int) -> None:
         if self.least is None:
-            self.edit(**self._pools(mode_of(self.spec), min(replicas, self.most)))
+            self.edit(**self._pools(mode_of(self.spec), replicas, prefill))
 
-    @rule(mode=st.sampled_from(["Mixed", "Disaggregated"]), replicas=st.integers(1, MOST))
-    def switch(self, mode: str, replicas: int) -> None:
-        self.edit(**self._pools(mode, min(replicas, self.most)))
+    @rule(
+        mode=st.sampled_from(["Mixed", "Disaggregated"]),
+        replicas=st.integers(1, MOST),
+        prefill=st.integers(1, MOST),
+    )
+    def switch(self, mode: str, replicas: int, prefill: int) -> None:
+        self.edit(**self._pools(mode, replicas, prefill))
 
     @rule()
     def refuse(self) -> None:
@@ -359,16 +363,19 @@ class World(RuleBasedStateMachine):
         found = pools | {"engine": {}, "rollout": {"strategy": self.strategy}}
         return {name: value for name, value in found.items() if value is not None}
 
-    def _pools(self, mode: str, replicas: int) -> Manifest:
+    def _pools(self, mode: str, replicas: int, prefill: int = MOST) -> Manifest:
         """The part of a spec with these pools; what is None is left out."""
         budget: Manifest = {} if self.budget is None else {"gpuBudget": self.budget}
         limits: Manifest = {"minReplicas": self.least, "maxReplicas": self.most}
-        number: Manifest = {"replicas": replicas} if self.least is None else {}
+        numbers = (min(replicas, self.most), min(prefill, self.most))
+        if self.budget is not None and mode != "Mixed":  # as nothing keeps fixed numbers within it
+            numbers = (numbers[0], max(1, min(numbers[1], self.budget - numbers[0])))
+        number, of_prefill = ({"replicas": n} if self.least is None else {} for n in numbers)
         scaling = budget if number else limits | budget
         return {
             "replicas": None,
             "autoscaling": scaling or None,
-            "prefill": None if mode == "Mixed" else number,
+            "prefill": None if mode == "Mixed" else of_prefill,
             **number,
             **(GPUS if budget else {}),
         }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.conditions import reasons
@@ -18,8 +19,18 @@ from sluice_operator.conditions.pods import (
     is_ready,
     missing_claim,
 )
+from sluice_operator.conditions.waits import (
+    REPLICA_FAILURE,
+    has_passed,
+    late_pod,
+    seconds_to_next,
+    seconds_until,
+)
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import is_current
+
+DEADLINE_SECONDS: Final = 600
+"""Kubernetes' own deadline of a Deployment."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +46,18 @@ class Progress:
     """Why no pod can even be created, e.g. a quota."""
     exceeded_since: str = ""
     """When the deadline passed, as Kubernetes writes it."""
+    failing_since: str = ""
+    """When pods could be created last, as Kubernetes writes it; empty while they can."""
+    bound_seconds: int = 0
+    """The deadline. By the operator's clock it also counts for a Deployment that was complete once,
+    which Kubernetes gives none."""
 
 
 def shortfall(
     reached: Progress,
     pods: Iterable[Manifest],
     count: str,
+    now: datetime,
     reason: str = reasons.STARTING,
     rest: str = "the others are starting",
 ) -> Check:
@@ -48,24 +65,41 @@ def shortfall(
     message, or what the `rest` does (`reason`). `count` says how many there are."""
     current = tuple(pods)
     failure, is_late = first_failure(current), _is_late(reached, current)
-    if failure and not (is_late and failure.reason == SCHEDULING_GATED):
+    late = late_pod(current, reached.bound_seconds, now)
+    is_gated_long = late is not None and is_gated(late)
+    if failure and (is_gated_long or not (is_late and failure.reason == SCHEDULING_GATED)):
         return Check("False", failure.reason, f"{count}; {failure}")
     if reached.failure:
-        return Check("False", "ReplicaFailure", f"{count}; {reached.failure}")
+        return Check("False", REPLICA_FAILURE, f"{count}; {reached.failure}")
     waits = f" {claim}" if (claim := missing_claim(current)) else ""
-    if is_late:
-        text = f"{count}; no progress within the deadline.{waits}"
+    if is_late or late is not None:
+        name = f": pod {late['metadata']['name']}" if late is not None and not waits else ""
+        text = f"{count}; no progress within the deadline{name}.{waits}"
         return Check("False", reasons.PROGRESS_DEADLINE_EXCEEDED, text)
     return Check("False", reason, f"{count}; {rest}.{waits}")
 
 
-def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
+def given_up(reached: Progress, pods: Iterable[Manifest], now: datetime) -> bool:
     """Whether a Deployment that is not complete needs a person: waiting does not cure a pod's
-    failure, or the Deployment's own deadline has passed."""
+    failure, or the deadline has passed, by Kubernetes' clock or by ours."""
     current = tuple(pods)
     failure = first_failure(current)
     lasting = failure is not None and failure.lasting
-    return lasting or (reached.applied and _is_late(reached, current))
+    is_late = _is_late(reached, current) or has_passed(
+        reached.failing_since, reached.bound_seconds, now
+    )
+    waits = late_pod(current, reached.bound_seconds, now) is not None
+    return lasting or (reached.applied and (is_late or waits))
+
+
+def seconds_to_bound(reached: Progress, pods: Iterable[Manifest], now: datetime) -> float | None:
+    """When to look again because something has waited for long, which no event tells."""
+    since = reached.failing_since
+    left = [
+        seconds_to_next(pods, reached.bound_seconds, now),
+        seconds_until(since, reached.bound_seconds, now) if since else None,
+    ]
+    return min((seconds for seconds in left if seconds is not None), default=None)
 
 
 def _is_late(reached: Progress, pods: Iterable[Manifest]) -> bool:
@@ -105,6 +139,10 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
         deadline_exceeded=seen and moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED,
         failure=failure.get("message") if failure.get("status") == "True" else None,
         exceeded_since=exceeded_since(live),
+        failing_since=failure.get("lastTransitionTime", "")
+        if failure.get("status") == "True"
+        else "",
+        bound_seconds=desired["spec"].get("progressDeadlineSeconds", DEADLINE_SECONDS),
     )
 
 

@@ -31,6 +31,8 @@ PROGRESS_DEADLINE_EXCEEDED: Final = "ProgressDeadlineExceeded"
 """As Deployments call it."""
 CLAIMS_NOT_SERVED: Final = "ClaimsNotServed"
 """The API server takes no ResourceClaims of pods: their engines come without devices."""
+PODS_NOT_LEAVING: Final = "PodsNotLeaving"
+"""Engines wait for GPUs of the budget, and pods hold them that should have left."""
 
 HEALTHY: Final = frozenset(
     {
@@ -40,5 +42,7 @@ HEALTHY: Final = frozenset(
 )  # fmt: skip
 """Expected in normal operation; all others cause a warning event. (The event about an edit is
 recorded when it is reverted.)"""
-STALLING: Final = frozenset({APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED, CLAIMS_NOT_SERVED})
+STALLING: Final = frozenset(
+    {APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED, CLAIMS_NOT_SERVED, PODS_NOT_LEAVING}
+)
 """They need a person, whatever the other conditions say."""

@@ -13,6 +13,7 @@ from sluice_operator.apply.executor import Executor
 from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
 from sluice_operator.conditions.conditions import report_of
+from sluice_operator.conditions.deployments import seconds_to_bound
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import INFERENCE_SERVICE
 from sluice_operator.pool.observe import PoolObserved, PoolObserver
@@ -45,10 +46,13 @@ class PoolReconcile:
         self._count(observed)
         live = observed.pool
         outcome = await self.executor.carry_out(live, plan, observed.children)
-        status = pool_status(observed, plan, self.clock.now(), outcome.refused)
+        now = self.clock.now()
+        status = pool_status(observed, plan, now, outcome.refused)
         report = report_of(plan, outcome, live.get("status"), status)
         await self.executor.report(live, outcome, report)
-        return observed.ask_again_seconds
+        waits = seconds_to_bound(plan.progress, observed.pods, now) if plan.progress else None
+        again = (observed.ask_again_seconds, waits)
+        return min((seconds for seconds in again if seconds is not None), default=None)
 
     def _count(self, observed: PoolObserved) -> None:
         """Tells the autoscaler how many pods there are."""

@@ -55,6 +55,7 @@ from sluice_operator.conditions.pods import (
     is_gated,
     is_ready,
 )
+from sluice_operator.conditions.waits import with_remedy
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.engine import MIN_READY_SECONDS, revision_of
 from sluice_operator.manifests.metadata import selector_labels
@@ -75,12 +76,12 @@ def pool_status(
     ready = sum(map(is_ready, pods))
     meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
     generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
-    updated = _without_claims(observed, plan) or _updated(plan, current, pods)
+    updated = _without_claims(observed, plan) or _updated(plan, current, pods, now)
     if updated.is_true or any(refusal.of.kind == DEPLOYMENT.kind for refusal in refused):
         updated = apply_failed(refused) or updated  # a budget alone keeps no engine from starting
     completed = generation if updated.is_true else before.get("completedGeneration")
     serving = answering(ready, _desired_engines(observed, plan), "engines", updated)
-    checks = _checks(plan, current, pods, serving, updated)
+    checks = _checks(plan, current, pods, serving, updated, now)
     checks[RECONCILING] = reconciling(checks[RECONCILING], completed == generation)
     if plan.spec and (adapters := adapters_loaded(observed, plan.spec)):
         checks[ADAPTERS_LOADED] = adapters
@@ -117,21 +118,23 @@ def _checks(
     pods: list[Manifest],
     serving: Check,
     updated: Check,
+    now: datetime,
 ) -> dict[str, Check]:
     failure = first_failure(current)
-    stalled = _stalled(plan, current, serving, updated)
+    hopeless = plan.progress is not None and given_up(plan.progress, current, now)
+    stalled = _stalled(plan, serving, updated, hopeless=hopeless)
     progressing = _progressing(plan, updated, stalled)
     return {
         READY: serving,
         UPDATED: updated,
-        PROGRESSING: _halted(plan, current, pods, updated) or progressing,
+        PROGRESSING: _halted(plan, current, pods, updated, hopeless=hopeless) or progressing,
         MODEL_AVAILABLE: _model(any(map(is_ready, current)), failure, updated),
         RECONCILING: progressing,
         STALLED: stalled,
     }
 
 
-def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> Check:
+def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest], now: datetime) -> Check:
     if plan.refusal is not None:
         return Check("False", plan.refusal.reason, plan.refusal.message)
     assert plan.spec is not None
@@ -150,10 +153,20 @@ def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> C
     if reached.complete and ready >= desired:
         return _complete(plan, plan.spec, count)
     reason = reasons.ROLLING_OUT if others_ready else reasons.STARTING
-    if ready < desired:
-        return shortfall(reached, current, count, reason)
-    rest = f"not all of them for {MIN_READY_SECONDS} seconds yet"
-    return shortfall(reached, current, count, reason, rest)
+    rest = _rest(plan, desired, ready)
+    return shortfall(reached, current, count, now, reason, rest)
+
+
+def _rest(plan: PoolPlan, desired: int, ready: int) -> str:
+    """What engines of the desired revision do that are not ready, or not for long enough."""
+    assert plan.deployment is not None
+    asked = min(desired, plan.deployment["spec"]["replicas"])
+    if ready >= desired:
+        return f"not all of them for {MIN_READY_SECONDS} seconds yet"
+    if asked >= desired:
+        return "the others are starting"
+    starting = f"{asked - ready} are starting, " if asked > ready else ""
+    return f"{starting}{desired - asked} wait until others give them their place"
 
 
 def _without_claims(observed: PoolObserved, plan: PoolPlan) -> Check | None:
@@ -195,7 +208,12 @@ def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
 
 
 def _halted(
-    plan: PoolPlan, current: list[Manifest], pods: list[Manifest], updated: Check
+    plan: PoolPlan,
+    current: list[Manifest],
+    pods: list[Manifest],
+    updated: Check,
+    *,
+    hopeless: bool,
 ) -> Check | None:
     """A stopped roll-out: engines of the desired revision fail, and engines of the former one still
     serve. It continues by itself if the new engines become ready."""
@@ -204,7 +222,7 @@ def _halted(
     failure = halting_failure(current)
     if failure is not None:
         text = f"{failure.reason}: {failure}"
-    elif plan.progress is not None and given_up(plan.progress, current):
+    elif hopeless:
         text = f"{updated.reason}: {updated.message}"
     else:
         return None
@@ -222,11 +240,12 @@ def _model(ready: bool, failure: PodFailure | None, updated: Check) -> Check:
     return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
 
 
-def _stalled(plan: PoolPlan, current: list[Manifest], serving: Check, updated: Check) -> Check:
+def _stalled(plan: PoolPlan, serving: Check, updated: Check, *, hopeless: bool) -> Check:
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
-    hopeless = troubled and plan.progress is not None and given_up(plan.progress, current)
-    if plan.refusal is not None or hopeless or updated.reason in reasons.STALLING:
+    if plan.refusal is not None or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
+    if troubled and hopeless:
+        return Check("True", updated.reason, with_remedy(updated))
     return not_stalled({UPDATED: updated, READY: serving})
 
 

@@ -13,8 +13,10 @@ from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
+from sluice_operator.conditions.waits import seconds_to_next
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.errors import RequestError
+from sluice_operator.manifests.router import PROGRESS_SECONDS
 from sluice_operator.probes.downloads import EVERY_SECONDS, is_running
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
 from sluice_operator.service.observe import ServiceObserver
@@ -70,7 +72,8 @@ class ServiceReconcile:
             raise
         self.autoscaling.service_seen(key, scaled)
         scaling = self.autoscaling.last_scaling(key)
-        status = service_status(observed, plan, self.clock.now(), outcome.refused, scaling)
+        now = self.clock.now()
+        status = service_status(observed, plan, now, outcome.refused, scaling)
         report = report_of(plan, outcome, live.get("status"), status, NOTABLE)
         await self.executor.report(live, outcome, report)
         taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN
@@ -82,4 +85,7 @@ class ServiceReconcile:
             return TOLD_BEFORE_SECONDS
         if plan.former_gpus:
             return DRAINING_SECONDS
-        return observed.look_again_seconds
+        # Pods of routers that wait, and of engines that should leave.
+        waits = seconds_to_next((*observed.pods, *observed.engines), PROGRESS_SECONDS, now)
+        again = (observed.look_again_seconds, waits)
+        return min((seconds for seconds in again if seconds is not None), default=None)
