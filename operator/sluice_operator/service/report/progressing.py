@@ -18,7 +18,7 @@ from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
 from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 
-SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, INTERRUPTS, WAITS_FOR_BUDGET})
+SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET})
 """Reasons of a roll-out that are those of Progressing, too."""
 
 
@@ -32,6 +32,14 @@ def progressing_check(plan: ServicePlan, updated: Check, stalled: Check) -> Chec
     if plan.is_accepted and plan.rollout is not None and plan.rollout.reason in SHOWN_ROLLOUTS:
         return Check("True", plan.rollout.reason, plan.rollout.message)
     return Check("True", updated.reason, updated.message)
+
+
+def interrupts_check(plan: ServicePlan) -> Check | None:
+    """The roll-out's next step if nobody is served after it, also of a spec that is not the newest
+    or has stalled: the step is taken when status says so."""
+    if plan.paused or plan.rollout is None or plan.rollout.reason != INTERRUPTS:
+        return None
+    return Check("True", INTERRUPTS, plan.rollout.message)
 
 
 def halted_check(children: Children, plan: ServicePlan, stalled: Check) -> Check | None:

@@ -75,6 +75,7 @@ from sluice_operator.service.report.part_status import (
 from sluice_operator.service.report.priorities_count import priorities_check
 from sluice_operator.service.report.progressing import (
     halted_check,
+    interrupts_check,
     lost_gpus,
     progressing_check,
     stalled_check,
@@ -300,7 +301,7 @@ def _checks(
     return {
         READY: serving,
         UPDATED: updated,
-        PROGRESSING: halted or progressing,
+        PROGRESSING: interrupts_check(plan) or halted or progressing,
         **former,
         **ready,
         MODEL_AVAILABLE: available,
