@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Iterator
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from sluice_operator.api.conditions import PROGRESSING
 from sluice_operator.api.service import mode_of
 from sluice_operator.apply.executor import executor
 from sluice_operator.conditions.conditions import find
+from sluice_operator.conditions.pods import is_draining, is_finished, is_ready
 from sluice_operator.informer.dispatch import Reconcile
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
@@ -47,6 +51,7 @@ from sluice_operator.service.observe import ServiceObserver
 from sluice_operator.service.reconcile import ServiceReconcile
 from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 from sluice_operator.service.rollout.pairing import fingerprint_of_deployment
+from sluice_operator.service.rollout.surge import COMPLETE
 
 from tests.examples import examples
 from tests.operator.examples import IMAGES, service
@@ -88,12 +93,12 @@ class World(RuleBasedStateMachine):
     """None: the numbers of engines are fixed."""
     most = MOST
 
-    @initialize(start=st.integers(2, 3))
-    def a_service_answers(self, start: int) -> None:
-        start = min(start, self.most)
+    @initialize(start=st.integers(1, 3), mode=st.sampled_from(["Mixed", "Disaggregated"]))
+    def a_service_answers(self, start: int, mode: str) -> None:
+        start, mode = min(start, self.most), mode if self.most > 1 else "Mixed"
         self.api, self.clock, self.pods_made = MemoryApi(KINDS), FakeClock(), 0
-        self.is_scaled_to_zero, self.told_for = False, 0
-        self.spec = self._spec("Mixed", start)
+        self.is_scaled_to_zero = self.is_told = False
+        self.spec = self._spec(mode, start)
         self.api.apply(INFERENCE_SERVICE, service(self.spec) | {"status": {}})
         self.restart()
         self.until_quiet()
@@ -109,14 +114,18 @@ class World(RuleBasedStateMachine):
     def edit_image(self, image: str) -> None:
         self.edit(slo=None, engine={"image": image} if image else {})
 
-    @rule(replicas=st.integers(1, MOST))
-    def scale_by_hand(self, replicas: int) -> None:
+    @rule(replicas=st.integers(1, MOST), prefill=st.integers(1, MOST))
+    def scale_by_hand(self, replicas: int, prefill: int) -> None:
         if self.least is None:
-            self.edit(**self._pools(mode_of(self.spec), min(replicas, self.most)))
+            self.edit(**self._pools(mode_of(self.spec), replicas, prefill))
 
-    @rule(mode=st.sampled_from(["Mixed", "Disaggregated"]), replicas=st.integers(1, MOST))
-    def switch(self, mode: str, replicas: int) -> None:
-        self.edit(**self._pools(mode, min(replicas, self.most)))
+    @rule(
+        mode=st.sampled_from(["Mixed", "Disaggregated"]),
+        replicas=st.integers(1, MOST),
+        prefill=st.integers(1, MOST),
+    )
+    def switch(self, mode: str, replicas: int, prefill: int) -> None:
+        self.edit(**self._pools(mode, replicas, prefill))
 
     @rule()
     def refuse(self) -> None:
@@ -138,11 +147,14 @@ class World(RuleBasedStateMachine):
             gone = pods[number]
             others = [pod for pod in pods if pod is not gone]
             if self.answers(others):
-                self.api.delete(POD, gone["metadata"]["name"])
+                self.end(gone)
+                # Within milliseconds, before which no plan can know of it.
+                self.controllers()
 
     @rule(count=st.integers(1, 4))
     def engines_start(self, count: int) -> None:
         waiting = [pod for pod in self.of(POD) if not is_ready(pod) and not is_bad(pod)]
+        waiting = [pod for pod in waiting if not (is_draining(pod) or is_finished(pod))]
         for pod in waiting[:count]:
             self.get_ready(pod)
 
@@ -226,13 +238,19 @@ class World(RuleBasedStateMachine):
         names = [NAME, *(f"{NAME}-{role}" for role in Role)]
         kind, name = (ENGINE_POOL if step % 4 else INFERENCE_SERVICE), names[step % 4]
         reconcile: Reconcile = self.pool if step % 4 else self.service
-        asyncio.run(_awaited(reconcile(Key(kind.kind, "default", name))))
+        self.carry_out(reconcile, Key(kind.kind, "default", name))
         self.controllers()
         status = self.api.objects[INFERENCE_SERVICE, NAME].get("status") or {}
         if (find(status, PROGRESSING) or {}).get("reason") == INTERRUPTS:
-            self.told_for = status["observedGeneration"]
+            self.is_told = True
+        elif (status.get("rollout") or {}).get("reason") == COMPLETE:
+            self.is_told = False
         if not (self.is_scaled_to_zero or self.may_be_interrupted()):
             assert self.answers() or not answered, f"{kind.kind} {name} ended the service"
+
+    def carry_out(self, reconcile: Reconcile, key: Key) -> None:
+        """One reconcile."""
+        asyncio.run(_awaited(reconcile(key)))
 
     # The cluster.
 
@@ -248,17 +266,18 @@ class World(RuleBasedStateMachine):
         name, asked = deployment["metadata"]["name"], deployment["spec"]["replicas"]
         template = deployment["spec"]["template"]
         mine = [p for p in self.of(POD) if controller_uid(p) == deployment["metadata"]["uid"]]
+        mine = [pod for pod in mine if not (is_draining(pod) or is_finished(pod))]
         new = [pod for pod in mine if pod["spec"] == template["spec"]]
         old = [pod for pod in mine if pod["spec"] != template["spec"]]
         for _ in range(asked - len(new)):
             self.pods_made += 1
             new.append(self._pod(f"{name}-{self.pods_made}", deployment))
         for pod in sorted(new, key=is_ready)[: max(0, len(new) - asked)]:
-            self.api.delete(POD, pod["metadata"]["name"])
+            self.end(pod)
             new.remove(pod)
         ready = sum(map(is_ready, new))
         for pod in sorted(old, key=is_ready)[: len(old) - max(0, asked - ready)]:
-            self.api.delete(POD, pod["metadata"]["name"])
+            self.end(pod)
             old.remove(pod)
         counts = {"replicas": len(new) + len(old), "updatedReplicas": len(new)}
         ready += sum(map(is_ready, old))
@@ -286,6 +305,10 @@ class World(RuleBasedStateMachine):
         if labels.ROUTER_ROLE in name:
             self.get_ready(pod)
         return pod
+
+    def end(self, pod: Manifest) -> None:
+        """A pod that its Deployment does not want any more."""
+        self.api.delete(POD, pod["metadata"]["name"])
 
     def get_ready(self, pod: Manifest) -> None:
         conditions = [{"type": "Ready", "status": "True"}]
@@ -317,14 +340,19 @@ class World(RuleBasedStateMachine):
         return any(self._finds_engines(pod, found) for pod in found if role_of(pod) == "router")
 
     def _finds_engines(self, router: Manifest, pods: list[Manifest]) -> bool:
+        return self.usable(router, pods) > 0
+
+    def usable(self, router: Manifest, pods: list[Manifest]) -> int:
+        """Engines of the smaller pool that a router finds and that have a partner in the other."""
         deployments = {item["metadata"]["uid"]: item for item in self.of(DEPLOYMENT)}
         children = tuple(self.of(CONFIG_MAP))
-        prints: list[set[str]] = []
+        prints: list[Counter[str]] = []
         for role in self._followed(router):
             engines = (pod for pod in pods if role_of(pod) == role)
-            owners = {controller_uid(pod) or "" for pod in engines} & deployments.keys()
-            prints.append({fingerprint_of_deployment(deployments[o], children) for o in owners})
-        return bool(prints) and bool(set.intersection(*prints))
+            owners = (uid for pod in engines if (uid := controller_uid(pod)) in deployments)
+            counts = Counter(fingerprint_of_deployment(deployments[o], children) for o in owners)
+            prints.append(counts)
+        return sum(reduce(and_, prints).values()) if prints else 0
 
     def _followed(self, router: Manifest) -> Iterator[str]:
         """The roles in the configuration that a router mounts."""
@@ -340,12 +368,10 @@ class World(RuleBasedStateMachine):
 
     def may_be_interrupted(self) -> bool:
         """Whether an only engine may end for one that was not tried, as there is no room for both
-        and the status has said so."""
+        and the status has said so in this roll-out. An end that was decided is carried out after
+        further edits."""
         has_room = self.strategy == "Surge" and (self.budget is None or self.budget > 2)
-        return not has_room and self.told_for == self._generation()
-
-    def _generation(self) -> int:
-        return int(self.api.objects[INFERENCE_SERVICE, NAME]["metadata"]["generation"])
+        return not has_room and self.is_told
 
     # The spec.
 
@@ -361,16 +387,20 @@ class World(RuleBasedStateMachine):
         found = pools | {"engine": {}, "rollout": {"strategy": self.strategy}}
         return {name: value for name, value in found.items() if value is not None}
 
-    def _pools(self, mode: str, replicas: int) -> Manifest:
+    def _pools(self, mode: str, replicas: int, prefill: int = MOST) -> Manifest:
         """The part of a spec with these pools; what is None is left out."""
         budget: Manifest = {} if self.budget is None else {"gpuBudget": self.budget}
         limits: Manifest = {"minReplicas": self.least, "maxReplicas": self.most}
-        number: Manifest = {"replicas": replicas} if self.least is None else {}
+        numbers = (min(replicas, self.most), min(prefill, self.most))
+        if self.budget is not None and mode != "Mixed":  # as nothing keeps fixed numbers within it
+            decode = max(1, min(numbers[0], self.budget - 1))
+            numbers = (decode, max(1, min(numbers[1], self.budget - decode)))
+        number, of_prefill = ({"replicas": n} if self.least is None else {} for n in numbers)
         scaling = budget if number else limits | budget
         return {
             "replicas": None,
             "autoscaling": scaling or None,
-            "prefill": None if mode == "Mixed" else number,
+            "prefill": None if mode == "Mixed" else of_prefill,
             **number,
             **(GPUS if budget else {}),
         }
@@ -383,11 +413,6 @@ async def _awaited(reconciled: Awaitable[float | None]) -> None:
 def _key(each: tuple[tuple[Kind, str], Manifest]) -> tuple[str, str]:
     (kind, name), _ = each
     return kind.plural, name
-
-
-def is_ready(pod: Manifest) -> bool:
-    conditions = pod["status"].get("conditions", ())
-    return any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
 
 
 def is_bad(pod: Manifest) -> bool:

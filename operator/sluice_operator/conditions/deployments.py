@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from sluice_operator.api.conditions import Check
 from sluice_operator.conditions import reasons
@@ -19,9 +19,16 @@ from sluice_operator.conditions.pods import (
     is_ready,
     missing_claim,
 )
+from sluice_operator.conditions.waits import (
+    late_pod,
+    seconds_to_next,
+)
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.probes.refused_pods import REFUSED_SECONDS
+
+DEADLINE_SECONDS: Final = 600
+"""Kubernetes' own deadline of a Deployment."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +45,17 @@ class Progress:
     exceeded_since: str = ""
     """When the deadline passed, as Kubernetes writes it."""
     failing_since: str = ""
-    """Since when pods cannot be created, as Kubernetes writes it."""
+    """Since when pods cannot be created, as Kubernetes writes it; empty while they can."""
+    bound_seconds: int = 0
+    """The deadline. By the operator's clock it also counts for a Deployment that was complete once,
+    which Kubernetes gives none."""
 
 
 def shortfall(
     reached: Progress,
     pods: Iterable[Manifest],
     count: str,
+    now: datetime,
     reason: str = reasons.STARTING,
     rest: str = "the others are starting",
 ) -> Check:
@@ -52,24 +63,35 @@ def shortfall(
     message, or what the `rest` does (`reason`). `count` says how many there are."""
     current = tuple(pods)
     failure, is_late = first_failure(current), _is_late(reached, current)
-    if failure and not (is_late and failure.reason == SCHEDULING_GATED):
+    late = late_pod(current, reached.bound_seconds, now)
+    is_gated_long = late is not None and is_gated(late)
+    if failure and (is_gated_long or not (is_late and failure.reason == SCHEDULING_GATED)):
         return Check("False", failure.reason, f"{count}; {failure}")
     if reached.failure:
         return Check("False", reasons.REPLICA_FAILURE, f"{count}; {reached.failure}")
     waits = f" {claim}" if (claim := missing_claim(current)) else ""
-    if is_late:
-        text = f"{count}; no progress within the deadline.{waits}"
+    if is_late or late is not None:
+        name = f": pod {late['metadata']['name']}" if late is not None and not waits else ""
+        text = f"{count}; no progress within the deadline{name}.{waits}"
         return Check("False", reasons.PROGRESS_DEADLINE_EXCEEDED, text)
     return Check("False", reason, f"{count}; {rest}.{waits}")
 
 
-def given_up(reached: Progress, pods: Iterable[Manifest]) -> bool:
+def given_up(reached: Progress, pods: Iterable[Manifest], now: datetime) -> bool:
     """Whether a Deployment that is not complete needs a person: waiting does not cure a pod's
-    failure, or the Deployment's own deadline has passed."""
+    failure, or the deadline has passed, by Kubernetes' clock or by ours."""
     current = tuple(pods)
     failure = first_failure(current)
     lasting = failure is not None and failure.lasting
-    return lasting or (reached.applied and _is_late(reached, current))
+    waits = late_pod(current, reached.bound_seconds, now) is not None
+    return lasting or (reached.applied and (waits or _is_late(reached, current)))
+
+
+def seconds_to_bound(reached: Progress, pods: Iterable[Manifest], now: datetime) -> float | None:
+    """When to look again because pods have waited for long, or are refused, which no event
+    tells."""
+    left = (seconds_to_next(pods, reached.bound_seconds, now), refused_again_seconds(reached, now))
+    return min((seconds for seconds in left if seconds is not None), default=None)
 
 
 def refused_for_long(reached: Progress | None, pods: Iterable[Manifest], now: datetime) -> bool:
@@ -128,7 +150,10 @@ def progress(desired: Manifest, live: Manifest | None) -> Progress:
         deadline_exceeded=seen and moving.get("reason") == reasons.PROGRESS_DEADLINE_EXCEEDED,
         failure=failure.get("message") if failure.get("status") == "True" else None,
         exceeded_since=exceeded_since(live),
-        failing_since=str(failure.get("lastTransitionTime", "")),
+        failing_since=failure.get("lastTransitionTime", "")
+        if failure.get("status") == "True"
+        else "",
+        bound_seconds=desired["spec"].get("progressDeadlineSeconds", DEADLINE_SECONDS),
     )
 
 

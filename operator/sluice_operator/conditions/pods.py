@@ -81,7 +81,7 @@ class PodFailure:
 
 def is_ready(pod: Manifest) -> bool:
     """Whether the pod is ready and not being deleted."""
-    return not is_draining(pod) and _condition(pod, "Ready").get("status") == "True"
+    return not is_draining(pod) and pod_condition(pod, "Ready").get("status") == "True"
 
 
 def is_draining(pod: Manifest) -> bool:
@@ -107,7 +107,7 @@ def is_queued(pod: Manifest) -> bool:
 
 def has_left_queue_since(pod: Manifest, time: str) -> bool:
     """Whether the pod starts, and its queue let it at `time` (as Kubernetes writes it) or later."""
-    scheduled = _condition(pod, "PodScheduled")
+    scheduled = pod_condition(pod, "PodScheduled")
     placed = scheduled.get("status") == "True" and scheduled.get("lastTransitionTime", "") >= time
     is_starting = not is_ready(pod) and not is_draining(pod) and failure_of(pod) is None
     return placed and bool(_queue(pod)) and is_starting
@@ -125,7 +125,7 @@ def missing_claim(pods: Iterable[Manifest]) -> str:
         made = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
         names = {entry["name"] for entry in made if entry.get("resourceClaimName")}
         for claim, template in _claims(pod):
-            if claim not in names and not _condition(pod, "PodScheduled"):
+            if claim not in names and not pod_condition(pod, "PodScheduled"):
                 text = f"pod {_name(pod)} has no ResourceClaim of ResourceClaimTemplate {template}"
                 return f"{text} yet: is there one of this name?"
     return ""
@@ -172,7 +172,7 @@ def failure_of(pod: Manifest) -> PodFailure | None:
 
 
 def _unschedulable(pod: Manifest) -> PodFailure | None:
-    scheduled = _condition(pod, "PodScheduled")
+    scheduled = pod_condition(pod, "PodScheduled")
     if scheduled.get("status") != "False":
         return None
     if scheduled.get("reason") == SCHEDULING_GATED:
@@ -288,7 +288,8 @@ def _containers(pod: Manifest) -> list[dict[str, Any]]:
     return [*(first or ()), *(then or ())]
 
 
-def _condition(pod: Manifest, kind: str) -> dict[str, Any]:
+def pod_condition(pod: Manifest, kind: str) -> dict[str, Any]:
+    """The condition of one type in a pod's status; empty where there is none."""
     entries = (pod.get("status") or {}).get("conditions") or ()
     return next((c for c in entries if c["type"] == kind), {})
 

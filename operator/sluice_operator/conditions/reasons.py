@@ -39,6 +39,8 @@ POD_REFUSED: Final = "PodRefused"
 """The API server refuses the pods of a Job, as by a quota or an admission webhook."""
 REPLICA_FAILURE: Final = "ReplicaFailure"
 """It refuses pods of a Deployment, whose condition says so."""
+PODS_NOT_LEAVING: Final = "PodsNotLeaving"
+"""Engines wait for GPUs of the budget, and pods hold them that should have left."""
 
 HEALTHY: Final = frozenset(
     {
@@ -49,6 +51,6 @@ HEALTHY: Final = frozenset(
 """Expected in normal operation; all others cause a warning event. (The event about an edit is
 recorded when it is reverted.)"""
 STALLING: Final = frozenset(
-    {APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED, CLAIMS_NOT_SERVED, POD_REFUSED}
+    {APPLY_FAILED, PROGRESS_DEADLINE_EXCEEDED, CLAIMS_NOT_SERVED, POD_REFUSED, PODS_NOT_LEAVING}
 )
 """They need a person, whatever the other conditions say."""

@@ -13,7 +13,7 @@ from sluice_operator.apply.executor import Executor
 from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
 from sluice_operator.conditions.conditions import report_of
-from sluice_operator.conditions.deployments import refused_again_seconds
+from sluice_operator.conditions.deployments import seconds_to_bound
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.kinds import INFERENCE_SERVICE
 from sluice_operator.pool.observe import PoolObserved, PoolObserver
@@ -50,7 +50,8 @@ class PoolReconcile:
         status = pool_status(observed, plan, now, outcome.refused)
         report = report_of(plan, outcome, live.get("status"), status)
         await self.executor.report(live, outcome, report)
-        again = (observed.ask_again_seconds, refused_again_seconds(plan.progress, now))
+        waits = seconds_to_bound(plan.progress, observed.pods, now) if plan.progress else None
+        again = (observed.ask_again_seconds, waits)
         return min((seconds for seconds in again if seconds is not None), default=None)
 
     def _count(self, observed: PoolObserved) -> None:

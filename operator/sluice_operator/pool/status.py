@@ -57,6 +57,7 @@ from sluice_operator.conditions.pods import (
     is_gated,
     is_ready,
 )
+from sluice_operator.conditions.waits import with_remedy
 from sluice_operator.kube.kinds import DEPLOYMENT, Manifest, controller, of_kind
 from sluice_operator.manifests.engine import MIN_READY_SECONDS, revision_of
 from sluice_operator.manifests.metadata import selector_labels
@@ -78,7 +79,7 @@ def pool_status(
     ready = sum(map(is_ready, pods))
     meta, desired = observed.pool["metadata"], plan.spec.replicas if plan.spec else 0
     generation, before = meta.get("generation", 0), observed.pool.get("status") or {}
-    updated = _without_claims(observed, plan) or _updated(plan, current, pods)
+    updated = _without_claims(observed, plan) or _updated(plan, current, pods, now)
     if updated.is_true:
         updated = _left_behind(observed, plan, pods) or updated
     if updated.is_true or any(refusal.of.kind == DEPLOYMENT.kind for refusal in refused):
@@ -142,7 +143,7 @@ def _checks(
     now: datetime,
 ) -> dict[str, Check]:
     failure, hopeless = first_failure(current), _given_up(plan, current, pods, now)
-    stalled = _stalled(plan, hopeless, serving, updated)
+    stalled = _stalled(plan, serving, updated, hopeless=hopeless)
     progressing = _progressing(plan, updated, stalled)
     return {
         READY: serving,
@@ -154,7 +155,7 @@ def _checks(
     }
 
 
-def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> Check:
+def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest], now: datetime) -> Check:
     if plan.refusal is not None:
         return Check("False", plan.refusal.reason, plan.refusal.message)
     assert plan.spec is not None
@@ -173,10 +174,20 @@ def _updated(plan: PoolPlan, current: list[Manifest], pods: list[Manifest]) -> C
     if reached.complete and ready >= desired:
         return _complete(plan, plan.spec, count)
     reason = reasons.ROLLING_OUT if others_ready else reasons.STARTING
-    if ready < desired:
-        return shortfall(reached, current, count, reason)
-    rest = f"not all of them for {MIN_READY_SECONDS} seconds yet"
-    return shortfall(reached, current, count, reason, rest)
+    rest = _rest(plan, desired, ready)
+    return shortfall(reached, current, count, now, reason, rest)
+
+
+def _rest(plan: PoolPlan, desired: int, ready: int) -> str:
+    """What engines of the desired revision do that are not ready, or not for long enough."""
+    assert plan.deployment is not None
+    asked = min(desired, plan.deployment["spec"]["replicas"])
+    if ready >= desired:
+        return f"not all of them for {MIN_READY_SECONDS} seconds yet"
+    if asked >= desired:
+        return "the others are starting"
+    starting = f"{asked - ready} are starting, " if asked > ready else ""
+    return f"{starting}{desired - asked} wait until others give them their place"
 
 
 def _without_claims(observed: PoolObserved, plan: PoolPlan) -> Check | None:
@@ -219,7 +230,7 @@ def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
 
 def _given_up(plan: PoolPlan, current: list[Manifest], pods: list[Manifest], now: datetime) -> bool:
     reached = plan.progress
-    is_given_up = reached is not None and given_up(reached, current)
+    is_given_up = reached is not None and given_up(reached, current, now)
     return is_given_up or refused_for_long(reached, pods, now)
 
 
@@ -256,10 +267,12 @@ def _model(ready: bool, failure: PodFailure | None, updated: Check) -> Check:
     return Check("Unknown", "NotLoadedYet", "No engine has loaded the model yet.")
 
 
-def _stalled(plan: PoolPlan, hopeless: bool, serving: Check, updated: Check) -> Check:
+def _stalled(plan: PoolPlan, serving: Check, updated: Check, *, hopeless: bool) -> Check:
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
-    if plan.refusal is not None or (troubled and hopeless) or updated.reason in reasons.STALLING:
+    if plan.refusal is not None or updated.reason in reasons.STALLING:
         return Check("True", updated.reason, updated.message)
+    if troubled and hopeless:
+        return Check("True", updated.reason, with_remedy(updated))
     return not_stalled({UPDATED: updated, READY: serving})
 
 

@@ -92,6 +92,11 @@ class ServicePlan(Plan):
     upgrade: tuple[str, ...] = ()
     """What this release of the operator would change, and leaves until it is taken."""
 
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the present spec is what is planned."""
+        return self.refusal is None and self.delivery.waiting is None
+
 
 def plan_service(observed: ServiceObserved) -> ServicePlan:
     """What the children of an InferenceService should be."""

@@ -15,9 +15,11 @@ from sluice_operator.clock import Clock
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
 from sluice_operator.conditions.deployments import progress, refused_again_seconds
+from sluice_operator.conditions.waits import seconds_to_next
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import DEPLOYMENT, of_kind
+from sluice_operator.manifests.router import PROGRESS_SECONDS
 from sluice_operator.probes.downloads import EVERY_SECONDS, is_running
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
 from sluice_operator.service.observe import ServiceObserved, ServiceObserver
@@ -86,7 +88,10 @@ class ServiceReconcile:
             return TOLD_BEFORE_SECONDS
         if plan.former_gpus:
             return DRAINING_SECONDS
-        again = (observed.look_again_seconds, _routers_again_seconds(observed, plan, now))
+        # Pods of routers that wait, and of engines that should leave.
+        waits = seconds_to_next((*observed.pods, *observed.engines), PROGRESS_SECONDS, now)
+        refused = _routers_again_seconds(observed, plan, now)
+        again = (observed.look_again_seconds, waits, refused)
         return min((seconds for seconds in again if seconds is not None), default=None)
 
 

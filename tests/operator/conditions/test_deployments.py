@@ -15,7 +15,7 @@ from sluice_operator.conditions.deployments import (
 )
 from sluice_operator.kube.kinds import Manifest
 
-from tests.operator.examples import complete, live, pods, pool_plan
+from tests.operator.examples import NOW, complete, live, pods, pool_plan
 
 SINCE = "2026-01-02T03:04:05Z"
 GATED = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
@@ -85,8 +85,8 @@ def test_a_pod_that_waits_in_a_queue_is_not_given_up_at_the_deadline(reason: str
     reached = progress(_deployment(), live(_deployment(), observedGeneration=1, conditions=[late]))
     scheduled = {"type": "PodScheduled", "status": "False", "reason": reason}
     waiting = pods(_deployment(), 1, phase="Pending", conditions=[scheduled])
-    assert given_up(reached, waiting) is (reason == "Unschedulable")
-    assert given_up(reached, [])
+    assert given_up(reached, waiting, NOW) is (reason == "Unschedulable")
+    assert given_up(reached, [], NOW)
 
 
 PULLS: Manifest = {"state": {"waiting": {"reason": "ImagePullBackOff"}}}
@@ -102,11 +102,11 @@ def test_a_pod_in_a_queue_excuses_no_other_pod(beside: Manifest, *, is_given_up:
     gated, other = pods(_deployment(), 2, phase="Pending", conditions=[GATED])
     engine = {"name": "engine", "ready": False, **beside}
     other = other | {"status": {"phase": "Running", "containerStatuses": [engine]}}
-    assert given_up(reached, [gated, other]) is is_given_up
+    assert given_up(reached, [gated, other], NOW) is is_given_up
     ready, leaving = pods(_deployment(), 2)
     leaving = leaving | {"metadata": leaving["metadata"] | {"deletionTimestamp": SINCE}}
-    assert not given_up(reached, [gated, ready, leaving])
-    updated = shortfall(reached, [gated, other], "0 of 2 engines ready")
+    assert not given_up(reached, [gated, ready, leaving], NOW)
+    updated = shortfall(reached, [gated, other], "0 of 2 engines ready", NOW)
     assert (updated.reason == "SchedulingGated") is (beside is LOADS)
     assert (updated.reason == "ProgressDeadlineExceeded") is (beside == {})
 
@@ -128,10 +128,10 @@ def test_a_pod_that_its_queue_lets_after_the_deadline_may_start(
     (pod,) = pods(_deployment(), 1, phase="Pending", conditions=[scheduled])
     labels = pod["metadata"]["labels"] | {"kueue.x-k8s.io/queue-name": queue}
     pod = pod | {"metadata": pod["metadata"] | {"labels": labels}}
-    assert given_up(reached, [pod]) is is_given_up
+    assert given_up(reached, [pod], NOW) is is_given_up
     ended = {"name": "engine", "ready": False, **CRASHES}
     failing = pod | {"status": pod["status"] | {"containerStatuses": [ended]}}
-    assert given_up(reached, [failing])
+    assert given_up(reached, [failing], NOW)
 
 
 def _refused(**condition: Any) -> Manifest:

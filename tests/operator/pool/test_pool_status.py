@@ -13,6 +13,7 @@ from sluice_operator.apply.plan import Identity
 from sluice_operator.conditions.conditions import find
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.manifests.metadata import with_applied_fields
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
@@ -27,6 +28,7 @@ from tests.operator.examples import (
     pool,
     pool_observed,
     pool_plan,
+    pool_with,
     service,
 )
 from tests.operator.statuses import (
@@ -338,6 +340,40 @@ def test_engines_that_have_just_become_ready_serve_and_are_not_all_of_the_spec_y
     assert ready["status"] == "True", "at once"
     assert (updated["status"], updated["reason"]) == ("False", "Starting")
     assert updated["message"] == "3 of 3 engines ready; not all of them for 10 seconds yet."
+
+
+@pytest.mark.parametrize(
+    ("shares", "rest"),
+    [
+        ({"a": 3}, "3 wait until others give them their place"),
+        ({"a": 2}, "1 are starting, 2 wait until others give them their place"),
+    ],
+)
+def test_engines_that_have_no_place_yet_are_not_called_starting(
+    shares: dict[str, int], rest: str
+) -> None:
+    spec = THREE | {"rollout": {"strategy": "InPlace"}}
+    there = pool_with(spec, **shares)
+    there["spec"]["revisions"][0]["replicas"] = 3 - sum(shares.values())
+    observed = pool_observed(with_applied_fields(there))
+    deployment = plan_pool(observed).deployment
+    assert deployment is not None
+    current = live(deployment, observedGeneration=1)
+    started = pods(deployment, phase="Pending", conditions=[])
+    status = _status(replace(observed, children=(current,), pods=tuple(started)))
+    assert condition(status, "Updated")["message"] == f"0 of 3 engines ready; {rest}."
+
+
+def test_a_pod_without_a_place_for_long_stalls_with_what_a_person_can_do() -> None:
+    observed = _unschedulable()
+    for pod in observed.pods:
+        pod["metadata"]["creationTimestamp"] = NOW.isoformat()
+    later = pool_status(observed, plan_pool(observed), NOW + timedelta(days=1))
+    stalled = condition(later, "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "Unschedulable")
+    assert stalled["message"].endswith(
+        ". Add nodes with room, or ask for fewer or smaller engines."
+    )
 
 
 def test_the_failing_pod_is_named() -> None:

@@ -15,19 +15,27 @@ from sluice_operator.api.status import PoolSummary
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import answering, find
 from sluice_operator.conditions.deployments import (
+    Progress,
     given_up,
     progress,
     refused_for_long,
     shortfall,
 )
 from sluice_operator.conditions.pods import is_ready
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.kube.kinds import ENGINE_POOL, Kind, Manifest, of_kind
+from sluice_operator.manifests.metadata import is_current
+from sluice_operator.service.observe import Children
+from sluice_operator.service.rollout.planned_rollout import PlannedPool
 from sluice_operator.service.rollout.revisions import engines_ready
 
 Pools = Mapping[str, Manifest | None]
 """The live EnginePool of each role, if there is one."""
 
 APPLYING: Final = Check("False", reasons.APPLYING, "the new spec is being applied.")
+
+MISSING: Final = "Missing"
+UNWRITTEN: Final = frozenset({MISSING, reasons.APPLYING})
+"""Reasons of parts that serve nobody because they were not written."""
 
 
 class Part(NamedTuple):
@@ -41,12 +49,26 @@ class Part(NamedTuple):
     """A person has to act on `updated`. For a pool, its own status says that."""
 
 
+def live_child(children: Children, kind: Kind, desired: Manifest) -> Manifest | None:
+    """The live object of the name of a desired one."""
+    name = desired["metadata"]["name"]
+    items = of_kind(children, kind)
+    return next((item for item in items if item["metadata"]["name"] == name), None)
+
+
+def current_pool(children: Children, pool: PlannedPool) -> Manifest | None:
+    """The live pool, if it is as planned."""
+    live = live_child(children, ENGINE_POOL, pool.manifest)
+    return live if is_current(pool.manifest, live) else None
+
+
 def serves(checks: Iterable[Check], obstacle: Check | None) -> Check:
-    """Whether every necessary part answers. `obstacle`: why nothing is written, if that is so."""
+    """Whether every necessary part answers. `obstacle`: why nothing is written, if that is so; it
+    is the cause only where the part waits to be written."""
     all_checks = tuple(checks)
     idle = next((check for check in all_checks if not check.is_true), None)
     if idle is not None:
-        return obstacle or idle
+        return obstacle if obstacle and idle.reason in UNWRITTEN else idle
     asleep = next((check for check in all_checks if check.reason == reasons.SCALED_TO_ZERO), None)
     text = "Every pool has an engine that answers, and so do the routers."
     return asleep or Check("True", reasons.SERVING, text)
@@ -121,24 +143,28 @@ def router_part(
 ) -> Part:
     """How the routers are doing; `waiting`, as long as the Deployment is not the desired one."""
     router_pods = tuple(pods)
-    updated = _router_updated(desired, live, router_pods, waiting)
+    reached = progress(desired, live)
+    updated = _router_updated(desired, reached, router_pods, waiting, now)
     ready = answering(*_ready_and_desired(desired, router_pods), "routers", updated)
     troubled = not updated.is_true and updated.reason not in reasons.HEALTHY
-    reached = progress(desired, live)
-    hopeless = given_up(reached, router_pods) or refused_for_long(reached, router_pods, now)
+    hopeless = given_up(reached, router_pods, now) or refused_for_long(reached, router_pods, now)
     return Part(ready, updated, troubled and hopeless)
 
 
 def _router_updated(
-    desired: Manifest, live: Manifest | None, pods: tuple[Manifest, ...], waiting: Check
+    desired: Manifest,
+    reached: Progress,
+    pods: tuple[Manifest, ...],
+    waiting: Check,
+    now: datetime,
 ) -> Check:
-    reached, ready, replicas = progress(desired, live), *_ready_and_desired(desired, pods)
+    ready, replicas = _ready_and_desired(desired, pods)
     count = f"{ready} of {replicas} routers ready"
     if not reached.applied:
         return prefixed(waiting, count)
     if reached.complete and ready >= replicas:
         return Check("True", reasons.ALL_READY, f"{count}.")
-    return shortfall(reached, pods, count)
+    return shortfall(reached, pods, count, now)
 
 
 def _ready_and_desired(desired: Manifest, pods: Iterable[Manifest]) -> tuple[int, int]:

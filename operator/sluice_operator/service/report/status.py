@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
 
 from sluice_contract.cluster.labels import Role
 
@@ -46,12 +45,10 @@ from sluice_operator.kube.kinds import (
     DEPLOYMENT,
     ENGINE_POOL,
     SERVICE,
-    Kind,
     Manifest,
     controller_uid,
     of_kind,
 )
-from sluice_operator.manifests.metadata import is_current
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
@@ -62,10 +59,11 @@ from sluice_operator.service.report.accelerator_verified import (
 )
 from sluice_operator.service.report.part_status import (
     APPLYING,
+    MISSING,
     Part,
     adapters_loaded,
-    is_reported,
-    lifted,
+    current_pool,
+    live_child,
     model_available,
     pool_part,
     pool_summary,
@@ -76,18 +74,19 @@ from sluice_operator.service.report.part_status import (
     up_to_date,
 )
 from sluice_operator.service.report.priorities_count import priorities_check
+from sluice_operator.service.report.progressing import (
+    halted_check,
+    interrupts_check,
+    lost_gpus,
+    progressing_check,
+    stalled_check,
+)
 from sluice_operator.service.report.route_accepted import optional_checks
 from sluice_operator.service.report.scaling import scaling_check, scaling_status
 from sluice_operator.service.revisions.settings import settings_status
-from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
-from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
-from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
 from sluice_operator.service.rollout.pairing import paired
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 from sluice_operator.service.rollout.revisions import engines_ready
-
-SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, INTERRUPTS, WAITS_FOR_BUDGET})
-"""Reasons of a roll-out that are those of Progressing, too."""
 
 
 def service_status(
@@ -123,7 +122,7 @@ def service_status(
         fronts = () if is_made else (_front(observed.service, observed.children),)
         checks = _checks(observed, plan, obstacle, fronts, scaling, now)
         checks |= optional_checks(observed, plan, refused)
-        if _is_accepted(plan) and not plan.paused and not any(r.keeps_pods for r in refused):
+        if plan.is_accepted and not plan.paused and not any(r.keeps_pods for r in refused):
             applied = generation
         elif applied is not None and "resolved" in before:
             facts["resolved"] = before["resolved"]  # still in use
@@ -145,7 +144,7 @@ def _model(plan: ServicePlan, before: Manifest) -> Manifest:
     """The last resolved model; removed with a spec whose model needs no resolving."""
     if plan.delivery.status is not None:
         return {"model": plan.delivery.status.to_json_dict()}
-    if _is_accepted(plan) and plan.spec is not None and not is_fetched(plan.spec.model):
+    if plan.is_accepted and plan.spec is not None and not is_fetched(plan.spec.model):
         return {}
     return {"model": before["model"]} if "model" in before else {}
 
@@ -214,7 +213,7 @@ def _engines(pools: Mapping[Role, Manifest]) -> str:
 
 def _handover(children: Children, plan: ServicePlan) -> Manifest:
     """As the decode pool says; as long as it is there and has heard of its engines."""
-    live = (_child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools)
+    live = (live_child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools)
     reported = ((pool or {}).get("status", {}).get("handover") for pool in live)
     return next(({"handover": handover} for handover in reported if handover), {})
 
@@ -228,13 +227,8 @@ def _mode_served(plan: ServicePlan, spec: InferenceServiceSpec) -> Mode:
 
 
 def _summary(children: Children, pool: PlannedPool) -> Manifest:
-    live = _child(children, ENGINE_POOL, pool.manifest)
+    live = live_child(children, ENGINE_POOL, pool.manifest)
     return pool_summary(live, pool.replicas, pool.accelerator.text)
-
-
-def _is_accepted(plan: ServicePlan) -> bool:
-    """Whether the present spec is what is planned."""
-    return plan.refusal is None and plan.delivery.waiting is None
 
 
 def _obstacle(
@@ -268,8 +262,8 @@ def _unplanned(plan: ServicePlan, why: Check, former: Manifest) -> dict[str, Che
     }
     stalls = plan.refusal is not None or why.reason in reasons.STALLING
     stalled = replace(why, status="True") if stalls else not_stalled({UPDATED: why})
-    progressing = _progressing(plan, why, stalled)
-    now = {UPDATED: why, PROGRESSING: progressing, RECONCILING: progressing, STALLED: stalled}
+    moves = progressing_check(plan, why, stalled)
+    now = {UPDATED: why, PROGRESSING: moves, RECONCILING: moves, STALLED: stalled}
     unscaled = {SCALING_ACTIVE: why} if SCALING_ACTIVE in kept else {}
     return {READY: why} | kept | now | unscaled | _model_check(plan, why)
 
@@ -292,7 +286,7 @@ def _checks(
     children = observed.children
     parts = _parts(children, observed.pods, plan, now)
     ready = {kind: part.ready for kind, part in parts.items()}
-    updated = obstacle or up_to_date(parts.values())
+    updated = obstacle or lost_gpus(observed, plan, now) or up_to_date(parts.values())
     if updated.is_true:
         name, paused = observed.service["metadata"]["name"], plan.paused
         updated = unowned(children, observed.foreign, name, paused=paused) or updated
@@ -300,25 +294,25 @@ def _checks(
     serve = former | {ROUTER_READY: ready[ROUTER_READY]} if plan.former.is_served else ready
     pair = paired(_served(children, plan), children, updated)
     serving = serves((*front, *serve.values(), pair), obstacle)
-    stalled = _given_up(children, plan, parts[ROUTER_READY], updated) or not_stalled(
+    stalled = stalled_check(children, plan, parts[ROUTER_READY], updated) or not_stalled(
         {UPDATED: updated, READY: serving}
     )
-    progressing, priorities = _progressing(plan, updated, stalled), priorities_check(plan)
-    halted = _halted(children, plan, stalled) if _is_accepted(plan) else None
+    progressing, priorities = progressing_check(plan, updated, stalled), priorities_check(plan)
+    halted = halted_check(children, plan, stalled) if plan.is_accepted else None
     available = model_available(
-        {pool.role: _child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools}
+        {pool.role: live_child(children, ENGINE_POOL, pool.manifest) for pool in plan.pools}
     )
     return {
         READY: serving,
         UPDATED: updated,
-        PROGRESSING: halted or progressing,
+        PROGRESSING: interrupts_check(plan) or halted or progressing,
         **former,
         **ready,
         MODEL_AVAILABLE: available,
         **_model_check(plan, updated),
         **_adapters(children, plan),
         ACCELERATOR_VERIFIED: first_unverified(
-            accelerator_verified(pool, _child(children, ENGINE_POOL, pool.manifest))
+            accelerator_verified(pool, live_child(children, ENGINE_POOL, pool.manifest))
             for pool in plan.pools
         ),
         SCALING_ACTIVE: scaling_check(observed.service, plan, scaling),
@@ -336,13 +330,13 @@ def _front(service: Manifest, children: Children) -> Check:
     for item in of_kind(children, SERVICE):
         if item["metadata"]["name"] == name and controller_uid(item) == uid:
             return Check("True", reasons.SERVING, f"There is the Service {name}.")
-    return Check("False", "Missing", f"Service {name}: not there, and not made as things are.")
+    return Check("False", MISSING, f"Service {name}: not there, and not made as things are.")
 
 
 def _adapters(children: Children, plan: ServicePlan) -> dict[str, Check]:
     if plan.spec is None or plan.spec.model.adapters is None:
         return {}
-    loaded = adapters_loaded({pool.role: _current(children, pool) for pool in plan.pools})
+    loaded = adapters_loaded({pool.role: current_pool(children, pool) for pool in plan.pools})
     return {ADAPTERS_LOADED: plan.adapters.check or loaded}
 
 
@@ -352,7 +346,7 @@ def _served(children: Children, plan: ServicePlan) -> Iterator[Manifest]:
         yield from plan.former.pools
         return
     for pool in plan.pools:
-        if live := _child(children, ENGINE_POOL, pool.manifest):
+        if live := live_child(children, ENGINE_POOL, pool.manifest):
             yield live
 
 
@@ -362,7 +356,7 @@ def _parts(
     """How the parts are doing, by the condition that says so."""
     assert plan.router is not None
     waiting = _waiting(plan)
-    router = _child(children, DEPLOYMENT, plan.router)
+    router = live_child(children, DEPLOYMENT, plan.router)
     inherited = {role: plan.spec.inherited(role) for role in plan.spec.roles} if plan.spec else {}
     pools = {
         ready_of(pool.role): _pool(children, pool, waiting, inherited.get(pool.role, ()))
@@ -374,8 +368,8 @@ def _parts(
 def _pool(
     children: Children, pool: PlannedPool, waiting: Check, inherited: tuple[str, ...]
 ) -> Part:
-    live = _child(children, ENGINE_POOL, pool.manifest)
-    updated = pool_updated(pool.role, _current(children, pool), waiting)
+    live = live_child(children, ENGINE_POOL, pool.manifest)
+    updated = pool_updated(pool.role, current_pool(children, pool), waiting)
     if updated.reason == UNSCHEDULABLE and inherited:
         text = f"{updated.message} This pool inherits {', '.join(inherited)}."
         updated = replace(updated, message=text)
@@ -388,46 +382,15 @@ def _former(pool: Manifest) -> Check:
     return pool_part(role, pool, desired, pool_updated(role, pool, APPLYING)).ready
 
 
-def _current(children: Children, pool: PlannedPool) -> Manifest | None:
-    """The live pool, if it is as planned."""
-    live = _child(children, ENGINE_POOL, pool.manifest)
-    return live if is_current(pool.manifest, live) else None
-
-
 def _waiting(plan: ServicePlan) -> Check:
     """Updated, for a part that is not as planned yet."""
     if plan.paused:
         text = "the new spec waits, because spec.paused is true."
         return Check("False", reasons.PAUSED, text)
-    if not _is_accepted(plan):
+    if not plan.is_accepted:
         text = "the spec that was carried out last is being applied."
         return Check("False", reasons.APPLYING, text)
     return APPLYING
-
-
-def _progressing(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
-    if stalled.is_true:
-        return Check("False", stalled.reason, stalled.message)
-    if plan.paused:
-        return Check("False", reasons.PAUSED, "spec.paused is true: nothing but status is written.")
-    if updated.is_true:
-        return Check("False", "Complete", "Everything is as the spec asks.")
-    if _is_accepted(plan) and plan.rollout is not None and plan.rollout.reason in SHOWN_ROLLOUTS:
-        return Check("True", plan.rollout.reason, plan.rollout.message)
-    return Check("True", updated.reason, updated.message)
-
-
-def _halted(children: Children, plan: ServicePlan, stalled: Check) -> Check | None:
-    """A stopped roll-out while the former state still serves: engines of a former revision, or the
-    pools of another mode."""
-    for pool in plan.pools:
-        check = lifted(pool.role, _current(children, pool), PROGRESSING)
-        if check is not None and check.reason == reasons.ROLLOUT_HALTED:
-            return check
-    if stalled.is_true and plan.former.is_served:
-        text = f"{stalled.reason}: {stalled.message} The pools of the former mode serve on."
-        return Check("False", reasons.ROLLOUT_HALTED, text)
-    return None
 
 
 def _upgrade(plan: ServicePlan) -> Check:
@@ -437,29 +400,3 @@ def _upgrade(plan: ServicePlan) -> Check:
     text = f"This release of the operator would change: {'; '.join(plan.upgrade)}."
     text += " It does with the next change of the spec that restarts these pods, or with another"
     return Check("True", "ChangesWait", f"{text} value of spec.rollout.upgrade.")
-
-
-def _given_up(children: Children, plan: ServicePlan, router: Part, updated: Check) -> Check | None:
-    if plan.refusal is not None or updated.reason in reasons.STALLING:
-        return Check("True", updated.reason, updated.message)
-    adapters = plan.adapters.check
-    if adapters is not None and adapters.reason in reasons.STALLING:
-        return Check("True", adapters.reason, adapters.message)
-    if plan.delivery.waiting is not None:
-        return None
-    for pool in plan.pools:
-        live = _current(children, pool)
-        check = lifted(pool.role, live, STALLED) if is_reported(live) else None
-        if check is not None and check.is_true:
-            return check
-    if plan.rollout is not None and plan.rollout.reason == HALTED:
-        return Check("True", HALTED, plan.rollout.message)
-    if router.given_up:
-        return Check("True", router.updated.reason, router.updated.message)
-    return None
-
-
-def _child(children: Children, kind: Kind, desired: Manifest) -> Manifest | None:
-    name = desired["metadata"]["name"]
-    children_of_kind = of_kind(children, kind)
-    return next((child for child in children_of_kind if child["metadata"]["name"] == name), None)

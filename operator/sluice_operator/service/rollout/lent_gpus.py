@@ -85,7 +85,10 @@ def told_before(pools: Pools, rollout: Rollout, *, is_told: bool) -> Rollout:
 
 
 def says_interrupted(service: Manifest) -> bool:
-    """Whether the status says, of the present spec, that nobody will be served for a while."""
+    """Whether the status says, of the present spec, that nobody will be served for a while. While a
+    service is paused the step that follows is never taken."""
+    if service["spec"].get("paused"):
+        return False
     status = service.get("status") or {}
     is_current = status.get("observedGeneration") == service["metadata"].get("generation")
     return is_current and (status.get("rollout") or {}).get("reason") == INTERRUPTS

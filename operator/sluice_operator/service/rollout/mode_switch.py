@@ -130,11 +130,13 @@ def _new_shares(
     pool: Manifest, shares: list[Manifest], stable: str, *, in_place: bool
 ) -> Iterator[Manifest]:
     """The `shares` of the revisions of a pool, of which `stable` gets the number; `in_place`: there
-    is no room for others beside."""
+    is no room for others beside, but the last engine of the complete revision stays, which may have
+    a successor beside it."""
     others = sum(share["replicas"] for share in shares if share["name"] != stable)
     engines = pool["spec"]["replicas"] - (others if in_place else 0)
     for share in shares:
-        yield share | {"replicas": max(0, engines)} if share["name"] == stable else share
+        least = min(1, share["replicas"], pool["spec"]["replicas"])
+        yield share | {"replicas": max(least, engines)} if share["name"] == stable else share
 
 
 def _have_ready_engine(children: Children, pools: tuple[Manifest, ...]) -> bool:

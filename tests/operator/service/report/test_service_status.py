@@ -17,7 +17,7 @@ from sluice_operator.apply.applier import Refused
 from sluice_operator.apply.plan import Identity
 from sluice_operator.conditions.conditions import conditions, find, status_events
 from sluice_operator.kube.errors import ApiError
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.pool.status import pool_status
 from sluice_operator.scaled import Scaling
@@ -268,8 +268,10 @@ def test_the_generation_that_keeps_serving_outlasts_several_refusals() -> None:
 
 def test_settings_with_no_engine_ready_are_only_in_place() -> None:
     broken = _with_pool(engines_ready=False, routers_ready=True)
-    message = condition(_status(_changed(broken, SLO)), "Ready")["message"]
+    status = _status(_changed(broken, SLO))
+    message = condition(status, "Updated")["message"]
     assert message.endswith("; the settings of generation 1 stay in place")
+    assert condition(status, "Ready")["reason"] == "ModelLoadFailed", "why nobody is served"
 
 
 def _then(before: ServiceObserved, now: ServiceObserved) -> ServiceObserved:
@@ -289,7 +291,8 @@ def test_a_refused_service_tells_how_its_parts_are_doing_now() -> None:
     assert told == {"MixedReady": "ModelLoadFailed", "RouterReady": "Starting"}
     assert "pod chat-mixed-" in condition(status, "MixedReady")["message"], "the failing pod"
     assert condition(status, "ModelAvailable")["reason"] == "ModelLoadFailed"
-    assert condition(status, "Ready")["message"].endswith("generation 1 stay in place")
+    assert condition(status, "Updated")["message"].endswith("generation 1 stay in place")
+    assert condition(status, "Ready")["reason"] == "ModelLoadFailed", "why nobody is served"
 
 
 def test_a_refused_service_keeps_all_the_conditions_it_had() -> None:
@@ -493,3 +496,35 @@ def test_the_ledger_leaves_out_what_is_open_and_stays_while_routers_are_silent()
     assert service_status(silent, plan_service(silent), NOW)["ledger"] == first["ledger"]
     gone = replace(silent, pods=())
     assert "ledger" not in service_status(gone, plan_service(gone), NOW)
+
+
+BUDGET: Manifest = {
+    "replicas": 2, "accelerator": {"count": 1}, "autoscaling": {"gpuBudget": 2},
+}  # fmt: skip
+
+
+def test_engines_that_wait_for_gpus_of_a_lost_node_need_a_person() -> None:
+    """Both engines' successors wait: pods of the node n0 are Terminating, and never leave."""
+    observed = _with_pool(engines_ready=True, routers_ready=True, spec=BUDGET)
+    deployment = plan_pool(pool_observed(live(service_plan(BUDGET).pools[0].manifest))).deployment
+    assert deployment is not None
+    lost = pods(deployment, 2)
+    for pod in lost:
+        pod["metadata"]["deletionTimestamp"] = NOW.isoformat()
+        pod["spec"] = pod["spec"] | {"nodeName": "n0"}
+    (pool,) = of_kind(observed.children, ENGINE_POOL)
+    running = complete(deployment)
+    running["metadata"]["ownerReferences"] = [{"controller": True, "uid": pool["metadata"]["uid"]}]
+    edited = service(BUDGET | {"engine": {"image": "engine:2"}}, generation=2)
+    there = (*observed.children, running)
+    observed = replace(observed, service=edited, children=there, engines=(*pods(deployment), *lost))
+    plan = plan_service(observed)
+    soon, late = (service_status(observed, plan, NOW + timedelta(seconds=s)) for s in (0, 60))
+    assert condition(soon, "Stalled")["status"] == "False", "they may leave"
+    assert condition(soon, "Progressing")["reason"] == "WaitsForBudget"
+    for kind, status in (("Stalled", "True"), ("Updated", "False"), ("Progressing", "False")):
+        told = condition(late, kind)
+        assert (told["status"], told["reason"]) == (status, "PodsNotLeaving"), kind
+        assert f"{lost[0]['metadata']['name']} of node n0" in told["message"]
+        assert "starting" not in told["message"]
+    assert condition(late, "Ready")["status"] == "True", "the former ones serve"

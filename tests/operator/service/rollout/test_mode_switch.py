@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 from sluice_contract.cluster.labels import Role
 from sluice_operator.conditions.conditions import find
-from sluice_operator.kube.kinds import Manifest
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
+from sluice_operator.manifests.metadata import owner, with_applied_fields
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import plan_pool
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.report.scaling import scaled_service
 from sluice_operator.service.report.status import service_status
+from sluice_operator.service.rollout.mode_switch import Former, former_manifests
 
-from tests.operator.examples import NOW, complete, service, service_observed
+from tests.operator.examples import NOW, complete, pool_with, service, service_observed
 from tests.operator.service.rollout.mode_world import (
     APART,
     MIXED,
@@ -244,6 +246,15 @@ def test_former_pools_have_as_many_engines_as_they_are_asked_for(rollout: str) -
     assert built["spec"]["replicas"] == 4
     again = world.plan(APART | more)
     assert identity_of(pool) not in {identity_of(manifest) for manifest in again.apply}, "at rest"
+
+
+def test_the_last_engine_of_a_former_pool_stays_beside_its_successor() -> None:
+    """It serves: in a roll-out under a budget a pool of one engine may have two."""
+    spec: Manifest = {"replicas": 1, "rollout": {"strategy": "InPlace"}}
+    pool = pool_with(spec, a=1)
+    assert [share["replicas"] for share in pool["spec"]["revisions"]] == [1, 1]
+    noted, top = {Role.MIXED: "a"}, owner(INFERENCE_SERVICE, service(), "chat")
+    assert not list(former_manifests(Former((with_applied_fields(pool),)), noted, top))
 
 
 def test_former_pools_of_fixed_size_are_scaled_by_nobody() -> None:

@@ -1,0 +1,89 @@
+"""Whether a service is on its way to its spec, has stopped, or needs a person.
+
+Pure. The state below a pool is read from the EnginePool.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from sluice_operator.api.conditions import PROGRESSING, STALLED, Check
+from sluice_operator.conditions import reasons
+from sluice_operator.conditions.waits import not_leaving, with_remedy
+from sluice_operator.service.observe import Children, ServiceObserved
+from sluice_operator.service.plan import ServicePlan
+from sluice_operator.service.report.part_status import Part, current_pool, is_reported, lifted
+from sluice_operator.service.rollout.gpu_budget import WAITS_FOR_BUDGET
+from sluice_operator.service.rollout.in_place import HALTED, IN_PLACE
+from sluice_operator.service.rollout.lent_gpus import INTERRUPTS
+
+SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET})
+"""Reasons of a roll-out that are those of Progressing, too."""
+
+
+def progressing_check(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
+    if stalled.is_true:
+        return Check("False", stalled.reason, stalled.message)
+    if plan.paused:
+        return Check("False", reasons.PAUSED, "spec.paused is true: nothing but status is written.")
+    if updated.is_true:
+        return Check("False", "Complete", "Everything is as the spec asks.")
+    if plan.is_accepted and plan.rollout is not None and plan.rollout.reason in SHOWN_ROLLOUTS:
+        return Check("True", plan.rollout.reason, plan.rollout.message)
+    return Check("True", updated.reason, updated.message)
+
+
+def interrupts_check(plan: ServicePlan) -> Check | None:
+    """The roll-out's next step if nobody is served after it, also of a spec that is not the newest
+    or has stalled: the step is taken when status says so."""
+    if plan.paused or plan.rollout is None or plan.rollout.reason != INTERRUPTS:
+        return None
+    return Check("True", INTERRUPTS, plan.rollout.message)
+
+
+def halted_check(children: Children, plan: ServicePlan, stalled: Check) -> Check | None:
+    """A stopped roll-out while the former state still serves: engines of a former revision, or the
+    pools of another mode."""
+    for pool in plan.pools:
+        check = lifted(pool.role, current_pool(children, pool), PROGRESSING)
+        if check is not None and check.reason == reasons.ROLLOUT_HALTED:
+            return check
+    if stalled.is_true and plan.former.is_served:
+        text = f"{stalled.reason}: {stalled.message} The pools of the former mode serve on."
+        return Check("False", reasons.ROLLOUT_HALTED, text)
+    return None
+
+
+def stalled_check(
+    children: Children, plan: ServicePlan, router: Part, updated: Check
+) -> Check | None:
+    """Why a person is needed."""
+    if plan.refusal is not None or updated.reason in reasons.STALLING:
+        return Check("True", updated.reason, updated.message)
+    adapters = plan.adapters.check
+    if adapters is not None and adapters.reason in reasons.STALLING:
+        return Check("True", adapters.reason, adapters.message)
+    if plan.delivery.waiting is not None:
+        return None
+    for pool in plan.pools:
+        live = current_pool(children, pool)
+        check = lifted(pool.role, live, STALLED) if is_reported(live) else None
+        if check is not None and check.is_true:
+            return check
+    if plan.rollout is not None and plan.rollout.reason == HALTED:
+        return Check("True", HALTED, plan.rollout.message)
+    if router.given_up:
+        return Check("True", router.updated.reason, with_remedy(router.updated))
+    return None
+
+
+def lost_gpus(observed: ServiceObserved, plan: ServicePlan, now: datetime) -> Check | None:
+    """What engines wait for that may never come: pods that hold GPUs of the budget and should have
+    left."""
+    if plan.rollout is None or plan.rollout.reason != WAITS_FOR_BUDGET:
+        return None
+    pods = not_leaving(observed.engines, now)
+    if not pods:
+        return None
+    return Check("False", reasons.PODS_NOT_LEAVING, f"{plan.rollout.message} {pods}.")
