@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sluice_contract.cluster.labels import Role
 
+from sluice_operator.apply.applier import sooner
 from sluice_operator.apply.executor import Executor
 from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
@@ -47,8 +48,8 @@ class PoolReconcile:
         outcome = await self.executor.carry_out(live, plan, observed.children)
         status = pool_status(observed, plan, self.clock.now(), outcome.refused)
         report = report_of(plan, outcome, live.get("status"), status)
-        await self.executor.report(live, outcome, report)
-        return observed.ask_again_seconds
+        seconds = await self.executor.report(live, outcome, report)
+        return sooner(seconds, observed.ask_again_seconds)
 
     def _count(self, observed: PoolObserved) -> None:
         """Tells the autoscaler how many pods there are."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from sluice_operator.apply.applier import sooner
 from sluice_operator.apply.executor import Executor
 from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
@@ -17,8 +18,8 @@ from sluice_operator.informer.keys import Key
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.probes.downloads import EVERY_SECONDS, is_running
 from sluice_operator.scaled import NO_AUTOSCALING, Autoscaling
-from sluice_operator.service.observe import ServiceObserver
-from sluice_operator.service.plan import plan_service
+from sluice_operator.service.observe import ServiceObserved, ServiceObserver
+from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.report.scaling import scaled_service
 from sluice_operator.service.report.status import service_status
 
@@ -68,12 +69,16 @@ class ServiceReconcile:
         scaling = self.autoscaling.last_scaling(key)
         status = service_status(observed, plan, self.clock.now(), outcome.refused, scaling)
         report = report_of(plan, outcome, live.get("status"), status, NOTABLE)
-        await self.executor.report(live, outcome, report)
-        taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN
-        if taken:
-            return NAME_CONFLICT_SECONDS
-        if plan.delivery.waiting is not None and any(map(is_running, observed.fetchers)):
-            return EVERY_SECONDS
-        if plan.former_gpus:
-            return DRAINING_SECONDS
-        return observed.look_again_seconds
+        seconds = await self.executor.report(live, outcome, report)
+        return sooner(seconds, _look_again_seconds(observed, plan))
+
+
+def _look_again_seconds(observed: ServiceObserved, plan: ServicePlan) -> float | None:
+    """When to look at what no event announces."""
+    if plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN:
+        return NAME_CONFLICT_SECONDS
+    if plan.delivery.waiting is not None and any(map(is_running, observed.fetchers)):
+        return EVERY_SECONDS
+    if plan.former_gpus:
+        return DRAINING_SECONDS
+    return observed.look_again_seconds

@@ -38,6 +38,7 @@ class MemoryApi:
         self.objects: dict[tuple[Kind, str], Manifest] = {}
         self.late: dict[Kind, list[tuple[str, Manifest]]] = defaultdict(list)
         self.writes: list[Request] = []
+        self.events: list[Manifest] = []
         self.fails_at: str | None = None
         """What of a write's path is answered with 503."""
         self._kinds = kinds
@@ -51,6 +52,8 @@ class MemoryApi:
             return self._listing([])
         addressed = self._addressed(request.path)
         if addressed is None:
+            if request.path.endswith("/events"):
+                self.events.append(request.body)
             return Response(201, request.body)
         kind, name, subresource = addressed
         if request.method == "GET":
@@ -108,10 +111,13 @@ class MemoryApi:
         after = before | {"spec": before["spec"] | body.get("spec", {})}
         return self._store(kind, before, after, {"managedFields": kept})
 
-    def edit(self, kind: Kind, name: str, spec: Manifest) -> None:
-        """Somebody replaces parts of the spec."""
+    def edit(
+        self, kind: Kind, name: str, values: Manifest, manager: str = "", section: str = "spec"
+    ) -> None:
+        """Somebody replaces parts of a section; as `manager` they are owned by nobody else then."""
         before = self.objects[kind, name]
-        self._store(kind, before, before | {"spec": before["spec"] | spec}, {})
+        after = before | {section: before[section] | values}
+        self._store(kind, before, after, _taken_over(before, values, manager, section))
 
     def delete(self, kind: Kind, name: str) -> None:
         """The object is gone."""
@@ -184,6 +190,19 @@ def reconciles_over(client: ApiClient, clock: Clock) -> tuple[ServiceReconcile, 
 def sorted_items(objects: dict[tuple[Kind, str], Manifest]) -> list[Any]:
     """Objects by name, as a listing has them."""
     return sorted(objects.items(), key=lambda each: each[0][1])
+
+
+def _taken_over(before: Manifest, values: Manifest, manager: str, section: str) -> Manifest:
+    """Metadata that say so."""
+    if not manager:
+        return {}
+    entries = json.loads(json.dumps(before["metadata"]["managedFields"]))
+    for entry in entries:
+        for name in values:
+            entry["fieldsV1"].get(f"f:{section}", {}).pop(f"f:{name}", None)
+    fields: Manifest = {f"f:{section}": {f"f:{name}": {} for name in values}}
+    theirs = {"manager": manager, "operation": "Update", "subresource": ""}
+    return {"managedFields": [*entries, theirs | {"fieldsV1": fields}]}
 
 
 def _owned(value: Any, name: str = "") -> Any:
