@@ -73,6 +73,11 @@ the top level, each whole. Keys of `prefill.engine` go before those of `engine`;
 `hostCache` is replaced whole. `kvTransfer` counts for both pools: it is in `engine` alone, and
 only beside `prefill`. `prefill:` with nothing behind it is refused.
 
+**Empty keys.** A key with nothing behind it, as `engine:` or `tolerations:` of a chart, counts as
+left out, in server-side apply (Helm 4, Flux, Argo CD) as in client-side apply. Exceptions are
+`prefill:`, and in server-side apply `replicas:` of the top level, keys with a fixed set of words
+(`dtype:`) and keys of maps (`limits: {{cpu: }}`): there the API server refuses them.
+
 **Numbers.** Without any there is one engine in each pool. `prefill` without a number of its own
 has 1 beside `replicas`, and the top level's `minReplicas` and `maxReplicas` beside autoscaling.
 With `gpuBudget`, `prefill` and no number anywhere the operator chooses both
