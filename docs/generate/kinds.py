@@ -81,6 +81,11 @@ and containers. Jobs that bring models have
 [rules of their own](../how-to/models-from-a-hub.md#where-it-is-kept). A sidecar of routers sees
 their token, which may read the namespace's EndpointSlices and nothing else.
 
+**Empty keys.** A key with nothing behind it, as `engine:` or `tolerations:` of a chart, counts as
+left out, in server-side apply (Helm 4, Flux, Argo CD) as in client-side apply. Exceptions are
+`prefill:`, and in server-side apply `replicas:` of the top level, keys with a fixed set of words
+(`dtype:`) and keys of maps (`limits: {{cpu: }}`): there the API server refuses them.
+
 **Numbers.** Without any there is one engine in each pool. `prefill` without a number of its own
 has 1 beside `replicas`, and the top level's `minReplicas` and `maxReplicas` beside autoscaling.
 With `gpuBudget`, `prefill` and no number anywhere the operator chooses both

@@ -146,7 +146,6 @@ def as_connection_info(log_in: LogIn) -> kopf.ConnectionInfo:
         scheme=scheme or None,
         token=token or None,
         proxy_url=configuration.proxy,
-        trust_env=True,
     )
 
 
@@ -169,7 +168,6 @@ def as_session(info: kopf.ConnectionInfo, begin: Begin) -> kopf.AiohttpSession:
         connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
         headers=info.as_http_headers(),
         proxy=info.proxy_url,
-        trust_env=info.trust_env,
         middlewares=(from_listing,),
     )
     return kopf.AiohttpSession(server=info.server, aiohttp_session=session)

@@ -27,8 +27,8 @@ CRD_DEFAULT: Final[dict[str, Any]] = {"x-crd-default": True}
 """Marks a field whose default the API server writes into the object."""
 
 
-NULLABLE: Final = "nullable"
-"""Schema extra of a field whose null the API server keeps, so that it can be refused."""
+REFUSES_NULL: Final[dict[str, Any]] = {"x-refuses-null": True}
+"""Schema extra of a field whose null does not count as left out: the operator refuses it."""
 
 
 LEFT_OUT: Final = "x-left-out"

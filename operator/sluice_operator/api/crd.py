@@ -12,7 +12,7 @@ from sluice_contract.cluster import labels
 from sluice_operator.api.base import ApiModel
 from sluice_operator.api.conditions import PROGRESSING, READY, UPDATED
 from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.api.schema import Schema, structural_schema
+from sluice_operator.api.schema import Schema, structural_schema, with_nullable_fields
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
 from sluice_operator.api.status import EnginePoolStatus, InferenceServiceStatus
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Kind, Manifest
@@ -94,9 +94,12 @@ POOL_COLUMNS: Final = (
 
 def inference_service_crd() -> Manifest:
     """The CRD of InferenceService."""
+    spec = with_nullable_fields(structural_schema(InferenceServiceSpec))
+    # The API server reads the number of the scale subresource, and has no number for a null.
+    del spec["properties"]["replicas"]["nullable"]
     schema = _object_schema(
         "A model, and the fleet of engines that serves it behind one URL.",
-        InferenceServiceSpec,
+        spec,
         InferenceServiceStatus,
     )
     schema["x-kubernetes-validations"] = [
@@ -111,13 +114,13 @@ def engine_pool_crd() -> Manifest:
     """The CRD of EnginePool."""
     schema = _object_schema(
         "One pool of equal engines. The operator writes it; scale the InferenceService instead.",
-        EnginePoolSpec,
+        structural_schema(EnginePoolSpec),
         EnginePoolStatus,
     )
     return _crd(ENGINE_POOL, ["epool"], [], schema, POOL_COLUMNS)
 
 
-def _object_schema(description: str, spec: type[ApiModel], status: type[ApiModel]) -> Schema:
+def _object_schema(description: str, spec_schema: Schema, status: type[ApiModel]) -> Schema:
     return {
         "type": "object",
         "description": description,
@@ -126,7 +129,7 @@ def _object_schema(description: str, spec: type[ApiModel], status: type[ApiModel
             "apiVersion": {"type": "string", "description": f"Always {labels.API_VERSION}."},
             "kind": {"type": "string", "description": "The kind of this object."},
             "metadata": {"type": "object"},
-            "spec": structural_schema(spec),
+            "spec": spec_schema,
             "status": structural_schema(status) | {"default": DEFAULT_STATUS},
         },
     }

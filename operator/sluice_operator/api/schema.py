@@ -15,7 +15,9 @@ from pydantic import BaseModel
 
 Schema = dict[str, Any]
 
-_DROPPED = frozenset({"title", "default", "x-crd-default", "x-left-out", "propertyNames"})
+_DROPPED = frozenset(
+    {"title", "default", "x-crd-default", "x-left-out", "x-refuses-null", "propertyNames"}
+)
 
 
 def inlined_schema(model: type[BaseModel]) -> Schema:
@@ -27,6 +29,19 @@ def inlined_schema(model: type[BaseModel]) -> Schema:
 def structural_schema(model: type[BaseModel]) -> Schema:
     """The schema of `model` as a CRD may hold it; every field keeps its description."""
     return _structural(inlined_schema(model))
+
+
+def with_nullable_fields(schema: Schema) -> Schema:
+    """`schema` where fields that may be left out may also be null, which means the same. Of other
+    fields an API server refuses a null in server-side apply, and drops it in all other writes: of
+    those with a set of words, in which it never finds a null."""
+    required = schema.get("required", ())
+    properties = {
+        name: child if name in required or "enum" in child else child | {"nullable": True}
+        for name, child in schema.get("properties", {}).items()
+    }
+    nullable = schema | {"properties": properties} if properties else schema
+    return _with_children(nullable, with_nullable_fields)
 
 
 def left_out(node: Schema) -> str | None:

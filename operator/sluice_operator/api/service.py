@@ -17,7 +17,7 @@ from sluice_contract.config.speculation import SpeculationSettings
 
 from sluice_operator.api.base import (
     CRD_DEFAULT,
-    NULLABLE,
+    REFUSES_NULL,
     ApiModel,
     Resources,
     Rule,
@@ -95,7 +95,7 @@ class InferenceServiceSpec(ApiModel):
     )
     prefill: PrefillSpec | None = Field(
         default=None,
-        json_schema_extra={NULLABLE: True},
+        json_schema_extra=REFUSES_NULL,
         description="Prompts are computed in a pool of their own, and the other engines decode. "
         "Left out: every engine does both.",
     )

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from sluice_contract.error_text import Location, known_keys, models_at
 from sluice_contract.http_errors import shown_json
 
-from sluice_operator.api.base import NULLABLE
+from sluice_operator.api.base import REFUSES_NULL
 
 INT64: Final = range(-(2**63), 2**63)
 
@@ -31,7 +31,7 @@ class BeyondInt64(float):
 
 def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any:
     """`value` at `location` of a `kind`, normalised: 2.0 is 2, keys are text, null is left out. The
-    null of an unknown key, of a list or of what may be null stays, and is refused later."""
+    null of an unknown key, of a list or of what refuses it stays, and is refused later."""
     if isinstance(value, list):
         return [as_stored(entry, kind, (*location, index)) for index, entry in enumerate(value)]
     if isinstance(value, Mapping):
@@ -42,20 +42,38 @@ def as_stored(value: Any, kind: type[BaseModel], location: Location = ()) -> Any
             for key, below in named.items()
             if below is not None
             or (schema_keys and key not in schema_keys)
-            or key in _nullable(kind, location)
+            or key in _refusing_null(kind, location)
         }
     if isinstance(value, str):
         return _text(value)
     return _number(value) if isinstance(value, int | float) else value
 
 
-def _nullable(kind: type[BaseModel], location: Location) -> set[str]:
-    """The fields of the object at `location` whose null the API server keeps."""
+def without_nulls(kind: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
+    """A `kind` that the API server has, without the nulls that it keeps: they count as left out.
+    Those at the top that are refused stay."""
+    kept = _refusing_null(kind, ())
+    return {
+        key: _without_nulls(below)
+        for key, below in value.items()
+        if below is not None or key in kept
+    }
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = value.items()
+        return {key: _without_nulls(below) for key, below in items if below is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _refusing_null(kind: type[BaseModel], location: Location) -> set[str]:
+    """The fields of the object at `location` whose null does not count as left out."""
     return {
         field.alias or name
         for model in models_at(kind, location)
         for name, field in model.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and NULLABLE in field.json_schema_extra
+        if field.json_schema_extra == REFUSES_NULL
     }
 
 

@@ -16,8 +16,8 @@ from sluice_contract.http_errors import shown_json
 from sluice_operator.api.base import LABEL_KEY, ApiModel, DnsLabel, LabelValue
 from sluice_operator.api.findings import parse
 from sluice_operator.api.service import NAME_RULES, InferenceServiceSpec
-from sluice_operator.api.stored import as_stored
-from sluice_operator.kube.kinds import INFERENCE_SERVICE
+from sluice_operator.api.stored import as_stored, without_nulls
+from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 
 ServersOwn = Annotated[Any, Field(json_schema_extra=UNTOLD)]
 MAX_KEY_PREFIX: Final = 253
@@ -88,6 +88,12 @@ class ServiceDocument(ApiModel):
     metadata: ObjectMeta
     spec: InferenceServiceSpec
     status: Any = Field(default=None, description="Left unread, as the API server does.")
+
+
+def with_stored_spec(service: Manifest) -> Manifest:
+    """A live InferenceService whose spec has no null that counts as left out."""
+    spec = without_nulls(InferenceServiceSpec, service.get("spec") or {})
+    return service | {"spec": spec}
 
 
 def parse_service(document: Any) -> ServiceDocument:

@@ -27,6 +27,7 @@ from sluice_operator.apply.plan import (
     identity,
     is_less,
 )
+from sluice_operator.apply.rewrites import Rewrites, RewrittenError
 from sluice_operator.apply.ssa_diff import is_applied, owned_fields
 from sluice_operator.apply.ssa_list_conflicts import (
     REPAIR_MANAGER,
@@ -34,6 +35,7 @@ from sluice_operator.apply.ssa_list_conflicts import (
     list_replacements,
     ownership_removal,
 )
+from sluice_operator.clock import Clock
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import (
     ApiError,
@@ -83,11 +85,16 @@ class Refused(NamedTuple):
     person has to clear it. A failure that lasts counts too."""
 
     of: Identity
-    error: ApiError
+    error: ApiError | RewrittenError
     passing: RequestError | None = None
     """Set: the error. It may pass by itself, so it is reported only if it lasts."""
     is_record: bool = False
     """The object is the plan's record."""
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether another manager is in the way, and not the API server."""
+        return isinstance(self.error, RewrittenError)
 
     @property
     def is_optional(self) -> bool:
@@ -97,7 +104,9 @@ class Refused(NamedTuple):
     @property
     def keeps_pods(self) -> bool:
         """Whether pods stay as they are because of this refusal."""
-        return not self.is_optional and self.of.kind in _MAKE_PODS | _PODS_NEED
+        return (
+            not (self.is_optional or self.is_rewritten) and self.of.kind in _MAKE_PODS | _PODS_NEED
+        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,10 @@ class Outcome:
     interrupted: RequestError | None = None
     """The API server does not answer, so the rest was not tried. Raise it after the events about
     overwritten edits are recorded."""
+    rewritten: tuple[Refused, ...] = ()
+    """Objects of which others write fields again and again."""
+    look_again_seconds: float | None = None
+    """When a repair that waits is due, or there is other news of those."""
     again: RequestError | None = None
     """Set: not all was carried out. To be raised once the status is written."""
 
@@ -126,6 +139,8 @@ class _Run:
         self.overwritten: list[Overwritten] = []
         self.unwritten: set[Identity] = set()
         self.record: Identity | None = None
+        self.rewritten: list[Refused] = []
+        self.look_again_seconds: float | None = None
 
     @contextmanager
     def collecting(self, of: Identity) -> Iterator[None]:
@@ -134,12 +149,19 @@ class _Run:
             yield
         except TerminatingNamespaceError:
             raise
+        except RewrittenError as error:
+            self.unwritten.add(of)
+            self.look_again(error.again_seconds)
         except FailedApplyError as error:
             self._note(Refused(of, error.refusal, error))
         except ConflictError as error:
             self._note(Refused(of, error, error))
         except ApiError as error:
             self._note(Refused(of, error))
+
+    def look_again(self, seconds: float) -> None:
+        """Asks for another look after that many seconds, or sooner."""
+        self.look_again_seconds = sooner(self.look_again_seconds, seconds)
 
     def _note(self, refused: Refused) -> None:
         is_record = refused.of == self.record
@@ -190,8 +212,11 @@ class Applier:
     sent and what was stored. It sends again only when either changes.
     """
 
-    def __init__(self, client: ApiClient, random_bytes: RandomBytes = secrets.token_bytes) -> None:
+    def __init__(
+        self, client: ApiClient, clock: Clock, random_bytes: RandomBytes = secrets.token_bytes
+    ) -> None:
         self._client = client
+        self._rewrites = Rewrites(clock)
         self._key_secrets = KeySecrets(client, random_bytes)
         self._altered: OrderedDict[tuple[str, str], str] = OrderedDict()
 
@@ -207,7 +232,12 @@ class Applier:
         except UnavailableError as error:
             interrupted = error
         return Outcome(
-            tuple(run.refused), tuple(run.overwritten), frozenset(run.unwritten), interrupted
+            tuple(run.refused),
+            tuple(run.overwritten),
+            frozenset(run.unwritten),
+            interrupted,
+            tuple(run.rewritten),
+            run.look_again_seconds,
         )
 
     async def _write(self, plan: Plan, run: _Run) -> None:
@@ -245,6 +275,9 @@ class Applier:
             result = await self.apply(desired, live)
             if live is not None and result is not None and _version(result) != _version(live):
                 run.overwritten.append(Overwritten(desired, live))
+        if live is not None and (error := self._rewrites.lasting(live)) is not None:
+            run.rewritten.append(Refused(identity(desired), error))
+            run.look_again(error.again_seconds)
 
     async def _adopt(self, adoption: Adoption) -> None:
         """Writes the owner references of an object as it was read: a `ConflictError` if it has
@@ -263,9 +296,15 @@ class Applier:
     async def apply(
         self, desired: Manifest, live: Manifest | None, subresource: str = ""
     ) -> Manifest | None:
-        """Applies `desired` if `live` differs from it; the result, or None when nothing did."""
+        """Applies `desired` if `live` differs from it; the result, or None when nothing did.
+
+        Raises:
+            RewrittenError: others write the same field, and the next repair has to wait.
+        """
         if live is not None and self._is_current(desired, live, subresource):
             return None
+        if live is not None:
+            self._rewrites.hold_back(desired, live, subresource)
         kind = WRITTEN[desired["apiVersion"], desired["kind"]]
         try:
             result = await self._client.apply(kind, desired, subresource)
@@ -274,6 +313,8 @@ class Applier:
                 raise
             result = await self._client.apply(kind, desired, subresource)
         self._note_alteration(desired, result, subresource)
+        if live is not None:
+            self._rewrites.note_applied(desired, live, subresource)
         return result
 
     async def _replace_conflicting_lists(
@@ -311,6 +352,11 @@ def adoption_patch(adoption: Adoption) -> JsonPatch:
         {"op": "add", "path": "/metadata/resourceVersion", "value": version},
         {"op": "add", "path": "/metadata/ownerReferences", "value": list(adoption.owners)},
     ]
+
+
+def sooner(*seconds: float | None) -> float | None:
+    """The shortest of some delays; None where there is none."""
+    return min((delay for delay in seconds if delay is not None), default=None)
 
 
 def _version(item: Manifest) -> str | None:

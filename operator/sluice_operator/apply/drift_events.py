@@ -13,6 +13,7 @@ from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import FIELD_MANAGER, ROUTER_ROLE
 
 from sluice_operator.api.pools import section_of
+from sluice_operator.apply.field_ownership import lost_fields
 from sluice_operator.apply.plan import Event, Overwritten
 from sluice_operator.apply.ssa_diff import changed_fields
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE, Manifest
@@ -63,6 +64,8 @@ def _event(desired: Manifest, live: Manifest) -> Event | None:
 def _message(desired: Manifest, live: Manifest, fields: tuple[str, ...]) -> str:
     head = f"{live['kind']} {live['metadata']['name']}"
     changes = ", ".join(_change(field, desired, live) for field in fields)
+    managers = {manager for lost in lost_fields(desired, live) for manager in lost.managers}
+    changes += f" by {', '.join(sorted(managers))}" if managers else ""
     places = dict.fromkeys(filter(None, (_place(field, desired) for field in fields)))
     service = f"{INFERENCE_SERVICE.kind} {desired['metadata']['labels'][labels.SERVICE]}"
     if not places:

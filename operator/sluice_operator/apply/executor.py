@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sluice_operator.apply.applier import Applier, Outcome, Refused
+from sluice_operator.apply.applier import Applier, Outcome, Refused, sooner
 from sluice_operator.apply.drift_events import repair_events
 from sluice_operator.apply.events import EventRecorder
 from sluice_operator.apply.plan import Event, Identity, Plan
@@ -102,7 +102,8 @@ class Executor:
             interrupted = needed
         if again is None and lasting:
             again = lasting[0].error
-        return replace(outcome, refused=lasting, interrupted=interrupted, again=again)
+        refused = lasting + outcome.rewritten
+        return replace(outcome, refused=refused, interrupted=interrupted, again=again)
 
     def _noted(self, live: Manifest, outcome: Outcome, now: float) -> list[_Refusal]:
         uid, generation = live["metadata"]["uid"], live["metadata"].get("generation", 0)
@@ -121,19 +122,21 @@ class Executor:
                 self._refusals.popitem(last=False)
         return list(current.values())
 
-    async def report(self, live: Manifest, outcome: Outcome, report: Report) -> None:
-        """Writes the status of `live` and its events.
+    async def report(self, live: Manifest, outcome: Outcome, report: Report) -> float | None:
+        """Writes the status of `live` and its events. Returns after how many seconds to reconcile
+        again, where others write the same fields.
 
         Raises:
             RequestError: a child was refused; the status says so. To be tried again with a growing
                 delay.
         """
         repairs = repair_events(outcome.overwritten)
-        await self.reporter.report(
+        seconds = await self.reporter.report(
             live, report.status, (*repairs, *report.events), report.status_events
         )
         if outcome.again is not None:
             raise outcome.again
+        return sooner(seconds, outcome.look_again_seconds)
 
     def forget(self, key: Key) -> None:
         """Removes the metrics of an object that is gone."""
@@ -142,6 +145,6 @@ class Executor:
 
 def executor(client: ApiClient, clock: Clock, instance: str, gauges: StatusGauges) -> Executor:
     """An executor that writes through `client`; events name `instance` as their source."""
-    applier = Applier(client)
+    applier = Applier(client, clock)
     reporter = Reporter(applier, EventRecorder(client, clock, instance), gauges)
     return Executor(applier, reporter, clock)

@@ -1,20 +1,20 @@
-"""Which part of an EnginePool its owner has applied, and which part others have edited.
+"""Which part of an object its owner has applied, and which part others have edited.
 
 Pure. The server's `managedFields` list the owner's fields: an edit removes the field from them,
-even a mere deletion. The owner stores a hash of the names of its fields. While its owned fields
-have that hash, the values are its own. A hash of values would not work: a webhook may alter them,
-and they would still be the owner's.
+even a mere deletion. The owner of an EnginePool stores a hash of the names of its fields. While its
+owned fields have that hash, the values are its own. A hash of values would not work: a webhook may
+alter them, and they would still be the owner's.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice_contract.cluster.labels import FIELD_MANAGER
 
-from sluice_operator.apply.ssa_diff import FieldSet, owned_fields
+from sluice_operator.apply.ssa_diff import FieldSet, body_of, owned_fields
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.metadata import APPLIED_FIELDS, fields_hash
 
@@ -66,6 +66,96 @@ def edits(live: Manifest) -> tuple[str, ...]:
         for key in (entry.get("fieldsV1") or {}).get("f:spec", {})
         if key != "."
     )
+
+
+class LostField(NamedTuple):
+    """A field that its owner has applied and does not own any more."""
+
+    path: str
+    """A text for a person: `spec.template.spec.containers[router].image`."""
+    value: Any
+    """The owner's."""
+    managers: tuple[str, ...]
+    """The managers that own it now; empty where it was removed."""
+
+
+def lost_fields(desired: Manifest, live: Manifest, subresource: str = "") -> tuple[LostField, ...]:
+    """The fields of `desired` that the operator does not own in `live`: others have written or
+    removed them since, or they are new. None of an object that it never applied."""
+    owned = owned_fields(live, FIELD_MANAGER, subresource)
+    if not owned:
+        return ()
+    lost = []
+    for steps, value in _unowned(body_of(desired), owned, ()):
+        managers = {
+            entry["manager"]
+            for entry in live["metadata"].get("managedFields") or ()
+            if _owns(entry.get("fieldsV1") or {}, steps)
+        }
+        if any(manager.startswith(FIELD_MANAGER) for manager in managers):
+            continue  # another part of the operator has it now
+        if managers or value not in ({}, [], None):  # the server does not store what is empty
+            lost.append(LostField(_path_text(steps), value, tuple(sorted(managers))))
+    return tuple(lost)
+
+
+def _unowned(
+    desired: Any, owned: FieldSet, steps: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Keys of `FieldsV1` that lead to what is not in `owned`, with the desired value there."""
+    if not owned:
+        return  # owned as a whole
+    below = {key: inner for key, inner in owned.items() if key != "."}
+    if isinstance(desired, dict):
+        entries = [(f"f:{name}", value) for name, value in desired.items()]
+    elif isinstance(desired, list):
+        entries = [(_item_key(below, item), item) for item in desired]
+    else:
+        return
+    for key, value in entries:
+        if key in below:
+            yield from _unowned(value, below[key], (*steps, key))
+        else:
+            yield (*steps, key), value
+
+
+def _item_key(owned: FieldSet, item: Any) -> str:
+    """The key of a list's item in `owned`; if it is not there, a key that nothing has."""
+    for key in owned:
+        kind, _, text = key.partition(":")
+        identity = json.loads(text)
+        if kind == "v" and identity == item:
+            return key
+        if kind == "k" and isinstance(item, dict) and _has(item, identity):
+            return key
+    name = item.get("name", "") if isinstance(item, dict) else item
+    return f"k:{json.dumps({'name': name})}"
+
+
+def _has(item: Mapping[str, Any], identity: Mapping[str, Any]) -> bool:
+    """Whether it is the item with these key fields; one that has a default may be left out."""
+    return all(item.get(name, value) == value for name, value in identity.items())
+
+
+def _owns(fields: FieldSet, steps: tuple[str, ...]) -> bool:
+    for step in steps:
+        if step not in fields:
+            return False
+        fields = fields[step]
+    return True
+
+
+def _path_text(steps: tuple[str, ...]) -> str:
+    text = ""
+    for step in steps:
+        kind, _, name = step.partition(":")
+        if kind == "f":
+            text += f".{name}"
+            continue
+        value = json.loads(name)
+        shown = value.values() if isinstance(value, dict) else [value]
+        text += f"[{','.join(map(str, shown))}]"
+    return text.removeprefix(".")
 
 
 def managers_of(live: Manifest, name: str) -> frozenset[str]:

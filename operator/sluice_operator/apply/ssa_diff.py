@@ -44,7 +44,7 @@ def is_applied(desired: Manifest, live: Manifest, manager: str, subresource: str
     owned = owned_fields(live, manager, subresource)
     if owned is None:
         return False
-    return _same_tree(_body(desired), owned, live, quantity=False)
+    return _same_tree(body_of(desired), owned, live, quantity=False)
 
 
 def changed_fields(desired: Manifest, live: Manifest, manager: str) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def changed_fields(desired: Manifest, live: Manifest, manager: str) -> tuple[str
     owned = owned_fields(live, manager) or {}
     return tuple(
         ".".join(path)
-        for path, value in _upper_fields(_body(desired))
+        for path, value in _upper_fields(body_of(desired))
         if not _same_field(path, value, owned, live)
     )
 
@@ -74,7 +74,7 @@ def _same_field(path: tuple[str, ...], value: Any, owned: FieldSet, live: Any) -
     return not value if live is _ABSENT else _same_tree(value, owned, live, quantity=False)
 
 
-def _body(desired: Manifest) -> Manifest:
+def body_of(desired: Manifest) -> Manifest:
     """The part of a manifest that can be owned: without what names the object."""
     body = {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}
     metadata = {k: v for k, v in desired.get("metadata", {}).items() if k not in _IDENTITY}

@@ -12,6 +12,7 @@ from typing import Protocol
 from sluice_operator.apply.applier import Applier
 from sluice_operator.apply.events import EventRecorder
 from sluice_operator.apply.plan import Event
+from sluice_operator.apply.rewrites import RewrittenError
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import Manifest
@@ -39,8 +40,9 @@ class Reporter:
         status: Manifest,
         events: Iterable[Event],
         status_events: Iterable[Event],
-    ) -> None:
-        """Writes `status` if it differs from `live`'s. `events` are recorded even when that fails:
+    ) -> float | None:
+        """Writes `status` if it differs from `live`'s; returns after how many seconds to try again,
+        where others write the same fields. `events` are recorded even when that fails:
         what was done is not noticed a second time. `status_events` only when it was written."""
         self.gauges.record(live, status)
         metadata = {key: live["metadata"][key] for key in ("name", "namespace", "uid")}
@@ -52,12 +54,16 @@ class Reporter:
         }
         try:
             written = await self.applier.apply(desired, live, "status")
+        except RewrittenError as error:
+            await self.record(live, events)
+            return error.again_seconds
         except RequestError:
             await self.record(live, events)
             raise
         await self.record(live, events)
         if written is not None:
             await self.record(live, status_events)
+        return None
 
     async def record(self, live: Manifest, events: Iterable[Event]) -> None:
         """Records events, on `live` where they name no other object."""

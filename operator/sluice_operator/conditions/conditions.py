@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from sluice_operator.api.conditions import UPDATED, Check
@@ -98,14 +99,22 @@ def unowned(
 
 
 def apply_failed(refused: Iterable[Refused]) -> Check | None:
-    """The check of Updated and Stalled when the API server refuses children; None if it refuses
-    none of the needed kinds. It names the first in the order of the plan, because others depend on
-    it."""
-    errors = [refusal.error for refusal in refused if not refusal.is_optional]
-    if not errors:
+    """The check of Updated and Stalled when the API server refuses children, or others write their
+    fields; None if that concerns none of the needed kinds. It names the first refusal in the order
+    of the plan, because others depend on it."""
+    needed = [refusal for refusal in refused if not refusal.is_optional]
+    if not needed:
         return None
-    more = f"; {len(errors) - 1} more refused: see the events" if errors[1:] else ""
-    return Check("False", reasons.APPLY_FAILED, f"{errors[0]}{more}")
+    first, *others = sorted(needed, key=attrgetter("is_rewritten"))
+    number = sum(refusal.is_rewritten == first.is_rewritten for refusal in others)
+    verb = "rewritten" if first.is_rewritten else "refused"
+    more = f"; {number} more {verb}: see the events" if number else ""
+    return Check("False", reason_of(first), f"{first.error}{more}")
+
+
+def reason_of(refused: Refused) -> str:
+    """The reason of a condition or event about it."""
+    return reasons.REWRITTEN if refused.is_rewritten else reasons.APPLY_FAILED
 
 
 def report_of(
@@ -119,11 +128,12 @@ def report_of(
     Updated that get an event although they are normal."""
     written = [event for event in plan.events if outcome.unwritten.isdisjoint(event.written)]
     refusals = [
-        Event("Warning", reasons.APPLY_FAILED, str(refusal.error)) for refusal in outcome.refused
+        Event("Warning", reason_of(refusal), str(refusal.error)) for refusal in outcome.refused
     ]
     changes = status_events(before, status, notable)
     if outcome.refused:  # each has an event of its own
-        changes = tuple(event for event in changes if event.reason != reasons.APPLY_FAILED)
+        own = {reason_of(refusal) for refusal in outcome.refused}
+        changes = tuple(event for event in changes if event.reason not in own)
     return Report(status, (*written, *refusals), changes)
 
 

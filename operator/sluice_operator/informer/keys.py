@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from sluice_contract.cluster import labels
+from sluice_contract.cluster.labels import FIELD_MANAGER
 
 from sluice_operator.kube.kinds import (
     DEPLOYMENT,
@@ -17,6 +18,10 @@ from sluice_operator.kube.kinds import (
 )
 
 RECONCILED: Final = (INFERENCE_SERVICE, ENGINE_POOL)
+CONDITION: Final = ("type", "status", "reason", "observedGeneration")
+"""What later reconciles read of a condition."""
+REVISION: Final = ("name", "config", "current")
+"""The same of a pool's revision."""
 
 
 class Key(NamedTuple):
@@ -52,6 +57,41 @@ def keys_of(
     if kind == DEPLOYMENT and (before is None or _available(before) != _available(item)):
         return concerned | _service_of(metadata)
     return concerned
+
+
+COUNTS: Final = frozenset(
+    {
+        "accelerators", "adapters", "drainingReplicas", "handover", "ledger", "pools",
+        "readyReplicas", "replicas", "scaling", "summary", "updatedReplicas",
+    }
+)  # fmt: skip
+"""Fields of our statuses that no later plan or status of the same object reads; `adapters` of pools
+alone."""
+
+
+def differs_in_counts(
+    kind: Kind, before: Mapping[str, Any] | None, after: Mapping[str, Any]
+) -> bool:
+    """Whether a write of our status has changed only what a reconcile of the same object does not
+    read: another one would decide and write the same."""
+    return before is not None and _read_later(kind, before) == _read_later(kind, after)
+
+
+def _read_later(kind: Kind, item: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = {key: value for key, value in item["metadata"].items() if key != "resourceVersion"}
+    metadata["managedFields"] = [
+        entry
+        for entry in metadata.get("managedFields") or ()
+        if (entry["manager"], entry.get("subresource")) != (FIELD_MANAGER, "status")
+    ]
+    unread = COUNTS - {"adapters"} if kind == INFERENCE_SERVICE else COUNTS
+    status = {key: value for key, value in (item.get("status") or {}).items() if key not in unread}
+    for key, fields in (("conditions", CONDITION), ("revisions", REVISION)):
+        status[key] = [[entry.get(name) for name in fields] for entry in status.get(key) or ()]
+    if "rollout" in status:
+        status["rollout"] = {**status["rollout"], "message": ""}
+    others = {key: value for key, value in item.items() if key not in ("metadata", "status")}
+    return {**others, "metadata": metadata, "status": status}
 
 
 def _available(deployment: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from sluice_contract.cluster import labels
 
 from sluice_operator.clock import Clock
-from sluice_operator.informer.keys import RECONCILED, Key, keys_of
+from sluice_operator.informer.keys import RECONCILED, Key, differs_in_counts, keys_of
 from sluice_operator.informer.store import Objects, Place, number_of, place_of, version_of
 from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.errors import OperatorError
@@ -82,6 +82,9 @@ class Informer:
         self._written: set[tuple[Kind, Place]] = set()
         """Objects that we wrote and that no watch or listing has confirmed: the API server's answer
         may contain changes by others."""
+        self._echoes: dict[tuple[Kind, Place], int] = {}
+        """The versions of such objects after a write of their status that concerns no reconcile of
+        their own."""
         self._turns = asyncio.Semaphore(LISTINGS_AT_ONCE)
         self._scopes = {
             path(kind, name): Scope(kind, name)
@@ -95,11 +98,15 @@ class Informer:
         """Stores what a watch reports."""
         self._written.discard((kind, place_of(item)))
         if change == "DELETED":
+            self._echoes.pop((kind, place_of(item)), None)
             self.objects[kind].remove(item)
             self._changed(kind, item)
             return
         before = self.objects[kind].get(*place_of(item)) if kind == DEPLOYMENT else None
         is_news = self.objects[kind].put(item)
+        if self._is_echo(kind, item):
+            self._changed(kind, item, is_echo=True)
+            return
         # An answer to a write of ours may hold what others have changed, but nothing in a ConfigMap
         # is others' to change.
         if is_news or kind != CONFIG_MAP:
@@ -111,11 +118,31 @@ class Informer:
         metadata = result["metadata"]
         watched = kind in RECONCILED or labels.SERVICE in (metadata.get("labels") or {})
         if kind in self.objects and watched and "resourceVersion" in metadata:
-            before = self.objects[kind].get(*place_of(result)) if kind == DEPLOYMENT else None
+            place = place_of(result)
+            is_compared = kind == DEPLOYMENT or kind in RECONCILED
+            before = self.objects[kind].get(*place) if is_compared else None
             self.objects[kind].put(result)
-            self._written.add((kind, place_of(result)))
-            if before is not None:
+            self._written.add((kind, place))
+            if kind in RECONCILED:
+                self._note_echo(kind, before, result)
+            elif before is not None:
                 self._changed(kind, result, before)
+
+    def _note_echo(self, kind: Kind, before: Manifest | None, result: Manifest) -> None:
+        entry = (kind, place_of(result))
+        self._echoes.pop(entry, None)
+        if differs_in_counts(kind, before, result):
+            self._echoes[entry] = version_of(result).number
+
+    def _is_echo(self, kind: Kind, item: Mapping[str, Any]) -> bool:
+        """Whether a watch reports a write of ours that concerns no reconcile of the same object.
+        What it reports from before that write may be others'."""
+        entry = (kind, place_of(item))
+        written = self._echoes.get(entry)
+        if written is None or version_of(item).number < written:
+            return False
+        del self._echoes[entry]
+        return version_of(item).number == written
 
     def add(self, key: Key) -> None:
         """Queues `key` if everything that concerns it is listed. Before that, an object that is not
@@ -254,10 +281,19 @@ class Informer:
         return {place: version.number for place, version in versions}
 
     def _changed(
-        self, kind: Kind, item: Mapping[str, Any], before: Mapping[str, Any] | None = None
+        self,
+        kind: Kind,
+        item: Mapping[str, Any],
+        before: Mapping[str, Any] | None = None,
+        *,
+        is_echo: bool = False,
     ) -> None:
+        """Queues whom a change concerns; an echo does not concern the object, nor, of a service,
+        its pools."""
         pools = self.objects[ENGINE_POOL]
         for key in keys_of(kind, item, before):
+            if is_echo and (kind == INFERENCE_SERVICE or key.kind == kind.kind):
+                continue
             if kind != INFERENCE_SERVICE or key.kind == kind.kind or pools.has(key[1:]):
                 self.add(key)
 

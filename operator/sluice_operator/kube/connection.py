@@ -16,7 +16,9 @@ from typing import Any, Final, Protocol
 import aiohttp
 import msgspec
 import yaml
+from aiohttp.helpers import get_env_proxy_for_url
 from kubernetes.aio import client, config
+from yarl import URL
 
 from sluice_operator.kube.errors import (
     UNAUTHORIZED,
@@ -93,8 +95,23 @@ async def log_in(environment: Mapping[str, str] = os.environ) -> LogIn:
     try:
         config.load_incluster_config(configuration)
     except config.ConfigException:
-        return await _by_kubeconfig(configuration, environment)
-    return LogIn(configuration)
+        logged_in = await _by_kubeconfig(configuration, environment)
+    else:
+        logged_in = LogIn(configuration)
+    configuration.proxy = configuration.proxy or _environment_proxy(configuration.host)
+    return logged_in
+
+
+def _environment_proxy(server: str) -> str | None:
+    """The proxy for a server by `HTTPS_PROXY` and `NO_PROXY`, with its credentials. Looked up once:
+    sessions that trust the environment read it, and ~/.netrc, in a thread for every request."""
+    try:
+        proxy, credentials = get_env_proxy_for_url(URL(server))
+    except LookupError:
+        return None
+    if credentials is not None:
+        proxy = proxy.with_user(credentials.login).with_password(credentials.password)
+    return str(proxy)
 
 
 async def _by_kubeconfig(
@@ -212,6 +229,7 @@ class Connection:
             if self._client is None:
                 logged_in = await self._log_in()
                 self._namespace = logged_in.namespace
+                logged_in.configuration.client_session_kwargs = {"trust_env": False}
                 self._client = client.ApiClient(logged_in.configuration)
                 self._client.user_agent = "sluice-operator"
             return self._client

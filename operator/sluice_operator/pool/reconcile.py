@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sluice_contract.cluster.labels import Role
 
+from sluice_operator.apply.applier import sooner
 from sluice_operator.apply.executor import Executor
 from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
@@ -49,10 +50,9 @@ class PoolReconcile:
         now = self.clock.now()
         status = pool_status(observed, plan, now, outcome.refused)
         report = report_of(plan, outcome, live.get("status"), status)
-        await self.executor.report(live, outcome, report)
+        seconds = await self.executor.report(live, outcome, report)
         waits = seconds_to_bound(plan.progress, observed.pods, now) if plan.progress else None
-        again = (observed.ask_again_seconds, waits)
-        return min((seconds for seconds in again if seconds is not None), default=None)
+        return sooner(seconds, observed.ask_again_seconds, waits)
 
     def _count(self, observed: PoolObserved) -> None:
         """Tells the autoscaler how many pods there are."""

@@ -13,6 +13,7 @@ from typing import Final
 from sluice_operator.accelerators.find import has_accelerator
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.validate import with_stored_spec
 from sluice_operator.clock import Clock
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import NodeChange
@@ -58,7 +59,7 @@ class NodeReactions:
 def concerns(service: Manifest, changes: Iterable[NodeChange]) -> bool:
     """Whether one of the nodes has, or had, what a pool of the service asks for."""
     try:
-        spec = parse(InferenceServiceSpec, service.get("spec") or {}, "spec")
+        spec = parse(InferenceServiceSpec, with_stored_spec(service)["spec"], "spec")
     except InvalidSpecError as error:
         if not isinstance(error.parsed, InferenceServiceSpec):
             return False

@@ -18,6 +18,7 @@ from sluice_contract.wire.load import Ledger
 from sluice_operator.accelerators.node_requirements import is_nvidia
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.pools import AcceleratorSpec
+from sluice_operator.api.validate import with_stored_spec
 from sluice_operator.conditions.pods import is_finished, is_ready
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
@@ -162,6 +163,7 @@ class ServiceObserver:
         service = await self.reader.get(INFERENCE_SERVICE, key.namespace, key.name)
         if service is None or is_being_deleted(service):
             return None
+        service = with_stored_spec(service)
         selector = f"{labels.SERVICE}={key.name}"
         routers = f"{selector},{labels.ROLE}={labels.ROUTER_ROLE}"
         optional = await self.optional_kinds.served()

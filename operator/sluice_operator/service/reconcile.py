@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from sluice_operator.apply.applier import sooner
 from sluice_operator.apply.executor import Executor
 from sluice_operator.apply.plan import is_destructive
 from sluice_operator.clock import Clock
@@ -78,21 +79,26 @@ class ServiceReconcile:
         now = self.clock.now()
         status = service_status(observed, plan, now, outcome.refused, scaling)
         report = report_of(plan, outcome, live.get("status"), status, NOTABLE)
-        await self.executor.report(live, outcome, report)
-        taken = plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN
-        if taken:
-            return NAME_CONFLICT_SECONDS
-        if plan.delivery.waiting is not None and any(map(is_running, observed.fetchers)):
-            return EVERY_SECONDS
-        if plan.rollout is not None and plan.rollout.reason == INTERRUPTS:
-            return TOLD_BEFORE_SECONDS
-        if plan.former_gpus:
-            return DRAINING_SECONDS
-        # Pods of routers that wait, and of engines that should leave.
-        waits = seconds_to_next((*observed.pods, *observed.engines), PROGRESS_SECONDS, now)
-        refused = _routers_again_seconds(observed, plan, now)
-        again = (observed.look_again_seconds, waits, refused)
-        return min((seconds for seconds in again if seconds is not None), default=None)
+        seconds = await self.executor.report(live, outcome, report)
+        return sooner(seconds, _look_again_seconds(observed, plan, now))
+
+
+def _look_again_seconds(
+    observed: ServiceObserved, plan: ServicePlan, now: datetime
+) -> float | None:
+    """When to look at what no event announces."""
+    if plan.refusal is not None and plan.refusal.reason == reasons.NAME_TAKEN:
+        return NAME_CONFLICT_SECONDS
+    if plan.delivery.waiting is not None and any(map(is_running, observed.fetchers)):
+        return EVERY_SECONDS
+    if plan.rollout is not None and plan.rollout.reason == INTERRUPTS:
+        return TOLD_BEFORE_SECONDS
+    if plan.former_gpus:
+        return DRAINING_SECONDS
+    # Pods of routers that wait, and of engines that should leave.
+    waits = seconds_to_next((*observed.pods, *observed.engines), PROGRESS_SECONDS, now)
+    refused = _routers_again_seconds(observed, plan, now)
+    return sooner(observed.look_again_seconds, waits, refused)
 
 
 def _routers_again_seconds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -11,13 +12,23 @@ import pytest
 from sluice_operator.api.crd import DEFAULT_STATUS
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.stored import as_stored
+from sluice_operator.api.validate import ServiceDocument
 from sluice_operator.kube.client import path
-from sluice_operator.kube.connection import Request
+from sluice_operator.kube.connection import APPLY, Request, Response
 from sluice_operator.kube.kinds import ENGINE_POOL, INFERENCE_SERVICE
 
 from e2e.cluster.controlplane_only import ApiServer
 from e2e.cluster.errors import CommandFailedError
-from tests.operator.api.documents import ONE_OF_YAML, document, in_yaml
+from tests.operator.api.documents import (
+    EMPTY_KEYS,
+    ONE_OF_YAML,
+    SPEC_SCHEMA,
+    document,
+    in_yaml,
+    optional_paths,
+    with_nulls,
+)
 from tests.operator.api.invalid_specs import INVALID, INVALID_NAMES, SEVERAL, Invalid
 from tests.operator.api.valid_specs import VALID, VALID_NAMES
 from tests.operator.examples import FULL_SPEC, pool
@@ -144,6 +155,75 @@ async def test_every_field_of_the_full_example_is_kept(cluster: Cluster, namespa
     (sidecar,) = made["spec"]["template"]["sidecars"]
     assert sidecar["ports"][0].pop("protocol") == "TCP"
     assert made["spec"] == FULL_SPEC | {"paused": False}
+
+
+@pytest.mark.parametrize("spec", VALID.values(), ids=VALID.keys())
+async def test_null_means_left_out_in_specs_that_are_valid(
+    cluster: Cluster, namespace: str, spec: dict[str, Any]
+) -> None:
+    filled = document(with_nulls(as_stored(document(spec), ServiceDocument)["spec"]))
+    made = await _applied(cluster, namespace, filled)
+    assert made.status == 201, made.body
+    await _create(cluster, namespace, filled | {"metadata": {"name": "created"}})
+
+
+@pytest.mark.parametrize(
+    "spec", [c.spec for c in INVALID.values() if "model" not in c.spec or c.spec["model"]]
+)
+async def test_null_means_left_out_in_specs_that_are_refused(
+    cluster: Cluster, namespace: str, spec: dict[str, Any]
+) -> None:
+    """No rule takes a null for a value."""
+    causes = await _causes(cluster, namespace, with_nulls(spec))
+    assert {c["field"] for c in causes} == {
+        c["field"] for c in await _causes(cluster, namespace, spec)
+    }
+
+
+@pytest.mark.parametrize("options", [("--server-side",), ()], ids=["server-side", "client-side"])
+def test_empty_keys_are_applied(
+    plane: ApiServer, namespace: str, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    file = tmp_path / "service.yaml"
+    head, _, _ = in_yaml("").rpartition("spec: ")
+    file.write_text(f"{head}spec:\n  model: {{uri: dummy://tiny}}{EMPTY_KEYS}")
+    for _ in range(2):
+        plane.kubectl("apply", *options, "-n", namespace, "-f", str(file))
+
+
+async def test_null_is_as_good_as_leaving_out_for_every_field(
+    cluster: Cluster, namespace: str
+) -> None:
+    """In server-side apply, where other definitions refuse it."""
+    full = document(FULL_SPEC)["spec"]
+    paths = list(optional_paths(SPEC_SCHEMA, full))
+    assert len(paths) > 50
+    for path_ in paths:
+        answers = []
+        for is_null in (True, False):
+            spec = copy.deepcopy(full)
+            parent: Any = spec
+            for step in path_[:-1]:
+                parent = parent[step]
+            if is_null:
+                parent[path_[-1]] = None
+            else:
+                del parent[path_[-1]]
+            response = await _applied(cluster, namespace, document(spec))
+            answers.append((response.status, _messages(response)))
+        assert answers[0] == answers[1], path_
+
+
+def _messages(response: Response) -> set[str]:
+    causes = (response.body.get("details") or {}).get("causes") or ()
+    return {f"{cause['field']}: {cause['message']}" for cause in causes}
+
+
+async def _applied(cluster: Cluster, namespace: str, body: dict[str, Any]) -> Response:
+    """The answer to a server-side apply that stores nothing."""
+    target = path(INFERENCE_SERVICE, namespace, body["metadata"]["name"])
+    query = {"fieldManager": "helm", "dryRun": "All", "fieldValidation": "Strict"}
+    return await cluster.try_send(Request("PATCH", target, query, body, APPLY))
 
 
 async def test_a_null_for_prefill_is_kept_for_the_operator_to_refuse(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from sluice_operator.api.findings import InvalidSpecError
-from sluice_operator.api.validate import parse_service
+from sluice_operator.api.findings import InvalidSpecError, parse
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.stored import as_stored
+from sluice_operator.api.validate import ServiceDocument, parse_service, with_stored_spec
 from sluice_operator.cli.yaml_text import read_yaml_stream, to_yaml
 
-from tests.operator.api.documents import ONE_OF_YAML, document, in_yaml
+from tests.operator.api.documents import ONE_OF_YAML, document, in_yaml, with_nulls
 from tests.operator.api.invalid_specs import INVALID, INVALID_NAMES, SEVERAL, Invalid
 from tests.operator.api.valid_specs import VALID, VALID_NAMES
 from tests.operator.examples import FULL_SPEC
@@ -52,6 +55,21 @@ def test_text_that_a_reader_would_take_for_another_value_is_written_in_quotes(te
     (read,) = read_yaml_stream(written)
     assert read == {"a": text}
     assert "'" in written
+
+
+@pytest.mark.parametrize("spec", VALID.values(), ids=VALID.keys())
+def test_null_means_left_out_of_a_spec_that_the_api_server_has(spec: dict[str, Any]) -> None:
+    """It keeps the nulls of server-side apply."""
+    left_out = parse_service(document(spec)).spec
+    filled = document(with_nulls(as_stored(document(spec), ServiceDocument)["spec"]))
+    stored = with_stored_spec(filled)["spec"]
+    assert parse(InferenceServiceSpec, stored, "spec") == left_out
+    assert "null" not in json.dumps(stored)
+
+
+def test_a_null_of_prefill_stays() -> None:
+    stored = with_stored_spec(document({"prefill": None, "engine": {"dtype": None}}))["spec"]
+    assert stored == {"model": {"uri": "dummy://tiny"}, "engine": {}, "prefill": None}
 
 
 def test_every_field_of_the_full_example_is_accepted() -> None:

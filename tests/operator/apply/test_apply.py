@@ -15,6 +15,8 @@ from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import CONFIG_MAP, SERVICE, Reference
 
+from tests.operator.virtual_time import FakeClock
+
 OBJECTS = json.loads((Path(__file__).parent / "live_objects.json").read_text())
 
 
@@ -44,7 +46,7 @@ def server() -> Server:
 
 @pytest.fixture
 def applier(server: Server) -> Applier:
-    return Applier(ApiClient(server, lambda verb, plural: None))
+    return Applier(ApiClient(server, lambda verb, plural: None), FakeClock())
 
 
 def pair(kind: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -184,6 +186,7 @@ async def test_what_is_not_as_planned_may_be_what_replaces_what_goes(
     plan = Plan(apply=(pair("Service")[0], pair("ConfigMap")[0]), prune=leftovers)
     server.refusals, server.answer = 1, OBJECTS["ConfigMap"]["live"]
     (refused,) = (await applier.carry_out(plan, [])).refused
+    assert isinstance(refused.error, ApiError)
     assert (refused.of, refused.error.status) == (identity(plan.apply[0]), 422)
     assert [request.method for request in server.requests] == ["PATCH", "PATCH", "DELETE"]
     assert "/configmaps/" in server.requests[-1].path, "the other Service stays"

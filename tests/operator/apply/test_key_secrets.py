@@ -11,6 +11,9 @@ from sluice_operator.apply.applier import Applier, Outcome
 from sluice_operator.apply.plan import KeySecret, Plan
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Request, Response
+from sluice_operator.kube.errors import ApiError
+
+from tests.operator.virtual_time import FakeClock
 
 MANIFEST: dict[str, Any] = {
     "apiVersion": "v1",
@@ -56,7 +59,9 @@ def server() -> Secrets:
 
 @pytest.fixture
 def applier(server: Secrets) -> Applier:
-    return Applier(ApiClient(server, lambda verb, plural: None), lambda count: DRAWN[:count])
+    return Applier(
+        ApiClient(server, lambda verb, plural: None), FakeClock(), lambda count: DRAWN[:count]
+    )
 
 
 def plan(waiting: str = "a", *, is_lost: bool = False) -> Plan:
@@ -74,7 +79,9 @@ async def test_each_secret_has_a_key_of_its_own(server: Secrets) -> None:
     for name in ("a", "b"):
         manifest = {**MANIFEST, "metadata": {"name": name, "namespace": "team"}}
         wanted = Plan(secrets=(KeySecret(manifest, "key", "a"),))
-        await Applier(ApiClient(server, lambda verb, plural: None)).carry_out(wanted, ())
+        await Applier(ApiClient(server, lambda verb, plural: None), FakeClock()).carry_out(
+            wanted, ()
+        )
     first, second = (server.stored[name]["stringData"]["key"] for name in ("a", "b"))
     assert first != second
 
@@ -105,6 +112,7 @@ async def test_one_that_cannot_be_made_is_tried_again(
     server.refuses = answer
     for _ in range(2):
         (refused,) = (await applier.carry_out(plan(), ())).refused
+        assert isinstance(refused.error, ApiError)
         assert refused.error.reason == answer[1]
     assert len(server.requests) == 2
     server.refuses = None

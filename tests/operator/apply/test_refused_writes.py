@@ -82,7 +82,6 @@ class Cluster(MemoryApi):
         self.refused: dict[str, Callable[[], Response] | None] = {}
         self.is_terminating = False
         """Whether its namespace is: then nothing can be created."""
-        self.events: list[Manifest] = []
         self.creations: list[str] = []
         """Those that were refused for that."""
         self.clock = FakeClock()
@@ -94,9 +93,6 @@ class Cluster(MemoryApi):
         if self.is_terminating and self._creates(request):
             self.creations.append(request.path)
             return TERMINATING
-        if request.path.endswith("/events"):
-            self.events.append(request.body)
-            return Response(201, request.body)
         answer = next((found for path, found in self.refused.items() if path in request.path), None)
         if answer is not None and request.method != "GET":
             return answer()

@@ -38,6 +38,7 @@ class MemoryApi:
         self.objects: dict[tuple[Kind, str], Manifest] = {}
         self.late: dict[Kind, list[tuple[str, Manifest]]] = defaultdict(list)
         self.writes: list[Request] = []
+        self.events: list[Manifest] = []
         self.fails_at: str | None = None
         """What of a write's path is answered with 503."""
         self.refuses_pods = ""
@@ -53,6 +54,8 @@ class MemoryApi:
             return self._listing([])
         addressed = self._addressed(request.path)
         if addressed is None:
+            if request.path.endswith("/events"):
+                self.events.append(request.body)
             return Response(201, request.body)
         kind, name, subresource = addressed
         if request.method == "GET":
@@ -134,10 +137,13 @@ class MemoryApi:
             return Response(409, {"reason": "Conflict"})
         return Response(200, self._store(kind, before, before, metadata))
 
-    def edit(self, kind: Kind, name: str, spec: Manifest) -> None:
-        """Somebody replaces parts of the spec."""
+    def edit(
+        self, kind: Kind, name: str, values: Manifest, manager: str = "", section: str = "spec"
+    ) -> None:
+        """Somebody replaces parts of a section; as `manager` they are owned by nobody else then."""
         before = self.objects[kind, name]
-        self._store(kind, before, before | {"spec": before["spec"] | spec}, {})
+        after = before | {section: before[section] | values}
+        self._store(kind, before, after, _taken_over(before, values, manager, section))
 
     def delete(self, kind: Kind, name: str) -> None:
         """The object is gone."""
@@ -214,6 +220,19 @@ def sorted_items(objects: dict[tuple[Kind, str], Manifest]) -> list[Any]:
 
 def _unescaped(step: str) -> str:
     return step.replace("~1", "/").replace("~0", "~")
+
+
+def _taken_over(before: Manifest, values: Manifest, manager: str, section: str) -> Manifest:
+    """Metadata that say so."""
+    if not manager:
+        return {}
+    entries = json.loads(json.dumps(before["metadata"]["managedFields"]))
+    for entry in entries:
+        for name in values:
+            entry["fieldsV1"].get(f"f:{section}", {}).pop(f"f:{name}", None)
+    fields: Manifest = {f"f:{section}": {f"f:{name}": {} for name in values}}
+    theirs = {"manager": manager, "operation": "Update", "subresource": ""}
+    return {"managedFields": [*entries, theirs | {"fieldsV1": fields}]}
 
 
 def _owned(value: Any, name: str = "") -> Any:

@@ -71,8 +71,8 @@ class MemoryCluster:
         self.api.apply(INFERENCE_SERVICE, service(spec) | {"status": {}})
 
     def operator_starts(self) -> None:
-        client = ApiClient(self.api, lambda verb, plural: None)
-        clock = self.clock = FakeClock()
+        client, self.clock = ApiClient(self.api, lambda verb, plural: None), FakeClock()
+        clock = self.clock
         writes = executor(client, clock, "test", OperatorMetrics().statuses)
         kinds, volumes = OptionalKinds(client, clock), ImageVolumes(client, clock, "default")
         refused = RefusedPods(client, clock)
@@ -175,6 +175,11 @@ class MemoryCluster:
             for (kind, name), item in self.api.objects.items()
             if kind is DEPLOYMENT and name.startswith(f"{pool}-")
         )
+
+    @property
+    def routers(self) -> int:
+        """That their Deployment asks for."""
+        return int(self.api.objects[DEPLOYMENT, "chat-router"]["spec"]["replicas"])
 
     @property
     def templates(self) -> dict[str, Manifest]:

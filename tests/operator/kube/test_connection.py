@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -12,7 +13,8 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 from kubernetes.aio.config import incluster_config
-from sluice_operator.kube.connection import Connection, LogIn, Request, Response
+from sluice_operator.handlers import as_connection_info, as_session
+from sluice_operator.kube.connection import Connection, LogIn, Request, Response, log_in
 from sluice_operator.kube.errors import ApiError, OperatorError, UnavailableError
 
 from e2e.cluster.bare.certs import create_authority, issue
@@ -21,6 +23,7 @@ from tests.operator.harness.cluster import plain_log_in
 PLAIN = "404 page not found"
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST = Request("GET", "/apis")
+NAMES = {"cluster": "a", "user": "a"}
 
 
 @asynccontextmanager
@@ -111,6 +114,72 @@ class Tokens:
         if request.headers.get("Authorization") != f"Bearer {self.valid}":
             return web.json_response({"reason": "Unauthorized"}, status=401)
         return web.Response(text='{"a": 1}\n')
+
+
+async def test_a_netrc_is_nothing_to_the_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its password would go to the API server, and beside a token no request would be sent."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    seen: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({})
+
+    async with served(answer) as url:
+        configuration = client.Configuration(host=url)
+        async with aclosing(Connection(5.0, as_log_in(configuration))) as connection:
+            await connection.send(REQUEST)
+            configuration.api_key["BearerToken"] = "Bearer t"
+            await connection.send(REQUEST)
+        session = as_session(as_connection_info(LogIn(configuration)), no_watch)
+        async with session.aiohttp_session as watches, watches.get(f"{url}/apis"):
+            pass
+    assert seen == [None, "Bearer t", "Bearer t"]
+
+
+def as_log_in(configuration: client.Configuration) -> Callable[[], Awaitable[LogIn]]:
+    async def logged_in() -> LogIn:
+        return LogIn(configuration)
+
+    return logged_in
+
+
+async def no_watch(_: str) -> None: ...
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+async def test_a_proxy_of_the_environment_holds_for_requests_and_watches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append((str(request.url), request.headers.get("Proxy-Authorization")))
+        return web.json_response({})
+
+    async with served(answer) as url:
+        server = url if is_direct else "http://kubernetes.invalid"
+        monkeypatch.setenv("http_proxy", url.replace("//", "//user:word@"))
+        monkeypatch.setenv("no_proxy", "127.0.0.1" if is_direct else "")
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server)))
+        async with aclosing(Connection(5.0, log_in)) as connection:
+            await connection.send(REQUEST)
+        session = as_session(as_connection_info(await log_in()), no_watch)
+        async with session.aiohttp_session as watches, watches.get(f"{server}/apis"):
+            pass
+    credentials = None if is_direct else "Basic dXNlcjp3b3Jk"
+    assert seen == [(f"{server}/apis", credentials)] * 2
+
+
+def kubeconfig(folder: Path, server: str) -> Path:
+    named = [{"name": "a", "cluster": {"server": server}, "user": {}, "context": NAMES}]
+    config = {"clusters": named, "users": named, "contexts": named, "current-context": "a"}
+    file = folder / "kubeconfig"
+    file.write_text(json.dumps(config))
+    return file
 
 
 async def test_a_refused_token_is_read_again_for_requests_and_for_watches() -> None:

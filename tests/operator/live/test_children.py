@@ -25,7 +25,7 @@ from sluice_operator.kube.kinds import (
 )
 
 from tests.busy_machine import Stopwatch
-from tests.operator.harness.cluster import Cluster, State
+from tests.operator.harness.cluster import Cluster, State, condition
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
 from tests.operator.harness.scenery import chat, settled
@@ -172,6 +172,32 @@ async def repair_seconds(cluster: Cluster, namespace: str, child: Child, owned: 
     watch = Stopwatch()
     await cluster.until(child.kind, namespace, is_back)
     return watch.seconds
+
+
+async def test_a_field_that_another_writes_for_ever_is_told_with_its_manager(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    start_operator()
+    await children(cluster, namespace)
+    at = "/spec/template/spec/containers/0/image"
+    for number in range(5):
+        edit = [{"op": "replace", "path": at, "value": f"rival:{number}"}]
+        await cluster.patch(DEPLOYMENT, namespace, "chat-router", edit)
+
+        def is_back(state: State) -> bool:
+            (router,) = state["chat-router"]["spec"]["template"]["spec"]["containers"]
+            return not router["image"].startswith("rival")
+
+        await cluster.until(DEPLOYMENT, namespace, is_back)
+    found = await cluster.until(
+        INFERENCE_SERVICE,
+        namespace,
+        lambda state: condition(state["chat"], "Updated")["reason"] == "Rewritten",
+    )
+    assert (
+        "Deployment chat-router: spec.template.spec.containers[router].image is rewritten by person"
+    ) in condition(found["chat"], "Updated")["message"]
 
 
 async def test_every_deleted_child_comes_back(

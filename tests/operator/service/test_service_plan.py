@@ -16,13 +16,16 @@ from sluice_operator.manifests.deployments import INPUTS
 from sluice_operator.manifests.metadata import note_of
 from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
+from sluice_operator.service.resolve.spec_errors import spec_errors
 from sluice_operator.service.revisions.parts import engine_part
 from sluice_operator.service.revisions.settings import settings_status
 
 from tests.examples import examples
+from tests.operator.api.documents import with_nulls
 from tests.operator.examples import (
     FULL_SPEC,
     FULL_TEMPLATE,
+    IMAGES,
     SERVICE_UID,
     complete_service,
     live,
@@ -33,6 +36,7 @@ from tests.operator.examples import (
     service_plan,
     written,
 )
+from tests.operator.harness.memory_cluster import running
 
 SPECS = st.fixed_dictionaries(
     {"model": st.sampled_from([{"uri": "dummy://a"}, {"uri": "pvc://c/p"}, {"uri": "file:///m"}])},
@@ -52,6 +56,24 @@ SPECS = st.fixed_dictionaries(
         "paused": st.booleans(),
     },
 )
+
+
+async def test_a_spec_with_nulls_is_carried_out_as_one_that_leaves_them_out() -> None:
+    """Nothing restarts when they come."""
+    spec = {"engine": {"chunkSize": 64}, "router": {"replicas": 1}}
+    filled = with_nulls({"model": {"uri": "dummy://tiny"}} | spec)
+    made, edited = await running(**filled), await running(**spec)
+    assert made.templates == edited.templates
+    before = len(edited.api.writes)
+    await edited.edited(**filled)
+    assert {request.path.rpartition("/")[2] for request in edited.api.writes[before:]} == {"status"}
+
+
+@pytest.mark.parametrize("spec", [{"engine": None}, {"engine": {"dtype": None}, "slo": None}])
+def test_admission_takes_null_for_left_out(spec: dict[str, Any]) -> None:
+    assert spec_errors(IMAGES, service(spec)) == ()
+    (refusal,) = spec_errors(IMAGES, service(spec | {"prefill": None}))
+    assert "write `prefill: {}`, or leave it out" in refusal.message
 
 
 @given(SPECS)

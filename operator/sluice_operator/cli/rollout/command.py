@@ -13,6 +13,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final
 
+from sluice_operator.api.validate import with_stored_spec
 from sluice_operator.cli.rollout.progress import as_text, bars, progress_of
 from sluice_operator.cli.rollout.session import MissingServiceError, Session, session
 from sluice_operator.cli.rollout.undo import (
@@ -90,7 +91,7 @@ async def _history(opened: Session, options: argparse.Namespace) -> int:
 async def _undo(opened: Session, options: argparse.Namespace) -> int:
     service = await opened.service()
     revision = target(service, await opened.revisions(), options.to_revision)
-    spec = undone(service["spec"], revision.spec)
+    spec = undone(with_stored_spec(service)["spec"], revision.spec)
     message = f"{options.name}: back to the spec of revision {revision.number}"
     return await _edit(opened, service, spec, message, is_preview=options.dry_run)
 
@@ -98,14 +99,15 @@ async def _undo(opened: Session, options: argparse.Namespace) -> int:
 async def _restart(opened: Session, options: argparse.Namespace) -> int:
     service = await opened.service()
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    spec, message = restarted(service["spec"], now), f"{options.name}: restarted"
+    spec = restarted(with_stored_spec(service)["spec"], now)
+    message = f"{options.name}: restarted"
     return await _edit(opened, service, spec, message, is_preview=options.dry_run)
 
 
 async def _edit(
     opened: Session, service: Manifest, spec: Manifest, message: str, *, is_preview: bool
 ) -> int:
-    print(changes(service["spec"], spec), end="")
+    print(changes(with_stored_spec(service)["spec"], spec), end="")
     if not is_preview:
         await opened.edit(service, spec)
     print(f"{message} (dry run)" if is_preview else message)

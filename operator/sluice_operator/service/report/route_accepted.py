@@ -16,7 +16,7 @@ from sluice_operator.api.route import RouteSpec
 from sluice_operator.apply.applier import Refused
 from sluice_operator.apply.plan import identity
 from sluice_operator.conditions import reasons
-from sluice_operator.conditions.conditions import find
+from sluice_operator.conditions.conditions import find, reason_of
 from sluice_operator.kube.kinds import (
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -50,10 +50,11 @@ def optional_checks(
 
 
 def _apply_failure(kind: Kind, failed: list[Refused]) -> Check | None:
-    if all(refusal.of.kind != kind.kind for refusal in failed):
-        return None
-    text = f"There is no such {kind.kind}, or an older one: see {OPTIONAL_KINDS_APPLIED}."
-    return Check("False", reasons.APPLY_FAILED, text)
+    for refusal in failed:
+        if refusal.of.kind == kind.kind:
+            text = f"The {kind.kind} is not as planned: see {OPTIONAL_KINDS_APPLIED}."
+            return Check("False", reason_of(refusal), text)
+    return None
 
 
 def _applied_check(
@@ -64,7 +65,7 @@ def _applied_check(
         return Check(before["status"], before["reason"], before["message"]) if before else None
     if failed:
         text = f"{'; '.join(str(refusal.error) for refusal in failed)}. The service does without."
-        return Check("False", reasons.APPLY_FAILED, text)
+        return Check("False", reason_of(failed[0]), text)
     kinds = {kind.kind for kind in OPTIONAL_CHILDREN}
     planned = [child for child in map(identity, plan.apply) if child.kind in kinds]
     if not planned:

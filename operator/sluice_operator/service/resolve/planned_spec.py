@@ -23,7 +23,6 @@ from sluice_operator.delivery.resolved_model import (
     hub_draft,
     pinned,
     pinned_at,
-    spec_with_commit,
 )
 from sluice_operator.kube.kinds import JOB, Manifest
 from sluice_operator.manifests.metadata import Owner
@@ -31,7 +30,7 @@ from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.resolve.last_applied import with_numbers_of
 from sluice_operator.service.resolve.model import adapters_of, delivery_of, kept_delivery
 from sluice_operator.service.resolve.resolved_service import ResolvedService, resolve
-from sluice_operator.service.revisions.revision import revisions_of
+from sluice_operator.service.revisions.revision import as_written, revisions_of
 from sluice_operator.validation.errors import Refusal, invalid, joined
 
 
@@ -88,7 +87,7 @@ def decide_spec(observed: ServiceObserved, top: Owner) -> SpecDecision:
     if hub_draft(spec):
         return _last(observed, top, SpecDecision(delivery=awaiting_draft(delivery, adapters)))
     brought = (*delivery.manifests, *adapters.manifests)
-    written = spec_with_commit(service)
+    written = as_written(service)
     planned = PlannedSpec(resolution.resolved(), adapters, brought, written=written)
     return SpecDecision(planned, delivery, is_paused=spec.paused)
 

@@ -22,7 +22,6 @@ from sluice_operator.api.pool import EnginePoolSpec, ModelFetch, ModelImage
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.delivery.delivery import pod_fetch
 from sluice_operator.delivery.image import model_image, nodes_mount_images
-from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.manifests.config_map import ENGINE_FILE, config_map
 from sluice_operator.manifests.engine import revision
@@ -51,6 +50,7 @@ from sluice_operator.service.revisions.revision import (
     DecidedPool,
     Revision,
     Revisions,
+    as_written,
     new_revision,
     revisions_of,
 )
@@ -125,7 +125,7 @@ class Resolution:
 
     def _new_revision(self, pools: Mapping[Role, DecidedPool]) -> Revision:
         ours = decided_by_this_release(self.observed.images, self.top, self.spec)
-        written = spec_with_commit(self.observed.service)
+        written = as_written(self.observed.service)
         number, router = self.revisions.next_number, self.stays.router or ours
         return new_revision(self.top.service, number, written, self.spec, pools, router)
 

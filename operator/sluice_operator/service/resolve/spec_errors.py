@@ -9,6 +9,7 @@ from sluice_operator.api.canonical import canonical
 from sluice_operator.api.engine import EngineSpec
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.validate import with_stored_spec
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import Owner, owner
 from sluice_operator.service.observe import Images, ServiceObserved
@@ -20,11 +21,11 @@ from sluice_operator.validation.errors import Refusal, invalid
 
 def spec_errors(images: Images, service: Manifest) -> tuple[Refusal, ...]:
     """The errors that the plan would refuse the spec for; `images`: the operator's own."""
-    metadata = service["metadata"]
-    observed = ServiceObserved({"metadata": metadata, "spec": service.get("spec")}, images)
+    service, metadata = with_stored_spec(service), service["metadata"]
+    observed = ServiceObserved({"metadata": metadata, "spec": service["spec"]}, images)
     top = owner(INFERENCE_SERVICE, service, metadata["name"])
     try:
-        spec = canonical(parse(InferenceServiceSpec, service.get("spec") or {}, "spec"))
+        spec = canonical(parse(InferenceServiceSpec, service["spec"], "spec"))
     except InvalidSpecError as error:
         return invalid(error, partial(_certain, observed, top))
     delivery = delivery_of(observed, top, spec, Revisions())

@@ -24,6 +24,7 @@ from sluice_operator.api.canonical import canonical
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import EnginePoolSpec, ModelFetch
 from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import DESIRED_HASH, HISTORY, Owner, digest, note_of
@@ -180,6 +181,12 @@ class Revision:
         notes = {STATE: self.state.to_json()}
         notes |= {DESIRED_HASH: digest([manifest, notes])}
         return manifest | {"metadata": manifest["metadata"] | {"annotations": notes}}
+
+
+def as_written(service: Manifest) -> Manifest:
+    """The spec of a service as its user wrote it, with the commit of its model; a pause is over
+    when it is carried out."""
+    return {key: value for key, value in spec_with_commit(service).items() if key != "paused"}
 
 
 def new_revision(
