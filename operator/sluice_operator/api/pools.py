@@ -160,9 +160,15 @@ class PrefillSpec(ApiModel):
     )
 
 
-def section_of(role: Role) -> str:
+def section_of(role: str) -> str:
     """The section of an InferenceService that is about the engines of a role alone."""
-    return "spec.prefill" if role is Role.PREFILL else "spec"
+    return "spec.prefill" if role == Role.PREFILL else "spec"
+
+
+def replicas_path(role: str, replicas: int | None) -> str:
+    """The field of an InferenceService that sets the number of engines of a role; `replicas`: that
+    of the top level, where 0 stops both pools."""
+    return "spec.replicas" if replicas == 0 else f"{section_of(role)}.replicas"
 
 
 @dataclass(frozen=True)
@@ -175,6 +181,8 @@ class Pool:
     resources: Resources | None = None
     template: PodTemplate | None = None
     engine: EngineSpec = field(default_factory=EngineSpec)
+    accelerator_section: str = "spec"
+    """The section of an InferenceService that has the accelerator."""
 
     @property
     def engines(self) -> int:

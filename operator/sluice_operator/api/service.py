@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
+from pydantic.alias_generators import to_snake
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.host_cache import HostCache
 from sluice_contract.config.kv_transfer import KvTransfer
@@ -184,6 +185,7 @@ class InferenceServiceSpec(ApiModel):
             replicas=replicas,
             autoscaling=autoscaling,
             accelerator=own.accelerator or self.accelerator,
+            accelerator_section=self.place(role, "accelerator").rpartition(".")[0],
             resources=None if resources == Resources() else resources,
             template=None if template == PodTemplate() else template,
             engine=self.engine_of(role),
@@ -258,8 +260,8 @@ class InferenceServiceSpec(ApiModel):
     def engine_place(self, role: Role, key: str) -> str:
         """The path above `key`, an engine setting of a role that a user wrote or would write."""
         own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
-        settings = own.to_json_dict() if own else {}
-        return "spec.prefill.engine" if key.split(".")[0] in settings else "spec.engine"
+        is_own = own is not None and getattr(own, to_snake(key.split(".")[0]), None) is not None
+        return "spec.prefill.engine" if is_own else "spec.engine"
 
     @property
     def mode(self) -> Mode:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -209,7 +209,7 @@ class Applier:
                 await self._hand_over(manifest)
         for desired in plan.apply:
             if not run.holds_back(desired):
-                await self._apply_planned(desired, run)
+                await self._apply_planned(desired, run, plan.paths.get(identity(desired)))
         if plan.record is not None and not any(map(run.is_behind, _MAKE_PODS)):
             run.record = identity(plan.record)
             await self._apply_planned(plan.record, run)
@@ -223,12 +223,14 @@ class Applier:
                 with run.collecting(Identity(reference.kind.kind, reference.name)):
                     await self._client.delete(reference)
 
-    async def _apply_planned(self, desired: Manifest, run: _Run) -> None:
+    async def _apply_planned(
+        self, desired: Manifest, run: _Run, paths: Mapping[str, str] | None = None
+    ) -> None:
         live = run.there.get(identity(desired))
         with run.collecting(identity(desired)):
             result = await self.apply(desired, live)
             if live is not None and result is not None and _version(result) != _version(live):
-                run.overwritten.append(Overwritten(desired, live))
+                run.overwritten.append(Overwritten(desired, live, paths or {}))
 
     async def _hand_over(self, manifest: Manifest) -> None:
         """Takes over fields without force: a value changed since it was read belongs to somebody

@@ -333,12 +333,14 @@ def _adapters(model: ModelSpec, fetched: Iterable[Manifest]) -> Iterator[str]:
 def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:
     """What is doubtful about the product that the spec names."""
     accelerator = pool.accelerator.accelerator
-    requested = plan.spec.pool(pool.role).accelerator if plan.spec else None
-    if warning := unusual_spelling(requested):
+    assert plan.spec is not None
+    requested = plan.spec.pool(pool.role)
+    if warning := unusual_spelling(requested.accelerator):
         yield f"  ProductSpelling: {warning}"
     if accelerator.product is not None and sizes_of(accelerator)[1] is Source.GENERAL:
         yield f"  ProductUnknown: {accelerator.product} is not in the table of accelerators: sized"
-        yield "  for 40 GiB, unless its nodes tell more; else set engine.chunkSize, memoryPercent"
+        keys = f"{requested.accelerator_section}.engine.chunkSize and memoryPercent"
+        yield f"  for 40 GiB, unless its nodes tell more; else set {keys}"
 
 
 def _unused(spec: InferenceServiceSpec, pool: PlannedPool) -> Iterator[str]:

@@ -13,6 +13,7 @@ from sluice_operator.api.base import LocalRef
 from sluice_operator.api.engine import STARTUP_SECONDS
 from sluice_operator.api.model_uri import draft_claim, model_source
 from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.pools import replicas_path
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
@@ -63,6 +64,39 @@ def pool_spec(
         resources=pool.resources,
         template=pool.template,
     )
+
+
+def field_paths(spec: InferenceServiceSpec, role: Role) -> dict[str, str]:
+    """The fields of the EnginePool of a role → the fields of the InferenceService that set them."""
+
+    def engine(key: str) -> str:
+        return f"{spec.engine_place(role, key)}.{key}"
+
+    files = [f"spec.{name}" for name in ("engine", "model")]
+    if spec.prefill is not None and spec.prefill.engine is not None and role is Role.PREFILL:
+        files.insert(0, "spec.prefill.engine")
+    return {
+        "spec.replicas": replicas_path(role, spec.replicas),
+        "spec.image": engine("image"),
+        "spec.configRef": " or ".join(files),
+        "spec.modelClaim": "spec.model.uri",
+        "spec.fetch": "spec.model",
+        "spec.modelImage": "spec.model.uri",
+        "spec.adaptersRef": "spec.model.adapters",
+        "spec.adaptersDigest": "spec.model.adapters",
+        "spec.adapterClaims": "spec.model.adapters",
+        "spec.bootstrapPort": "spec.engine.kvTransfer.bootstrapPort",
+        "spec.drainSeconds": engine("drainSeconds"),
+        "spec.startupSeconds": engine("startupSeconds"),
+        "spec.hostCache": engine("hostCache"),
+        "spec.rdmaResource": "spec.engine.kvTransfer.resourceName",
+        "spec.inPlace": "spec.rollout.strategy",
+        "spec.podSurge": "spec.autoscaling.gpuBudget",
+        "spec.restartedAt": "spec.rollout.restartedAt",
+        "spec.accelerator": spec.place(role, "accelerator"),
+        "spec.resources": spec.place(role, "resources"),
+        "spec.template": spec.place(role, "template"),
+    }
 
 
 def queue_labels(labels: Mapping[str, str] | None) -> dict[str, str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sluice_operator.api.pools import section_of
+from sluice_operator.api.pools import replicas_path
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import Event, Identity, identity
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
@@ -39,12 +40,14 @@ def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:
     return (Event("Normal", "Created", f"Created {_listed(new)}.", written=new),) if new else ()
 
 
-def scaled(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
+def scaled(
+    children: Children, planned: Mapping[str, Manifest], spec: InferenceServiceSpec
+) -> tuple[Event, ...]:
     """Events about pools with a new number of engines; `planned` by the pool's name. A pool made
     from the same plan was edited by somebody: the revert is reported instead. A pool whose number
     is not set here reports it by its own plan."""
     return tuple(
-        Event("Normal", "Scaled", _scaling(pool, _replicas(desired)), written=(identity(pool),))
+        Event("Normal", "Scaled", _scaling(pool, desired, spec), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
         if (desired := planned.get(pool["metadata"]["name"])) is not None
         and "replicas" in desired["spec"]
@@ -94,10 +97,10 @@ def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
     return (Event("Normal", "Removed", f"Removed {_listed(gone)}.{hint}", written=gone),)
 
 
-def _scaling(pool: Manifest, replicas: int) -> str:
+def _scaling(pool: Manifest, desired: Manifest, spec: InferenceServiceSpec) -> str:
     role = pool["spec"]["role"]
-    place = f"{section_of(role)}.replicas"
-    return f"Pool {role}: replicas from {_replicas(pool)} to {replicas} ({place})."
+    path = replicas_path(role, spec.replicas)
+    return f"Pool {role}: replicas from {_replicas(pool)} to {_replicas(desired)} ({path})."
 
 
 def _rollout(pool: Manifest, desired: Manifest, old: str) -> str:

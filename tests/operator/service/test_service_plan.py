@@ -189,6 +189,31 @@ def test_scaling_is_told_with_both_numbers() -> None:
     assert "from 1 to 4" in event.message
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ((2, 4), (2, 5), "Pool prefill: replicas from 4 to 5 (spec.prefill.replicas)."),
+        ((2, 4), (3, 4), "Pool decode: replicas from 2 to 3 (spec.replicas)."),
+        (
+            (2, 4),
+            (0, 4),
+            "Pool prefill: replicas from 4 to 0 (spec.replicas).\n"
+            "Pool decode: replicas from 2 to 0 (spec.replicas).",
+        ),
+    ],
+)
+def test_a_scaled_pool_of_two_is_told_with_the_field_that_did_it(
+    before: tuple[int, int], after: tuple[int, int], message: str
+) -> None:
+    def numbers(replicas: int, prefill: int) -> Manifest:
+        return {"replicas": replicas, "prefill": {"replicas": prefill}}
+
+    children = [live(m) for m in service_plan(numbers(*before)).apply]
+    plan = plan_service(service_observed(service(numbers(*after)), children))
+    scaled = [event.message for event in plan.events if event.reason == "Scaled"]
+    assert "\n".join(scaled) == message
+
+
 def test_a_roll_out_is_told_with_what_has_changed() -> None:
     before = service_plan()
     children = [live(m) for m in before.apply]
