@@ -46,6 +46,15 @@ def test_settings_go_before_those_of_the_top_level_key_by_key_and_sections_whole
     assert (found.host_cache.memory, found.host_cache.disk) == ("4Gi", None)
 
 
+@pytest.mark.parametrize(("key", "default"), [("drainSeconds", 120), ("startupSeconds", 600)])
+def test_a_default_that_prefill_writes_goes_before_another_value_of_the_top_level(
+    key: str, default: int
+) -> None:
+    parts = {"engine": {key: 60}, "prefill": {"engine": {key: default}}}
+    seconds = [pool.manifest["spec"][key] for pool in service_plan(parts).pools]
+    assert seconds == [default, 60]
+
+
 @pytest.mark.parametrize(
     ("parts", "prefill", "decode"),
     [
