@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from sluice_contract.config.host_cache import HostCache, HostCacheDisk
 
 from sluice_operator.api.base import LEFT_OUT, Resources
-from sluice_operator.api.engine import CacheSpec, EngineSpec, ModelSpec
+from sluice_operator.api.engine import CacheSpec, EngineSpec, ModelSpec, PrefillEngineSpec
 from sluice_operator.api.environment import ClaimVolume, EmptyDirVolume, EnvVar, VolumeMount
 from sluice_operator.api.pools import AcceleratorSpec, PrefillSpec
 from sluice_operator.api.quantities import spelling
@@ -87,10 +87,10 @@ def _with_own_settings(spec: InferenceServiceSpec, prefill: PrefillSpec) -> Infe
     """`spec` with what `prefill.engine` sets where `engine` does: a default holds anyway only where
     there is nothing else to inherit."""
     assert spec.prefill is not None
-    top, own = spec.engine or EngineSpec(), spec.prefill.engine or EngineSpec()
+    top, own = spec.engine or EngineSpec(), spec.prefill.engine or PrefillEngineSpec()
     restored = {
         name: value
-        for name, value in prefill.engine or EngineSpec()
+        for name, value in prefill.engine or own
         if value is not None and getattr(own, name) is None and getattr(top, name) is not None
     }
     if not restored:

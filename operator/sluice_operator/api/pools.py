@@ -19,12 +19,12 @@ from sluice_operator.api.base import (
     Rule,
     left_out,
 )
-from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.engine import EngineSpec, PrefillEngineSpec
 from sluice_operator.api.template import PodTemplate
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 MAX_REPLICAS: Final = 1000
-"""Of a pool."""
+"""Most engines of a pool."""
 
 
 class AcceleratorSpec(ApiModel):
@@ -144,7 +144,7 @@ class PrefillSpec(ApiModel):
     template: PodTemplate | None = Field(
         default=None, description="Additions to the pods. Left out: spec.template."
     )
-    engine: EngineSpec | None = Field(
+    engine: PrefillEngineSpec | None = Field(
         default=None,
         description="Settings of these engines alone; each goes before that of spec.engine.",
     )

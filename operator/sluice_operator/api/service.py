@@ -263,6 +263,10 @@ class InferenceServiceSpec(ApiModel):
         is_own = own is not None and getattr(own, to_snake(key.split(".")[0]), None) is not None
         return "spec.prefill.engine" if is_own else "spec.engine"
 
+    def merges_settings(self, role: Role) -> bool:
+        """Whether the engine settings of a role are those of two sections."""
+        return role is Role.PREFILL and self.prefill is not None and self.prefill.engine is not None
+
     @property
     def mode(self) -> Mode:
         """Whether every engine does both phases, or prefill and decode have a pool each."""

@@ -223,9 +223,9 @@ def test_each_rule_that_is_broken_has_its_line() -> None:
         "spec.autoscaling.gpuBudget: 2 is not allowed; allowed: only beside spec.accelerator, the "
         "GPUs of one engine",
         f"spec.engine.chunkSize: 10 is not allowed; allowed: -1 (off) or {page}",
+        f"spec.engine.maxPrefillTokens: 8 is not allowed; allowed: {page}",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most chunkSize",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most maxPrefillTokens",
-        f"spec.engine.maxPrefillTokens: 8 is not allowed; allowed: {page}",
     ]
 
 
