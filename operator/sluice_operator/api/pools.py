@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -165,10 +165,19 @@ def section_of(role: str) -> str:
     return "spec.prefill" if role == Role.PREFILL else "spec"
 
 
-def replicas_path(role: str, replicas: int | None) -> str:
-    """The field of an InferenceService that sets the number of engines of a role; `replicas`: that
-    of the top level, where 0 stops both pools."""
-    return "spec.replicas" if replicas == 0 else f"{section_of(role)}.replicas"
+def replicas_path(spec: Mapping[str, Any], role: str) -> str:
+    """The field that sets the number of engines of a role in the `spec` of an InferenceService, as
+    it is stored. `replicas: 0` stops both pools; a pool that is scaled starts with the fewest."""
+    if spec.get("replicas") == 0:
+        return "spec.replicas"
+    section = section_of(role)
+    parts = [(section, spec.get("prefill") or {}), ("spec", spec)]
+    for path, part in parts if role == Role.PREFILL else parts[1:]:
+        if path == section and part.get("replicas") is not None:
+            break
+        if (part.get("autoscaling") or {}).get("minReplicas") is not None:
+            return f"{path}.autoscaling.minReplicas"
+    return f"{section}.replicas"
 
 
 @dataclass(frozen=True)

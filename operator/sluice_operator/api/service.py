@@ -33,6 +33,7 @@ from sluice_operator.api.pools import (
     PrefillSpec,
     gpu_count,
     numbers_rule,
+    replicas_path,
     section_of,
 )
 from sluice_operator.api.router import RouterSpec
@@ -262,6 +263,14 @@ class InferenceServiceSpec(ApiModel):
         own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
         is_own = own is not None and getattr(own, to_snake(key.split(".")[0]), None) is not None
         return "spec.prefill.engine" if is_own else "spec.engine"
+
+    def replicas_path(self, role: Role) -> str:
+        """The path of what sets the number of engines of a role."""
+        numbers = {"replicas", "autoscaling"}
+        stored = self.model_dump(
+            mode="json", by_alias=True, include={**dict.fromkeys(numbers, True), "prefill": numbers}
+        )
+        return replicas_path(stored, role)
 
     def merges_settings(self, role: Role) -> bool:
         """Whether the engine settings of a role are those of two sections."""

@@ -13,7 +13,6 @@ from sluice_operator.api.base import LocalRef
 from sluice_operator.api.engine import STARTUP_SECONDS
 from sluice_operator.api.model_uri import draft_claim, model_source
 from sluice_operator.api.pool import EnginePoolSpec
-from sluice_operator.api.pools import replicas_path
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest
@@ -76,7 +75,7 @@ def field_paths(spec: InferenceServiceSpec, role: Role) -> dict[str, str]:
     if spec.prefill is not None and spec.prefill.engine is not None and role is Role.PREFILL:
         files.insert(0, "spec.prefill.engine")
     return {
-        "spec.replicas": replicas_path(role, spec.replicas),
+        "spec.replicas": spec.replicas_path(role),
         "spec.image": engine("image"),
         "spec.configRef": " or ".join(files),
         "spec.modelClaim": "spec.model.uri",

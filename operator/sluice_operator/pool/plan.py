@@ -124,8 +124,7 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
 
 
 def _replicas_path(observed: PoolObserved, spec: EnginePoolSpec) -> str:
-    service = observed.service or {}
-    return replicas_path(spec.role, (service.get("spec") or {}).get("replicas"))
+    return replicas_path((observed.service or {}).get("spec") or {}, spec.role)
 
 
 def _engines(spec: EnginePoolSpec) -> int:

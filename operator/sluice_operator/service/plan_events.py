@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sluice_operator.api.pools import replicas_path
+from sluice_contract.cluster.labels import Role
+
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.plan import Event, Identity, identity
 from sluice_operator.kube.kinds import (
@@ -99,7 +100,7 @@ def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
 
 def _scaling(pool: Manifest, desired: Manifest, spec: InferenceServiceSpec) -> str:
     role = pool["spec"]["role"]
-    path = replicas_path(role, spec.replicas)
+    path = spec.replicas_path(Role(role))
     return f"Pool {role}: replicas from {_replicas(pool)} to {_replicas(desired)} ({path})."
 
 

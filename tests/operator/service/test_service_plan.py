@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sluice_contract.cluster.labels import FIELD_MANAGER
 from sluice_contract.config.engine import SloTargets, parse_engine_config
 from sluice_contract.config.router import parse_router_config
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, Kind, Manifest
@@ -212,6 +213,21 @@ def test_a_scaled_pool_of_two_is_told_with_the_field_that_did_it(
     plan = plan_service(service_observed(service(numbers(*after)), children))
     scaled = [event.message for event in plan.events if event.reason == "Scaled"]
     assert "\n".join(scaled) == message
+
+
+def test_a_stopped_pool_that_is_scaled_starts_with_its_fewest_and_says_whose_number_it_is() -> None:
+    own = {"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}
+    stopped, started = ({"replicas": count, "prefill": own} for count in (0, 2))
+    children = [live(m) for m in service_plan(stopped).apply]
+    fields: Manifest = {"f:spec": {"f:replicas": {}}}
+    entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields}
+    for child in children:
+        child["metadata"]["managedFields"] = [entry]
+    plan = plan_service(service_observed(service(started), children))
+    (event, *_) = (event for event in plan.events if event.reason == "Scaled")
+    assert event.message == (
+        "Pool prefill: replicas from 0 to 2 (spec.prefill.autoscaling.minReplicas)."
+    )
 
 
 def test_a_roll_out_is_told_with_what_has_changed() -> None:

@@ -78,11 +78,13 @@ def replicas_owner(spec: InferenceServiceSpec, role: Role) -> ReplicasOwner:
 def plan_replicas(
     spec: InferenceServiceSpec, role: Role, live: Manifest | None, first: int
 ) -> Replicas:
-    """The replicas of the pool of `role`; `live` is its EnginePool. A new pool is always created
-    with the number `first`, and then passed to its owner."""
+    """The replicas of the pool of `role`; `live` is its EnginePool. A new pool, and one that the
+    InferenceService had stopped, always gets the number `first`, and is then passed to its owner:
+    nobody scales a pool from 0 whose HorizontalPodAutoscaler is off there."""
     owner = replicas_owner(spec, role)
     managers = managers_of(live, "replicas") if live else frozenset()
-    if live is None or owner is ReplicasOwner.SPEC:
+    is_stopped = live is not None and not live["spec"]["replicas"] and FIELD_MANAGER in managers
+    if live is None or owner is ReplicasOwner.SPEC or (is_stopped and first):
         return Replicas(first, let_go=REPLICAS_MANAGER in managers)
     holders = managers - {FIELD_MANAGER}
     is_held = REPLICAS_MANAGER in holders if owner is ReplicasOwner.OPERATOR else bool(holders)
