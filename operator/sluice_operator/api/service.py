@@ -213,6 +213,11 @@ class InferenceServiceSpec(ApiModel):
         return own is not None and not (own.replicas is None and own.autoscaling is None)
 
     @property
+    def lacks_prefill(self) -> bool:
+        """Whether engines decode and, by `prefill.replicas: 0`, none computes prompts."""
+        return self.prefill is not None and self.prefill.replicas == 0 and self.replicas != 0
+
+    @property
     def shares_budget(self) -> bool:
         """Whether two pools share a budget, within which no section says how they move."""
         scaling = self.autoscaling
