@@ -228,6 +228,37 @@ def test_former_pools_are_scaled_while_they_serve(mode: str) -> None:
     assert scaled.former_gpus == sum(replicas_of(plan).values()), "those of the new pools"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "engines"),
+    [({"replicas": 3}, {"replicas": 3, "prefill": {}}, ("3/3", "P 1/1 D 3/3")),
+     ({"replicas": 2, "prefill": {}}, {"replicas": 4}, ("P 1/1 D 2/2", "4/4"))],
+    ids=["apart", "together"],
+)  # fmt: skip
+def test_mode_replicas_and_engines_of_a_status_are_those_of_the_pools_that_serve(
+    before: Manifest, after: Manifest, engines: tuple[str, str]
+) -> None:
+    def status(world: World) -> Manifest:
+        observed = service_observed(service(after), world.children.values(), pods=world.routers)
+        return service_status(observed, plan_service(observed), NOW)
+
+    modes = ("Mixed", "Disaggregated") if "prefill" in after else ("Disaggregated", "Mixed")
+    world, _ = serving_in(before)
+    for _ in range(2):
+        world = world.carried_out(world.plan(after))
+        found = status(world)
+        assert (found["mode"], found["summary"], found["replicas"]) == (
+            modes[0], engines[0], before["replicas"],
+        )  # fmt: skip
+        assert found["pools"].keys() == set(roles_in(after)), "how far these are"
+    world = world.carried_out(world.plan(after), roles_in(after))
+    switched = world.plan(after)
+    world = world.carried_out(switched, roles_in(after)).with_routers(switched)
+    found = status(world)
+    assert (found["mode"], found["summary"], found["replicas"]) == (
+        modes[1], engines[1], after["replicas"],
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("rollout", ["InPlace", "Surge"])
 def test_former_pools_have_as_many_engines_as_they_are_asked_for(rollout: str) -> None:
     """Also where their service has planned each engine, as it does without room for others."""
