@@ -191,6 +191,6 @@ def _no_node(nodes: tuple[Manifest, ...], pool: Pool, spec: AcceleratorSpec) -> 
 
 
 def _names(nodes: Iterable[str]) -> str:
-    names = sorted(nodes)
+    names = sorted(set(nodes))
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more
