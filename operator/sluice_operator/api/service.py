@@ -195,8 +195,10 @@ class InferenceServiceSpec(ApiModel):
     def _numbers(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
         """The fixed number of engines of a role, or between which numbers it moves; without
         either, it is 1."""
-        if self.replicas == 0:
-            return 0, None
+        return (0, None) if self.replicas == 0 else self._numbers_when_started(role)
+
+    def _numbers_when_started(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
+        """The numbers of a role, as if `replicas: 0` did not stop both pools."""
         if self.chooses_split:
             return None, self._part_of_budget(role)
         limits = self.autoscaling.limits if self.autoscaling else None
@@ -205,6 +207,11 @@ class InferenceServiceSpec(ApiModel):
         if self.has_prefill_number:
             return self.prefill.replicas, self.prefill.autoscaling
         return None, limits
+
+    def limits_when_started(self, role: Role) -> PoolAutoscaling | None:
+        """The numbers between which a role's engines move, also while `replicas: 0` stops them;
+        None: theirs is fixed."""
+        return self._numbers_when_started(role)[1]
 
     @property
     def has_prefill_number(self) -> bool:
@@ -357,11 +364,10 @@ class InferenceServiceSpec(ApiModel):
     @property
     def wait_for_engine_seconds(self) -> int | None:
         """How long the routers hold a request until an engine is up. If a pool may have no engine:
-        as long as one may take to load. None: the routers' default."""
-        asleep = any(
-            scaling is not None and scaling.min_replicas == 0
-            for scaling in (self.pool(role).autoscaling for role in self.roles)
-        )
+        as long as one may take to load. None: the routers' default. A service that is stopped
+        keeps its routers as they are."""
+        limits = map(self.limits_when_started, self.roles)
+        asleep = any(scaling is not None and scaling.min_replicas == 0 for scaling in limits)
         if not asleep:
             return None
         return max(self.engine_of(role).startup_seconds or STARTUP_SECONDS for role in self.roles)

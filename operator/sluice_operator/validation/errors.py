@@ -158,7 +158,7 @@ def scaling_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     scaling = spec.autoscaling
     if scaling is None:
         return
-    if not any(spec.pool(role).autoscaling for role in spec.roles) and spec.replicas != 0:
+    if not any(map(spec.limits_when_started, spec.roles)):
         yield from _of_fixed_pools(spec, scaling)
     elif scaling.provider == "External":
         yield from _internal_only(scaling)

@@ -230,6 +230,24 @@ def test_a_stopped_pool_that_is_scaled_starts_with_its_fewest_and_says_whose_num
     )
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"prefill": {"autoscaling": {"minReplicas": 0, "maxReplicas": 3}}},
+        {"prefill": {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}},
+        {"prefill": {"replicas": 4}},
+        {"prefill": {}},
+        {},
+    ],
+)
+def test_a_service_that_is_stopped_and_started_keeps_routers_and_revisions(parts: Manifest) -> None:
+    started, stopped = (service_plan(parts | {"replicas": count}) for count in (2, 0))
+    assert started.router == stopped.router
+    revisions = [[pool.manifest["spec"]["inputs"] for pool in plan.pools]
+                 for plan in (started, stopped)]  # fmt: skip
+    assert revisions[0] == revisions[1]
+
+
 def test_a_roll_out_is_told_with_what_has_changed() -> None:
     before = service_plan()
     children = [live(m) for m in before.apply]

@@ -356,6 +356,12 @@ ON_GPUS: Manifest = {**SCALED, "accelerator": {"count": 2}}
     [
         ({}, {}, "", "with spec.autoscaling.minReplicas and maxReplicas"),
         ({"target": {"prefillQueue": 2}}, {}, ".target", "beside spec.autoscaling.minReplicas"),
+        (
+            {"target": {"prefillQueue": 2}},
+            {"replicas": 0},
+            ".target",
+            "beside spec.autoscaling.minReplicas",
+        ),
         ({"gpuBudget": 8}, {"accelerator": {}}, ".gpuBudget", "beside spec.autoscaling.minRepl"),
         ({"gpuBudget": 1}, ON_GPUS, ".gpuBudget", "at least 2: the fewest engines hold 1 x 2"),
         (

@@ -80,7 +80,7 @@ def _former_spec(service: str, children: Children, former: Former) -> InferenceS
 
 
 def scaling_settings(spec: InferenceServiceSpec) -> Settings:
-    """What the spec says of scaling; `pools` are those with an autoscaling section."""
+    """What the spec says of scaling; `pools` are those whose number of engines moves."""
     scaling, slo = spec.autoscaling or AutoscalingSpec(), spec.slo or Slo()
     target = scaling.target or AutoscalingTarget()
     return Settings(
@@ -111,7 +111,10 @@ def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None)
     if external:
         text = f"Pool {', '.join(external)}: whoever writes the EnginePool's scale decides."
         return Check("Unknown", "ScaledFromOutside", text)
-    return Check("False", "FixedReplicas", "No pool has an autoscaling section.")
+    text = "The number of engines is fixed in every pool."
+    if any(map(spec.limits_when_started, spec.roles)):
+        text = "spec.replicas is 0, which stops every pool: none is scaled."
+    return Check("False", "FixedReplicas", text)
 
 
 def scaling_status(before: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Manifest:

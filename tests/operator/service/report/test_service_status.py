@@ -487,6 +487,31 @@ def test_priorities_that_the_policy_does_not_read_are_told(
         assert f"schedulingPolicy {policy or 'fcfs'}" in found["message"]
 
 
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"replicas": 2, "prefill": {}}, "The number of engines is fixed in every pool."),
+        ({"replicas": 0}, "The number of engines is fixed in every pool."),
+        (
+            {
+                "replicas": 0,
+                "prefill": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
+            },
+            "spec.replicas is 0, which stops every pool: none is scaled.",
+        ),
+    ],
+)
+def test_where_nothing_is_scaled_the_reason_is_that_of_the_spec(
+    parts: Manifest, message: str
+) -> None:
+    observed = service_observed(service(parts))
+    found = find(service_status(observed, plan_service(observed), NOW), "ScalingActive")
+    assert found is not None
+    assert (found["status"], found["reason"], found["message"]) == (
+        "False", "FixedReplicas", message,
+    )  # fmt: skip
+
+
 def test_priorities_are_read_where_prompts_wait_and_the_field_is_the_prefill_pools() -> None:
     auth = {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "defaultPriority": 5}]}
     own = {"schedulingPolicy": "lpm"}
