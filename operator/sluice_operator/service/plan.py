@@ -55,6 +55,7 @@ from sluice_operator.service.plan_events import (
     created,
     leaves_restricted,
     removed,
+    replaced,
     rolling_out,
     scaled,
 )
@@ -166,7 +167,8 @@ def _with_children(
             *scaled(there, pools, planned.spec),
             *rolling_out(there, pools),
             *leaves_restricted(there, pools),
-            *removed(prune),
+            *replaced(there, pools, former.pools),
+            *removed(there, prune),
             *planned.adapters.events,
         ),
         paths=_paths(planned.spec, rollout),

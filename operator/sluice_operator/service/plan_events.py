@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 
 from sluice_operator.api.service import InferenceServiceSpec
-from sluice_operator.apply.plan import Event, Identity, identity
+from sluice_operator.apply.field_ownership import managers_of
+from sluice_operator.apply.plan import REPLICAS_MANAGER, Event, Identity, identity
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
@@ -21,11 +22,14 @@ from sluice_operator.kube.kinds import (
     of_kind,
 )
 from sluice_operator.manifests.metadata import is_current
+from sluice_operator.manifests.spec_history import APPLIED_FILE, FORMER_MODE_FILE, spec_in_record
 from sluice_operator.service.observe import Children
+from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner
 
 NAMES_IN_EVENT: Final = 8
 
 ROLLING_OUT: Final = "RollingOut"
+SCALE_TARGET_GOES: Final = "ScaleTargetGoes"
 LEAVES_RESTRICTED: Final = "LeavesRestricted"
 RDMA_RIGHTS: Final = (
     "kvTransfer.protocol rdma gives engines the capability IPC_LOCK, which the Pod Security "
@@ -86,15 +90,43 @@ def _rdma(pool: Manifest) -> bool:
     return bool(pool["spec"].get("rdmaResource"))
 
 
-def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
+def replaced(
+    children: Children, planned: Mapping[str, Manifest], former: Iterable[Manifest]
+) -> tuple[Event, ...]:
+    """The event about `former` pools that are scaled from outside, when the `planned` ones that
+    will replace them are made: what scales them can be told of the others in time."""
+    targets = [pool["metadata"]["name"] for pool in former if _is_scaled_outside(children, pool)]
+    there = {identity(pool) for pool in of_kind(children, ENGINE_POOL)}
+    new = tuple(child for child in map(identity, planned.values()) if child not in there)
+    if not targets or not new:
+        return ()
+    goes = f"EnginePool {' and '.join(targets)} will go, replaced by {' and '.join(planned)}"
+    text = f"{goes}: what scales from outside needs the new name."
+    return (Event("Warning", SCALE_TARGET_GOES, text, written=new),)
+
+
+def _is_scaled_outside(children: Children, pool: Manifest) -> bool:
+    """Whether the spec that the pool was made for leaves its number to others. Without a record of
+    that spec: whether another than the operator owns it."""
+    role = Role(pool["spec"]["role"])
+    for file in (FORMER_MODE_FILE, APPLIED_FILE):
+        if record := spec_in_record(pool["spec"]["serviceName"], children, file):
+            spec = InferenceServiceSpec.model_validate(record)
+            if role in spec.roles:
+                return replicas_owner(spec, role) is ReplicasOwner.EXTERNAL
+    return bool(managers_of(pool, "replicas") - {FIELD_MANAGER, REPLICAS_MANAGER})
+
+
+def removed(children: Children, prune: tuple[Reference, ...]) -> tuple[Event, ...]:
     """Events about children that the plan removes. Configurations and the history of specs change
     with every edit, so they get no event."""
     quiet = (CONFIG_MAP, CONTROLLER_REVISION)
     gone = tuple(Identity(ref.kind.kind, ref.name) for ref in prune if ref.kind not in quiet)
     if not gone:
         return ()
-    scaled = " What scales an EnginePool of these has nothing to scale any more."
-    hint = scaled if any(ref.kind is ENGINE_POOL for ref in prune) else ""
+    pools = (pool for pool in of_kind(children, ENGINE_POOL) if identity(pool) in gone)
+    targets = [pool["metadata"]["name"] for pool in pools if _is_scaled_outside(children, pool)]
+    hint = f" What scales {' and '.join(targets)} has nothing to scale any more." if targets else ""
     return (Event("Normal", "Removed", f"Removed {_listed(gone)}.{hint}", written=gone),)
 
 

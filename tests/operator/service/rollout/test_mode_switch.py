@@ -259,6 +259,53 @@ def test_mode_replicas_and_engines_of_a_status_are_those_of_the_pools_that_serve
     )  # fmt: skip
 
 
+def outside(spec: Manifest) -> Manifest:
+    scaling = {"provider": "External", "minReplicas": 1, "maxReplicas": 4}
+    return spec | {"autoscaling": scaling}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "goes", "gone"),
+    [
+        (
+            outside(MIXED),
+            outside(APART),
+            "EnginePool chat-mixed will go, replaced by chat-prefill and chat-decode: what scales "
+            "from outside needs the new name.",
+            " What scales chat-mixed has nothing to scale any more.",
+        ),
+        (
+            outside(APART),
+            MIXED,
+            "EnginePool chat-prefill and chat-decode will go, replaced by chat-mixed: what scales "
+            "from outside needs the new name.",
+            " What scales chat-prefill and chat-decode has nothing to scale any more.",
+        ),
+        (MIXED, outside(APART), None, ""),
+        (scaled_spec("Mixed", 1), outside(APART), None, ""),
+    ],
+    ids=["apart", "together", "fixed", "scaled by the operator"],
+)
+def test_those_who_scale_pools_that_will_go_hear_of_it_at_once(
+    before: Manifest, after: Manifest, goes: str | None, gone: str
+) -> None:
+    def told(world: World, reason: str) -> list[str]:
+        return [event.message for event in world.plan(after).events if event.reason == reason]
+
+    world, former = serving_in(before)
+    assert told(world, "ScaleTargetGoes") == ([goes] if goes else [])
+    world = world.carried_out(world.plan(after), roles_in(after))
+    assert told(world, "ScaleTargetGoes") == [], "once"
+    for _ in range(2):
+        switched = world.plan(after)
+        world = world.carried_out(switched, roles_in(after)).with_routers(switched)
+        (removal,) = told(world, "Removed") or [""]
+        if removal:
+            break
+    assert former.pools[0].manifest["metadata"]["name"] in removal
+    assert removal.endswith(f".{gone}")
+
+
 @pytest.mark.parametrize("rollout", ["InPlace", "Surge"])
 def test_former_pools_have_as_many_engines_as_they_are_asked_for(rollout: str) -> None:
     """Also where their service has planned each engine, as it does without room for others."""
