@@ -37,6 +37,7 @@ from sluice_operator.api.service import InferenceServiceSpec
 INVALID: Final = "InvalidSpec"
 NOT_IMPLEMENTED: Final = "NotImplemented"
 AUTOSCALING: Final = "spec.autoscaling"
+INTERNAL_ALONE: Final = "with provider Internal alone: whoever scales decides"
 ADAPTERS: Final = "spec.model.adapters"
 DRAFT: Final = "speculation.draft.uri"
 DRAFT_URI: Final = f"{FOLDER_URI}|{REPOSITORY_URI}|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
@@ -180,6 +181,8 @@ def _of_fixed_pools(spec: InferenceServiceSpec, scaling: AutoscalingSpec) -> Ite
     refused = {name: value for name, value in settings.items() if value is not None}
     for name, value in refused.items():
         yield _not_allowed(name, value, allowed)
+    if "provider" in refused and "gpuBudget" not in refused and scaling.gpu_budget is not None:
+        yield _not_allowed("gpuBudget", scaling.gpu_budget, INTERNAL_ALONE)
     if not refused and scaling.gpu_budget is None:
         text = f"this field is not allowed, as no pool is scaled; allowed: with {places[0]}"
         yield Refusal(INVALID, AUTOSCALING, f"{AUTOSCALING}: {text}")
@@ -198,7 +201,7 @@ def _internal_only(scaling: AutoscalingSpec) -> Iterator[Refusal]:
     settings = {"gpuBudget": scaling.gpu_budget} | _read_by_the_autoscaler(scaling)
     for name, value in settings.items():
         if value is not None:
-            yield _not_allowed(name, value, "with provider Internal alone: whoever scales decides")
+            yield _not_allowed(name, value, INTERNAL_ALONE)
 
 
 def _budget_contradictions(spec: InferenceServiceSpec, budget: int) -> Iterator[Refusal]:
@@ -216,7 +219,9 @@ def _budget_contradictions(spec: InferenceServiceSpec, budget: int) -> Iterator[
 
 def _not_allowed(name: str, value: object, allowed: str) -> Refusal:
     field = f"{AUTOSCALING}.{name}"
-    return Refusal(INVALID, field, f"{field}: {value} is not allowed; allowed: {allowed}")
+    return Refusal(
+        INVALID, field, f"{field}: {shown_json(value)} is not allowed; allowed: {allowed}"
+    )
 
 
 def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:

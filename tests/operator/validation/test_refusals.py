@@ -389,6 +389,21 @@ def test_autoscaling_that_could_not_be_kept_to_is_refused(
     assert f"allowed: {allowed}" in found.message
 
 
+def test_what_is_refused_beside_another_provider_is_named_at_once_as_it_is_written() -> None:
+    scaling = {"provider": "External", "gpuBudget": 4, "target": {"prefillQueue": 2}}
+    refusal = plan_service(
+        service_observed(service({"replicas": 1, "accelerator": {}, "autoscaling": scaling}))
+    ).refusal
+    assert refusal is not None
+    fixed = "beside spec.autoscaling.minReplicas and maxReplicas: no pool is scaled"
+    assert [part.message for part in refusal.parts] == [
+        f'spec.autoscaling.target: {{"prefillQueue":2}} is not allowed; allowed: {fixed}',
+        f'spec.autoscaling.provider: "External" is not allowed; allowed: {fixed}',
+        "spec.autoscaling.gpuBudget: 4 is not allowed; allowed: with provider Internal alone: "
+        "whoever scales decides",
+    ]
+
+
 @pytest.mark.parametrize("provider", [{}, {"provider": "Internal"}, {"provider": "External"}])
 def test_autoscaling_is_carried_out(provider: Manifest) -> None:
     spec = {"autoscaling": SCALED["autoscaling"] | provider}
