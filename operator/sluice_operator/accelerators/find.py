@@ -72,7 +72,7 @@ def has_accelerator(node: Manifest, pool: Pool) -> bool:
 
 
 def _claim_finding(pool: Pool, spec: AcceleratorSpec, template: str) -> AcceleratorFinding:
-    """Of devices that the scheduler allocates: which these are, only engines report."""
+    """The finding on devices that the scheduler allocates: only engines report which these are."""
     accelerator = Accelerator(product=spec.product, count=gpu_count(spec))
     text = f"Which devices ResourceClaimTemplate {template} gives is not read"
     check = Check("Unknown", DEVICES_OF_CLAIM, f"{text}{_sized(pool, accelerator)}.")

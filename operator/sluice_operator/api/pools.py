@@ -128,7 +128,8 @@ class PrefillSpec(ApiModel):
         ge=0,
         le=MAX_REPLICAS,
         json_schema_extra=left_out(
-            "1 beside spec.replicas; with autoscaling between the same numbers as the other pool"
+            "1 beside spec.replicas; with autoscaling between the same numbers as the other pool; "
+            "chosen, with gpuBudget and no number"
         ),
         description="Number of engines. Not beside autoscaling.",
     )

@@ -71,7 +71,9 @@ class InferenceServiceSpec(ApiModel):
         default=None,
         ge=0,
         le=MAX_REPLICAS,
-        json_schema_extra=left_out("1; with autoscaling, what that decides"),
+        json_schema_extra=left_out(
+            "1; with autoscaling, what that decides; chosen, with gpuBudget beside prefill"
+        ),
         description="Number of engines; of those that decode, beside prefill. Not beside "
         "autoscaling.minReplicas. 0: no engine of either pool.",
     )

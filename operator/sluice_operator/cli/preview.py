@@ -59,7 +59,7 @@ class Preview:
     model: ModelStatus | None = None
     """A hub's model, where the document's status says what it was resolved to."""
     adapters: tuple[Manifest, ...] = ()
-    """Of a hub: what their status would be."""
+    """What the status of a hub's adapters would be."""
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:

@@ -23,7 +23,7 @@ from sluice_operator.manifests.metadata import ENGINE, Owner, stamped, with_appl
 STABLE: Final = f"{labels.GROUP}/stable-revision"
 """Annotation: the revision of the pool that was complete last."""
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""Of Kueue: the queue by which a pod is admitted."""
+"""Kueue's label of the queue by which a pod is admitted."""
 QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
 """Labels of a service that its engines' pods have, too. Its routers are not queued: without them
 nothing is answered."""
@@ -99,7 +99,7 @@ def field_paths(spec: InferenceServiceSpec, role: Role) -> dict[str, str]:
 
 
 def queue_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Those of `labels` that are for Kueue; an empty one names no queue."""
+    """The part of `labels` that is for Kueue; an empty label names no queue."""
     return {name: value for name in QUEUE_LABELS if (value := (labels or {}).get(name))}
 
 

@@ -31,13 +31,13 @@ class Verdict:
     """Whether something pays for this model, these requests and this promise."""
 
     subject: str
-    """In a word, e.g. `chunking`."""
+    """What is judged, in a word: `chunking`, say."""
     reason: Reason
     message: str
 
 
 def verdicts(answer: Answer) -> tuple[Verdict, ...]:
-    """One for each comparison; none where nothing was simulated."""
+    """The verdicts, one for each comparison; none where nothing was simulated."""
     return tuple(_verdicts({arrangement.name: arrangement for arrangement in answer.arrangements}))
 
 
@@ -101,7 +101,7 @@ class Facts:
     spec: InferenceServiceSpec
     pool: PlannedPool
     verdicts: Mapping[str, Verdict]
-    """By subject."""
+    """Verdicts by subject."""
 
     def value(self, name: str) -> Value:
         return self.pool.settings[name].value
@@ -181,7 +181,7 @@ HINTS: Final = (
 
 
 def hints(facts: Facts, *, nodes_known: bool) -> Iterator[Hint]:
-    """Those that hold. `nodes_known`: a cluster's nodes were looked at."""
+    """The hints that hold. `nodes_known`: a cluster's nodes were looked at."""
     pool, role = facts.spec.pool(facts.pool.role), facts.pool.role
     if not nodes_known and (warning := unusual_spelling(pool.accelerator)):
         yield Hint("ProductSpelling", lambda _: True, warning)

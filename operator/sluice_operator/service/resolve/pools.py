@@ -62,7 +62,7 @@ from sluice_operator.service.resolve.settings import (
 from sluice_operator.validation.errors import INVALID, Refusal, setting_refusals
 
 AGREED: Final = (*DEFAULTED, "weight_dtype")
-"""In which engines that hand each other the KV cache must be alike."""
+"""Settings in which engines that hand each other the KV cache must be alike."""
 KV_TRANSFER: Final = "spec.engine.kvTransfer"
 BY_ENGINE: Final = "the engine's choice"
 """What is shown for a setting that is not resolved here."""

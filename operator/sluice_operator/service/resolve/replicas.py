@@ -35,12 +35,13 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.service.observe import Children
 
 PROMPT_TOKENS: Final = 4
-"""For each token of an answer: an assumption, until requests are seen."""
+"""Prompt tokens for each token of an answer: an assumption, until requests are seen."""
 ANSWERS_AT_ONCE: Final = 64
-"""That a decode step computes, while it reads as much of the KV cache as of the weights. With it an
-A100 has 6.3 times as many prompt tokens a second as tokens of answers; its simulated engine 6.3."""
+"""Answers that a decode step computes, while it reads as much of the KV cache as of the weights.
+With them an A100 has 6.3 times as many prompt tokens a second as tokens of answers; its simulated
+engine 6.3."""
 FLOP_PER_BYTE: Final = 250.0
-"""Of a product whose peaks are not known: half of the table is below it."""
+"""Assumed of a product whose peaks are not known: half of the table is below it."""
 
 
 class ReplicasOwner(StrEnum):
