@@ -131,7 +131,7 @@ QUEUES: Final = Row(
 PAGE: Final = Dashboard(
     UID,
     "Sluice / Hand-over",
-    "KV pages on their way from prefill to decode engines, in mode Disaggregated.",
+    "KV pages on their way from prefill to decode engines, where a service has two pools.",
     OF_ONE_SERVICE,
     (PAGES, QUEUES),
 )

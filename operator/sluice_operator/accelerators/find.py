@@ -56,7 +56,7 @@ def find_accelerator(pool: Pool, nodes: tuple[Manifest, ...] | None) -> Accelera
         check = Check("True", "NotRequired", "The engines run on CPUs.")
         return AcceleratorFinding(Accelerator(), check)
     if spec.claim_template is not None:
-        return _claim_finding(spec, spec.claim_template)
+        return _claim_finding(pool, spec, spec.claim_template)
     accelerator, check = _find(pool, spec, nodes)
     return AcceleratorFinding(accelerator, check, resource_name(spec), spec.product)
 
@@ -71,11 +71,11 @@ def has_accelerator(node: Manifest, pool: Pool) -> bool:
     return gpus_of(node, resource_name(pool.accelerator)).count > 0
 
 
-def _claim_finding(spec: AcceleratorSpec, template: str) -> AcceleratorFinding:
-    """Of devices that the scheduler allocates: which these are, only engines report."""
+def _claim_finding(pool: Pool, spec: AcceleratorSpec, template: str) -> AcceleratorFinding:
+    """The finding on devices that the scheduler allocates: only engines report which these are."""
     accelerator = Accelerator(product=spec.product, count=gpu_count(spec))
     text = f"Which devices ResourceClaimTemplate {template} gives is not read"
-    check = Check("Unknown", DEVICES_OF_CLAIM, f"{text}{_sized(accelerator)}.")
+    check = Check("Unknown", DEVICES_OF_CLAIM, f"{text}{_sized(pool, accelerator)}.")
     return AcceleratorFinding(accelerator, check, f"device of {template}", spec.product)
 
 
@@ -90,10 +90,10 @@ def _find(
     candidates = [gpus_of(node, resource) for node in nodes if _fits(node, pool, spec)]
     fitting = [gpus for gpus in candidates if gpus.count >= count]
     if not fitting:
-        return requested, Check("False", NO_SUCH_NODE, _no_node(nodes, spec))
+        return requested, Check("False", NO_SUCH_NODE, _no_node(nodes, pool, spec))
     smallest = min(fitting, key=_by_size)
     accelerator = _with(requested, smallest)
-    return accelerator, _accelerator_check(accelerator, smallest, fitting)
+    return accelerator, _accelerator_check(pool, accelerator, smallest, fitting)
 
 
 def _with(requested: Accelerator, gpus: NodeGpus) -> Accelerator:
@@ -103,32 +103,33 @@ def _with(requested: Accelerator, gpus: NodeGpus) -> Accelerator:
 
 
 def _accelerator_check(
-    accelerator: Accelerator, smallest: NodeGpus, fitting: list[NodeGpus]
+    pool: Pool, accelerator: Accelerator, smallest: NodeGpus, fitting: list[NodeGpus]
 ) -> Check:
     names = _names(gpus.node for gpus in fitting)
     if smallest.product is None:
         text = f"The nodes {names} have GPUs, and no label that tells which"
-        return Check("Unknown", "ProductUnknown", f"{text}{_sized(accelerator)}.")
+        return Check("Unknown", "ProductUnknown", f"{text}{_sized(pool, accelerator)}.")
     products = sorted({gpus.product or "unknown" for gpus in fitting})
     if len(products) > 1:
         text = f"The pool can land on {', '.join(products)}; sized for {smallest.product}"
-        return Check("True", "SmallestOfSeveral", f"{text}{_sized(accelerator)}.")
+        return Check("True", "SmallestOfSeveral", f"{text}{_sized(pool, accelerator)}.")
     source = sizes_of(accelerator)[1]
     text = f"{smallest.product} by label {smallest.label} of {names}"
     if source is Source.GENERAL:
-        return Check("Unknown", "ProductUnknown", f"{text}{_sized(accelerator)}.")
+        return Check("Unknown", "ProductUnknown", f"{text}{_sized(pool, accelerator)}.")
     reason = "NodeLabels" if source is Source.PRODUCT else "SizedByMemory"
-    return Check("True", reason, f"{text}{_sized(accelerator)}.")
+    return Check("True", reason, f"{text}{_sized(pool, accelerator)}.")
 
 
-def _sized(accelerator: Accelerator) -> str:
+def _sized(pool: Pool, accelerator: Accelerator) -> str:
     """What the sizes follow from, where that is not the product."""
     _, source, origin = sizes_of(accelerator)
     if source is Source.PRODUCT:
         return ""
     if source is Source.MEMORY:
         return f", sized by its memory ({origin})"
-    return ", of unknown memory: sized for 40 GiB; set spec.engine.chunkSize and memoryPercent"
+    engine = f"{pool.accelerator_section}.engine"
+    return f", of unknown memory: sized for 40 GiB; set {engine}.chunkSize and memoryPercent"
 
 
 def _by_size(gpus: NodeGpus) -> tuple[float, str]:
@@ -173,14 +174,15 @@ def _accepts(accepted: Iterable[dict[str, Any]], taint: dict[str, Any]) -> bool:
     return False
 
 
-def _no_node(nodes: tuple[Manifest, ...], spec: AcceleratorSpec) -> str:
+def _no_node(nodes: tuple[Manifest, ...], pool: Pool, spec: AcceleratorSpec) -> str:
     resource = resource_name(spec)
     node_gpus = [gpus for gpus in (gpus_of(node, resource) for node in nodes) if gpus.count]
     text = f"No node has {gpu_count(spec)} x {spec.product or resource}"
     elsewhere = [gpus for gpus in node_gpus if gpus.product and gpus.product == spec.product]
     if elsewhere and (label := elsewhere[0].label) not in (None, product_label(spec)):
         nodes_text = f"{_names(gpus.node for gpus in elsewhere)} have it as label {label}"
-        return f"{text} as label {product_label(spec)}; {nodes_text}: set accelerator.productLabel"
+        label_path = f"{pool.accelerator_section}.accelerator.productLabel"
+        return f"{text} as label {product_label(spec)}; {nodes_text}: set {label_path}"
     there = sorted({gpus.product or "unknown GPUs" for gpus in node_gpus})
     near = [product for product in there if spec.product and same_product(product, spec.product)]
     if near and spec.product not in there:
@@ -189,6 +191,6 @@ def _no_node(nodes: tuple[Manifest, ...], spec: AcceleratorSpec) -> str:
 
 
 def _names(nodes: Iterable[str]) -> str:
-    names = sorted(nodes)
+    names = sorted(set(nodes))
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more

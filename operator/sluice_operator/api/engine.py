@@ -36,9 +36,9 @@ MODEL_URI: Final = (
     "|dummy://[A-Za-z0-9][-._A-Za-z0-9]*"
 )
 MAX_IMAGE: Final = 512
-"""Of the name of a model's image."""
+"""Characters of the name of a model's image."""
 MAX_PART: Final = 253
-"""Of a model's URI: a claim's name is no longer, nor is a file's."""
+"""Characters between two slashes of a model's URI: names of claims and files are no longer."""
 DRAIN_SECONDS: Final = 120
 STARTUP_SECONDS: Final = 600
 
@@ -46,7 +46,7 @@ _LAST_OF_URI: Final = (
     "self.uri.substring(self.uri.lastIndexOf('/', size(self.uri) - 2) + 1).replace('/', '')"
     ".split(':')[0].split('@sha256')[0]"
 )
-_PAGE = GENERAL["page_size"]
+_PAGE: Final = GENERAL["page_size"]
 
 
 class CacheSpec(ApiModel):
@@ -223,6 +223,58 @@ def _engine_schema(schema: dict[str, Any], model: type[BaseModel]) -> None:
         schema["properties"][to_camel(name)] |= left_out(text)
 
 
+def _page_rules(*, inherits: bool) -> tuple[Rule, Rule]:
+    """A step holds a page at least. `inherits`: a pageSize that is left out is another section's,
+    so nothing is certain without it."""
+    page_cel = f"self.?pageSize.orValue({0 if inherits else _PAGE})"
+    allowed = "at least pageSize" + ("" if inherits else f" ({_PAGE} when left out)")
+
+    def page(s: EngineSpec) -> int:
+        return s.page_size or (0 if inherits else int(_PAGE))
+
+    return (
+        Rule(
+            # Below -1 and below 1 the schema refuses already; one message is enough.
+            f"!has(self.chunkSize) || self.chunkSize <= -1 || self.chunkSize >= {page_cel}",
+            lambda s: s.chunk_size in (None, -1) or s.chunk_size >= page(s),
+            f"-1 (off) or {allowed}",
+            "chunkSize",
+        ),
+        Rule(
+            "!has(self.maxPrefillTokens) || self.maxPrefillTokens < 1 || "
+            f"self.maxPrefillTokens >= {page_cel}",
+            lambda s: s.max_prefill_tokens is None or s.max_prefill_tokens >= page(s),
+            allowed,
+            "maxPrefillTokens",
+        ),
+    )
+
+
+_PREFILL_TOKENS: Final = (
+    Rule(
+        "!has(self.minPrefillTokens) || !has(self.chunkSize) || self.chunkSize == -1 || "
+        "self.minPrefillTokens <= self.chunkSize",
+        lambda s: (
+            s.min_prefill_tokens is None
+            or s.chunk_size in (None, -1)
+            or s.min_prefill_tokens <= s.chunk_size
+        ),
+        "at most chunkSize",
+        "minPrefillTokens",
+    ),
+    Rule(
+        "!has(self.minPrefillTokens) || !has(self.maxPrefillTokens) || "
+        "self.minPrefillTokens <= self.maxPrefillTokens",
+        lambda s: (
+            None in (s.min_prefill_tokens, s.max_prefill_tokens)
+            or s.min_prefill_tokens <= s.max_prefill_tokens
+        ),
+        "at most maxPrefillTokens",
+        "minPrefillTokens",
+    ),
+)
+
+
 class EngineSpec(EngineSettings, ApiModel):
     """Settings of the engines. All optional: what is left out is resolved, and shown in status."""
 
@@ -248,43 +300,11 @@ class EngineSpec(EngineSettings, ApiModel):
         "two minutes later a roll-out stops.",
     )
 
-    RULES: ClassVar = (
-        Rule(
-            # Below -1 and below 1 the schema refuses already; one message is enough.
-            "!has(self.chunkSize) || self.chunkSize <= -1 || self.chunkSize >= "
-            f"self.?pageSize.orValue({_PAGE})",
-            lambda s: s.chunk_size in (None, -1) or s.chunk_size >= (s.page_size or _PAGE),
-            f"-1 (off) or at least pageSize ({_PAGE} when left out)",
-            "chunkSize",
-        ),
-        Rule(
-            "!has(self.minPrefillTokens) || !has(self.chunkSize) || self.chunkSize == -1 || "
-            "self.minPrefillTokens <= self.chunkSize",
-            lambda s: (
-                s.min_prefill_tokens is None
-                or s.chunk_size in (None, -1)
-                or s.min_prefill_tokens <= s.chunk_size
-            ),
-            "at most chunkSize",
-            "minPrefillTokens",
-        ),
-        Rule(
-            "!has(self.minPrefillTokens) || !has(self.maxPrefillTokens) || "
-            "self.minPrefillTokens <= self.maxPrefillTokens",
-            lambda s: (
-                None in (s.min_prefill_tokens, s.max_prefill_tokens)
-                or s.min_prefill_tokens <= s.max_prefill_tokens
-            ),
-            "at most maxPrefillTokens",
-            "minPrefillTokens",
-        ),
-        Rule(
-            "!has(self.maxPrefillTokens) || self.maxPrefillTokens < 1 || self.maxPrefillTokens >= "
-            f"self.?pageSize.orValue({_PAGE})",
-            lambda s: (
-                s.max_prefill_tokens is None or s.max_prefill_tokens >= (s.page_size or _PAGE)
-            ),
-            f"at least pageSize ({_PAGE} when left out)",
-            "maxPrefillTokens",
-        ),
-    )
+    RULES: ClassVar = (*_page_rules(inherits=False), *_PREFILL_TOKENS)
+
+
+class PrefillEngineSpec(EngineSpec):
+    """Settings of the prefill engines alone. A rule across two settings is one on both of them
+    here: the other one may be that of the top level."""
+
+    RULES: ClassVar = (*_page_rules(inherits=True), *_PREFILL_TOKENS)

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_snake
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from sluice_contract.base import UNORDERED
-from sluice_contract.error_text import Location, findings_of, path_of, text_of
+from sluice_contract.error_text import Location, findings_of, models_at, path_of, text_of
 from sluice_contract.http_errors import shown, shown_json
 
 from sluice_operator.api.base import LIST_MAP_KEYS, ApiModel
@@ -25,15 +25,17 @@ _ROOT: Final = "(document)"
 _INTEGERS: Final = ("int_type", "int_from_float")
 
 _FORMER: Final = {
-    "mode": "prefill: {} where it was Disaggregated, and nothing where it was Mixed",
+    "mode": "prefill: {{}} where it was Disaggregated, and nothing where it was Mixed",
     "pools": "the pool mixed or decode at the top level of spec, the pool prefill as spec.prefill",
     "autoscaling.accelerator": "spec.accelerator",
-    "autoscaling.target.queueSeconds": "queueMilliseconds, a thousand times the number",
-    "engine.memoryFraction": "memoryPercent, a hundred times the number",
-    "engine.scheduleConservativeness": "reservePercent, a hundred times the number",
-    "tracing.sampleRatio": "samplePercent, a hundred times the number",
+    "autoscaling.target.queueSeconds": "spec.autoscaling.target.queueMilliseconds, a thousand "
+    "times the number",
+    "engine.memoryFraction": "{engine}.memoryPercent, a hundred times the number",
+    "engine.scheduleConservativeness": "{engine}.reservePercent, a hundred times the number",
+    "tracing.sampleRatio": "spec.tracing.samplePercent, a hundred times the number",
 }
-"""Field below spec, until version 0.1.0 → what to write instead; goes with version 0.2.0."""
+"""Field below spec, until version 0.1.0 → what to write instead, where `{engine}` is the section of
+the engine settings; goes with version 0.2.0."""
 
 ApiModelT = TypeVar("ApiModelT", bound=ApiModel)
 
@@ -87,13 +89,31 @@ def _finding(detail: ErrorDetails, kind: type[BaseModel], root: str) -> Finding:
     if isinstance(detail["input"], BeyondInt64) and detail["type"] in _INTEGERS:
         got = shown(detail["input"].written)
         return Finding(path, f"Input should be {INT64[0]} to {INT64[-1]}; got {got}")
-    return Finding(path, text_of(kind, detail))
+    text = text_of(kind, detail)
+    if detail["type"] in _INTEGERS and (limits := _percent_limits(kind, detail["loc"])):
+        text += f"; allowed: {limits} percent, as a whole number"
+    return Finding(path, text)
+
+
+def _percent_limits(kind: type[BaseModel], location: Location) -> str | None:
+    """The range of a share in percent; None for other fields."""
+    *above, key = location
+    if not str(key).endswith("Percent"):
+        return None
+    fields = (field for model in models_at(kind, above) for field in model.model_fields.values())
+    metadata = [item for field in fields if field.alias == key for item in field.metadata]
+    bounds = [
+        getattr(item, name) for name in ("ge", "le") for item in metadata if hasattr(item, name)
+    ]
+    return " to ".join(map(str, bounds)) or None
 
 
 def _instead_of(location: Location) -> str | None:
     """The text for a field that specs had before; None: it never was one."""
     path = ".".join(key for key in location if isinstance(key, str) and key != "spec")
-    return _FORMER.get(path) or _FORMER.get(path.removeprefix("prefill."))
+    engine = "spec.prefill.engine" if path.startswith("prefill.engine.") else "spec.engine"
+    former = _FORMER.get(path.removeprefix("prefill.") if "prefill" in engine else path)
+    return former and former.format(engine=engine)
 
 
 def _broken_rules(value: object, path: str) -> Iterator[Finding]:

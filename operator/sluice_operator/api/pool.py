@@ -28,7 +28,7 @@ from sluice_operator.api.base import (
     SecretKeyRef,
     list_map,
 )
-from sluice_operator.api.pools import AcceleratorSpec, section_of
+from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.template import ENGINE_CONTAINER, PodTemplate
 from sluice_operator.kube.kinds import Manifest
 
@@ -209,11 +209,6 @@ class EnginePoolSpec(ApiModel):
     template: PodTemplate | None = Field(default=None, description="Additions to the pool's pods.")
 
     RULES: ClassVar = (_immutable("serviceName"), _immutable("role"))
-
-    @property
-    def replicas_place(self) -> str:
-        """Where a person says how many engines there should be, in words."""
-        return f"{section_of(self.role)}.replicas of InferenceService {self.service_name}"
 
 
 def metrics_port(pod: Manifest) -> int:

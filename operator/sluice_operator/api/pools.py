@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -19,12 +19,12 @@ from sluice_operator.api.base import (
     Rule,
     left_out,
 )
-from sluice_operator.api.engine import EngineSpec
+from sluice_operator.api.engine import EngineSpec, PrefillEngineSpec
 from sluice_operator.api.template import PodTemplate
 
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 MAX_REPLICAS: Final = 1000
-"""Of a pool."""
+"""Most engines of a pool."""
 
 
 class AcceleratorSpec(ApiModel):
@@ -128,7 +128,8 @@ class PrefillSpec(ApiModel):
         ge=0,
         le=MAX_REPLICAS,
         json_schema_extra=left_out(
-            "1 beside spec.replicas; with autoscaling between the same numbers as the other pool"
+            "1 beside spec.replicas; with autoscaling between the same numbers as the other pool; "
+            "chosen, with gpuBudget and no number"
         ),
         description="Number of engines. Not beside autoscaling.",
     )
@@ -144,7 +145,7 @@ class PrefillSpec(ApiModel):
     template: PodTemplate | None = Field(
         default=None, description="Additions to the pods. Left out: spec.template."
     )
-    engine: EngineSpec | None = Field(
+    engine: PrefillEngineSpec | None = Field(
         default=None,
         description="Settings of these engines alone; each goes before that of spec.engine.",
     )
@@ -160,9 +161,24 @@ class PrefillSpec(ApiModel):
     )
 
 
-def section_of(role: Role) -> str:
+def section_of(role: str) -> str:
     """The section of an InferenceService that is about the engines of a role alone."""
-    return "spec.prefill" if role is Role.PREFILL else "spec"
+    return "spec.prefill" if role == Role.PREFILL else "spec"
+
+
+def replicas_path(spec: Mapping[str, Any], role: str) -> str:
+    """The field that sets the number of engines of a role in the `spec` of an InferenceService, as
+    it is stored. `replicas: 0` stops both pools; a pool that is scaled starts with the fewest."""
+    if spec.get("replicas") == 0:
+        return "spec.replicas"
+    section = section_of(role)
+    parts = [(section, spec.get("prefill") or {}), ("spec", spec)]
+    for path, part in parts if role == Role.PREFILL else parts[1:]:
+        if path == section and part.get("replicas") is not None:
+            break
+        if (part.get("autoscaling") or {}).get("minReplicas") is not None:
+            return f"{path}.autoscaling.minReplicas"
+    return f"{section}.replicas"
 
 
 @dataclass(frozen=True)
@@ -175,6 +191,8 @@ class Pool:
     resources: Resources | None = None
     template: PodTemplate | None = None
     engine: EngineSpec = field(default_factory=EngineSpec)
+    accelerator_section: str = "spec"
+    """The section of an InferenceService that has the accelerator."""
 
     @property
     def engines(self) -> int:

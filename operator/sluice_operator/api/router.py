@@ -34,7 +34,7 @@ class Tenant(ApiModel):
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
         json_schema_extra=left_out("0, or maxPriority if that is less"),
-        description="Of a request that asks for none.",
+        description="Priority of a request that names none.",
     )
     max_priority: int | None = Field(
         default=None,

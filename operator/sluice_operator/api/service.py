@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
+from pydantic.alias_generators import to_snake
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.host_cache import HostCache
 from sluice_contract.config.kv_transfer import KvTransfer
@@ -32,6 +33,7 @@ from sluice_operator.api.pools import (
     PrefillSpec,
     gpu_count,
     numbers_rule,
+    replicas_path,
     section_of,
 )
 from sluice_operator.api.router import RouterSpec
@@ -69,7 +71,9 @@ class InferenceServiceSpec(ApiModel):
         default=None,
         ge=0,
         le=MAX_REPLICAS,
-        json_schema_extra=left_out("1; with autoscaling, what that decides"),
+        json_schema_extra=left_out(
+            "1; with autoscaling, what that decides; chosen, with gpuBudget beside prefill"
+        ),
         description="Number of engines; of those that decode, beside prefill. Not beside "
         "autoscaling.minReplicas. 0: no engine of either pool.",
     )
@@ -184,6 +188,7 @@ class InferenceServiceSpec(ApiModel):
             replicas=replicas,
             autoscaling=autoscaling,
             accelerator=own.accelerator or self.accelerator,
+            accelerator_section=self.place(role, "accelerator").rpartition(".")[0],
             resources=None if resources == Resources() else resources,
             template=None if template == PodTemplate() else template,
             engine=self.engine_of(role),
@@ -192,8 +197,10 @@ class InferenceServiceSpec(ApiModel):
     def _numbers(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
         """The fixed number of engines of a role, or between which numbers it moves; without
         either, it is 1."""
-        if self.replicas == 0:
-            return 0, None
+        return (0, None) if self.replicas == 0 else self._numbers_when_started(role)
+
+    def _numbers_when_started(self, role: Role) -> tuple[int | None, PoolAutoscaling | None]:
+        """The numbers of a role, as if `replicas: 0` did not stop both pools."""
         if self.chooses_split:
             return None, self._part_of_budget(role)
         limits = self.autoscaling.limits if self.autoscaling else None
@@ -203,11 +210,21 @@ class InferenceServiceSpec(ApiModel):
             return self.prefill.replicas, self.prefill.autoscaling
         return None, limits
 
+    def limits_when_started(self, role: Role) -> PoolAutoscaling | None:
+        """The numbers between which a role's engines move, also while `replicas: 0` stops them;
+        None: theirs is fixed."""
+        return self._numbers_when_started(role)[1]
+
     @property
     def has_prefill_number(self) -> bool:
         """Whether the prefill pool has a number of engines of its own."""
         own = self.prefill
         return own is not None and not (own.replicas is None and own.autoscaling is None)
+
+    @property
+    def lacks_prefill(self) -> bool:
+        """Whether engines decode and, by `prefill.replicas: 0`, none computes prompts."""
+        return self.prefill is not None and self.prefill.replicas == 0 and self.replicas != 0
 
     @property
     def shares_budget(self) -> bool:
@@ -258,8 +275,20 @@ class InferenceServiceSpec(ApiModel):
     def engine_place(self, role: Role, key: str) -> str:
         """The path above `key`, an engine setting of a role that a user wrote or would write."""
         own = self.prefill.engine if role is Role.PREFILL and self.prefill else None
-        settings = own.to_json_dict() if own else {}
-        return "spec.prefill.engine" if key.split(".")[0] in settings else "spec.engine"
+        is_own = own is not None and getattr(own, to_snake(key.split(".")[0]), None) is not None
+        return "spec.prefill.engine" if is_own else "spec.engine"
+
+    def replicas_path(self, role: Role) -> str:
+        """The path of what sets the number of engines of a role."""
+        numbers = {"replicas", "autoscaling"}
+        stored = self.model_dump(
+            mode="json", by_alias=True, include={**dict.fromkeys(numbers, True), "prefill": numbers}
+        )
+        return replicas_path(stored, role)
+
+    def merges_settings(self, role: Role) -> bool:
+        """Whether the engine settings of a role are those of two sections."""
+        return role is Role.PREFILL and self.prefill is not None and self.prefill.engine is not None
 
     @property
     def mode(self) -> Mode:
@@ -337,11 +366,10 @@ class InferenceServiceSpec(ApiModel):
     @property
     def wait_for_engine_seconds(self) -> int | None:
         """How long the routers hold a request until an engine is up. If a pool may have no engine:
-        as long as one may take to load. None: the routers' default."""
-        asleep = any(
-            scaling is not None and scaling.min_replicas == 0
-            for scaling in (self.pool(role).autoscaling for role in self.roles)
-        )
+        as long as one may take to load. None: the routers' default. A service that is stopped
+        keeps its routers as they are."""
+        limits = map(self.limits_when_started, self.roles)
+        asleep = any(scaling is not None and scaling.min_replicas == 0 for scaling in limits)
         if not asleep:
             return None
         return max(self.engine_of(role).startup_seconds or STARTUP_SECONDS for role in self.roles)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -252,7 +252,7 @@ class Applier:
                 await self._hand_over(manifest)
         for desired in plan.apply:
             if not run.holds_back(desired):
-                await self._apply_planned(desired, run)
+                await self._apply_planned(desired, run, plan.paths.get(identity(desired)))
         for adoption in plan.adopt:
             with run.collecting(identity(adoption.live)):
                 await self._adopt(adoption)
@@ -269,12 +269,14 @@ class Applier:
                 with run.collecting(Identity(reference.kind.kind, reference.name)):
                     await self._client.delete(reference)
 
-    async def _apply_planned(self, desired: Manifest, run: _Run) -> None:
+    async def _apply_planned(
+        self, desired: Manifest, run: _Run, paths: Mapping[str, str] | None = None
+    ) -> None:
         live = run.there.get(identity(desired))
         with run.collecting(identity(desired)):
             result = await self.apply(desired, live)
             if live is not None and result is not None and _version(result) != _version(live):
-                run.overwritten.append(Overwritten(desired, live))
+                run.overwritten.append(Overwritten(desired, live, paths or {}))
         if live is not None and (error := self._rewrites.lasting(live)) is not None:
             run.rewritten.append(Refused(identity(desired), error))
             run.look_again(error.again_seconds)

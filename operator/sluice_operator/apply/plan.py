@@ -6,7 +6,7 @@ Everything here is frozen. The planners make these, the executor carries them ou
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from sluice_contract.cluster.labels import FIELD_MANAGER
@@ -49,6 +49,8 @@ class Overwritten:
 
     desired: Manifest
     live: Manifest
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """Its fields → the fields of the InferenceService that set them."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,9 @@ class Plan:
     """Set: why the spec is not carried out. The plan then keeps what exists."""
     paused: bool = False
     """Set: nothing is written but status."""
+    paths: Mapping[Identity, Mapping[str, str]] = field(default_factory=dict)
+    """Fields of planned objects → the fields of the InferenceService that set them, for events
+    about edits."""
 
 
 def is_destructive(plan: Plan, children: Iterable[Manifest]) -> bool:

@@ -39,11 +39,12 @@ from sluice_operator.manifests.config_map import ENGINE_FILE
 from sluice_operator.manifests.slo_rules import slo_groups
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
+from sluice_operator.pool.status import NO_PREFILL
 from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import ServicePlan, plan_service
 from sluice_operator.service.plan_events import RDMA_RIGHTS
 from sluice_operator.service.report.priorities_count import priorities_check
-from sluice_operator.service.resolve.replicas import split_text
+from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner, split_text
 from sluice_operator.service.revisions.settings import settings_status
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 
@@ -58,7 +59,7 @@ class Preview:
     model: ModelStatus | None = None
     """A hub's model, where the document's status says what it was resolved to."""
     adapters: tuple[Manifest, ...] = ()
-    """Of a hub: what their status would be."""
+    """What the status of a hub's adapters would be."""
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
@@ -175,7 +176,7 @@ def _pool(pool: PlannedPool, below: PoolPlan, shown: Preview) -> Manifest:
     return {
         "replicas": pool.replicas,
         "inherits": list(plan.spec.inherited(role)),
-        "image": {"name": _image(below), "assumed": _is_assumed(plan)},
+        "image": {"name": _image(below), "assumed": _is_assumed(plan.spec, role)},
         "revision": below.revision,
         "accelerator": pool.accelerator.text,
         "memoryLimit": _memory_limit(below),
@@ -203,10 +204,9 @@ def _memory_limit(plan: PoolPlan) -> int | str | None:
     return (resources.limits or {}).get("memory") if resources else None
 
 
-def _is_assumed(plan: ServicePlan) -> bool:
-    """Whether the engines' image is not the spec's, but a default, which clusters differ in."""
-    engine = plan.spec.engine if plan.spec else None
-    return engine is None or engine.image is None
+def _is_assumed(spec: InferenceServiceSpec, role: Role) -> bool:
+    """Whether the image of a role is not the spec's, but a default, which clusters differ in."""
+    return spec.engine_of(role).image is None
 
 
 def _identity(manifest: Manifest) -> Manifest:
@@ -236,6 +236,8 @@ def _lines(shown: Preview) -> Iterator[str]:
     for pool, below in zip(plan.pools, shown.pool_plans, strict=True):
         yield ""
         yield f"Pool {pool.role}: replicas {_replicas(plan, pool)}, each on {pool.accelerator.text}"
+        if plan.spec.lacks_prefill and pool.role is Role.PREFILL:
+            yield f"  {NO_PREFILL}"
         yield from inherited_lines(plan.spec, pool.role)
         yield from _product(plan, pool)
         yield from _unused(plan.spec, pool)
@@ -249,9 +251,10 @@ def _lines(shown: Preview) -> Iterator[str]:
         yield from running_lines(shown.model, pool)
         yield from table(_rows(settings_status(pool.settings)))
     yield from _own_scale(plan.spec)
-    if _is_assumed(plan):
+    pools = zip(plan.pools, shown.pool_plans, strict=True)
+    if assumed := [below for pool, below in pools if _is_assumed(plan.spec, pool.role)]:
         yield ""
-        yield from _assumed_images(shown.pool_plans)
+        yield from _assumed_images(assumed)
     yield ""
     objects = _objects(shown)
     yield f"{len(objects)} objects:"
@@ -278,8 +281,8 @@ def _features(spec: InferenceServiceSpec, role: Role) -> Iterator[str]:
 
 
 def _own_scale(spec: InferenceServiceSpec) -> Iterator[str]:
-    """What an HPA of the InferenceService needs."""
-    if spec.replicas is None and not any(spec.pool(role).autoscaling for role in spec.roles):
+    """What an HPA of the InferenceService needs; it counts the engines of the last role."""
+    if spec.replicas is None and spec.pool(spec.roles[-1]).autoscaling is None:
         yield ""
         yield "spec.replicas is left out, which is 1. kubectl scale sets it; a"
         yield "  HorizontalPodAutoscaler of this InferenceService needs it written once."
@@ -333,12 +336,14 @@ def _adapters(model: ModelSpec, fetched: Iterable[Manifest]) -> Iterator[str]:
 def _product(plan: ServicePlan, pool: PlannedPool) -> Iterator[str]:
     """What is doubtful about the product that the spec names."""
     accelerator = pool.accelerator.accelerator
-    requested = plan.spec.pool(pool.role).accelerator if plan.spec else None
-    if warning := unusual_spelling(requested):
+    assert plan.spec is not None
+    requested = plan.spec.pool(pool.role)
+    if warning := unusual_spelling(requested.accelerator):
         yield f"  ProductSpelling: {warning}"
     if accelerator.product is not None and sizes_of(accelerator)[1] is Source.GENERAL:
         yield f"  ProductUnknown: {accelerator.product} is not in the table of accelerators: sized"
-        yield "  for 40 GiB, unless its nodes tell more; else set engine.chunkSize, memoryPercent"
+        keys = f"{requested.accelerator_section}.engine.chunkSize and memoryPercent"
+        yield f"  for 40 GiB, unless its nodes tell more; else set {keys}"
 
 
 def _unused(spec: InferenceServiceSpec, pool: PlannedPool) -> Iterator[str]:
@@ -350,11 +355,19 @@ def _unused(spec: InferenceServiceSpec, pool: PlannedPool) -> Iterator[str]:
 
 def _replicas(plan: ServicePlan, pool: PlannedPool) -> str:
     """The number of engines, or between which it moves."""
-    scaling = plan.spec.pool(pool.role).autoscaling if plan.spec else None
+    assert plan.spec is not None
+    scaling, owner = plan.spec.pool(pool.role).autoscaling, replicas_owner(plan.spec, pool.role)
     if scaling is None:
         return str(pool.replicas)
+    if owner is ReplicasOwner.EXTERNAL:
+        return f"{pool.replicas} at first, then as whoever scales EnginePool {_name(pool)} decides"
     least, most = scaling.min_replicas, scaling.max_replicas
     return f"{least} to {most} as the load asks, {pool.replicas} at first"
+
+
+def _name(pool: PlannedPool) -> str:
+    name: str = pool.manifest["metadata"]["name"]
+    return name
 
 
 def _promise(plan: ServicePlan) -> Iterator[str]:

@@ -21,7 +21,7 @@ from sluice_operator.manifests.handover import handover_secret_name
 from sluice_operator.manifests.metadata import ENGINE, Owner, stamped, with_applied_fields
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""Of Kueue: the queue by which a pod is admitted."""
+"""Kueue's label of the queue by which a pod is admitted."""
 QUEUE_LABELS: Final = (QUEUE_LABEL, "kueue.x-k8s.io/priority-class")
 """Labels of a service that its engines' pods have, too. Its routers are not queued: without them
 nothing is answered."""
@@ -61,8 +61,41 @@ def pool_spec(
     )
 
 
+def field_paths(spec: InferenceServiceSpec, role: Role) -> dict[str, str]:
+    """The fields of the EnginePool of a role → the fields of the InferenceService that set them."""
+
+    def engine(key: str) -> str:
+        return f"{spec.engine_place(role, key)}.{key}"
+
+    files = [f"spec.{name}" for name in ("engine", "model")]
+    if spec.prefill is not None and spec.prefill.engine is not None and role is Role.PREFILL:
+        files.insert(0, "spec.prefill.engine")
+    return {
+        "spec.replicas": spec.replicas_path(role),
+        "spec.image": engine("image"),
+        "spec.configRef": " or ".join(files),
+        "spec.modelClaim": "spec.model.uri",
+        "spec.fetch": "spec.model",
+        "spec.modelImage": "spec.model.uri",
+        "spec.adaptersRef": "spec.model.adapters",
+        "spec.adaptersDigest": "spec.model.adapters",
+        "spec.adapterClaims": "spec.model.adapters",
+        "spec.bootstrapPort": "spec.engine.kvTransfer.bootstrapPort",
+        "spec.drainSeconds": engine("drainSeconds"),
+        "spec.startupSeconds": engine("startupSeconds"),
+        "spec.hostCache": engine("hostCache"),
+        "spec.rdmaResource": "spec.engine.kvTransfer.resourceName",
+        "spec.inPlace": "spec.rollout.strategy",
+        "spec.podSurge": "spec.autoscaling.gpuBudget",
+        "spec.restartedAt": "spec.rollout.restartedAt",
+        "spec.accelerator": spec.place(role, "accelerator"),
+        "spec.resources": spec.place(role, "resources"),
+        "spec.template": spec.place(role, "template"),
+    }
+
+
 def queue_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Those of `labels` that are for Kueue; an empty one names no queue."""
+    """The part of `labels` that is for Kueue; an empty label names no queue."""
     return {name: value for name in QUEUE_LABELS if (value := (labels or {}).get(name))}
 
 

@@ -9,7 +9,7 @@ from sluice_operator.manifests.metadata import ENGINE, ROUTER, Owner
 
 
 def pod_monitors(owner: Owner) -> tuple[Manifest, ...]:
-    """One for the engines and one for the routers."""
+    """The PodMonitors of a service: of its engines, and of its routers."""
     return _pod_monitor(owner, ENGINE), _pod_monitor(owner, ROUTER)
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import EnginePoolSpec
+from sluice_operator.api.pools import replicas_path
 from sluice_operator.apply.field_ownership import applied_manifest, applied_spec, edits
 from sluice_operator.apply.plan import Event, Identity, Plan, identity
 from sluice_operator.conditions import reasons
@@ -38,6 +40,8 @@ from sluice_operator.manifests.metadata import ENGINE, Owner, is_current, owner
 from sluice_operator.manifests.ownership import is_free, is_unowned, owned_by, restored
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.validation.errors import Refusal
+
+OWN_REPLICAS: Final = "spec.replicas of the EnginePool"
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ def _edited(pool: Manifest, spec: EnginePoolSpec) -> PoolPlan:
 def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
     # Replicas that the InferenceService does not set are those of whoever scales the pool.
     spec = EnginePoolSpec.model_validate({"replicas": observed.pool["spec"]["replicas"]} | applied)
-    place = spec.replicas_place if "replicas" in applied else "spec.replicas of the EnginePool"
+    path = _replicas_path(observed, spec) if "replicas" in applied else None
+    place = f"{path} of InferenceService {spec.service_name}" if path else OWN_REPLICAS
     parent = owner(ENGINE_POOL, observed.pool, spec.service_name)
     built = with_replicas(engine_deployment(parent, spec), _engines(spec))
     live = live_deployment(observed, built)
@@ -112,10 +117,15 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
         events=(*_started(observed, spec, deployment, live, place), *_removed(prune)),
         spec=spec,
         replicas_place=place,
+        paths={identity(deployment): {"spec.replicas": path}} if path else {},
         revision=revision(spec),
         deployment=deployment,
         progress=progress(deployment, live),
     )
+
+
+def _replicas_path(observed: PoolObserved, spec: EnginePoolSpec) -> str:
+    return replicas_path((observed.service or {}).get("spec") or {}, spec.role)
 
 
 def _engines(spec: EnginePoolSpec) -> int:

@@ -66,6 +66,8 @@ from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, is_leaving
 from sluice_operator.probes.adapters import EngineAdapters
 
+NO_PREFILL: Final = "No engine computes prompts, so no request is answered."
+
 
 def pool_status(
     observed: PoolObserved, plan: PoolPlan, now: datetime, refused: tuple[Refused, ...] = ()
@@ -215,6 +217,8 @@ def _complete(plan: PoolPlan, spec: EnginePoolSpec, count: str) -> Check:
     if spec.replicas:
         return Check("True", reasons.ALL_READY, f"{count}.")
     text = f"No engine is asked for: {plan.replicas_place} is 0."
+    if plan.replicas_place.startswith("spec.prefill.replicas "):
+        text += f" {NO_PREFILL}"
     return Check("True", reasons.SCALED_TO_ZERO, text)
 
 

@@ -131,7 +131,7 @@ async def connect_over_tcp(address: str, port: int) -> None:
 
 
 def _ports(engine: Manifest) -> EnginePorts | None:
-    """Those of an engine; None where it has no address yet."""
+    """The ports to try of an engine; None where it has no address yet."""
     forbidden = port_named(engine, BOOTSTRAP) or ports.ENGINE_HTTP
     address = (engine.get("status") or {}).get("podIP")
     if not address:

@@ -6,8 +6,9 @@ Four steps: which spec is planned, what it asks for (`resolve/`), how the servic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sluice_contract.cluster.labels import ROUTER_ROLE
 
@@ -36,7 +37,7 @@ from sluice_operator.kube.kinds import (
 from sluice_operator.manifests.accounts import accounts, router_role, router_role_binding
 from sluice_operator.manifests.adapters import adapters_config_maps
 from sluice_operator.manifests.disruption import disruption_budget
-from sluice_operator.manifests.engine_pool import pool_replicas
+from sluice_operator.manifests.engine_pool import field_paths, pool_replicas
 from sluice_operator.manifests.metadata import ROUTER, Owner, owner
 from sluice_operator.manifests.monitoring import pod_monitors
 from sluice_operator.manifests.network import (
@@ -55,6 +56,7 @@ from sluice_operator.service.plan_events import (
     created,
     leaves_restricted,
     removed,
+    replaced,
     rolling_out,
     scaled,
     taken_over,
@@ -67,6 +69,8 @@ from sluice_operator.service.rollout.mode_switch import NO_FORMER, Former, forme
 from sluice_operator.service.rollout.planned_rollout import PlannedPool, PlannedRollout, roll_out
 from sluice_operator.service.rollout.revisions import pod_changes
 from sluice_operator.service.rollout.surge import Rollout
+
+ROUTER_REPLICAS: Final = "spec.router.replicas"
 
 
 @dataclass(frozen=True)
@@ -173,12 +177,14 @@ def _with_children(
         events=(
             *created(there, needed),
             *created(there, optional),
-            *scaled(there, pools),
+            *scaled(there, pools, planned.spec),
             *rolling_out(there, pools),
             *leaves_restricted(there, pools),
-            *removed(prune),
+            *replaced(there, pools, former.pools),
+            *removed(there, prune),
             *planned.adapters.events,
         ),
+        paths=_paths(planned.spec, rollout),
         spec=planned.spec,
         adapters=planned.adapters,
         pools=rollout.pools,
@@ -188,6 +194,14 @@ def _with_children(
         former_gpus=rollout.former_gpus,
         upgrade=tuple(_upgrade(there, top, resolved.pools, rollout)),
     )
+
+
+def _paths(
+    spec: InferenceServiceSpec, rollout: PlannedRollout
+) -> dict[Identity, Mapping[str, str]]:
+    """What sets the fields of planned objects, by their identity."""
+    paths = {identity(pool.manifest): field_paths(spec, pool.role) for pool in rollout.pools}
+    return {**paths, identity(rollout.router.deployment): {"spec.replicas": ROUTER_REPLICAS}}
 
 
 def _upgrade(

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sluice_operator.api.pools import section_of
-from sluice_operator.apply.plan import Adoption, Event, Identity, identity
+from sluice_contract.cluster.labels import FIELD_MANAGER, Role
+
+from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.apply.field_ownership import managers_of
+from sluice_operator.apply.plan import REPLICAS_MANAGER, Adoption, Event, Identity, identity
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
     CONTROLLER_REVISION,
@@ -20,10 +23,13 @@ from sluice_operator.kube.kinds import (
 )
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.service.observe import Children
+from sluice_operator.service.resolve.replicas import ReplicasOwner, replicas_owner
+from sluice_operator.service.revisions.revision import revisions_of
 
 NAMES_IN_EVENT: Final = 8
 
 ROLLING_OUT: Final = "RollingOut"
+SCALE_TARGET_GOES: Final = "ScaleTargetGoes"
 LEAVES_RESTRICTED: Final = "LeavesRestricted"
 RDMA_RIGHTS: Final = (
     "kvTransfer.protocol rdma gives engines the capability IPC_LOCK, which the Pod Security "
@@ -39,12 +45,14 @@ def created(children: Children, apply: Iterable[Manifest]) -> tuple[Event, ...]:
     return (Event("Normal", "Created", f"Created {_listed(new)}.", written=new),) if new else ()
 
 
-def scaled(children: Children, planned: Mapping[str, Manifest]) -> tuple[Event, ...]:
+def scaled(
+    children: Children, planned: Mapping[str, Manifest], spec: InferenceServiceSpec
+) -> tuple[Event, ...]:
     """Events about pools with a new number of engines; `planned` by the pool's name. A pool made
     from the same plan was edited by somebody: the revert is reported instead. A pool whose number
     is not set here reports it by its own plan."""
     return tuple(
-        Event("Normal", "Scaled", _scaling(pool, _replicas(desired)), written=(identity(pool),))
+        Event("Normal", "Scaled", _scaling(pool, desired, spec), written=(identity(pool),))
         for pool in of_kind(children, ENGINE_POOL)
         if (desired := planned.get(pool["metadata"]["name"])) is not None
         and "replicas" in desired["spec"]
@@ -89,22 +97,47 @@ def _rdma(pool: Manifest) -> bool:
     return bool(pool["spec"].get("rdmaResource"))
 
 
-def removed(prune: tuple[Reference, ...]) -> tuple[Event, ...]:
+def replaced(
+    children: Children, planned: Mapping[str, Manifest], former: Iterable[Manifest]
+) -> tuple[Event, ...]:
+    """The event about `former` pools that are scaled from outside, when the `planned` ones that
+    will replace them are made: what scales them can be told of the others in time."""
+    targets = [pool["metadata"]["name"] for pool in former if _is_scaled_outside(children, pool)]
+    there = {identity(pool) for pool in of_kind(children, ENGINE_POOL)}
+    new = tuple(child for child in map(identity, planned.values()) if child not in there)
+    if not targets or not new:
+        return ()
+    goes = f"EnginePool {' and '.join(targets)} will go, replaced by {' and '.join(planned)}"
+    text = f"{goes}: what scales from outside needs the new name."
+    return (Event("Warning", SCALE_TARGET_GOES, text, written=new),)
+
+
+def _is_scaled_outside(children: Children, pool: Manifest) -> bool:
+    """Whether the spec that the pool was made for leaves its number to others. Without a record of
+    that spec: whether another than the operator owns it."""
+    role = Role(pool["spec"]["role"])
+    if (spec := revisions_of(children).spec_with({role})) is not None:
+        return replicas_owner(spec, role) is ReplicasOwner.EXTERNAL
+    return bool(managers_of(pool, "replicas") - {FIELD_MANAGER, REPLICAS_MANAGER})
+
+
+def removed(children: Children, prune: tuple[Reference, ...]) -> tuple[Event, ...]:
     """Events about children that the plan removes. Configurations and the history of specs change
     with every edit, so they get no event."""
     quiet = (CONFIG_MAP, CONTROLLER_REVISION)
     gone = tuple(Identity(ref.kind.kind, ref.name) for ref in prune if ref.kind not in quiet)
     if not gone:
         return ()
-    scaled = " What scales an EnginePool of these has nothing to scale any more."
-    hint = scaled if any(ref.kind is ENGINE_POOL for ref in prune) else ""
+    pools = (pool for pool in of_kind(children, ENGINE_POOL) if identity(pool) in gone)
+    targets = [pool["metadata"]["name"] for pool in pools if _is_scaled_outside(children, pool)]
+    hint = f" What scales {' and '.join(targets)} has nothing to scale any more." if targets else ""
     return (Event("Normal", "Removed", f"Removed {_listed(gone)}.{hint}", written=gone),)
 
 
-def _scaling(pool: Manifest, replicas: int) -> str:
+def _scaling(pool: Manifest, desired: Manifest, spec: InferenceServiceSpec) -> str:
     role = pool["spec"]["role"]
-    place = f"{section_of(role)}.replicas"
-    return f"Pool {role}: replicas from {_replicas(pool)} to {replicas} ({place})."
+    path = spec.replicas_path(Role(role))
+    return f"Pool {role}: replicas from {_replicas(pool)} to {_replicas(desired)} ({path})."
 
 
 def _rollout(pool: Manifest, desired: Manifest, old: str) -> str:

@@ -9,11 +9,13 @@ a table of their own, which the engine shares: `sluice_contract.config.supported
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from sluice_contract.base import ConfigError
 from sluice_contract.cluster import ports
+from sluice_contract.cluster.labels import Role
 from sluice_contract.config.host_cache import FOLDER
 from sluice_contract.config.supported import unsupported
 from sluice_contract.http_errors import shown_json
@@ -36,6 +38,7 @@ from sluice_operator.api.service import InferenceServiceSpec
 INVALID: Final = "InvalidSpec"
 NOT_IMPLEMENTED: Final = "NotImplemented"
 AUTOSCALING: Final = "spec.autoscaling"
+INTERNAL_ALONE: Final = "with provider Internal alone: whoever scales decides"
 ADAPTERS: Final = "spec.model.adapters"
 ROUTER_SIDECARS: Final = "spec.router.template.sidecars"
 ROUTER_PORTS: Final = (ports.ROUTER_HTTP, ports.ROUTER_METRICS)
@@ -112,12 +115,54 @@ def joined(refusals: tuple[Refusal, ...]) -> Refusal:
     return Refusal(refusals[0].reason, refusals[0].field, message, refusals)
 
 
+def setting_refusals(
+    spec: InferenceServiceSpec, reason: str, errors: Mapping[Role, Iterable[ConfigError]]
+) -> Iterator[Refusal]:
+    """The refusals of engine settings, by what a user wrote. The pool is named, unless all pools
+    have the error or the field says it."""
+    refused = {
+        role: {_SettingError.of(spec, role, error): None for error in errors.get(role, ())}
+        for role in spec.roles
+    }
+    for role, of_role in refused.items():
+        for error in of_role:
+            is_common = all(error in others for others in refused.values())
+            is_plain = is_common or error.field.startswith("spec.prefill.")
+            yield error.refusal(reason, "" if is_plain else f" in pool {role}")
+
+
+class _SettingError(NamedTuple):
+    """What is wrong with one engine setting of a pool."""
+
+    field: str
+    value: str
+    allowed: str
+
+    @classmethod
+    def of(cls, spec: InferenceServiceSpec, role: Role, error: ConfigError) -> _SettingError:
+        """`error` of the settings of `role`. Where these are merged, the other settings that it
+        names follow with the fields that they are from."""
+        field = f"{spec.engine_place(role, error.key)}.{error.key}"
+        written = spec.engine_of(role).to_json_dict() if spec.merges_settings(role) else {}
+        beside = [
+            f"{spec.engine_place(role, key)}.{key} is {shown_json(written[key])}"
+            for key in dict.fromkeys(re.findall(r"\w+", error.allowed))
+            if key in written and key != error.key
+        ]
+        allowed = f"{error.allowed}, where {', '.join(beside)}" if beside else error.allowed
+        return cls(field, shown_json(error.value), allowed)
+
+    def refusal(self, reason: str, where: str) -> Refusal:
+        text = f"{self.value}{where} is not allowed; allowed: {self.allowed}"
+        return Refusal(reason, self.field, f"{self.field}: {text}")
+
+
 def scaling_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     """A refusal for each autoscaling value that contradicts others, or would have no effect."""
     scaling = spec.autoscaling
     if scaling is None:
         return
-    if not any(spec.pool(role).autoscaling for role in spec.roles) and spec.replicas != 0:
+    if not any(map(spec.limits_when_started, spec.roles)):
         yield from _of_fixed_pools(spec, scaling)
     elif scaling.provider == "External":
         yield from _internal_only(scaling)
@@ -139,6 +184,8 @@ def _of_fixed_pools(spec: InferenceServiceSpec, scaling: AutoscalingSpec) -> Ite
     refused = {name: value for name, value in settings.items() if value is not None}
     for name, value in refused.items():
         yield _not_allowed(name, value, allowed)
+    if "provider" in refused and "gpuBudget" not in refused and scaling.gpu_budget is not None:
+        yield _not_allowed("gpuBudget", scaling.gpu_budget, INTERNAL_ALONE)
     if not refused and scaling.gpu_budget is None:
         text = f"this field is not allowed, as no pool is scaled; allowed: with {places[0]}"
         yield Refusal(INVALID, AUTOSCALING, f"{AUTOSCALING}: {text}")
@@ -157,7 +204,7 @@ def _internal_only(scaling: AutoscalingSpec) -> Iterator[Refusal]:
     settings = {"gpuBudget": scaling.gpu_budget} | _read_by_the_autoscaler(scaling)
     for name, value in settings.items():
         if value is not None:
-            yield _not_allowed(name, value, "with provider Internal alone: whoever scales decides")
+            yield _not_allowed(name, value, INTERNAL_ALONE)
 
 
 def _budget_contradictions(spec: InferenceServiceSpec, budget: int) -> Iterator[Refusal]:
@@ -175,7 +222,9 @@ def _budget_contradictions(spec: InferenceServiceSpec, budget: int) -> Iterator[
 
 def _not_allowed(name: str, value: object, allowed: str) -> Refusal:
     field = f"{AUTOSCALING}.{name}"
-    return Refusal(INVALID, field, f"{field}: {value} is not allowed; allowed: {allowed}")
+    return Refusal(
+        INVALID, field, f"{field}: {shown_json(value)} is not allowed; allowed: {allowed}"
+    )
 
 
 def adapter_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
@@ -270,18 +319,20 @@ def host_cache_contradictions(spec: InferenceServiceSpec) -> Iterator[Refusal]:
         cache, template = spec.host_cache(role), spec.pool(role).template
         if cache is None or cache.disk is None or template is None:
             continue
+        disk = f"{spec.engine_place(role, 'hostCache')}.hostCache.disk"
         for index, volume in enumerate(template.volumes or ()):
             if volume.name == HOST_CACHE_VOLUME:
                 path = f"{spec.place(role, 'template')}.volumes[{index}].name"
-                yield _beside_host_cache(path, volume.name, HOST_CACHE_VOLUME)
+                yield _beside_host_cache(path, volume.name, HOST_CACHE_VOLUME, disk)
         for index, mount in enumerate(template.volume_mounts or ()):
             if f"{mount.folder}/".startswith(f"{FOLDER}/"):
                 path = f"{spec.place(role, 'template')}.volumeMounts[{index}].mountPath"
-                yield _beside_host_cache(path, mount.mount_path, f"{FOLDER} and what is below it")
+                reserved = f"{FOLDER} and what is below it"
+                yield _beside_host_cache(path, mount.mount_path, reserved, disk)
 
 
-def _beside_host_cache(path: str, value: str, reserved: str) -> Refusal:
-    allowed = f"all but {reserved}, where engine.hostCache.disk is"
+def _beside_host_cache(path: str, value: str, reserved: str, disk: str) -> Refusal:
+    allowed = f"all but {reserved}, where {disk} is"
     reason = f"{shown_json(value)} is not allowed; allowed: {allowed}"
     return Refusal(INVALID, path, f"{path}: {reason}")
 
@@ -313,11 +364,12 @@ def unsupported_parts(spec: InferenceServiceSpec) -> Iterator[Refusal]:
     for row in ROWS:
         if row.refuses(spec):
             yield _not_implemented(row.field, row.value(spec), row.allowed)
-    for role in spec.roles:
-        pool = spec.pool(role)
-        for error in unsupported(pool.engine, on_cpus=pool.accelerator is None):
-            path = spec.engine_place(role, error.key)
-            yield Refusal(NOT_IMPLEMENTED, f"{path}.{error.key}", f"{path}.{error}")
+    pools = {role: spec.pool(role) for role in spec.roles}
+    errors = {
+        role: tuple(unsupported(pool.engine, on_cpus=pool.accelerator is None))
+        for role, pool in pools.items()
+    }
+    yield from setting_refusals(spec, NOT_IMPLEMENTED, errors)
 
 
 def _not_implemented(field: str, value: object, allowed: str) -> Refusal:

@@ -47,7 +47,8 @@ class Tenant(ContractModel):
         default=None,
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="Of a request that asks for none; left out: 0, or maxPriority if that is less.",
+        description="Priority of a request that names none; left out: 0, or maxPriority if that is "
+        "less.",
     )
     max_priority: int | None = Field(
         default=None,

@@ -28,9 +28,9 @@ def _node(name: str, product: str | None, memory: int = 0, gpus: int = 8, **extr
 NODES = (_node("a", A100, 40960), _node("h", H100, 81559), _node("cpu", None, gpus=0))
 
 
-def _pool(**values: Any) -> Pool:
+def _pool(role: Role = Role.MIXED, **values: Any) -> Pool:
     spec = {"model": {"uri": "dummy://a"}} | values
-    return InferenceServiceSpec.model_validate(spec).pool(Role.MIXED)
+    return InferenceServiceSpec.model_validate(spec).pool(role)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,29 @@ def test_a_product_under_another_label_says_which_to_set() -> None:
     asked = {"product": "nvidia-l4"}
     message = find_accelerator(_pool(accelerator=asked), (node,)).verified.message
     assert "as label nvidia.com/gpu.product; g have it as label cloud.google.com/" in message
-    assert message.endswith("set accelerator.productLabel")
+    assert message.endswith("set spec.accelerator.productLabel")
     asked["productLabel"] = "cloud.google.com/gke-accelerator"
     found = find_accelerator(_pool(accelerator=asked), (node,))
     assert (found.text, found.verified.reason) == ("1 x nvidia-l4", "NodeLabels")
     selector = node_selector(AcceleratorSpec.model_validate(asked), None)
     assert selector == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "section"), [({"product": "x"}, "spec.prefill"), (None, "spec")]
+)
+def test_what_is_to_be_set_is_in_the_section_that_has_the_accelerator(
+    accelerator: dict[str, str] | None, section: str
+) -> None:
+    prefill = {"accelerator": accelerator} if accelerator else {}
+    pool = _pool(Role.PREFILL, accelerator={"product": "x"}, prefill=prefill)
+    node = _node("g", "x", 0)
+    del node["metadata"]["labels"]["nvidia.com/gpu.memory"]
+    message = find_accelerator(pool, (node,)).verified.message
+    assert f"set {section}.engine.chunkSize and memoryPercent" in message
+    node["metadata"]["labels"] = {"cloud.google.com/gke-accelerator": "x"}
+    message = find_accelerator(pool, (node,)).verified.message
+    assert f"set {section}.accelerator.productLabel" in message
 
 
 TAINT = {"key": "team", "value": "search", "effect": "NoSchedule"}
@@ -117,8 +134,8 @@ def test_a_node_whose_taints_the_pods_do_not_tolerate_does_not_count(
     taint: dict[str, str], tolerations: list[dict[str, str]] | None, lands: bool
 ) -> None:
     node = _node("a", A100, 40960) | {"spec": {"taints": [taint]}}
-    template = {"template": {"tolerations": tolerations}} if tolerations else {}
-    pool = _pool(accelerator={}, **template)
+    template = {"tolerations": tolerations} if tolerations else {}
+    pool = _pool(accelerator={}, template=template)
     assert (find_accelerator(pool, (node,)).verified.reason == "NodeLabels") is lands
     assert has_accelerator(node, pool) is lands
 

@@ -293,6 +293,13 @@ INVALID: dict[str, Invalid] = {
     "chunk below given page": Invalid(
         engine(chunkSize=64, pageSize=128), "spec.engine.chunkSize", "pageSize"
     ),
+    "prefill's own chunk below its own page": Invalid(
+        {"prefill": engine(chunkSize=64, pageSize=128)}, "spec.prefill.engine.chunkSize", "pageSize"
+    ),
+    "prefill's own least above its own most": Invalid(
+        {"prefill": engine(minPrefillTokens=65, maxPrefillTokens=64)},
+        "spec.prefill.engine.minPrefillTokens",
+    ),
     "chunk below off": Invalid(engine(chunkSize=-2), "spec.engine.chunkSize"),
     "a step of nothing": Invalid(engine(maxPrefillTokens=0), "spec.engine.maxPrefillTokens"),
     "chunk of nothing": Invalid(engine(chunkSize=0), "spec.engine.chunkSize"),

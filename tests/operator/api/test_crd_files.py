@@ -17,6 +17,8 @@ ANNOTATIONS_BYTES = 256 * 1024
 REQUEST_BYTES = 3 * 512 * 1024
 """etcd's limit on what is written at once."""
 ROOM_BYTES = 70_000
+SERVICE_BYTES = 170_000
+"""Most bytes of the InferenceService's definition; the fields that are planned take less."""
 DEFINITIONS = {"InferenceService": inference_service_crd(), "EnginePool": engine_pool_crd()}
 
 
@@ -54,6 +56,10 @@ def test_crds_fit_where_kubectl_apply_keeps_them(crd: dict[str, Any]) -> None:
     assert len(annotation) <= ANNOTATIONS_BYTES - ROOM_BYTES, "there are fields still to come"
     stored = crd | {"metadata": crd["metadata"] | {"annotations": {"last-applied": annotation}}}
     assert len(as_kubectl_keeps_it(stored)) <= REQUEST_BYTES // 2, "versions are still to come"
+
+
+def test_the_definition_of_the_service_keeps_to_its_own_size() -> None:
+    assert len(as_kubectl_keeps_it(inference_service_crd())) <= SERVICE_BYTES
 
 
 def as_kubectl_keeps_it(crd: dict[str, Any]) -> str:

@@ -67,7 +67,14 @@ SPECS: list[tuple[dict[str, Any], str]] = [
     ({"engine": {"prefixEvictionPolicy": "old"}},
      f'spec.engine.prefixEvictionPolicy: Input should be {POLICIES}; got "old"'),
     ({"engine": {"memoryPercent": "0.5"}},
-     'spec.engine.memoryPercent: Input should be a valid integer; got "0.5"'),
+     'spec.engine.memoryPercent: Input should be a valid integer; got "0.5"; '
+     "allowed: 1 to 99 percent, as a whole number"),
+    ({"engine": {"memoryPercent": 0.85}},
+     "spec.engine.memoryPercent: Input should be a valid integer; got 0.85; allowed: 1 to 99 "
+     "percent, as a whole number"),
+    ({"prefill": {"engine": {"reservePercent": 0.5}}},
+     "spec.prefill.engine.reservePercent: Input should be a valid integer; got 0.5; allowed: 1 to "
+     "1000 percent, as a whole number"),
     ({"engine": {"memoryPercent": 100}},
      "spec.engine.memoryPercent: Input should be less than or equal to 99; got 100"),
     ({"slo": {"percentile": 99.5}},
@@ -152,6 +159,18 @@ SPECS: list[tuple[dict[str, Any], str]] = [
      "Input should be greater than or equal to 1; got 0"),
     ({"routers": {}}, "spec.routers: unknown field; did you mean router? "
      "allowed: router, resources, rollout, metrics, replicas, model and 8 more"),
+    ({"engine": {"memoryFraction": 0.5}},
+     "spec.engine.memoryFraction: unknown field; write spec.engine.memoryPercent, a hundred times "
+     "the number"),
+    ({"prefill": {"engine": {"memoryFraction": 0.5}}},
+     "spec.prefill.engine.memoryFraction: unknown field; write spec.prefill.engine.memoryPercent, "
+     "a hundred times the number"),
+    ({"prefill": {"mode": "Mixed"}},
+     "spec.prefill.mode: unknown field; allowed: accelerator, autoscaling, engine, replicas, "
+     "resources, template"),
+    ({"prefill": {"pools": {}}},
+     "spec.prefill.pools: unknown field; allowed: accelerator, autoscaling, engine, replicas, "
+     "resources, template"),
     ({"pools": {}}, "spec.pools: unknown field; write the pool mixed or decode at the top level of "
      "spec, the pool prefill as spec.prefill"),
     (_template(env=[{"name": "A", "from": {}}]),
@@ -223,9 +242,9 @@ def test_each_rule_that_is_broken_has_its_line() -> None:
         "spec.autoscaling.gpuBudget: 2 is not allowed; allowed: only beside spec.accelerator, the "
         "GPUs of one engine",
         f"spec.engine.chunkSize: 10 is not allowed; allowed: -1 (off) or {page}",
+        f"spec.engine.maxPrefillTokens: 8 is not allowed; allowed: {page}",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most chunkSize",
         "spec.engine.minPrefillTokens: 12 is not allowed; allowed: at most maxPrefillTokens",
-        f"spec.engine.maxPrefillTokens: 8 is not allowed; allowed: {page}",
     ]
 
 

@@ -140,6 +140,88 @@ def test_a_plan_warns_of_a_spelling_in_each_pool_and_of_the_image_once(
     assert out.count("is assumed, since the spec names none") == 1
 
 
+def plan_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], spec: Any) -> str:
+    assert main(["plan", "-f", spec_file(tmp_path, document(spec))]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spec", "assumed"),
+    [
+        ({"engine": {"image": "a/b:1"}, "prefill": {}}, []),
+        ({"engine": {"image": "a/b:1"}, "prefill": {"engine": {"image": "a/b:2"}}}, []),
+        ({"prefill": {"engine": {"image": "a/b:1"}}}, ["sluice/engine"]),
+        ({"prefill": {}}, ["sluice/engine"]),
+    ],
+)
+def test_an_image_that_a_pool_names_is_not_assumed(
+    spec: Any, assumed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = plan_text(tmp_path, capsys, spec)
+    images = re.findall(r"^Image (\S+) is assumed", out, re.MULTILINE)
+    assert [image.partition(":")[0] for image in images] == assumed
+    assert main(["plan", "-f", spec_file(tmp_path, document(spec)), "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    is_assumed = {
+        pool["image"]["name"]: pool["image"]["assumed"] for pool in found["pools"].values()
+    }
+    assert sorted(name for name, value in is_assumed.items() if value) == images
+
+
+LIMITS = {"minReplicas": 1, "maxReplicas": 3}
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({}, True),
+        ({"prefill": {}}, True),
+        ({"prefill": {"autoscaling": LIMITS}}, True),
+        ({"replicas": 1, "prefill": {"autoscaling": LIMITS}}, False),
+        ({"autoscaling": LIMITS}, False),
+        ({"autoscaling": LIMITS, "prefill": {"replicas": 2}}, False),
+    ],
+)
+def test_an_autoscaler_of_the_service_is_told_what_it_needs(
+    spec: Any, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = plan_text(tmp_path, capsys, spec)
+    assert ("HorizontalPodAutoscaler of this InferenceService needs it" in out) is told
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"autoscaling": LIMITS}, "replicas 1 to 3 as the load asks, 1 at first, each"),
+        (
+            {"autoscaling": LIMITS | {"provider": "External"}},
+            "replicas 1 at first, then as whoever scales EnginePool chat-mixed decides, each",
+        ),
+        (
+            {"replicas": 2, "autoscaling": {"provider": "External"},
+             "prefill": {"autoscaling": LIMITS}},
+            "Pool prefill: replicas 1 at first, then as whoever scales EnginePool chat-prefill",
+        ),
+        (
+            {"replicas": 2, "prefill": {"replicas": 0}},
+            "  No engine computes prompts, so no request is answered.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_plan_says_who_decides_the_numbers_and_what_follows(
+    spec: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert text in plan_text(tmp_path, capsys, spec)
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_no_prompts_are_computed_only_where_others_decode(
+    replicas: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {"replicas": replicas, "prefill": {"replicas": 0}}
+    assert ("No engine computes" in plan_text(tmp_path, capsys, spec)) is bool(replicas)
+
+
 @pytest.mark.parametrize(("adapters", "times"), [({}, 2), ({"adapters": []}, 0)])
 def test_a_plan_warns_in_each_pool_of_settings_that_are_not_read_without_adapters(
     adapters: dict[str, list[Any]], times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

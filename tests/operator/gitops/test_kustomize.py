@@ -19,6 +19,7 @@ NAMES: Final = {
     "Secret": r"(secretRef|tokenSecretRef|secretKeyRef|imagePullSecrets)/name$|/secretName$",
     "ConfigMap": r"(configMapKeyRef|configMap)/name$",
     "PersistentVolumeClaim": r"/claimName$|cache/claim$",
+    "ResourceClaimTemplate": r"/claimTemplate$",
 }
 """Kind -> fields of a spec that name an object of it, by their ends."""
 SERVICE: Final[dict[str, Any]] = {
@@ -28,15 +29,22 @@ SERVICE: Final[dict[str, Any]] = {
     "spec": {
         "model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "keys", "key": "hub"}},
         "engine": {"image": "reg/engine:1"},
+        "accelerator": {"count": 1, "claimTemplate": "gpus"},
         "prefill": {
+            "accelerator": {"count": 2, "claimTemplate": "gpus"},
             "engine": {"image": "reg/engine:1"},
             "template": {"volumes": [{"name": "a", "configMap": {"name": "settings"}}]},
         },
         "router": {"auth": {"secretRef": {"name": "keys"}}, "image": "reg/router:1"},
     },
 }
+CLAIMS: Final[dict[str, Any]] = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "gpus"},
+}
 KUSTOMIZATION: Final[dict[str, Any]] = {
-    "resources": ["service.yaml"],
+    "resources": ["service.yaml", "claims.yaml"],
     "configurations": [CONFIG.name],
     "namePrefix": "team-",
     "secretGenerator": [{"name": "keys", "literals": ["a=b"]}],
@@ -74,6 +82,7 @@ def test_generated_names_images_and_replicas_reach_the_service(
 ) -> None:
     shutil.copy(CONFIG, tmp_path)
     (tmp_path / "service.yaml").write_text(yaml.safe_dump(SERVICE))
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump(CLAIMS))
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(KUSTOMIZATION))
     found = {
         each["kind"]: each for each in yaml.safe_load_all(plane.kubectl("kustomize", str(tmp_path)))
@@ -83,6 +92,8 @@ def test_generated_names_images_and_replicas_reach_the_service(
     spec = found["InferenceService"]["spec"]
     assert spec["model"]["tokenSecretRef"]["name"] == secret
     assert spec["router"]["auth"]["secretRef"]["name"] == secret
+    templates = [part["accelerator"]["claimTemplate"] for part in (spec, spec["prefill"])]
+    assert templates == ["team-gpus", "team-gpus"]
     (volume,) = spec["prefill"]["template"]["volumes"]
     assert volume["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
     assert spec["engine"]["image"] == spec["prefill"]["engine"]["image"] == "reg/engine:2"

@@ -33,6 +33,26 @@ def scaled_by(provider: str) -> Manifest:
     return {"spec": {"autoscaling": scaling, "replicas": None}}
 
 
+async def test_a_prefill_pool_that_was_stopped_starts_again_for_whoever_scales_it(
+    cluster: Cluster, namespace: str
+) -> None:
+    """A HorizontalPodAutoscaler is off while its target has 0 replicas, and starts nothing."""
+    own = {"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}
+    parts: Manifest = {"replicas": 2, "autoscaling": {"provider": "External"}, "prefill": own}
+    await cluster.create(INFERENCE_SERVICE, chat(namespace, **parts))
+    await settle(cluster, namespace)
+    numbers = {}
+    for replicas in (0, 2):
+        await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"replicas": replicas}})
+        await settle(cluster, namespace)
+        pools = await cluster.list(ENGINE_POOL, namespace)
+        numbers[replicas] = {name: pool["spec"]["replicas"] for name, pool in pools.items()}
+        owners = managers_of(pools["chat-prefill"], "replicas")
+        assert owners == ({REPLICAS_MANAGER} if replicas else {FIELD_MANAGER})
+    assert numbers[0] == {"chat-prefill": 0, "chat-decode": 0}
+    assert numbers[2] == {"chat-prefill": 2, "chat-decode": 2}
+
+
 class Numbers:
     """Every number of replicas that the EnginePool has, from the start until it is `last`."""
 

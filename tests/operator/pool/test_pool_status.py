@@ -427,3 +427,25 @@ def test_claims_that_the_api_server_drops_are_told(kept: bool) -> None:
     assert updated is not None
     assert updated["reason"] == ("Starting" if kept else "ClaimsNotServed")
     assert (condition(status, "Stalled")["status"] == "True") is not kept
+
+
+@pytest.mark.parametrize(
+    ("replicas", "text"),
+    [
+        (
+            2,
+            "No engine is asked for: spec.prefill.replicas of InferenceService chat is 0. "
+            "No engine computes prompts, so no request is answered.",
+        ),
+        (0, "No engine is asked for: spec.replicas of InferenceService chat is 0."),
+    ],
+)
+def test_a_prefill_pool_without_engines_says_whose_zero_it_is(replicas: int, text: str) -> None:
+    spec = {"replicas": replicas, "prefill": {"replicas": 0}}
+    stopped = PoolObserved(pool(spec), service(spec))
+    deployment = plan_pool(stopped).deployment
+    assert deployment is not None
+    observed = replace(stopped, children=(complete(deployment),))
+    updated = find(pool_status(observed, plan_pool(observed), NOW), "Updated")
+    assert updated is not None
+    assert (updated["status"], updated["message"]) == ("True", text)

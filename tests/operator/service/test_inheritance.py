@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from sluice_contract.cluster.labels import Role
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.resolve.spec_errors import spec_errors
 
-from tests.operator.examples import service_plan
+from tests.examples import examples
+from tests.operator.examples import IMAGES, service, service_plan
 
 TOP: Manifest = {
     "accelerator": {"product": "NVIDIA-A100-SXM4-80GB", "count": 2},
@@ -44,6 +48,37 @@ def test_settings_go_before_those_of_the_top_level_key_by_key_and_sections_whole
     assert (found.chunk_size, found.page_size) == (256, 8)
     assert found.host_cache is not None
     assert (found.host_cache.memory, found.host_cache.disk) == ("4Gi", None)
+
+
+TOKENS = st.sampled_from([8, 16, 64])
+ENGINES = st.fixed_dictionaries(
+    {"pageSize": st.sampled_from([8, 16])},
+    optional={
+        "chunkSize": TOKENS,
+        "minPrefillTokens": TOKENS,
+        "maxPrefillTokens": TOKENS,
+        "kvPoolTokens": st.sampled_from([64, 72]),
+    },
+)
+
+
+@given(ENGINES, ENGINES)
+@example({"pageSize": 8}, {"pageSize": 16, "chunkSize": 8})
+@examples(15)
+def test_settings_are_judged_as_they_are_merged(top: Manifest, own: Manifest) -> None:
+    own.pop("pageSize")
+    split = service({"engine": top, "prefill": {"engine": own}})
+    whole = service({"engine": top, "prefill": {"engine": top | own}})
+    assert bool(spec_errors(IMAGES, split)) == bool(spec_errors(IMAGES, whole))
+
+
+@pytest.mark.parametrize(("key", "default"), [("drainSeconds", 120), ("startupSeconds", 600)])
+def test_a_default_that_prefill_writes_goes_before_another_value_of_the_top_level(
+    key: str, default: int
+) -> None:
+    parts = {"engine": {key: 60}, "prefill": {"engine": {key: default}}}
+    seconds = [pool.manifest["spec"][key] for pool in service_plan(parts).pools]
+    assert seconds == [default, 60]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 from sluice_contract.config.engine import SloTargets, parse_engine_config
 from sluice_contract.config.router import parse_router_config
 from sluice_operator.kube.kinds import OPTIONAL_CHILDREN, POD_MONITOR, Kind, Manifest
@@ -213,6 +213,63 @@ def test_scaling_is_told_with_both_numbers() -> None:
     (event,) = plan_service(service_observed(changed, children)).events
     assert (event.reason, event.type) == ("Scaled", "Normal")
     assert "from 1 to 4" in event.message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ((2, 4), (2, 5), "Pool prefill: replicas from 4 to 5 (spec.prefill.replicas)."),
+        ((2, 4), (3, 4), "Pool decode: replicas from 2 to 3 (spec.replicas)."),
+        (
+            (2, 4),
+            (0, 4),
+            "Pool prefill: replicas from 4 to 0 (spec.replicas).\n"
+            "Pool decode: replicas from 2 to 0 (spec.replicas).",
+        ),
+    ],
+)
+def test_a_scaled_pool_of_two_is_told_with_the_field_that_did_it(
+    before: tuple[int, int], after: tuple[int, int], message: str
+) -> None:
+    def numbers(replicas: int, prefill: int) -> Manifest:
+        return {"replicas": replicas, "prefill": {"replicas": prefill}}
+
+    children = [live(m) for m in service_plan(numbers(*before)).apply]
+    plan = plan_service(service_observed(service(numbers(*after)), children))
+    scaled = [event.message for event in plan.events if event.reason == "Scaled"]
+    assert "\n".join(scaled) == message
+
+
+def test_a_stopped_pool_that_is_scaled_starts_with_its_fewest_and_says_whose_number_it_is() -> None:
+    own = {"autoscaling": {"minReplicas": 2, "maxReplicas": 4}}
+    stopped, started = ({"replicas": count, "prefill": own} for count in (0, 2))
+    children = [live(m) for m in service_plan(stopped).apply]
+    fields: Manifest = {"f:spec": {"f:replicas": {}}}
+    entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields}
+    for pool in (child for child in children if child["kind"] == "EnginePool"):
+        pool["metadata"]["managedFields"] = [entry]
+    plan = plan_service(service_observed(service(started), children))
+    (event, *_) = (event for event in plan.events if event.reason == "Scaled")
+    assert event.message == (
+        "Pool prefill: replicas from 0 to 2 (spec.prefill.autoscaling.minReplicas)."
+    )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"prefill": {"autoscaling": {"minReplicas": 0, "maxReplicas": 3}}},
+        {"prefill": {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}},
+        {"prefill": {"replicas": 4}},
+        {"prefill": {}},
+        {},
+    ],
+)
+def test_a_service_that_is_stopped_and_started_keeps_routers_and_revisions(parts: Manifest) -> None:
+    started, stopped = (service_plan(parts | {"replicas": count}) for count in (2, 0))
+    assert started.router == stopped.router
+    decided = [plan.decided["metadata"]["name"] for plan in (started, stopped) if plan.decided]
+    assert decided[0] == decided[1]
 
 
 def test_a_roll_out_is_told_with_what_has_changed() -> None:

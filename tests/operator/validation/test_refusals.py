@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sluice_contract.config.supported import ROWS as ENGINE_ROWS
 from sluice_operator.kube.kinds import Manifest
+from sluice_operator.service.observe import Images
 from sluice_operator.service.plan import plan_service
 from sluice_operator.validation.errors import ROWS
 
@@ -113,7 +116,7 @@ def test_what_only_gpus_have_is_refused_where_a_pool_has_none() -> None:
     one = {"engine": engine, "prefill": gpus}
     refusal = plan_service(service_observed(service(one))).refusal
     assert refusal is not None
-    assert "spec.engine.cudaGraphMaxBatch: 8 is not allowed" in refusal.message
+    assert "spec.engine.cudaGraphMaxBatch: 8 in pool decode is not allowed" in refusal.message
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(2, 2), (2, 1), (1, 4), (4, 2)])
@@ -243,6 +246,125 @@ def test_two_pools_that_cannot_work_together_are_refused(
     assert says in refusal.message
 
 
+SAME = "allowed: the same in both, which hand each other the KV cache"
+
+
+@pytest.mark.parametrize(
+    ("spec", "messages"),
+    [
+        ({"engine": {"pageSize": 8}, "prefill": {"engine": {"chunkSize": 8, "pageSize": 8}}}, []),
+        ({"engine": {"pageSize": 8}, "prefill": {"engine": {"chunkSize": 8}}}, []),
+        ({"engine": {"pageSize": 8}, "prefill": {"engine": {"maxPrefillTokens": 8}}}, []),
+        (
+            {"prefill": {"engine": {"chunkSize": 8}}},
+            [
+                "spec.prefill.engine.chunkSize: 8 is not allowed; "
+                "allowed: -1 (off) or at least pageSize (16)"
+            ],
+        ),
+        (
+            {"engine": {"minPrefillTokens": 4096}, "prefill": {"engine": {"chunkSize": 2048}}},
+            [
+                "spec.engine.minPrefillTokens: 4096 in pool prefill is not allowed; allowed: at "
+                "most chunkSize (2048), where spec.prefill.engine.chunkSize is 2048",
+                "spec.engine.minPrefillTokens: 4096 in pool decode is not allowed; allowed: at "
+                "most chunkSize (512)",
+            ],
+        ),
+        (
+            {"engine": {"minPrefillTokens": 4096}, "prefill": {}},
+            ["spec.engine.minPrefillTokens: 4096 is not allowed; allowed: at most chunkSize (512)"],
+        ),
+        (
+            {
+                "engine": {"hostCache": {"memory": "1Gi"}},
+                "prefill": {"engine": {"prefixCache": False}},
+            },
+            [
+                'spec.engine.hostCache: {"memory":"1Gi"} in pool prefill is not allowed; allowed: '
+                "only beside prefixCache, where spec.prefill.engine.prefixCache is false"
+            ],
+        ),
+        (
+            {
+                "engine": {"prefixCache": False},
+                "prefill": {"engine": {"schedulingPolicy": "lpm"}},
+            },
+            [
+                'spec.prefill.engine.schedulingPolicy: "lpm" is not allowed; allowed: fcfs or '
+                "another that needs no prefixCache; or prefixCache, where "
+                "spec.engine.prefixCache is false"
+            ],
+        ),
+        (
+            {
+                "engine": {"kvPoolTokens": 100, "pageSize": 8},
+                "prefill": {"engine": {"pageSize": 16}},
+            },
+            [
+                "spec.prefill.engine.pageSize: 16 in pool prefill is not allowed beside 8 in pool "
+                f"decode; {SAME}",
+                "spec.engine.kvPoolTokens: 100 in pool prefill is not allowed; allowed: a multiple "
+                "of pageSize (16), as 96 or 112, where spec.prefill.engine.pageSize is 16",
+                "spec.engine.kvPoolTokens: 100 in pool decode is not allowed; allowed: a multiple "
+                "of pageSize (8), as 96 or 104",
+            ],
+        ),
+        (
+            {"engine": {"attentionBackend": "flashinfer"}, "prefill": {"accelerator": {}}},
+            [
+                'spec.engine.attentionBackend: "flashinfer" in pool decode is not allowed; '
+                "allowed: auto, native or torch without an accelerator"
+            ],
+        ),
+        (
+            {"engine": {"attentionBackend": "flashinfer"}, "prefill": {}},
+            [
+                'spec.engine.attentionBackend: "flashinfer" is not allowed; '
+                "allowed: auto, native or torch without an accelerator"
+            ],
+        ),
+        (
+            {
+                "prefill": {
+                    "engine": {"hostCache": {"memory": "1Gi", "disk": {"size": "1Gi"}}},
+                    "template": {"volumes": [{"name": "sluice-host-cache", "emptyDir": {}}]},
+                }
+            },
+            [
+                'spec.prefill.template.volumes[0].name: "sluice-host-cache" is not allowed; '
+                "allowed: all but sluice-host-cache, where spec.prefill.engine.hostCache.disk is"
+            ],
+        ),
+    ],
+)
+def test_merged_settings_are_refused_by_what_a_user_wrote(
+    spec: Manifest, messages: list[str]
+) -> None:
+    refusal = plan_service(service_observed(service(spec))).refusal
+    refusals = (refusal.parts or (refusal,)) if refusal else ()
+    assert [part.message for part in refusals] == messages
+    for part in refusals:
+        assert part.message.startswith(f"{part.field}: ")
+
+
+@pytest.mark.parametrize(
+    ("spec", "section"),
+    [
+        ({"prefill": {"accelerator": {}}}, "spec.prefill"),
+        ({"accelerator": {}, "prefill": {}}, "spec"),
+        ({"accelerator": {}, "prefill": {"accelerator": {"count": 2}}}, "spec"),
+    ],
+)
+def test_a_missing_image_is_asked_for_where_it_reaches_no_pool_on_cpus(
+    spec: Manifest, section: str
+) -> None:
+    observed = replace(service_observed(service(spec)), images=Images("e:1", "r:1"))
+    refusal = plan_service(observed).refusal
+    assert refusal is not None
+    assert [part.field for part in refusal.parts or (refusal,)] == [f"{section}.engine.image"]
+
+
 SCALED: Manifest = {"autoscaling": {"minReplicas": 1, "maxReplicas": 4}}
 ON_GPUS: Manifest = {**SCALED, "accelerator": {"count": 2}}
 
@@ -252,6 +374,12 @@ ON_GPUS: Manifest = {**SCALED, "accelerator": {"count": 2}}
     [
         ({}, {}, "", "with spec.autoscaling.minReplicas and maxReplicas"),
         ({"target": {"prefillQueue": 2}}, {}, ".target", "beside spec.autoscaling.minReplicas"),
+        (
+            {"target": {"prefillQueue": 2}},
+            {"replicas": 0},
+            ".target",
+            "beside spec.autoscaling.minReplicas",
+        ),
         ({"gpuBudget": 8}, {"accelerator": {}}, ".gpuBudget", "beside spec.autoscaling.minRepl"),
         ({"gpuBudget": 1}, ON_GPUS, ".gpuBudget", "at least 2: the fewest engines hold 1 x 2"),
         (
@@ -277,6 +405,21 @@ def test_autoscaling_that_could_not_be_kept_to_is_refused(
     found = next(each for each in refusal.parts or (refusal,) if each.reason == "InvalidSpec")
     assert found.field == f"spec.autoscaling{field}"
     assert f"allowed: {allowed}" in found.message
+
+
+def test_what_is_refused_beside_another_provider_is_named_at_once_as_it_is_written() -> None:
+    scaling = {"provider": "External", "gpuBudget": 4, "target": {"prefillQueue": 2}}
+    refusal = plan_service(
+        service_observed(service({"replicas": 1, "accelerator": {}, "autoscaling": scaling}))
+    ).refusal
+    assert refusal is not None
+    fixed = "beside spec.autoscaling.minReplicas and maxReplicas: no pool is scaled"
+    assert [part.message for part in refusal.parts] == [
+        f'spec.autoscaling.target: {{"prefillQueue":2}} is not allowed; allowed: {fixed}',
+        f'spec.autoscaling.provider: "External" is not allowed; allowed: {fixed}',
+        "spec.autoscaling.gpuBudget: 4 is not allowed; allowed: with provider Internal alone: "
+        "whoever scales decides",
+    ]
 
 
 @pytest.mark.parametrize("provider", [{}, {"provider": "Internal"}, {"provider": "External"}])

@@ -9,7 +9,7 @@ docs/how-to/split-prefill-from-decode.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from sluice_contract.config.sizing import Value
@@ -31,13 +31,13 @@ class Verdict:
     """Whether something pays for this model, these requests and this promise."""
 
     subject: str
-    """In a word, e.g. `chunking`."""
+    """What is judged, in a word: `chunking`, say."""
     reason: Reason
     message: str
 
 
 def verdicts(answer: Answer) -> tuple[Verdict, ...]:
-    """One for each comparison; none where nothing was simulated."""
+    """The verdicts, one for each comparison; none where nothing was simulated."""
     return tuple(_verdicts({arrangement.name: arrangement for arrangement in answer.arrangements}))
 
 
@@ -101,7 +101,7 @@ class Facts:
     spec: InferenceServiceSpec
     pool: PlannedPool
     verdicts: Mapping[str, Verdict]
-    """By subject."""
+    """Verdicts by subject."""
 
     def value(self, name: str) -> Value:
         return self.pool.settings[name].value
@@ -124,6 +124,7 @@ class Hint:
     name: str
     holds: Callable[[Facts], bool]
     text: str
+    """Keys of engine settings in braces stand for their fields in the pool's section."""
 
 
 HINTS: Final = (
@@ -141,23 +142,23 @@ HINTS: Final = (
     Hint(
         "MixDecode",
         lambda f: not f.value("mixed_chunk") and f.pays("mixing"),
-        "leave out engine.mixedChunk: running requests wait for steps that compute prompts",
+        "leave out {mixedChunk}: running requests wait for steps that compute prompts",
     ),
     Hint(
         "ChunkPrompts",
         lambda f: f.value("chunk_size") == -1 and f.pays("chunking"),
-        "leave out engine.chunkSize: whole prompts hold up every running request",
+        "leave out {chunkSize}: whole prompts hold up every running request",
     ),
     Hint(
         "Disaggregate",
         lambda f: not f.spec.is_disaggregated and f.pays("disaggregation"),
-        "mode Disaggregated bears more of these requests with as many GPUs",
+        "add `prefill: {{}}`: two pools bear more of these requests with as many GPUs",
     ),
     Hint(
         "StayMixed",
         lambda f: f.spec.is_disaggregated and f.costs("disaggregation"),
-        "mode Mixed bears more of these requests with as many GPUs; simulated with "
-        "two equal engines: a pair of unlike GPUs may pay",
+        "leave out spec.prefill: one pool bears more of these requests with as many GPUs; "
+        "simulated with two equal engines: a pair of unlike GPUs may pay",
     ),
     Hint(
         "PrefixOrder",
@@ -168,7 +169,7 @@ HINTS: Final = (
     Hint(
         "NameTheMemory",
         lambda f: f.pool.accelerator.verified.reason == "ProductUnknown",
-        "sizes are guessed: set engine.chunkSize and engine.memoryPercent, or label the nodes",
+        "sizes are guessed: set {section}.chunkSize and memoryPercent, or label the nodes",
     ),
     Hint(
         "TryOnYourGpus",
@@ -180,8 +181,13 @@ HINTS: Final = (
 
 
 def hints(facts: Facts, *, nodes_known: bool) -> Iterator[Hint]:
-    """Those that hold. `nodes_known`: a cluster's nodes were looked at."""
-    accelerator = facts.spec.pool(facts.pool.role).accelerator
-    if not nodes_known and (warning := unusual_spelling(accelerator)):
+    """The hints that hold. `nodes_known`: a cluster's nodes were looked at."""
+    pool, role = facts.spec.pool(facts.pool.role), facts.pool.role
+    if not nodes_known and (warning := unusual_spelling(pool.accelerator)):
         yield Hint("ProductSpelling", lambda _: True, warning)
-    yield from (hint for hint in HINTS if hint.holds(facts))
+    keys = ("mixedChunk", "chunkSize")
+    fields = {key: f"{facts.spec.engine_place(role, key)}.{key}" for key in keys}
+    fields["section"] = f"{pool.accelerator_section}.engine"
+    for hint in HINTS:
+        if hint.holds(facts):
+            yield replace(hint, text=hint.text.format_map(fields))

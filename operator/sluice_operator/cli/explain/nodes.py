@@ -14,6 +14,7 @@ from sluice_contract.base import ConfigError
 from sluice_operator.accelerators.node_requirements import product_label, resource_name
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pools import AcceleratorSpec
+from sluice_operator.api.template import PodTemplate
 from sluice_operator.cli.yaml_text import DuplicateKeyError, ExpandedError, read_yaml_stream
 from sluice_operator.kube.kinds import Manifest
 
@@ -21,6 +22,8 @@ EACH_NODE: Final = 8
 """GPUs of the node that is made up."""
 ASSUMED: Final = "a node assumed here"
 """Its name, for people."""
+_OF_NODES: Final = ("accelerator", "template")
+"""Sections of a pool that say which nodes its engines may land on."""
 
 
 def read_nodes(file: str) -> tuple[Manifest, ...]:
@@ -49,34 +52,41 @@ def _items(document: Any) -> list[Any]:
 
 
 def on_accelerator(document: Any, product: str) -> tuple[Any, tuple[Manifest, ...]]:
-    """A service whose pools all ask for a product, and a node that has it. Pools that name another
-    product get this one; how many each engine has stays."""
+    """A service whose pools all ask for a product, and a node for each pool that has it. Pools that
+    name another product get this one; how many each engine has stays. What has another type than
+    it should stays, too: the service is refused for it."""
     if not isinstance(document, Mapping) or not isinstance(document.get("spec"), Mapping):
         return document, ()
     spec = dict(document["spec"])
-    labels, offered = dict[str, str](), dict[str, str]()
-    for section in _sections(spec):
-        accelerator = {**(section.get("accelerator") or {}), "product": product}
-        section["accelerator"] = accelerator
-        try:
-            spec_accelerator = parse(AcceleratorSpec, accelerator, "spec")
-        except InvalidSpecError:
-            continue  # the service is refused for it
-        labels[product_label(spec_accelerator)] = product
-        labels |= (section.get("template") or {}).get("nodeSelector") or {}
-        offered[resource_name(spec_accelerator)] = str(max(EACH_NODE, spec_accelerator.count or 1))
-    node = {
-        "metadata": {"name": ASSUMED, "labels": labels},
-        "status": {"allocatable": offered},
-    }
-    return {**document, "spec": spec}, (node,)
-
-
-def _sections(spec: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """The sections that say what engines run on: the spec, and its own `prefill` where that has an
-    accelerator."""
     prefill = spec.get("prefill")
-    if not isinstance(prefill, Mapping) or not prefill.get("accelerator"):
-        return (spec,)
-    spec["prefill"] = dict(prefill)
-    return (spec, spec["prefill"])
+    if isinstance(prefill, Mapping) and prefill.get("accelerator") is not None:
+        spec["prefill"] = _with_product(prefill, product)
+    spec = _with_product(spec, product)
+    own = spec["prefill"] if isinstance(prefill, Mapping) else {}
+    pools = (spec, {**spec, **{key: own[key] for key in _OF_NODES if own.get(key) is not None}})
+    nodes = [node for pool in pools if (node := _node(pool, product)) is not None]
+    unlike = (node for index, node in enumerate(nodes) if node not in nodes[:index])
+    return {**document, "spec": spec}, tuple(unlike)
+
+
+def _with_product(section: Mapping[str, Any], product: str) -> dict[str, Any]:
+    """A section that says what engines run on, with another product."""
+    accelerator = section.get("accelerator")
+    if accelerator is None or isinstance(accelerator, Mapping):
+        return {**section, "accelerator": {**(accelerator or {}), "product": product}}
+    return dict(section)
+
+
+def _node(pool: Mapping[str, Any], product: str) -> Manifest | None:
+    """A node that the engines of a pool may land on; None where the pool is refused."""
+    try:
+        accelerator = parse(AcceleratorSpec, pool["accelerator"], "spec")
+        template = parse(PodTemplate, pool.get("template") or {}, "spec")
+    except InvalidSpecError:
+        return None
+    count = str(max(EACH_NODE, accelerator.count or 1))
+    labels = {product_label(accelerator): product, **(template.node_selector or {})}
+    return {
+        "metadata": {"name": ASSUMED, "labels": labels},
+        "status": {"allocatable": {resource_name(accelerator): count}},
+    }

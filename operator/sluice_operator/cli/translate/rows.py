@@ -282,9 +282,9 @@ def quantization(text: str) -> str:
 
 ONE_NODE: Final = "the GPUs of an engine are on one node, and share each layer"
 REPLICAS: Final = "_replicas"
-"""Stands for `replicas` of each pool until it is known whether there are two."""
+"""Key of a translation in progress: `replicas`, until it is known whether there are two pools."""
 TWO_POOLS: Final = "_prefill"
-"""Stands for `prefill`: true where prompts have a pool of their own."""
+"""Key of a translation in progress: whether the spec gets a section `prefill`."""
 
 COMMON: Final = (
     Flag(("served-model-name",), "model", "the name in the OpenAI API", names, many=True),

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from sluice_contract.cluster.labels import Role
+
 from sluice_operator.api.conditions import ADAPTERS_LOADED, MODEL_AVAILABLE, UPDATED, Check
 from sluice_operator.api.status import PoolSummary
 from sluice_operator.conditions import reasons
@@ -25,6 +27,7 @@ from sluice_operator.conditions.pods import is_ready
 from sluice_operator.kube.kinds import ENGINE_POOL, Kind, Manifest, of_kind
 from sluice_operator.manifests.metadata import is_current
 from sluice_operator.service.observe import Children
+from sluice_operator.service.rollout.mode_switch import Former
 from sluice_operator.service.rollout.planned_rollout import PlannedPool
 from sluice_operator.service.rollout.revisions import engines_ready
 
@@ -99,6 +102,25 @@ def pool_summary(live: Manifest | None, desired: int, accelerator: str | None) -
         summary=f"{ready}/{desired}",
         accelerator=accelerator,
     ).to_json_dict()
+
+
+def former_summaries(former: Former) -> dict[Role, Manifest]:
+    """The pools of the former mode in numbers, by role, as long as they serve; empty afterwards."""
+    if not former.is_served:
+        return {}
+    return {
+        role: pool_summary(pool, pool["spec"]["replicas"], None)
+        for role in Role
+        for pool in former.pools
+        if pool["spec"]["role"] == role
+    }
+
+
+def engines_text(pools: Mapping[Role, Manifest]) -> str:
+    """The column ENGINES: `3/3`, or `P 2/2 D 4/4`."""
+    if len(pools) == 1:
+        return "".join(summary["summary"] for summary in pools.values())
+    return " ".join(f"{role.value[0].upper()} {pool['summary']}" for role, pool in pools.items())
 
 
 def pool_part(role: str, live: Manifest | None, desired: int, updated: Check) -> Part:

@@ -21,12 +21,14 @@ def priorities_check(plan: ServicePlan) -> Check | None:
     if not names:
         return None
     # Prompts wait in the first pool: mixed or prefill.
-    policy = plan.pools[0].settings["scheduling_policy"].value
+    pool, key = plan.pools[0], "schedulingPolicy"
+    policy = pool.settings["scheduling_policy"].value
     if policy in READS_PRIORITY:
-        return Check("True", "PolicyReadsThem", f"schedulingPolicy is {policy}.")
+        return Check("True", "PolicyReadsThem", f"{key} is {policy}.")
+    path = f"{plan.spec.engine_place(pool.role, key)}.{key}"
     text = (
         f"spec.router.auth.tenants: the priorities of {', '.join(names)} change no order under "
-        f"schedulingPolicy {policy}; set spec.engine.schedulingPolicy to "
+        f"{key} {policy}; set {path} to "
         f"{' or '.join(READS_PRIORITY)}. A request above its maxPriority is refused all the same."
     )
     return Check("False", "PolicyIgnoresThem", text)

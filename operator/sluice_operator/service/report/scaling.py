@@ -10,10 +10,9 @@ from sluice_contract.cluster.labels import FIELD_MANAGER, Role
 
 from sluice_operator.accelerators.find import find_accelerator
 from sluice_operator.api.conditions import SCALING_ACTIVE, Check
-from sluice_operator.api.findings import parse
 from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.scaling import AutoscalingSpec, AutoscalingTarget, Slo
-from sluice_operator.api.service import InferenceServiceSpec, mode_of, roles_of
+from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.conditions import reasons
@@ -70,14 +69,11 @@ def scaled_service(observed: ServiceObserved, plan: ServicePlan) -> ScaledServic
 def _former_spec(children: Children, former: Former) -> InferenceServiceSpec | None:
     """The last spec with the `former` pools; None: nothing is known of how they are scaled."""
     roles = {pool["spec"]["role"] for pool in former.pools}
-    for revision in revisions_of(children).carried_out:
-        if roles <= set(roles_of(mode_of(revision.spec))):
-            return parse(InferenceServiceSpec, revision.spec, "spec")
-    return None
+    return revisions_of(children).spec_with(roles)
 
 
 def scaling_settings(spec: InferenceServiceSpec) -> Settings:
-    """What the spec says of scaling; `pools` are those with an autoscaling section."""
+    """What the spec says of scaling; `pools` are those whose number of engines moves."""
     scaling, slo = spec.autoscaling or AutoscalingSpec(), spec.slo or Slo()
     target = scaling.target or AutoscalingTarget()
     return Settings(
@@ -108,7 +104,10 @@ def scaling_check(service: Manifest, plan: ServicePlan, scaling: Scaling | None)
     if external:
         text = f"Pool {', '.join(external)}: whoever writes the EnginePool's scale decides."
         return Check("Unknown", "ScaledFromOutside", text)
-    return Check("False", "FixedReplicas", "No pool has an autoscaling section.")
+    text = "The number of engines is fixed in every pool."
+    if any(map(spec.limits_when_started, spec.roles)):
+        text = "spec.replicas is 0, which stops every pool: none is scaled."
+    return Check("False", "FixedReplicas", text)
 
 
 def scaling_status(before: Manifest, plan: ServicePlan, scaling: Scaling | None) -> Manifest:

@@ -5,11 +5,9 @@ Pure; `now` is only used for transitions. The state below a pool is read from th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
-
-from sluice_contract.cluster.labels import Role
 
 from sluice_operator.api.conditions import (
     ACCELERATOR_VERIFIED,
@@ -63,6 +61,8 @@ from sluice_operator.service.report.part_status import (
     Part,
     adapters_loaded,
     current_pool,
+    engines_text,
+    former_summaries,
     live_child,
     model_available,
     pool_part,
@@ -189,7 +189,7 @@ def _facts(
         "mode": mode,
         "url": f"http://{meta['name']}.{meta.get('namespace', 'default')}.svc",
         **_counted(children, mode),
-        "summary": _engines(pools),
+        "summary": engines_text(former_summaries(plan.former) or pools),
         "pools": {role.value: summary for role, summary in pools.items()},
         "resolved": {pool.role.value: settings_status(pool.settings) for pool in plan.pools},
         **_handover(children, plan),
@@ -202,13 +202,6 @@ def _counted(children: Children, mode: Mode) -> Manifest:
     pools = (pool for pool in of_kind(children, ENGINE_POOL) if pool["spec"]["role"] == role)
     status = next((pool.get("status") or {} for pool in pools), {})
     return {key: status[key] for key in ("replicas", "selector") if key in status}
-
-
-def _engines(pools: Mapping[Role, Manifest]) -> str:
-    """The column ENGINES: `3/3`, or `P 2/2 D 4/4`."""
-    if len(pools) == 1:
-        return "".join(summary["summary"] for summary in pools.values())
-    return " ".join(f"{role.value[0].upper()} {pool['summary']}" for role, pool in pools.items())
 
 
 def _handover(children: Children, plan: ServicePlan) -> Manifest:

@@ -11,7 +11,7 @@ from sluice_contract.cluster import ports
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.kv_transfer import KvTransfer, wire_error
-from sluice_contract.config.sizing import Value
+from sluice_contract.config.sizing import GENERAL, Value, resolved_values
 from sluice_contract.http_errors import shown_json
 
 from sluice_operator.accelerators.find import AcceleratorFinding
@@ -25,10 +25,10 @@ from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.resolve.settings import pool_settings
 from sluice_operator.service.revisions.choose import DEFAULTED, Kept
 from sluice_operator.service.revisions.settings import Settings
-from sluice_operator.validation.errors import INVALID, Refusal
+from sluice_operator.validation.errors import INVALID, Refusal, setting_refusals
 
 AGREED: Final = (*DEFAULTED, "weight_dtype")
-"""In which engines that hand each other the KV cache must be alike."""
+"""Settings in which engines that hand each other the KV cache must be alike."""
 KV_TRANSFER: Final = "spec.engine.kvTransfer"
 
 
@@ -61,6 +61,7 @@ def contradictions(
     """Engine settings that contradict each other once they are resolved. Settings in use were
     accepted before and stay accepted."""
     settings_of: dict[Role, Settings] = {}
+    errors: dict[Role, tuple[ConfigError, ...]] = {}
     for role in spec.roles:
         pool, resolved = stays.pools.get(role), fresh[role]
         if pool is not None:
@@ -69,16 +70,15 @@ def contradictions(
         yield from _too_many_labels(observed.service, spec, role)
         yield from _without_image(observed.images, spec, role)
         yield from _at_metrics_port(spec, role)
-        if not isinstance(resolved, ConfigError):
+        if isinstance(resolved, ConfigError):
+            errors[role] = resolved.errors
+        else:
             settings_of[role] = resolved
-            continue
-        for mistake in resolved.errors:
-            path = spec.engine_place(role, mistake.key)
-            yield Refusal(INVALID, f"{path}.{mistake.key}", f"{path}.{mistake}")
+    if spec.is_disaggregated:
+        yield from _not_shared(spec, settings_of, stays.shared)
+    yield from setting_refusals(spec, INVALID, errors)
     for role, settings in settings_of.items():
         yield from _against_accelerator(spec, role, settings)
-    if len(settings_of) > 1:
-        yield from _not_shared(spec, settings_of)
     if spec.is_disaggregated:
         yield from _of_handover(spec)
 
@@ -105,7 +105,9 @@ def _without_image(images: Images, spec: InferenceServiceSpec, role: Role) -> It
     if spec.engine_of(role).image or images.engine_of(accelerator):
         return
     assert accelerator is not None
-    field = f"{spec.engine_place(role, 'image')}.image"
+    # An image of the top level would be that of both pools.
+    section = "spec" if spec.accelerator is not None else spec.pool(role).accelerator_section
+    field = f"{section}.engine.image"
     resource = resource_name(accelerator)
     why = "is not set" if is_nvidia(accelerator) else "is for nvidia.com"
     allowed = f"an engine image for {resource}, as SLUICE_GPU_ENGINE_IMAGE of the operator {why}"
@@ -132,34 +134,47 @@ def _at_metrics_port(spec: InferenceServiceSpec, role: Role) -> Iterator[Refusal
 
 
 def _not_shared(
-    spec: InferenceServiceSpec, settings_of: Mapping[Role, Settings]
+    spec: InferenceServiceSpec, settings_of: Mapping[Role, Settings], shared: Settings
 ) -> Iterator[Refusal]:
-    """Refusals of settings in which the pools of a service must agree and do not."""
-    (first, settings), *others = settings_of.items()
+    """Refusals of settings in which the pools of a service must agree and do not, be they in
+    contradiction with others or not."""
+    values = {
+        role: _agreed_values(spec, role, settings_of.get(role), shared) for role in spec.roles
+    }
+    (first, ours), *others = values.items()
     for other, theirs in others:
         for name in AGREED:
-            if _value(settings, name) != _value(theirs, name):
-                yield _unlike(spec, settings_of, name, first, other)
+            if ours[name] != theirs[name]:
+                yield _unlike(spec, values, name, first, other)
+
+
+def _agreed_values(
+    spec: InferenceServiceSpec, role: Role, settings: Settings | None, shared: Settings
+) -> dict[str, Value]:
+    """The values of `AGREED` in the pool of `role`; without `settings`, those that they would
+    have."""
+    if settings is None:
+        written = spec.engine_of(role)
+        values = GENERAL | resolved_values(shared)
+        values |= {name: v for name in AGREED if (v := getattr(written, name)) is not None}
+    else:
+        values = resolved_values(settings)
+    return {name: values.get(name, "auto") for name in AGREED}
 
 
 def _unlike(
     spec: InferenceServiceSpec,
-    settings_of: Mapping[Role, Settings],
+    values: Mapping[Role, Mapping[str, Value]],
     name: str,
     pool: Role,
     beside: Role,
 ) -> Refusal:
     key = to_camel(name)
     place = spec.engine_place(pool, key)
-    ours, theirs = (shown_json(_value(settings_of[role], name)) for role in (pool, beside))
+    ours, theirs = (shown_json(values[role][name]) for role in (pool, beside))
     text = f"{place}.{key}: {ours} in pool {pool} is not allowed beside {theirs} in pool {beside}"
     reason = "allowed: the same in both, which hand each other the KV cache"
     return Refusal(INVALID, f"{place}.{key}", f"{text}; {reason}")
-
-
-def _value(settings: Settings, name: str) -> Value:
-    """Of a setting that all pools must have alike; `auto` where none is resolved."""
-    return settings[name].value if name in settings else "auto"
 
 
 def _of_handover(spec: InferenceServiceSpec) -> Iterator[Refusal]:

@@ -36,12 +36,13 @@ from sluice_operator.manifests.ownership import is_free
 from sluice_operator.service.observe import Children
 
 PROMPT_TOKENS: Final = 4
-"""For each token of an answer: an assumption, until requests are seen."""
+"""Prompt tokens for each token of an answer: an assumption, until requests are seen."""
 ANSWERS_AT_ONCE: Final = 64
-"""That a decode step computes, while it reads as much of the KV cache as of the weights. With it an
-A100 has 6.3 times as many prompt tokens a second as tokens of answers; its simulated engine 6.3."""
+"""Answers that a decode step computes, while it reads as much of the KV cache as of the weights.
+With them an A100 has 6.3 times as many prompt tokens a second as tokens of answers; its simulated
+engine 6.3."""
 FLOP_PER_BYTE: Final = 250.0
-"""Of a product whose peaks are not known: half of the table is below it."""
+"""Assumed of a product whose peaks are not known: half of the table is below it."""
 
 
 class ReplicasOwner(StrEnum):
@@ -79,11 +80,13 @@ def replicas_owner(spec: InferenceServiceSpec, role: Role) -> ReplicasOwner:
 def plan_replicas(
     spec: InferenceServiceSpec, role: Role, live: Manifest | None, first: int
 ) -> Replicas:
-    """The replicas of the pool of `role`; `live` is its EnginePool. A new pool is always created
-    with the number `first`, and then passed to its owner."""
+    """The replicas of the pool of `role`; `live` is its EnginePool. A new pool, and one that the
+    InferenceService had stopped, always gets the number `first`, and is then passed to its owner:
+    nobody scales a pool from 0 whose HorizontalPodAutoscaler is off there."""
     owner = replicas_owner(spec, role)
     managers = managers_of(live, "replicas") if live else frozenset()
-    if live is None or owner is ReplicasOwner.SPEC:
+    is_stopped = live is not None and not live["spec"]["replicas"] and FIELD_MANAGER in managers
+    if live is None or owner is ReplicasOwner.SPEC or (is_stopped and first):
         return Replicas(first, let_go=REPLICAS_MANAGER in managers)
     holders = managers - {FIELD_MANAGER}
     is_held = REPLICAS_MANAGER in holders if owner is ReplicasOwner.OPERATOR else bool(holders)

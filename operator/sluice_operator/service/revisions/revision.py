@@ -10,7 +10,7 @@ once, and which engines were complete last.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
@@ -23,7 +23,7 @@ from sluice_contract.config.kv_transfer import KvBackend, KvTransfer
 from sluice_operator.api.canonical import canonical
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.pool import EnginePoolSpec, ModelFetch
-from sluice_operator.api.service import InferenceServiceSpec
+from sluice_operator.api.service import InferenceServiceSpec, mode_of, roles_of
 from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.engine import revision_of
@@ -223,6 +223,13 @@ class Revisions:
     def carried_out(self) -> Iterator[Revision]:
         """Those that were carried out, the newest first."""
         return (revision for revision in self.newest_first if revision.state.carried_out)
+
+    def spec_with(self, roles: Collection[str]) -> InferenceServiceSpec | None:
+        """The spec with pools of these roles that was carried out last."""
+        for revision in self.carried_out:
+            if set(roles) <= set(roles_of(mode_of(revision.spec))):
+                return parse(InferenceServiceSpec, revision.spec, "spec")
+        return None
 
     @property
     def stable(self) -> dict[Role, str]:

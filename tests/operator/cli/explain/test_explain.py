@@ -246,3 +246,87 @@ def test_large_rates_are_plain_numbers() -> None:
     assert [rate_text(rate) for rate in (0.5, 8.444, 999.4, 999.9, 4280.4)] == [
         "0.5", "8.44", "999", "1,000", "4,280",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("parts", "answer", "text"),
+    [
+        (
+            {},
+            rates(2, 4, 4, 4, 9),
+            "add `prefill: {}`: two pools bear more of these requests with as many GPUs",
+        ),
+        (
+            {"prefill": {}},
+            rates(2, 4, 4, 9, 4),
+            "leave out spec.prefill: one pool bears more of these requests",
+        ),
+        (
+            {"prefill": {"engine": {"mixedChunk": False}}},
+            rates(2, 4, 9, 9, 4),
+            "leave out spec.prefill.engine.mixedChunk: running requests wait",
+        ),
+        (
+            {"prefill": {}, "engine": {"chunkSize": -1}},
+            rates(2, 4, 9, 9, 4),
+            "leave out spec.engine.chunkSize: whole prompts hold up",
+        ),
+    ],
+)
+def test_advice_names_fields_that_there_are(
+    parts: Manifest,
+    answer: Answer,
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = written(tmp_path, **parts)
+    assert run(["-f", file, "--accelerator", A100], Simulator(answer)) == 0
+    shown = capsys.readouterr().out
+    assert text in " ".join(shown.split())
+    assert "mode " not in shown.partition("Hints")[2]
+
+
+@pytest.mark.parametrize(
+    ("parts", "field"),
+    [
+        ({"accelerator": "A100"}, "spec.accelerator"),
+        ({"accelerator": [A100]}, "spec.accelerator"),
+        ({"prefill": {"accelerator": "A100"}}, "spec.prefill.accelerator"),
+        ({"template": "a"}, "spec.template"),
+        ({"template": {"nodeSelector": "a"}}, "spec.template.nodeSelector"),
+        ({"prefill": {"template": ["a"]}}, "spec.prefill.template"),
+        ({"prefill": "a"}, "spec.prefill"),
+        ({"prefill": None}, "spec.prefill"),
+    ],
+)
+def test_a_part_of_a_wrong_type_is_refused_on_a_product_too(
+    parts: Manifest, field: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulator = Simulator(rates(1, 1, 1, 1, 1))
+    assert run(["-f", written(tmp_path, **parts), "--accelerator", A100], simulator) == 1
+    assert f"{field}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "prefill",
+    [
+        {"accelerator": {}},
+        {"accelerator": {"product": "x", "count": 2}},
+        {"template": {"nodeSelector": {"pool": "b"}}},
+        {"accelerator": {}, "template": {}},
+    ],
+)
+def test_each_pool_lands_on_a_node_of_the_product(
+    prefill: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    top = {"accelerator": {"count": 4}, "template": {"nodeSelector": {"pool": "a"}}}
+    file = written(tmp_path, **top, prefill=prefill)
+    words = ["-f", file, "--accelerator", A100, "-o", "json"]
+    assert run(words, Simulator(rates(1, 1, 1, 1, 1))) == 0
+    pools = json.loads(capsys.readouterr().out)["pools"]
+    count = prefill.get("accelerator", top["accelerator"]).get("count", 1)
+    assert [pool["accelerator"] for pool in pools.values()] == [
+        f"{count} x {A100}", f"4 x {A100}",
+    ]  # fmt: skip
+    assert {pool["verified"]["reason"] for pool in pools.values()} == {"NodeLabels"}

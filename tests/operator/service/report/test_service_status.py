@@ -488,6 +488,43 @@ def test_priorities_that_the_policy_does_not_read_are_told(
         assert f"schedulingPolicy {policy or 'fcfs'}" in found["message"]
 
 
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"replicas": 2, "prefill": {}}, "The number of engines is fixed in every pool."),
+        ({"replicas": 0}, "The number of engines is fixed in every pool."),
+        (
+            {
+                "replicas": 0,
+                "prefill": {"autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
+            },
+            "spec.replicas is 0, which stops every pool: none is scaled.",
+        ),
+    ],
+)
+def test_where_nothing_is_scaled_the_reason_is_that_of_the_spec(
+    parts: Manifest, message: str
+) -> None:
+    observed = service_observed(service(parts))
+    found = find(service_status(observed, plan_service(observed), NOW), "ScalingActive")
+    assert found is not None
+    assert (found["status"], found["reason"], found["message"]) == (
+        "False", "FixedReplicas", message,
+    )  # fmt: skip
+
+
+def test_priorities_are_read_where_prompts_wait_and_the_field_is_the_prefill_pools() -> None:
+    auth = {"secretRef": {"name": "keys"}, "tenants": [{"name": "a", "defaultPriority": 5}]}
+    own = {"schedulingPolicy": "lpm"}
+    spec = {"router": {"auth": auth}, "engine": {"schedulingPolicy": "priority"}}
+    for prefill, place in (({"engine": own}, "spec.prefill.engine"), ({}, "spec.engine")):
+        top = spec if prefill else spec | {"engine": own}
+        observed = service_observed(service(top | {"prefill": prefill}))
+        found = find(service_status(observed, plan_service(observed), NOW), "PrioritiesCount")
+        assert found is not None
+        assert f"set {place}.schedulingPolicy to priority or" in found["message"]
+
+
 def test_the_ledger_leaves_out_what_is_open_and_stays_while_routers_are_silent() -> None:
     observed = replace(_with_pool(True, True), ledger=Ledger(answered=3, lost=1, open=2))
     first = service_status(observed, plan_service(observed), NOW)

@@ -20,10 +20,13 @@ def spec(pool: Manifest, provider: str = "External") -> InferenceServiceSpec:
     return InferenceServiceSpec.model_validate(given)
 
 
-def live(*managers: str) -> Manifest:
+def live(*managers: str, replicas: int = 5) -> Manifest:
     fields: Manifest = {"f:spec": {"f:replicas": {}}}
     entries = [{"manager": each, "fieldsV1": fields} for each in managers]
-    return {"metadata": {"managedFields": entries}, "spec": {"replicas": 5}}
+    return {"metadata": {"managedFields": entries}, "spec": {"replicas": replicas}}
+
+
+ASLEEP: Manifest = {"autoscaling": {"minReplicas": 0, "maxReplicas": 9}}
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,20 @@ def live(*managers: str) -> Manifest:
             Replicas(5, is_applied=False, take_over=True),
         ),
         (spec(SCALED, "Internal"), live(HPA, REPLICAS_MANAGER), Replicas(5, is_applied=False)),
+        (spec(SCALED), live(FIELD_MANAGER, replicas=0), Replicas(2)),
+        (spec(SCALED, "Internal"), live(FIELD_MANAGER, replicas=0), Replicas(2)),
+        (
+            spec(SCALED),
+            live(FIELD_MANAGER, REPLICAS_MANAGER, replicas=0),
+            Replicas(2, let_go=True),
+        ),
+        (spec(SCALED), live(HPA, replicas=0), Replicas(0, is_applied=False)),
+        (spec(SCALED), live(REPLICAS_MANAGER, replicas=0), Replicas(0, is_applied=False)),
+        (
+            spec(ASLEEP),
+            live(FIELD_MANAGER, replicas=0),
+            Replicas(0, is_applied=False, take_over=True),
+        ),
     ],
 )
 def test_the_next_owner_holds_the_live_value_first(

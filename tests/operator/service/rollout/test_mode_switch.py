@@ -230,6 +230,84 @@ def test_former_pools_are_scaled_while_they_serve(mode: str) -> None:
     assert scaled.former_gpus == sum(replicas_of(plan).values()), "those of the new pools"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "engines"),
+    [({"replicas": 3}, {"replicas": 3, "prefill": {}}, ("3/3", "P 1/1 D 3/3")),
+     ({"replicas": 2, "prefill": {}}, {"replicas": 4}, ("P 1/1 D 2/2", "4/4"))],
+    ids=["apart", "together"],
+)  # fmt: skip
+def test_mode_replicas_and_engines_of_a_status_are_those_of_the_pools_that_serve(
+    before: Manifest, after: Manifest, engines: tuple[str, str]
+) -> None:
+    def status(world: World) -> Manifest:
+        observed = service_observed(service(after), world.children.values(), pods=world.routers)
+        return service_status(observed, plan_service(observed), NOW)
+
+    modes = ("Mixed", "Disaggregated") if "prefill" in after else ("Disaggregated", "Mixed")
+    world, _ = serving_in(before)
+    for _ in range(2):
+        world = world.carried_out(world.plan(after))
+        found = status(world)
+        assert (found["mode"], found["summary"], found["replicas"]) == (
+            modes[0], engines[0], before["replicas"],
+        )  # fmt: skip
+        assert found["pools"].keys() == set(roles_in(after)), "how far these are"
+    world = world.carried_out(world.plan(after), roles_in(after))
+    switched = world.plan(after)
+    world = world.carried_out(switched, roles_in(after)).with_routers(switched)
+    found = status(world)
+    assert (found["mode"], found["summary"], found["replicas"]) == (
+        modes[1], engines[1], after["replicas"],
+    )  # fmt: skip
+
+
+def outside(spec: Manifest) -> Manifest:
+    scaling = {"provider": "External", "minReplicas": 1, "maxReplicas": 4}
+    return spec | {"autoscaling": scaling}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "goes", "gone"),
+    [
+        (
+            outside(MIXED),
+            outside(APART),
+            "EnginePool chat-mixed will go, replaced by chat-prefill and chat-decode: what scales "
+            "from outside needs the new name.",
+            " What scales chat-mixed has nothing to scale any more.",
+        ),
+        (
+            outside(APART),
+            MIXED,
+            "EnginePool chat-prefill and chat-decode will go, replaced by chat-mixed: what scales "
+            "from outside needs the new name.",
+            " What scales chat-prefill and chat-decode has nothing to scale any more.",
+        ),
+        (MIXED, outside(APART), None, ""),
+        (scaled_spec("Mixed", 1), outside(APART), None, ""),
+    ],
+    ids=["apart", "together", "fixed", "scaled by the operator"],
+)
+def test_those_who_scale_pools_that_will_go_hear_of_it_at_once(
+    before: Manifest, after: Manifest, goes: str | None, gone: str
+) -> None:
+    def told(world: World, reason: str) -> list[str]:
+        return [event.message for event in world.plan(after).events if event.reason == reason]
+
+    world, former = serving_in(before)
+    assert told(world, "ScaleTargetGoes") == ([goes] if goes else [])
+    world = world.carried_out(world.plan(after), roles_in(after))
+    assert told(world, "ScaleTargetGoes") == [], "once"
+    for _ in range(2):
+        switched = world.plan(after)
+        world = world.carried_out(switched, roles_in(after)).with_routers(switched)
+        (removal,) = told(world, "Removed") or [""]
+        if removal:
+            break
+    assert former.pools[0].manifest["metadata"]["name"] in removal
+    assert removal.endswith(f".{gone}")
+
+
 @pytest.mark.parametrize("rollout", ["InPlace", "Surge"])
 def test_former_pools_have_as_many_engines_as_they_are_asked_for(rollout: str) -> None:
     """Also where their service has planned each engine, as it does without room for others."""
