@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Collection, Iterator
 from typing import Any
 
 import pytest
@@ -152,14 +152,29 @@ class World(RuleBasedStateMachine):
                 late["reason"] = "ProgressDeadlineExceeded"
                 self.told(item, conditions=[late])
 
-    @rule(lost=st.sampled_from(["router", "status", "record"]))
+    @rule(lost=st.sampled_from(["router", "status", "record", "pool", "owners"]))
     def lose(self, lost: str) -> None:
         if lost == "status":
             self.api.objects[INFERENCE_SERVICE, NAME].pop("status", None)
         elif lost == "record":
             self.api.delete(CONFIG_MAP, f"{NAME}-applied")
+        elif lost == "pool":
+            pools = {item["metadata"]["uid"]: item for item in self.of(ENGINE_POOL)}
+            self.lose_owners(pools.keys())
+            for pool in pools.values():
+                self.api.delete(ENGINE_POOL, pool["metadata"]["name"])
+        elif lost == "owners":
+            self.lose_owners({item["metadata"]["uid"] for item in self.of(INFERENCE_SERVICE)})
         elif self.answers():
             self.api.delete(DEPLOYMENT, f"{NAME}-router")
+
+    def lose_owners(self, uids: Collection[str]) -> None:
+        """What these own is orphaned."""
+        for (kind, _), item in list(self.api.objects.items()):
+            if controller_uid(item) in uids:
+                metadata = {k: v for k, v in item["metadata"].items() if k != "ownerReferences"}
+                before = item | {"metadata": metadata}
+                self.api._store(kind, before, before, metadata)
 
     @rule()
     def restart(self) -> None:
@@ -184,13 +199,18 @@ class World(RuleBasedStateMachine):
         if not replicas:
             self.asleep_until_quiet(known)
             return
-        self.api.edit(ENGINE_POOL, known.pools[role].name, {"replicas": replicas})
+        self.edit_pool(known.pools[role].name, replicas)
+
+    def edit_pool(self, name: str, replicas: int) -> None:
+        """A pool that somebody has deleted cannot be scaled."""
+        if (ENGINE_POOL, name) in self.api.objects:
+            self.api.edit(ENGINE_POOL, name, {"replicas": replicas})
 
     def asleep_until_quiet(self, known: ScaledService) -> None:
         """All pools go to 0 engines, and come back."""
         for replicas in (0, 2):
             for pool in known.pools.values():
-                self.api.edit(ENGINE_POOL, pool.name, {"replicas": replicas})
+                self.edit_pool(pool.name, replicas)
             self.is_scaled_to_zero = not replicas
             self.until_quiet()
         assert self.answers() or self.is_broken(), "it does not wake"
@@ -214,6 +234,8 @@ class World(RuleBasedStateMachine):
                 break
         else:
             raise AssertionError("it never comes to rest")
+        unowned = [item for item in self.of(DEPLOYMENT) if controller_uid(item) is None]
+        assert not unowned, "taken over, or gone"
 
     def one_reconcile(self, step: int) -> None:
         answered = self.answers()

@@ -47,6 +47,7 @@ from sluice_operator.service.resolve.release_decisions import (
 from sluice_operator.service.resolve.replicas import (
     Replicas,
     engines_instead,
+    engines_left,
     first_engines,
     former_pools,
     plan_replicas,
@@ -149,11 +150,16 @@ def _first_engines(
     observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, finding: AcceleratorFinding
 ) -> int:
     """The engines that the pool of `role` begins with. A scaled pool has at least as many engines
-    as it takes to replace those of another mode, because it takes over their load."""
+    as it takes to replace those of another mode, because it takes over their load, and as many as
+    a pool of its role that was deleted has left."""
     first = first_engines(spec, role, finding.accelerator)
     scaling = spec.pool(role).autoscaling
+    if scaling is None:
+        return first
+    left = engines_left(observed.children, observed.service["metadata"]["name"], role)
+    first = max(first, min(left, scaling.max_replicas))
     former = former_pools(observed.service, observed.children, spec)
-    if scaling is None or not former:
+    if not former:
         return first
     prefill = find_accelerator(spec.pool(spec.roles[0]), observed.nodes).accelerator
     instead = engines_instead(spec, role, prefill, former)
