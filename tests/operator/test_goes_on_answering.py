@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
-from sluice_operator.api.service import mode_of
+from sluice_operator.api.service import mode_of, roles_of
 from sluice_operator.apply.executor import executor
 from sluice_operator.informer.dispatch import Reconcile
 from sluice_operator.informer.keys import Key
@@ -159,14 +159,21 @@ class World(RuleBasedStateMachine):
         elif lost == "record":
             self.api.delete(CONFIG_MAP, f"{NAME}-applied")
         elif lost == "pool":
-            pools = {item["metadata"]["uid"]: item for item in self.of(ENGINE_POOL)}
-            self.lose_owners(pools.keys())
-            for pool in pools.values():
-                self.api.delete(ENGINE_POOL, pool["metadata"]["name"])
+            self.orphan_pools()
         elif lost == "owners":
             self.lose_owners({item["metadata"]["uid"] for item in self.of(INFERENCE_SERVICE)})
         elif self.answers():
             self.api.delete(DEPLOYMENT, f"{NAME}-router")
+
+    def orphan_pools(self) -> None:
+        """Somebody deletes the pools of the present mode with `--cascade=orphan`. Those of another
+        mode cannot be made again."""
+        roles = roles_of(mode_of(self.spec))
+        pools = [pool for pool in self.of(ENGINE_POOL) if pool["spec"]["role"] in roles]
+        self.lose_owners({pool["metadata"]["uid"] for pool in pools})
+        for pool in pools:
+            self.api.delete(ENGINE_POOL, pool["metadata"]["name"])
+        self.one_reconcile(0)
 
     def lose_owners(self, uids: Collection[str]) -> None:
         """What these own is orphaned."""
