@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Collection, Iterator
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 from sluice_operator.api.conditions import PROGRESSING
-from sluice_operator.api.service import mode_of
+from sluice_operator.api.service import mode_of, roles_of
 from sluice_operator.apply.executor import executor
 from sluice_operator.conditions.conditions import find
 from sluice_operator.conditions.pods import is_draining, is_finished, is_ready
@@ -166,15 +166,37 @@ class World(RuleBasedStateMachine):
                 late["reason"] = "ProgressDeadlineExceeded"
                 self.told(item, conditions=[late])
 
-    @rule(lost=st.sampled_from(["router", "status", "record"]))
+    @rule(lost=st.sampled_from(["router", "status", "record", "pool", "owners"]))
     def lose(self, lost: str) -> None:
         if lost == "status":
             self.api.objects[INFERENCE_SERVICE, NAME].pop("status", None)
         elif lost == "record":
             for revision in self.of(CONTROLLER_REVISION):
                 self.api.delete(CONTROLLER_REVISION, revision["metadata"]["name"])
+        elif lost == "pool":
+            self.orphan_pools()
+        elif lost == "owners":
+            self.lose_owners({item["metadata"]["uid"] for item in self.of(INFERENCE_SERVICE)})
         elif self.answers():
             self.api.delete(DEPLOYMENT, f"{NAME}-router")
+
+    def orphan_pools(self) -> None:
+        """Somebody deletes the pools of the present mode with `--cascade=orphan`. Those of another
+        mode cannot be made again."""
+        roles = roles_of(mode_of(self.spec))
+        pools = [pool for pool in self.of(ENGINE_POOL) if pool["spec"]["role"] in roles]
+        self.lose_owners({pool["metadata"]["uid"] for pool in pools})
+        for pool in pools:
+            self.api.delete(ENGINE_POOL, pool["metadata"]["name"])
+        self.one_reconcile(0)
+
+    def lose_owners(self, uids: Collection[str]) -> None:
+        """What these own is orphaned."""
+        for (kind, _), item in list(self.api.objects.items()):
+            if controller_uid(item) in uids:
+                metadata = {k: v for k, v in item["metadata"].items() if k != "ownerReferences"}
+                before = item | {"metadata": metadata}
+                self.api._store(kind, before, before, metadata)
 
     @rule()
     def restart(self) -> None:
@@ -199,7 +221,12 @@ class World(RuleBasedStateMachine):
         if not replicas:
             self.asleep_until_quiet(known)
             return
-        self.api.edit(ENGINE_POOL, known.pools[role].name, {"replicas": replicas})
+        self.edit_pool(known.pools[role].name, replicas)
+
+    def edit_pool(self, name: str, replicas: int) -> None:
+        """A pool that somebody has deleted cannot be scaled."""
+        if (ENGINE_POOL, name) in self.api.objects:
+            self.api.edit(ENGINE_POOL, name, {"replicas": replicas})
 
     def asleep_until_quiet(self, known: ScaledService) -> None:
         """All pools go to 0 engines, and come back."""
@@ -207,8 +234,7 @@ class World(RuleBasedStateMachine):
             # Meanwhile the pools may be those of another form of the spec.
             known = self.scaler.known or known
             for pool in known.pools.values():
-                if (ENGINE_POOL, pool.name) in self.api.objects:
-                    self.api.edit(ENGINE_POOL, pool.name, {"replicas": replicas})
+                self.edit_pool(pool.name, replicas)
             self.is_scaled_to_zero = not replicas
             self.until_quiet()
         assert self.answers() or self.is_broken(), "it does not wake"
@@ -232,6 +258,8 @@ class World(RuleBasedStateMachine):
                 break
         else:
             raise AssertionError("it never comes to rest")
+        unowned = [item for item in self.of(DEPLOYMENT) if controller_uid(item) is None]
+        assert not unowned, "taken over, or gone"
 
     def one_reconcile(self, step: int) -> None:
         answered = self.answers()

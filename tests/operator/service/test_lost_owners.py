@@ -94,6 +94,16 @@ async def test_an_orphaned_pool_amid_a_roll_out(mode: Manifest) -> None:
     await goes_on(cluster, former)
 
 
+async def test_a_scaled_pool_that_is_orphaned_keeps_the_engines_that_it_had() -> None:
+    cluster = await running(autoscaling={"minReplicas": 0, "maxReplicas": 5})
+    cluster.autoscaler_writes(3)
+    await cluster.reconciled()
+    cluster.orphans(ENGINE_POOL, "chat-mixed")
+    await cluster.reconciled()
+    assert cluster.engines() == 3
+    assert cluster.api.objects[ENGINE_POOL, "chat-mixed"]["spec"]["replicas"] == 3
+
+
 async def test_a_pool_deleted_amid_a_roll_out_keeps_what_the_collector_has_not_reached() -> None:
     cluster, former = await amid_a_roll_out()
     cluster.api.delete(ENGINE_POOL, "chat-mixed")

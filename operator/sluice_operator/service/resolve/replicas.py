@@ -26,13 +26,14 @@ from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.apply.field_ownership import managers_of
 from sluice_operator.apply.plan import REPLICAS_MANAGER
 from sluice_operator.kube.kinds import (
+    DEPLOYMENT,
     ENGINE_POOL,
     Manifest,
     controller_uid,
     is_being_deleted,
     of_kind,
 )
-from sluice_operator.manifests.ownership import is_free
+from sluice_operator.manifests.ownership import is_free, pool_role
 from sluice_operator.service.observe import Children
 
 PROMPT_TOKENS: Final = 4
@@ -136,6 +137,18 @@ def _to_replace(
     if not gpus or not all(gpus_of.values()):
         return sum(replicas), dict.fromkeys(spec.roles, 1)
     return gpus if spec.gpu_budget is None else min(gpus, spec.gpu_budget), gpus_of
+
+
+def engines_left(children: Children, service: str, role: Role) -> int:
+    """Engines that Deployments of a deleted pool of `role` are asked for: of the revision that has
+    most, as two of them may each have had all."""
+    pools = {pool["metadata"]["uid"] for pool in of_kind(children, ENGINE_POOL)}
+    counts = (
+        int(item["spec"].get("replicas", 1))
+        for item in of_kind(children, DEPLOYMENT)
+        if pool_role(item) == role and is_free(item, service, pools)
+    )
+    return max(counts, default=0)
 
 
 def former_pools(
