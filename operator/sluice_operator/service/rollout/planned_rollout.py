@@ -70,8 +70,11 @@ def roll_out(
     rollout = plan_within(states, stable_revisions(service, children), strategy, budget)
     former = former_pools(service, children, spec)
     waits = are_awaited(children, spec, states, former)
+    # The routers go to this release with the engines that hand over to each other.
+    anew = spec.is_disaggregated and any(pool.is_decided_anew for pool in resolved)
+    router = plan_router(observed, top, spec, waits=waits, anew=anew)
     # Nobody misses engines of pools that the routers do not use yet.
-    rollout = told_before(states, rollout, is_told=waits or says_interrupted(service))
+    rollout = told_before(states, rollout, is_told=router.is_former or says_interrupted(service))
     # In place, no engine comes beside another.
     surge_budget = None if spec.replaces_in_place else budget
     replaced = {
@@ -80,9 +83,6 @@ def roll_out(
         if surge_budget and replaces_pods(children, top, pool.spec)
     }
     surges = pod_surges(states, rollout, surge_budget, replaced)
-    # The routers go to this release with the engines that hand over to each other.
-    anew = spec.is_disaggregated and any(pool.is_decided_anew for pool in resolved)
-    router = plan_router(observed, top, spec, waits=waits, anew=anew)
     return PlannedRollout(
         rollout=rollout,
         pools=tuple(_pool(top, pool, rollout, surges.get(pool.spec.role)) for pool in resolved),
