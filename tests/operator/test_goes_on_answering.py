@@ -472,3 +472,18 @@ TestBudget = made("Surge", 4, 1)
 TestFixedBudget = made("Surge", 4, None)
 TestOneGpu = made("Surge", 1, None, most=1)
 TestWideBudget = made("Surge", 8, 0)
+
+
+@pytest.mark.process
+def test_a_form_that_is_taken_back_at_once_is_interrupted_only_after_it_was_told() -> None:
+    """Pools of the other form are there, and the routers use the ones that serve."""
+    values = {"strategy": "InPlace", "least": 1}
+    world: World = type("TakenBack", (World,), values)()
+    world.a_service_answers(1, "Disaggregated")
+    world.switch("Mixed", 4, 2)
+    world.reconcile(4)
+    world.edit_image(BAD)
+    world.switch("Disaggregated", 2, 2)
+    world.reconcile(4)
+    assert world.is_told
+    assert world.answers(), "not yet"

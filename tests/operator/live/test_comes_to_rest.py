@@ -205,7 +205,7 @@ def made(strategy: str, budget: int | None, least: int | None, *, changes: bool 
     """The test of services that begin with a strategy and a budget, or keep them."""
     values = {"strategy": strategy, "budget": budget, "least": least, "is_changed": changes}
     machine: Any = type(f"TestUnkind{strategy}{budget}{least}{changes}", (UnkindWorld,), values)
-    machine.TestCase.settings = examples(40, stateful_step_count=30)
+    machine.TestCase.settings = examples(15, stateful_step_count=30)
     return pytest.mark.process(machine.TestCase)
 
 

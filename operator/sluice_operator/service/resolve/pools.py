@@ -19,7 +19,6 @@ from sluice_operator.accelerators.node_requirements import is_nvidia, resource_n
 from sluice_operator.api.pools import gpu_count
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.template import MAX_LABELS
-<<<<<<< HEAD
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.engine_pool import queue_labels
 from sluice_operator.service.observe import Images, ServiceObserved
@@ -27,47 +26,6 @@ from sluice_operator.service.resolve.settings import pool_settings
 from sluice_operator.service.revisions.choose import DEFAULTED, Kept
 from sluice_operator.service.revisions.settings import Settings
 from sluice_operator.validation.errors import INVALID, Refusal, setting_refusals
-=======
-from sluice_operator.delivery.delivery import pod_fetch
-from sluice_operator.delivery.image import model_image, nodes_mount_images
-from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
-from sluice_operator.manifests.config_map import engine_config_map
-from sluice_operator.manifests.engine_pool import (
-    QUEUE_LABELS,
-    pool_spec,
-    queue_labels,
-    with_queue_labels,
-)
-from sluice_operator.manifests.metadata import Owner
-from sluice_operator.service.observe import Children, Images, ServiceObserved
-from sluice_operator.service.resolve.model import fetcher_of
-from sluice_operator.service.resolve.release_decisions import (
-    DEFAULTED,
-    Pin,
-    backend_in_use,
-    engine_inputs,
-    kept_pins,
-    pinned_spec,
-    shared_settings,
-)
-from sluice_operator.service.resolve.replicas import (
-    Replicas,
-    engines_instead,
-    engines_left,
-    first_engines,
-    former_pools,
-    plan_replicas,
-)
-from sluice_operator.service.resolve.settings import (
-    HANDOVER_BACKEND,
-    EngineFile,
-    Settings,
-    engine_file,
-    pool_settings,
-    settings_status,
-)
-from sluice_operator.validation.errors import INVALID, Refusal
->>>>>>> own
 
 AGREED: Final = (*DEFAULTED, "weight_dtype")
 """Settings in which engines that hand each other the KV cache must be alike."""
@@ -88,7 +46,6 @@ def fresh_settings(
     }
 
 
-<<<<<<< HEAD
 def _fresh(
     spec: InferenceServiceSpec, role: Role, accelerator: Accelerator, shared: Settings
 ) -> Settings | ConfigError:
@@ -96,26 +53,6 @@ def _fresh(
         return pool_settings(spec, role, accelerator, shared)
     except ConfigError as error:
         return error
-=======
-def _first_engines(
-    observed: ServiceObserved, spec: InferenceServiceSpec, role: Role, finding: AcceleratorFinding
-) -> int:
-    """The engines that the pool of `role` begins with. A scaled pool has at least as many engines
-    as it takes to replace those of another mode, because it takes over their load, and as many as
-    a pool of its role that was deleted has left."""
-    first = first_engines(spec, role, finding.accelerator)
-    scaling = spec.pool(role).autoscaling
-    if scaling is None:
-        return first
-    left = engines_left(observed.children, observed.service["metadata"]["name"], role)
-    first = max(first, min(left, scaling.max_replicas))
-    former = former_pools(observed.service, observed.children, spec)
-    if not former:
-        return first
-    prefill = find_accelerator(spec.pool(spec.roles[0]), observed.nodes).accelerator
-    instead = engines_instead(spec, role, prefill, former)
-    return max(first, min(instead, scaling.max_replicas))
->>>>>>> own
 
 
 def contradictions(

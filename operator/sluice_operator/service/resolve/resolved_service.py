@@ -38,6 +38,7 @@ from sluice_operator.service.resolve.pools import FreshSettings, contradictions,
 from sluice_operator.service.resolve.replicas import (
     Replicas,
     engines_instead,
+    engines_left,
     first_engines,
     former_pools,
     plan_replicas,
@@ -224,12 +225,17 @@ class _Pool:
 
     def _first_engines(self) -> int:
         """The engines that the pool begins with. A scaled pool has at least as many engines as it
-        takes to replace those of another mode, because it takes over their load."""
-        spec, role = self.spec, self.role
+        takes to replace those of another mode, because it takes over their load, and as many as a
+        pool of its role that was deleted has left."""
+        spec, role, there = self.spec, self.role, self.observed.children
         first = first_engines(spec, role, self.accelerators[role].accelerator)
         scaling = spec.pool(role).autoscaling
-        former = former_pools(self.observed.service, self.observed.children, spec)
-        if scaling is None or not former:
+        if scaling is None:
+            return first
+        left = engines_left(there, self.top.service, role)
+        first = max(first, min(left, scaling.max_replicas))
+        former = former_pools(self.observed.service, there, spec)
+        if not former:
             return first
         prefill = self.accelerators[spec.roles[0]].accelerator
         instead = engines_instead(spec, role, prefill, former)

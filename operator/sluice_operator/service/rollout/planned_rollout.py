@@ -69,15 +69,15 @@ def roll_out(
     rollout = plan_within(states, stable, strategy, budget)
     former = former_pools(service, children, spec)
     waits = are_awaited(children, spec, states, former)
+    router = plan_router(observed, top, spec, resolved.revision.router, waits=waits)
     # Nobody misses engines of pools that the routers do not use yet.
-    rollout = told_before(states, rollout, is_told=waits or says_interrupted(service))
+    rollout = told_before(states, rollout, is_told=router.is_former or says_interrupted(service))
     # In place, no engine comes beside another.
     surge_budget = None if spec.replaces_in_place else budget
     replaced = {
         pool.spec.role for pool in pools if surge_budget and replaces_pods(children, top, pool.spec)
     }
     surges = pod_surges(states, rollout, surge_budget, replaced)
-    router = plan_router(observed, top, spec, resolved.revision.router, waits=waits)
     return PlannedRollout(
         rollout=rollout,
         pools=tuple(_pool(top, pool, rollout, surges.get(pool.spec.role)) for pool in pools),
