@@ -14,6 +14,7 @@ from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 from sluice_operator.service.observe import Images, ServiceObserved
 from sluice_operator.service.plan import ServicePlan, plan_service
+from sluice_operator.service.revisions.revision import Revision, State
 
 IMAGES = Images(
     engine="sluice/engine:test",
@@ -149,6 +150,12 @@ def complete_service(spec: Manifest | None = None, generation: int = 1) -> Manif
     updated = {"type": "Updated", "status": "True", "reason": "AllReady"}
     status = {"conditions": [updated | {"observedGeneration": generation}]}
     return service(spec, generation=generation) | {"status": status}
+
+
+def complete_revision(name: str, number: int, spec: Manifest) -> Revision:
+    """A revision that was complete once, and of which nothing else is known."""
+    data = {"spec": spec, "pinned": spec, "pools": {}, "router": {"image": "r", "file": "{}"}}
+    return Revision(name, number, data, State(complete=True))
 
 
 def pool(spec: Manifest | None = None) -> Manifest:

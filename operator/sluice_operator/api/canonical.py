@@ -8,14 +8,14 @@ what holds anyway are left out.
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from sluice_contract.config.host_cache import HostCache, HostCacheDisk
 
 from sluice_operator.api.base import LEFT_OUT, Resources
-from sluice_operator.api.engine import CacheSpec, EngineSpec, ModelSpec, PrefillEngineSpec
+from sluice_operator.api.engine import CacheSpec, EngineSpec, ModelSpec
 from sluice_operator.api.environment import ClaimVolume, EmptyDirVolume, EnvVar, VolumeMount
 from sluice_operator.api.pools import AcceleratorSpec, PrefillSpec
 from sluice_operator.api.quantities import spelling
@@ -28,7 +28,6 @@ from sluice_operator.api.scaling import (
     TracingSpec,
 )
 from sluice_operator.api.scheduling import Affinity, NodeAffinity, PodAffinity, Toleration
-from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.api.template import PodTemplate, RouterAffinity, RouterTemplate
 
 SECTIONS: Final = (
@@ -78,26 +77,7 @@ def canonical(part: ModelT) -> ModelT:
             written = None
         if written is not value:
             changes[name] = written
-    result = part.model_copy(update=changes) if changes else part
-    if isinstance(part, InferenceServiceSpec) and part.prefill and part.prefill.engine:
-        return cast(ModelT, _with_own_settings(cast(InferenceServiceSpec, result), part.prefill))
-    return result
-
-
-def _with_own_settings(spec: InferenceServiceSpec, prefill: PrefillSpec) -> InferenceServiceSpec:
-    """`spec` with what `prefill.engine` sets where `engine` does: a default holds anyway only where
-    there is nothing else to inherit."""
-    assert spec.prefill is not None
-    top, own = spec.engine or EngineSpec(), spec.prefill.engine or PrefillEngineSpec()
-    restored = {
-        name: value
-        for name, value in prefill.engine or own
-        if value is not None and getattr(own, name) is None and getattr(top, name) is not None
-    }
-    if not restored:
-        return spec
-    engine = own.model_copy(update=restored)
-    return spec.model_copy(update={"prefill": spec.prefill.model_copy(update={"engine": engine})})
+    return part.model_copy(update=changes) if changes else part
 
 
 def _canonical(value: Any) -> Any:
@@ -114,6 +94,8 @@ def _kept(part: BaseModel) -> tuple[str, ...]:
     """The fields of `part` that are never left out."""
     if isinstance(part, AcceleratorSpec) and part.claim_template is not None:
         return ("count",)  # a claim's devices are always counted
+    if isinstance(part, EngineSpec):
+        return ("drain_seconds", "startup_seconds")  # another release may have other defaults
     return _COUNTS_EMPTY.get(type(part), ())
 
 

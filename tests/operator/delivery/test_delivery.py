@@ -15,10 +15,9 @@ from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.plan import plan_service
-from sluice_operator.service.revisions.revision import DecidedRouter, Revision, State
 
 from tests.operator.delivery.world import World
-from tests.operator.examples import IMAGES, of, service, service_observed
+from tests.operator.examples import IMAGES, complete_revision, of, service, service_observed
 from tests.operator.model_pods import COMMIT, resolved, said
 
 HUB: Manifest = {"uri": "hf://Qwen/Qwen3-8B"}
@@ -275,7 +274,7 @@ def test_a_refresh_is_undone_to_the_commit_of_before() -> None:
     world = _served()
     first = service(world.spec, generation=1) | {"status": world.status}
     top, spec = owner(INFERENCE_SERVICE, first, "chat"), spec_with_commit(first)
-    complete = Revision("chat-1", 1, spec, spec, {}, DecidedRouter("r", "{}"), State(complete=True))
+    complete = complete_revision("chat-1", 1, spec)
     known = (complete.to_manifest(top),)
     world.edit(refresh="now")
     asked = service(world.spec, generation=2) | {"status": world.status}

@@ -16,7 +16,13 @@ from sluice_operator.clock import Clock
 from sluice_operator.informer.nodes import Nodes
 from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.connection import JSON_PATCH, Request, Response
-from sluice_operator.kube.kinds import ENGINE_POOL, OPTIONAL_CHILDREN, Kind, Manifest
+from sluice_operator.kube.kinds import (
+    CONTROLLER_REVISION,
+    ENGINE_POOL,
+    OPTIONAL_CHILDREN,
+    Kind,
+    Manifest,
+)
 from sluice_operator.pool.observe import PoolObserver
 from sluice_operator.pool.reconcile import PoolReconcile
 from sluice_operator.probes.image_volumes import ImageVolumes
@@ -73,6 +79,9 @@ class MemoryApi:
         if request.method == "DELETE":
             self.delete(kind, name)
             return Response(200, {"metadata": {}})
+        data = self.objects.get((kind, name), {}).get("data")
+        if kind == CONTROLLER_REVISION and data not in (None, request.body.get("data")):
+            return Response(422, {"reason": "Invalid", "message": "data: field is immutable"})
         manager = request.query.get("fieldManager", FIELD_MANAGER)
         return Response(200, self.apply(kind, request.body, subresource, manager))
 

@@ -18,6 +18,7 @@ from sluice_operator.service.names import child_names
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.resolve.spec_errors import spec_errors
 from sluice_operator.service.revisions.parts import engine_part
+from sluice_operator.service.revisions.revision import revisions_of
 from sluice_operator.service.revisions.settings import settings_status
 
 from tests.examples import examples
@@ -268,8 +269,9 @@ def test_a_stopped_pool_that_is_scaled_starts_with_its_fewest_and_says_whose_num
 def test_a_service_that_is_stopped_and_started_keeps_routers_and_revisions(parts: Manifest) -> None:
     started, stopped = (service_plan(parts | {"replicas": count}) for count in (2, 0))
     assert started.router == stopped.router
-    decided = [plan.decided["metadata"]["name"] for plan in (started, stopped) if plan.decided]
-    assert decided[0] == decided[1]
+    assert started.decided is not None
+    assert stopped.spec is not None
+    assert revisions_of((started.decided,)).of(stopped.spec) is not None
 
 
 def test_a_roll_out_is_told_with_what_has_changed() -> None:

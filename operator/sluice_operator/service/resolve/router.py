@@ -76,12 +76,13 @@ def plan_router(
     decided: DecidedRouter,
     *,
     waits: bool = False,
+    before: DecidedRouter | None = None,
 ) -> PlannedRouter:
     """The routers of a service. `waits`: routers of a former mode should serve on for now, unless
-    they already use the pools of the spec's mode."""
+    they already use the pools of the spec's mode; `before`: what was decided of these."""
     file, built = _built(top, spec, decided)
     live = _live(observed.children, built)
-    if waits and (former := _of_former_mode(observed, top, spec, live, built)):
+    if waits and (former := _of_former_mode(observed, top, spec, live, built, before)):
         return former
     deployment = to_apply(built, applied_manifest(live) if live else None)
     fresh = decided_by_this_release(observed.images, top, spec)
@@ -104,6 +105,7 @@ def _of_former_mode(
     spec: InferenceServiceSpec,
     live: Manifest | None,
     built: Manifest,
+    before: DecidedRouter | None,
 ) -> PlannedRouter | None:
     """The routers of a former mode; None: they use the pools of the present one."""
     followed = _followed(observed.children, live) if live else None
@@ -113,9 +115,9 @@ def _of_former_mode(
         return PlannedRouter(former, (), (), is_former=True)
     if followed is None and not _has_switched(observed.service, spec):
         other = None if spec.is_disaggregated else PrefillSpec()
-        before = spec.model_copy(update={"prefill": other})
-        decided = decided_by_this_release(observed.images, top, before)
-        file, former = _built(top, before, decided)
+        other_mode = spec.model_copy(update={"prefill": other})
+        decided = before or decided_by_this_release(observed.images, top, other_mode)
+        file, former = _built(top, other_mode, decided)
         return PlannedRouter(former, (file,), (), is_former=True)
     return None
 

@@ -43,8 +43,8 @@ def kept(revisions: Revisions, spec: InferenceServiceSpec, images: Mapping[Role,
     if same is not None:
         return Kept(same.pools, same.router, {})
     parts = {role: engine_part(spec, role) for role in spec.roles}
-    of_role = {role: list(_decided(revisions, role, part)) for role, part in parts.items()}
-    pools = _all_of_one(revisions, parts)
+    of_role = {role: list(_decided(revisions, spec, role, part)) for role, part in parts.items()}
+    pools = _all_of_one(revisions, spec, parts)
     shared = _shared(of_role) if len(parts) > 1 else {}
     if pools is None:
         pools = {
@@ -59,19 +59,21 @@ def kept(revisions: Revisions, spec: InferenceServiceSpec, images: Mapping[Role,
 
 
 def _all_of_one(
-    revisions: Revisions, parts: Mapping[Role, Manifest]
+    revisions: Revisions, spec: InferenceServiceSpec, parts: Mapping[Role, Manifest]
 ) -> Mapping[Role, DecidedPool] | None:
     """The pools of the newest revision that says the same of all engines."""
     for revision in revisions.newest_first:
-        if all(revision.engine_part(role) == part for role, part in parts.items()):
+        if all(revision.has_engines_of(spec, role, part) for role, part in parts.items()):
             return {role: revision.pools[role] for role in parts}
     return None
 
 
-def _decided(revisions: Revisions, role: Role, part: Manifest) -> Iterator[DecidedPool]:
+def _decided(
+    revisions: Revisions, spec: InferenceServiceSpec, role: Role, part: Manifest
+) -> Iterator[DecidedPool]:
     """What was decided for a pool of which the same was said, the newest first."""
     for revision in revisions.newest_first:
-        if revision.engine_part(role) == part:
+        if revision.has_engines_of(spec, role, part):
             yield revision.pools[role]
 
 

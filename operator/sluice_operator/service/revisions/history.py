@@ -5,6 +5,7 @@ which are still there are known, and `sluice rollout undo` finds what was comple
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -21,6 +22,8 @@ from sluice_operator.service.revisions.revision import Revision, Revisions
 
 MAX_COMPLETE: Final = 5
 """Revisions to which a roll-out can be undone, the present one included."""
+MAX_NOTED_BYTES: Final = 200_000
+"""Of the 262,144 that all annotations of an object may have."""
 MAX_OTHERS: Final = 3
 """Further ones, which were never complete."""
 
@@ -50,7 +53,15 @@ def plan_history(
     newest = next(there.newest_first, None)
     number = present.number if live is newest else there.next_number
     present = replace(present, number=number)
-    before = replace(present.state, stable={r.value: name for r, name in there.stable.items()})
+    is_there = live is not None and live.number == number
+    before = replace(
+        present.state,
+        # One that comes back was carried out before; now it is not yet.
+        carried_out=present.state.carried_out and is_there,
+        stable={role.value: name for role, name in there.stable.items()},
+    )
+    if written is not None and not is_there:
+        before = replace(before, spec=_other(present, written))
     after = replace(
         before,
         carried_out=True,
@@ -58,8 +69,7 @@ def plan_history(
         stable={role.value: name for role, name in sorted(stable.items())},
     )
     if written is not None:
-        after = replace(after, spec=None if written == present.made_of else written)
-    is_there = live is not None and live.number == number
+        after = replace(after, spec=_other(present, written))
     return History(
         decided=None if is_there else replace(present, state=before).to_manifest(top),
         record=replace(present, state=after).to_manifest(top),
@@ -74,6 +84,17 @@ def _kept(there: Revisions) -> Iterator[str]:
     others = [revision.name for revision in there.all if not revision.state.complete]
     yield from complete[-MAX_COMPLETE:]
     yield from others[-MAX_OTHERS:]
+    for revision in there.all:
+        if any(pool.engines in there.engines for pool in revision.pools.values()):
+            yield revision.name
+
+
+def _other(present: Revision, written: Manifest) -> Manifest | None:
+    """The present spec, where the revision was made of another wording. One that would fill the
+    annotations of an object is left out: then that of the revision stands for it."""
+    if written == present.made_of or len(json.dumps(written)) > MAX_NOTED_BYTES:
+        return None
+    return written
 
 
 def _is_complete(service: Manifest) -> bool:

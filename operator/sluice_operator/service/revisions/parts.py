@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.api.adapters import claim_of
 from sluice_operator.api.canonical import canonical
-from sluice_operator.api.engine import ModelSpec
+from sluice_operator.api.engine import DRAIN_SECONDS, STARTUP_SECONDS, EngineSpec, ModelSpec
 from sluice_operator.api.findings import InvalidSpecError, parse
 from sluice_operator.api.model_uri import FETCHED, adapter_claims, scheme_of
 from sluice_operator.api.service import InferenceServiceSpec
@@ -34,6 +34,8 @@ OF_HUBS: Final = ("refresh", "tokenSecretRef")
 """Fields of a model that is not downloaded; they are about its adapters alone."""
 MANNER: Final = ("strategy", "restartedAt")
 """Fields of `spec.rollout` that change no revision."""
+TIMES: Final = {"drain_seconds": DRAIN_SECONDS, "startup_seconds": STARTUP_SECONDS}
+"""Engine settings that each release has a default for, which another may have changed."""
 _NOT_READ: Final = {Role.PREFILL: "speculation", Role.DECODE: "host_cache"}
 """The section of `engine` that the engines of a role do not read."""
 _NOT_THE_PODS: Final = ("replicas", "route", "inferencePool")
@@ -43,10 +45,11 @@ _NOT_THE_PODS: Final = ("replicas", "route", "inferencePool")
 def engine_part(spec: InferenceServiceSpec, role: Role) -> Manifest:
     """All that a spec says of the engines of a pool."""
     pool, unread = spec.pool(role), _NOT_READ.get(role)
-    engine = pool.engine.model_copy(update={unread: None}) if unread else pool.engine
+    apart = dict.fromkeys((*TIMES, *([unread] if unread else ())))
+    engine = pool.engine.model_copy(update=apart)
     not_the_pods = {"adapters": None}
     if not _brings_itself(spec.model):
-        not_the_pods["resources"] = None
+        not_the_pods |= {"resources": None, "token_secret_ref": None}
     claims = adapter_claims(spec.model) if spec.model.adapters is not None else None
     parts = {
         "role": role.value,
@@ -62,24 +65,22 @@ def engine_part(spec: InferenceServiceSpec, role: Role) -> Manifest:
         # Engines serve nobody but the routers where keys are asked for.
         "auth": spec.asks_for_keys,
     }
-    return _of_release(spec, parts)
+    return _there(parts)
 
 
 def router_part(spec: InferenceServiceSpec) -> Manifest:
-    """All that a spec says of its routers, with how long they wait for a first engine."""
+    """All that a spec says of its routers alone, with how long they wait for a first engine."""
     settings = _set_fields(spec.router) or {}
     router = {name: value for name, value in settings.items() if name not in _NOT_THE_PODS}
     own = spec.router.template if spec.router else None
-    drains = [drain for role in spec.roles if (drain := spec.engine_of(role).drain_seconds)]
     parts = {
         "router": router,
         "template": _set_fields(router_template(own, map(spec.pool, spec.roles))),
-        "drainSeconds": max(drains, default=None),
         "mode": spec.mode,
         "tracing": _set_fields(spec.tracing),
         "waitForEngineSeconds": spec.wait_for_engine_seconds,
     }
-    return _of_release(spec, parts)
+    return _there(parts)
 
 
 def spec_hash(spec: Manifest) -> str:
@@ -90,11 +91,24 @@ def spec_hash(spec: Manifest) -> str:
         parsed = error.parsed
     if not isinstance(parsed, InferenceServiceSpec):  # of another release
         return digest(spec)
-    return digest(asked_of(canonical(parsed)))
+    written = canonical(parsed)
+    times = [[time_of(written.engine_of(role), name) for name in TIMES] for role in written.roles]
+    return digest([asked_of(written), times, upgrade_of(written)])
+
+
+def time_of(engine: EngineSpec, name: str) -> int:
+    """One of `TIMES`, as this release has it where it is left out."""
+    written: int | None = getattr(engine, name)
+    return TIMES[name] if written is None else written
+
+
+def upgrade_of(spec: InferenceServiceSpec) -> str | None:
+    """The text with which the user asked for a release; None where that is left to later edits."""
+    return spec.rollout.upgrade if spec.rollout else None
 
 
 def asked_of(spec: InferenceServiceSpec) -> Manifest:
-    """A spec without what changes no pod: equal for specs that are the same revision."""
+    """A spec without what changes no pod, and without what each release has a default for."""
     asked = _set_fields(spec) or {}
     asked.pop("paused", None)
     for section in (asked, asked.get(PREFILL) or {}):
@@ -105,10 +119,11 @@ def asked_of(spec: InferenceServiceSpec) -> Manifest:
         for name in OF_HUBS:
             model.pop(name, None)
     if ADAPTERS in model:
-        claims = {claim_of(adapter["uri"]) for adapter in model[ADAPTERS]}
-        model[ADAPTERS] = sorted(claims - {"", claim_of(model["uri"])})
+        model[ADAPTERS] = adapter_claims(spec.model)
     _strip(asked, "router", ("replicas",))
-    _strip(asked, "rollout", MANNER)
+    _strip(asked, "rollout", (*MANNER, "upgrade"))
+    for section in (asked, asked.get(PREFILL) or {}):
+        _strip(section, "engine", tuple(map(to_camel, TIMES)))
     return asked
 
 
@@ -126,11 +141,8 @@ def _brings_itself(model: ModelSpec) -> bool:
     return is_image(model) or (is_fetched(model) and model.cache is None)
 
 
-def _of_release(spec: InferenceServiceSpec, parts: dict[str, Any]) -> Manifest:
-    """`parts` that are there, with the release that the user asked to be taken."""
-    upgrade = spec.rollout.upgrade if spec.rollout else None
-    set_parts = {**parts, "upgrade": upgrade}.items()
-    return {name: value for name, value in set_parts if value is not None}
+def _there(parts: dict[str, Any]) -> Manifest:
+    return {name: value for name, value in parts.items() if value is not None}
 
 
 def _set_fields(part: BaseModel | None) -> Manifest | None:

@@ -10,25 +10,33 @@ once, and which engines were complete last.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 from sluice_contract.cluster import labels
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvBackend, KvTransfer
 
 from sluice_operator.api.canonical import canonical
 from sluice_operator.api.findings import InvalidSpecError, parse
-from sluice_operator.api.pool import EnginePoolSpec, ModelFetch
-from sluice_operator.api.service import InferenceServiceSpec, mode_of, roles_of
+from sluice_operator.api.pool import EnginePoolSpec, ModelFetch, ModelImage
+from sluice_operator.api.service import InferenceServiceSpec, Mode, mode_of, roles_of
 from sluice_operator.delivery.resolved_model import spec_with_commit
 from sluice_operator.kube.kinds import CONTROLLER_REVISION, DEPLOYMENT, Manifest, of_kind
 from sluice_operator.manifests.engine import revision_of
 from sluice_operator.manifests.metadata import DESIRED_HASH, HISTORY, Owner, digest, note_of
-from sluice_operator.service.revisions.parts import asked_of, engine_part, router_part
+from sluice_operator.service.revisions.parts import (
+    TIMES,
+    asked_of,
+    engine_part,
+    router_part,
+    time_of,
+    upgrade_of,
+)
 from sluice_operator.service.revisions.settings import Settings, settings_from
 
 STATE: Final = f"{labels.GROUP}/state"
@@ -55,6 +63,14 @@ class DecidedPool:
     @cached_property
     def settings(self) -> Settings:
         return settings_from(self.shown)
+
+    def check(self) -> None:
+        """Raises ValueError where this release does not know all of it."""
+        if unknown := self.fields.keys() - set(DECIDED):
+            raise ValueError(f"unknown: {', '.join(unknown)}")
+        if image := self.fields.get("modelImage"):
+            ModelImage.model_validate(image)
+        _ = self.settings, self.fetch, self.backend
 
     @property
     def image(self) -> str:
@@ -115,14 +131,16 @@ class Revision:
     name: str
     number: int
     """A greater one is newer; that of the revision in use is the greatest."""
-    made_of: Manifest
-    """The spec as its user wrote it, with the commit of its model."""
-    pinned: Manifest
-    """The spec that was resolved: with downloads in place of hubs."""
-    pools: Mapping[Role, DecidedPool]
-    router: DecidedRouter
+    data: Manifest
+    """All of it as it is stored, so that what another release has added stays."""
     state: State = State()
     made_at: str = ""
+
+    @property
+    def made_of(self) -> Manifest:
+        """The spec as its user wrote it, with the commit of its model."""
+        spec: Manifest = self.data["spec"]
+        return spec
 
     @property
     def spec(self) -> Manifest:
@@ -130,54 +148,76 @@ class Revision:
         return self.made_of if self.state.spec is None else self.state.spec
 
     @cached_property
+    def pools(self) -> Mapping[Role, DecidedPool]:
+        return {Role(role): _pool_of(pool) for role, pool in self.data["pools"].items()}
+
+    @property
+    def router(self) -> DecidedRouter:
+        router = self.data["router"]
+        return DecidedRouter(router["image"], router["file"])
+
+    @cached_property
     def parsed(self) -> InferenceServiceSpec | None:
         """The spec that was resolved, as this release reads it; None if it would be refused."""
         try:
-            return canonical(parse(InferenceServiceSpec, self.pinned, "spec"))
+            return canonical(parse(InferenceServiceSpec, self.data["pinned"], "spec"))
         except InvalidSpecError:
             return None
 
     @cached_property
     def is_readable(self) -> bool:
-        """Whether this release knows the settings that were decided."""
+        """Whether this release knows all that was decided."""
         try:
-            return all(isinstance(pool.settings, dict) for pool in self.pools.values())
-        except ValidationError:
+            for pool in self.pools.values():
+                pool.check()
+        except ValueError:
             return False
+        return True
 
     def engine_part(self, role: Role) -> Manifest | None:
         """What it says of the engines of a role; None without such a pool."""
-        if (
-            self.parsed is None
-            or not self.is_readable
-            or role not in self.pools
-            or role not in self.parsed.roles
-        ):
+        if self.parsed is None or not self.is_readable or role not in self.parsed.roles:
             return None
-        return engine_part(self.parsed, role)
+        return engine_part(self.parsed, role) if role in self.pools else None
+
+    def has_engines_of(self, spec: InferenceServiceSpec, role: Role, part: Manifest) -> bool:
+        """Whether a pinned spec says the same of the engines of a role; `part`: what it says."""
+        return self.engine_part(role) == part and self._has_release_of(spec, (role,))
+
+    def _has_release_of(self, spec: InferenceServiceSpec, roles: Iterable[Role]) -> bool:
+        """Whether a spec leaves its release as it is, and has the times that were decided. What one
+        of the two leaves out is what was decided, or this release's default."""
+        assert self.parsed is not None
+        if upgrade_of(spec) not in (None, upgrade_of(self.parsed)):
+            return False
+        for role in roles:
+            now, before = spec.engine_of(role), self.parsed.engine_of(role)
+            for name in TIMES:
+                if getattr(now, name) is None and getattr(before, name) is None:
+                    continue
+                if time_of(now, name) != self.pools[role].fields[to_camel(name)]:
+                    return False
+        return True
 
     def is_of(self, spec: InferenceServiceSpec) -> bool:
         """Whether a pinned spec asks for the same pods."""
-        if not self.is_readable:
+        if not self.is_readable or self.parsed is None or spec.roles != self.parsed.roles:
             return False
-        if self.pinned == _dumped(spec):
-            return True
-        return self.parsed is not None and _identity(self.parsed) == _identity(spec)
+        if self.data["pinned"] != _dumped(spec) and _identity(self.parsed) != _identity(spec):
+            return False
+        return self._has_release_of(spec, spec.roles)
 
     def has_routers_of(self, spec: InferenceServiceSpec) -> bool:
-        """Whether a pinned spec says the same of its routers."""
-        return self.parsed is not None and router_part(self.parsed) == router_part(spec)
+        """Whether a pinned spec says the same of its routers, which drain as long as engines."""
+        if not self.is_readable or self.parsed is None or spec.roles != self.parsed.roles:
+            return False
+        same = router_part(self.parsed) == router_part(spec)
+        return same and self._has_release_of(spec, spec.roles)
 
     def to_manifest(self, owner: Owner) -> Manifest:
         """The ControllerRevision."""
         head = owner.child(CONTROLLER_REVISION, self.name, HISTORY)
-        data = {
-            "spec": self.made_of,
-            "pinned": self.pinned,
-            "pools": {role.value: _pool_data(pool) for role, pool in self.pools.items()},
-            "router": {"image": self.router.image, "file": self.router.file},
-        }
-        manifest = head | {"revision": self.number, "data": data}
+        manifest = head | {"revision": self.number, "data": self.data}
         notes = {STATE: self.state.to_json()}
         notes |= {DESIRED_HASH: digest([manifest, notes])}
         return manifest | {"metadata": manifest["metadata"] | {"annotations": notes}}
@@ -197,9 +237,15 @@ def new_revision(
     pools: Mapping[Role, DecidedPool],
     router: DecidedRouter,
 ) -> Revision:
-    """A revision that was never carried out; `written`: the spec as its user wrote it."""
-    name = f"{service}-{digest(_identity(pinned))}"
-    return Revision(name, number, written, _dumped(pinned), pools, router)
+    """A revision that was never carried out; `written`: the spec as its user wrote it. Its name is
+    a hash of all of it, as its data can never be changed."""
+    data = {
+        "spec": written,
+        "pinned": _dumped(pinned),
+        "pools": {role.value: _pool_data(pool) for role, pool in pools.items()},
+        "router": {"image": router.image, "file": router.file},
+    }
+    return Revision(f"{service}-{digest(data)}", number, data)
 
 
 @dataclass(frozen=True)
@@ -228,8 +274,14 @@ class Revisions:
         """The spec with pools of these roles that was carried out last."""
         for revision in self.carried_out:
             if set(roles) <= set(roles_of(mode_of(revision.spec))):
-                return parse(InferenceServiceSpec, revision.spec, "spec")
+                with suppress(InvalidSpecError):  # of another release, or edited
+                    return parse(InferenceServiceSpec, revision.spec, "spec")
         return None
+
+    def router_of_other_mode(self, mode: Mode) -> DecidedRouter | None:
+        """What was decided about the routers when the service was in another mode last."""
+        others = (item for item in self.carried_out if mode_of(item.spec) != mode)
+        return next((revision.router for revision in others), None)
 
     @property
     def stable(self) -> dict[Role, str]:
@@ -240,7 +292,7 @@ class Revisions:
     @property
     def in_use(self) -> Iterator[DecidedPool]:
         """What was decided about engines that are there, or are being made, the newest first."""
-        for revision in self.newest_first:
+        for revision in filter(lambda revision: revision.is_readable, self.newest_first):
             for pool in revision.pools.values():
                 if revision is self.all[-1] or pool.engines in self.engines:
                     yield pool
@@ -269,18 +321,15 @@ def revisions_of(children: tuple[Manifest, ...]) -> Revisions:
 
 def _read(item: Manifest) -> Revision | None:
     """The revision that a ControllerRevision holds; None: it is none of the operator's."""
-    data = item.get("data") or {}
+    metadata, made_at = item["metadata"], item["metadata"].get("creationTimestamp", "")
+    revision = Revision(
+        metadata["name"], item["revision"], item.get("data") or {}, _state_of(item), made_at
+    )
     try:
-        pools = {Role(role): _pool_of(pool) for role, pool in data["pools"].items()}
-        router = DecidedRouter(data["router"]["image"], data["router"]["file"])
-        metadata = item["metadata"]
-        revision = Revision(
-            metadata["name"], item["revision"], data["spec"], data["pinned"], pools, router
-        )
+        is_ours = bool(revision.made_of and revision.data["pinned"] and revision.router.image)
+        return revision if is_ours and revision.pools is not None else None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    state, made_at = _state_of(item), metadata.get("creationTimestamp", "")
-    return replace(revision, state=state, made_at=made_at)
 
 
 def _pool_data(pool: DecidedPool) -> Manifest:

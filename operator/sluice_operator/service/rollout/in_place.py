@@ -194,6 +194,6 @@ def _reason(pools: Pools, former: Former, *, is_held: bool) -> tuple[str, str]:
     left = ", ".join(f"pool {role}: {count}" for role, count in former.items())
     halted = f" {NEVER_READY[0].upper()}{NEVER_READY[1:]}." if is_held else ""
     return reason, (
-        f"{counts_of(pools)}; spec.rollout.strategy is InPlace, so an engine ends before another "
-        f"takes its place, and fewer serve meanwhile; former engines left: {left}.{halted}"
+        f"{counts_of(pools)}; an engine ends before another takes its place, and fewer serve "
+        f"meanwhile; former engines left: {left}.{halted}"
     )

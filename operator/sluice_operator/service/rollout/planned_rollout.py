@@ -69,7 +69,8 @@ def roll_out(
     rollout = plan_within(states, stable, strategy, budget)
     former = former_pools(service, children, spec)
     waits = are_awaited(children, spec, states, former)
-    router = plan_router(observed, top, spec, resolved.revision.router, waits=waits)
+    before = resolved.revisions.router_of_other_mode(spec.mode)
+    router = plan_router(observed, top, spec, resolved.revision.router, waits=waits, before=before)
     # Nobody misses engines of pools that the routers do not use yet.
     rollout = told_before(states, rollout, is_told=router.is_former or says_interrupted(service))
     # In place, no engine comes beside another.

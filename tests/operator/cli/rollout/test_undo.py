@@ -13,9 +13,8 @@ from sluice_operator.cli.rollout.undo import (
 )
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.manifests.metadata import owner
-from sluice_operator.service.revisions.revision import DecidedRouter, Revision, State
 
-from tests.operator.examples import service
+from tests.operator.examples import complete_revision, service
 
 
 def recorded(*chunks: int) -> tuple[Manifest, ...]:
@@ -23,9 +22,7 @@ def recorded(*chunks: int) -> tuple[Manifest, ...]:
     top = owner(INFERENCE_SERVICE, service(), "chat")
     specs = [service({"engine": {"chunkSize": size}})["spec"] for size in chunks]
     return tuple(
-        Revision(
-            f"chat-{number}", number, spec, spec, {}, DecidedRouter("r", "{}"), State(complete=True)
-        ).to_manifest(top)
+        complete_revision(f"chat-{number}", number, spec).to_manifest(top)
         for number, spec in enumerate(specs, start=1)
     )
 
