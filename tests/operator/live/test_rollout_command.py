@@ -17,7 +17,7 @@ from sluice_operator.kube.kinds import (
     Manifest,
 )
 from sluice_operator.manifests.deployments import RESTARTED_AT
-from sluice_operator.service.revisions.revision import revisions_of
+from sluice_operator.service.revisions.revision import Revision, revisions_of
 
 from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.harness.cluster import Cluster, State
@@ -54,18 +54,20 @@ async def sluice(
     return run
 
 
+def complete_ones(found: State) -> list[Revision]:
+    kind = {"kind": CONTROLLER_REVISION.kind}  # which items of a list do not have
+    return revisions_of(tuple(item | kind for item in found.values())).complete
+
+
 def newest_chunk(found: State) -> int | None:
     """Of the revision that was complete last."""
-    complete = revisions_of(tuple(found.values())).complete
+    complete = complete_ones(found)
     chunk: int | None = complete[-1].spec.get("engine", {}).get("chunkSize") if complete else None
     return chunk
 
 
 def recorded(revisions: int, chunk: int | None) -> Callable[[State], bool]:
-    return lambda found: (
-        len(revisions_of(tuple(found.values())).complete) == revisions
-        and newest_chunk(found) == chunk
-    )
+    return lambda found: len(complete_ones(found)) == revisions and newest_chunk(found) == chunk
 
 
 async def with_chunk(cluster: Cluster, namespace: str, chunk: int) -> None:
