@@ -109,7 +109,7 @@ async def test_an_upgrade_restarts_no_pod_either_where_objects_have_lost_their_l
         await cluster.until(INFERENCE_SERVICE, namespace, upgrade)
     )
     labelled = await cluster.list(CONFIG_MAP, namespace, f"{SERVICE}=chat")
-    assert len(labelled) == 3
+    assert len(labelled) == 2
     assert await templates(cluster, namespace) == before
 
 
