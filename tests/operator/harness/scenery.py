@@ -42,7 +42,12 @@ async def chat_that_serves(cluster: Cluster, namespace: str) -> Manifest:
 async def until_recorded(cluster: Cluster, namespace: str) -> None:
     """Returns once a spec that was complete is in the history. That takes another reconcile after
     the status has said so; an edit before it leaves the spec out."""
-    await cluster.until(CONTROLLER_REVISION, namespace, bool)
+    await cluster.until(CONTROLLER_REVISION, namespace, _is_recorded)
+
+
+def _is_recorded(found: dict[str, Manifest]) -> bool:
+    """Whether a revision is noted as complete, which is written last."""
+    return any('"complete":true' in str(item["metadata"]) for item in found.values())
 
 
 async def play_controllers(
