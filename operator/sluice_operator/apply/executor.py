@@ -50,7 +50,7 @@ class _Refusal:
     new event and a new status, and so cause an immediate retry."""
     generation: int
     since: float
-    """On the monotonic clock."""
+    """Seconds of the monotonic clock."""
     tries: int
 
     def then(self, refused: Refused, generation: int) -> _Refusal:

@@ -50,7 +50,7 @@ class Overwritten:
     desired: Manifest
     live: Manifest
     paths: Mapping[str, str] = field(default_factory=dict)
-    """Its fields → the fields of the InferenceService that set them."""
+    """Fields of the object → the fields of the InferenceService that set them."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ LONGEST_PAUSE_SECONDS: Final = 300.0
 QUIET_SECONDS: Final = 600.0
 """A field that was not written for so long is as if it never had been."""
 ROUNDS_TOLD: Final = 5
-"""So many repairs of one field are not the edits of a person any more."""
+"""Repairs of one field after which it is another controller that writes it, not a person."""
 REMEMBERED_OBJECTS: Final = 10_000
 
 
@@ -43,7 +43,7 @@ class _Repair(NamedTuple):
     rounds: int
     """Repairs with that value, not counting those before a long quiet."""
     at: float
-    """On the monotonic clock."""
+    """Seconds of the monotonic clock."""
     managers: tuple[str, ...]
 
     @property
@@ -84,7 +84,7 @@ class Rewrites:
             raise RewrittenError(f"{_text(live)}: repaired a moment ago", seconds)
 
     def note_applied(self, desired: Manifest, live: Manifest, subresource: str = "") -> None:
-        """To be called when `desired` was applied where `live` was."""
+        """Notes that `desired` was applied where `live` was."""
         key = _key(live, subresource)
         lost = lost_fields(desired, live, subresource)
         known = self._objects.pop(key, None) or (_Object() if lost else None)

@@ -28,9 +28,9 @@ from sluice_operator.conditions.pods import (
 from sluice_operator.kube.kinds import Manifest
 
 GATED_SECONDS: Final = 3600
-"""For which a pod may wait for its scheduling gates: queues are long."""
+"""Patience with a pod that waits for its scheduling gates: queues are long."""
 LEAVING_SECONDS: Final = 60
-"""Past the end of its grace period for which a pod may still be there."""
+"""Patience with a pod that is still there when its grace period has ended."""
 MAX_SHOWN: Final = 4
 """Pods that a message names."""
 REMEDIES: Final = {

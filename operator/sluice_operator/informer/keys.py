@@ -21,7 +21,7 @@ RECONCILED: Final = (INFERENCE_SERVICE, ENGINE_POOL)
 CONDITION: Final = ("type", "status", "reason", "observedGeneration")
 """What later reconciles read of a condition."""
 REVISION: Final = ("name", "config", "current")
-"""The same of a pool's revision."""
+"""What later reconciles read of a revision in the status of a pool."""
 
 
 class Key(NamedTuple):

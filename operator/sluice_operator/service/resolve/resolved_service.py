@@ -83,7 +83,7 @@ class ResolvedService:
     pools: tuple[ResolvedPool, ...]
     revision: Revision
     revisions: Revisions
-    """Those that are there."""
+    """The service's revisions that are there."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sluice_operator.service.revisions.revision import Revision, Revisions
 MAX_COMPLETE: Final = 5
 """Revisions to which a roll-out can be undone, the present one included."""
 MAX_NOTED_BYTES: Final = 200_000
-"""Of the 262,144 that all annotations of an object may have."""
+"""Size of a spec that an annotation may hold; all of an object's have 262,144 at most."""
 MAX_OTHERS: Final = 3
 """Further ones, which were never complete."""
 
@@ -33,9 +33,9 @@ class History:
     """What is written of revisions, and what stays."""
 
     decided: Manifest | None
-    """To be written before all else; None: it is there."""
+    """The ControllerRevision to write before all else; None: it is there."""
     record: Manifest
-    """To be written once it is carried out."""
+    """The ControllerRevision to write once it is carried out."""
     kept: frozenset[Identity]
 
 

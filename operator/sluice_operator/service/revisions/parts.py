@@ -1,7 +1,7 @@
 """What a spec says of its engines and of its routers. Specs with equal parts make equal pods.
 
 Pure. Numbers of pods, how they are replaced, and which adapters there are make no pod differ. Parts
-are compared as this release reads them: that of a former release's revision is read anew.
+are compared as this release reads both, also where another one has written the revision.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class DecidedPool:
     file: str
     """Content of engine.json."""
     shown: Manifest
-    """Its settings with their sources, as status shows them."""
+    """Settings of the pool with their sources, as status shows them."""
     queue: Mapping[str, str] = field(default_factory=dict)
     """Labels by which Kueue admits the pods."""
     engines: str = ""
@@ -114,7 +114,7 @@ class State:
     stable: Mapping[str, str] = field(default_factory=dict)
     """Revision of the engines that were complete last, by role."""
     spec: Manifest | None = None
-    """Its spec as carried out last, where numbers or other things that change no pod differ."""
+    """Spec as carried out last, where numbers or other things that change no pod differ."""
 
     def to_json(self) -> str:
         written: Manifest = {"stable": dict(self.stable)} if self.stable else {}
@@ -262,12 +262,12 @@ class Revisions:
 
     @property
     def complete(self) -> list[Revision]:
-        """Those that were complete once, the newest last."""
+        """Revisions that were complete once, the newest last."""
         return [revision for revision in self.all if revision.state.complete]
 
     @property
     def carried_out(self) -> Iterator[Revision]:
-        """Those that were carried out, the newest first."""
+        """Revisions that were carried out, the newest first."""
         return (revision for revision in self.newest_first if revision.state.carried_out)
 
     def spec_with(self, roles: Collection[str]) -> InferenceServiceSpec | None:

@@ -13,7 +13,7 @@ from sluice_operator.api.status import ResolvedValue
 from sluice_operator.kube.kinds import Manifest
 
 Settings = dict[str, Resolved]
-"""By field name of `EngineSettings`, and `kv_transfer_backend`."""
+"""Settings by field name of `EngineSettings`, and `kv_transfer_backend`."""
 
 
 def settings_status(settings: Settings) -> Manifest:
