@@ -92,3 +92,24 @@ class World:
     def revisions(self) -> dict[str, str]:
         pools = (c for (kind, _), c in self.children.items() if kind == "EnginePool")
         return {p["spec"]["role"]: p["spec"]["revisions"][0]["name"] for p in pools}
+
+
+HUB: Manifest = {"uri": "hf://Qwen/Qwen3-8B"}
+CACHED: Manifest = HUB | {"cache": {"size": "20Gi"}}
+OTHER_COMMIT = "decade" * 6 + "4567"
+
+
+def resolved_world(**model: Any) -> World:
+    """A world whose model is resolved, and whose status says so."""
+    world = World({"model": HUB | model})
+    world.reconcile()
+    world.ends(0, resolved())
+    world.reconcile()
+    return world
+
+
+def served_world() -> World:
+    world = resolved_world()
+    world.reconcile()
+    assert world.revisions()
+    return world

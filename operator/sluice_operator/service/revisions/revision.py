@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from pydantic.alias_generators import to_camel
 from sluice_contract.cluster import labels
@@ -116,8 +116,10 @@ class State:
     spec: Manifest | None = None
     """Spec as carried out last, where numbers or other things that change no pod differ."""
 
-    def to_json(self) -> str:
-        written: Manifest = {"stable": dict(self.stable)} if self.stable else {}
+    def to_json(self, number: int) -> str:
+        """The annotation. It has the revision's number, too, so that an edit of that is seen."""
+        written: Manifest = {"number": number}
+        written |= {"stable": dict(self.stable)} if self.stable else {}
         written |= {"carriedOut": True} if self.carried_out else {}
         written |= {"complete": True} if self.complete else {}
         written |= {} if self.spec is None else {"spec": self.spec}
@@ -218,7 +220,7 @@ class Revision:
         """The ControllerRevision."""
         head = owner.child(CONTROLLER_REVISION, self.name, HISTORY)
         manifest = head | {"revision": self.number, "data": self.data}
-        notes = {STATE: self.state.to_json()}
+        notes = {STATE: self.state.to_json(self.number)}
         notes |= {DESIRED_HASH: digest([manifest, notes])}
         return manifest | {"metadata": manifest["metadata"] | {"annotations": notes}}
 
@@ -321,10 +323,12 @@ def revisions_of(children: tuple[Manifest, ...]) -> Revisions:
 
 def _read(item: Manifest) -> Revision | None:
     """The revision that a ControllerRevision holds; None: it is none of the operator's."""
-    metadata, made_at = item["metadata"], item["metadata"].get("creationTimestamp", "")
-    revision = Revision(
-        metadata["name"], item["revision"], item.get("data") or {}, _state_of(item), made_at
-    )
+    name, made_at = item["metadata"]["name"], item["metadata"].get("creationTimestamp", "")
+    noted = _noted(item)
+    number = noted.get("number")
+    if not isinstance(number, int):
+        number = item["revision"]
+    revision = Revision(name, number, item.get("data") or {}, _state_of(noted), made_at)
     try:
         is_ours = bool(revision.made_of and revision.data["pinned"] and revision.router.image)
         return revision if is_ours and revision.pools is not None else None
@@ -348,18 +352,25 @@ def _pool_of(data: Manifest) -> DecidedPool:
     )
 
 
-def _state_of(item: Manifest) -> State:
+def _noted(item: Manifest) -> Manifest:
     """What the annotation says; nothing where somebody has broken it."""
     try:
-        noted: Any = json.loads(note_of(item, STATE))
-        return State(
-            carried_out=noted.get("carriedOut") is True,
-            complete=noted.get("complete") is True,
-            stable={Role(role).value: str(name) for role, name in noted.get("stable", {}).items()},
-            spec=noted["spec"] if isinstance(noted.get("spec"), dict) else None,
-        )
-    except (AttributeError, ValueError):
-        return State()
+        noted: object = json.loads(note_of(item, STATE))
+    except ValueError:
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def _state_of(noted: Manifest) -> State:
+    """What is readable of an annotation."""
+    stable, spec = noted.get("stable"), noted.get("spec")
+    names = stable if isinstance(stable, dict) else {}
+    return State(
+        carried_out=noted.get("carriedOut") is True,
+        complete=noted.get("complete") is True,
+        stable={role: str(name) for role, name in names.items() if role in set(Role)},
+        spec=spec if isinstance(spec, dict) else None,
+    )
 
 
 def _identity(spec: InferenceServiceSpec) -> Manifest:

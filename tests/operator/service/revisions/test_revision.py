@@ -114,3 +114,12 @@ def test_a_revision_that_comes_back_is_not_carried_out_before_it_is() -> None:
     assert back.decided is not None
     assert "carriedOut" not in back.decided["metadata"]["annotations"]["serving.sluice.dev/state"]
     assert '"replicas":3' in back.decided["metadata"]["annotations"]["serving.sluice.dev/state"]
+
+
+def test_a_number_that_somebody_has_edited_is_set_back() -> None:
+    there = [live(item) for item in written(service_plan())]
+    (revision,) = (item for item in there if item["kind"] == CONTROLLER_REVISION.kind)
+    before, revision["revision"] = revision["revision"], 7
+    record = plan_service(service_observed(service(), there)).record
+    assert record is not None
+    assert record["revision"] == before
