@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from tests.operator.api.valid_specs import (
-    engine,
-    mounted,
-    router_template,
-    sidecar_ports,
-    spread,
-    template,
-    tenants,
-    traced,
-)
-
-
-class Invalid(NamedTuple):
-    """A spec, the field at fault, and a piece of the message."""
-
-    spec: dict[str, Any]
-    field: str
-    says: str = ""
-
+from tests.operator.api.invalid_models import INVALID_MODELS
+from tests.operator.api.invalid_pods import INVALID_PODS
+from tests.operator.api.valid_specs import Invalid, engine, tenants, traced
 
 SPLIT: dict[str, Any] = {
     "accelerator": {"count": 1},
@@ -30,102 +14,9 @@ SPLIT: dict[str, Any] = {
     "prefill": {},
 }
 """Two pools whose numbers the operator chooses."""
-
 INVALID: dict[str, Invalid] = {
-    "no model": Invalid({"model": None}, "spec.model"),
-    "no uri": Invalid({"model": {}}, "spec.model.uri"),
-    "empty uri": Invalid({"model": {"uri": ""}}, "spec.model.uri"),
-    "unknown scheme": Invalid({"model": {"uri": "ftp://b/m"}}, "spec.model.uri", "hf://org/name"),
-    "plain path": Invalid({"model": {"uri": "/models/m"}}, "spec.model.uri", "file:///path"),
-    "long part of a path": Invalid(
-        {"model": {"uri": "file:///" + 254 * "a"}}, "spec.model.uri", "253"
-    ),
-    "climbing path": Invalid({"model": {"uri": "pvc://c/../m"}}, "spec.model.uri", "'..'"),
-    "an image without a repository": Invalid(
-        {"model": {"uri": "oci://r"}}, "spec.model.uri", "oci://"
-    ),
-    "a digest that is none": Invalid({"model": {"uri": "oci://r/m@sha256:1"}}, "spec.model.uri"),
-    "the repository as an alias": Invalid(
-        {"model": {"uri": "oci://r/m:1", "aliases": ["m"]}}, "spec.model.aliases"
-    ),
-    "a long name of an image": Invalid(
-        {"model": {"uri": "oci://r" + 253 * "/a" + ":123456"}}, "spec.model.uri", "512"
-    ),
-    "a revision that reads as an option": Invalid(
-        {"model": {"uri": "hf://a/b", "revision": "--cache"}}, "spec.model.revision", "match"
-    ),
-    "a long name of a claim with adapters": Invalid(
-        {
-            "model": {
-                "uri": "dummy://m",
-                "adapters": [
-                    {"name": "a", "uri": f"pvc://{254 * 'a'}/a"},
-                ],
-            }
-        },
-        "spec.model.adapters[0].uri",
-        "253",
-    ),
-    "adapters of a hub without a cache": Invalid(
-        {"model": {"uri": "dummy://m", "adapters": [{"name": "a", "uri": "hf://org/a@v1"}]}},
-        "spec.model.cache",
-        "hf:// adapters",
-    ),
-    "a revision of an adapter that reads as an option": Invalid(
-        {
-            "model": {
-                "uri": "dummy://m",
-                "cache": {"claim": "c"},
-                "adapters": [{"name": "a", "uri": "hf://org/a@--cache"}],
-            }
-        },
-        "spec.model.adapters[0].uri",
-        "hf://org/name@revision",
-    ),
-    "a volume of the operator's": Invalid(
-        template(volumes=[{"name": "sluice-adapters-0", "emptyDir": {}}]),
-        "spec.template.volumes[0].name",
-        "sluice-adapters",
-    ),
-    "the volume with certificates of a hub": Invalid(
-        template(volumes=[{"name": "sluice-hub-ca", "emptyDir": {}}]),
-        "spec.template.volumes[0].name",
-        "sluice-hub-ca",
-    ),
-    "revision of a file": Invalid(
-        {"model": {"uri": "file:///m", "revision": "main"}},
-        "spec.model.revision",
-        "a hub or bucket",
-    ),
-    "resources of a download that there is none of": Invalid(
-        {"model": {"uri": "pvc://c/m", "resources": {"limits": {"cpu": 1}}}},
-        "spec.model.resources",
-        "hub, bucket or image",
-    ),
-    "requests of a download above its limits": Invalid(
-        {
-            "model": {
-                "uri": "hf://a/b",
-                "resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1024Mi"}},
-            }
-        },
-        "spec.model.resources.requests",
-        "at most the limits",
-    ),
-    "token of a file": Invalid(
-        {"model": {"uri": "file:///m", "tokenSecretRef": {"name": "a", "key": "b"}}},
-        "spec.model.tokenSecretRef",
-        "a hub or bucket",
-    ),
-    "an alias twice": Invalid(
-        {"model": {"uri": "file:///m", "aliases": ["a", "a"]}}, "spec.model.aliases[1]", '"a"'
-    ),
-    "the name as an alias": Invalid(
-        {"model": {"uri": "file:///m", "name": "a", "aliases": ["a"]}}, "spec.model.aliases"
-    ),
-    "the name that the URI gives as an alias": Invalid(
-        {"model": {"uri": "file:///path/m/", "aliases": ["m"]}}, "spec.model.aliases"
-    ),
+    **INVALID_MODELS,
+    **INVALID_PODS,
     "an origin with a path": Invalid(
         {"router": {"cors": {"allowedOrigins": ["https://a.example/b"]}}},
         "spec.router.cors.allowedOrigins[0]",
@@ -214,81 +105,12 @@ INVALID: dict[str, Invalid] = {
         "spec.accelerator.productLabel",
         "only beside product",
     ),
-    "a label of the operator's": Invalid(
-        template(labels={"serving.sluice.dev/role": "mixed"}),
-        "spec.template.labels",
-        "which are the operator's",
-    ),
-    "fewest parts that are not insisted on": Invalid(
-        template(
-            topologySpreadConstraints=[
-                {
-                    "maxSkew": 1,
-                    "topologyKey": "zone",
-                    "whenUnsatisfiable": "ScheduleAnyway",
-                    "minDomains": 2,
-                }
-            ]
-        ),
-        "spec.template.topologySpreadConstraints[0].minDomains",
-        "DoNotSchedule",
-    ),
     "a setting of one pool that is out of range": Invalid(
         {"engine": {"chunkSize": 8}}, "spec.engine.chunkSize", "pageSize"
     ),
     "negative replicas": Invalid({"replicas": -1}, "spec.replicas"),
     "text as replicas": Invalid({"replicas": "two"}, "spec.replicas"),
     "no GPU": Invalid({"accelerator": {"count": 0}}, "spec.accelerator.count"),
-    "no such quantity, with a limit": Invalid(
-        {"resources": {"requests": {"cpu": "lots"}, "limits": {"cpu": 1}}},
-        "spec.resources.requests.cpu",
-    ),
-    "no such quantity": Invalid(
-        {"resources": {"requests": {"cpu": "lots"}}}, "spec.resources.requests.cpu"
-    ),
-    "GPUs as a resource": Invalid(
-        {"resources": {"limits": {"nvidia.com/gpu": 1}}},
-        "spec.resources.limits",
-        "accelerator.count",
-    ),
-    "request above limit": Invalid(
-        {"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "2000M"}}},
-        "spec.resources.requests",
-        "at most the limits",
-    ),
-    "request above limit in other units": Invalid(
-        {"resources": {"requests": {"cpu": 2}, "limits": {"cpu": "1999m"}}},
-        "spec.resources.requests",
-        "at most the limits",
-    ),
-    "selector with a bad key": Invalid(
-        template(nodeSelector={"a b": "c"}),
-        "spec.template.nodeSelector",
-        "example.com/name",
-    ),
-    "selector with a long key": Invalid(
-        template(nodeSelector={f"example.com/{'n' * 64}": "c"}),
-        "spec.template.nodeSelector",
-        "example.com/name",
-    ),
-    "label with a long key": Invalid(
-        template(labels={"n" * 64: "c"}),
-        "spec.template.labels",
-        "example.com/name",
-    ),
-    "topology with a long key": Invalid(
-        template(
-            topologySpreadConstraints=[
-                {"maxSkew": 1, "topologyKey": "n" * 64, "whenUnsatisfiable": "ScheduleAnyway"}
-            ]
-        ),
-        "spec.template.topologySpreadConstraints[0].topologyKey",
-    ),
-    "annotation with a bad key": Invalid(
-        template(annotations={"/a": "c"}),
-        "spec.template.annotations",
-        "example.com/name",
-    ),
     "chunk below page": Invalid(engine(chunkSize=8), "spec.engine.chunkSize", "pageSize"),
     "chunk below given page": Invalid(
         engine(chunkSize=64, pageSize=128), "spec.engine.chunkSize", "pageSize"
@@ -345,149 +167,6 @@ INVALID: dict[str, Invalid] = {
         traced("http://[::1/a"), "spec.tracing.endpoint", "port of 1 to 65535"
     ),
     "no time at all": Invalid({"slo": {"ttftMilliseconds": 0}}, "spec.slo.ttftMilliseconds"),
-    "taken variable": Invalid(
-        template(env=[{"name": "POD_IP", "value": "x"}]),
-        "spec.template.env[0].name",
-        "which the operator sets",
-    ),
-    "two values": Invalid(
-        template(env=[{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "a"}}}]),
-        "spec.template.env[0]",
-        "not both",
-    ),
-    "taken volume": Invalid(
-        template(volumes=[{"name": "shm", "emptyDir": {}}]),
-        "spec.template.volumes[0].name",
-        "the operator's",
-    ),
-    "host path": Invalid(
-        template(volumes=[{"name": "a"}]), "spec.template.volumes[0]", "exactly one"
-    ),
-    "taken mount": Invalid(
-        template(
-            volumes=[{"name": "a", "emptyDir": {}}],
-            volumeMounts=[{"name": "a", "mountPath": "/etc/sluice"}],
-        ),
-        "spec.template.volumeMounts[0].mountPath",
-        "the operator's",
-    ),
-    "the variable with the revision": Invalid(
-        template(env=[{"name": "POOL_REVISION", "value": "x"}]),
-        "spec.template.env[0].name",
-        "which the operator sets",
-    ),
-    "the mount of the hand-over's key": Invalid(
-        mounted("/etc/sluice/handover"),
-        "spec.template.volumeMounts[0].mountPath",
-        "what is below /etc/sluice",
-    ),
-    "a mount below the configuration": Invalid(
-        mounted("/etc/sluice/own/deep"),
-        "spec.template.volumeMounts[0].mountPath",
-        "what is below /etc/sluice",
-    ),
-    "a spread twice": Invalid(
-        template(topologySpreadConstraints=[spread(1), spread(2)]),
-        "spec.template.topologySpreadConstraints[1]",
-        '"topologyKey":"zone"',
-    ),
-    "a port of a sidecar twice": Invalid(
-        sidecar_ports({"containerPort": 80}, {"containerPort": 80, "protocol": "TCP"}),
-        "spec.template.sidecars[0].ports[1]",
-        '"containerPort":80',
-    ),
-    "a port of an init container twice": Invalid(
-        template(
-            initContainers=[
-                {"name": "a", "image": "a", "ports": [{"containerPort": 80}, {"containerPort": 80}]}
-            ]
-        ),
-        "spec.template.initContainers[0].ports[1]",
-        '"containerPort":80',
-    ),
-    "mount of nothing": Invalid(
-        template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
-        "spec.template.volumeMounts",
-        "template.volumes names",
-    ),
-    "sidecar's mount of nothing": Invalid(
-        template(
-            sidecars=[
-                {
-                    "name": "log",
-                    "image": "a",
-                    "volumeMounts": [{"name": "a", "mountPath": "/a"}],
-                }
-            ]
-        ),
-        "spec.template.sidecars",
-        "template.volumes names",
-    ),
-    "router's label of the operator": Invalid(
-        router_template(labels={"app.kubernetes.io/name": "a"}),
-        "spec.router.template.labels",
-        "app.kubernetes.io",
-    ),
-    "router's annotation without a name": Invalid(
-        router_template(annotations={"/a": "c"}),
-        "spec.router.template.annotations",
-        "example.com/name",
-    ),
-    "router's node selector with a space": Invalid(
-        router_template(nodeSelector={"a b": "c"}),
-        "spec.router.template.nodeSelector",
-        "example.com/name",
-    ),
-    "router's sidecar named router": Invalid(
-        router_template(sidecars=[{"name": "router", "image": "a"}]),
-        "spec.router.template.sidecars[0].name",
-        "the operator's containers",
-    ),
-    "router's variable of the operator": Invalid(
-        router_template(env=[{"name": "POD_NAME", "value": "a"}]),
-        "spec.router.template.env[0].name",
-        "POD_IP",
-    ),
-    "router's volume of the operator": Invalid(
-        router_template(volumes=[{"name": "sluice-api-keys", "emptyDir": {}}]),
-        "spec.router.template.volumes[0].name",
-        "sluice-api-keys",
-    ),
-    "router's mount over its keys": Invalid(
-        router_template(
-            volumes=[{"name": "a", "emptyDir": {}}],
-            volumeMounts=[{"name": "a", "mountPath": "/etc/sluice/api-keys"}],
-        ),
-        "spec.router.template.volumeMounts[0].mountPath",
-        "/etc/sluice",
-    ),
-    "router's mount of nothing": Invalid(
-        router_template(volumeMounts=[{"name": "a", "mountPath": "/a"}]),
-        "spec.router.template.volumeMounts",
-        "template.volumes names",
-    ),
-    "mount of nothing in a router's sidecar": Invalid(
-        router_template(
-            sidecars=[
-                {
-                    "name": "a",
-                    "image": "a",
-                    "volumeMounts": [{"name": "a", "mountPath": "/a"}],
-                }
-            ],
-        ),
-        "spec.router.template.sidecars",
-        "template.volumes names",
-    ),
-    "sidecar named engine": Invalid(
-        template(sidecars=[{"name": "engine", "image": "a"}]),
-        "spec.template.sidecars[0].name",
-        "operator's container",
-    ),
-    "no such effect": Invalid(
-        template(tolerations=[{"effect": "Never"}]),
-        "spec.template.tolerations[0].effect",
-    ),
     "an integer as text": Invalid({"replicas": "2"}, "spec.replicas"),
     "an integer as a boolean": Invalid({"replicas": True}, "spec.replicas"),
     "an integer as a fraction": Invalid({"replicas": 2.5}, "spec.replicas"),
@@ -499,40 +178,10 @@ INVALID: dict[str, Invalid] = {
     "a number as a boolean": Invalid(engine(memoryPercent=True), "spec.engine.memoryPercent"),
     "a boolean as text": Invalid({"paused": "true"}, "spec.paused"),
     "a boolean as a number": Invalid({"paused": 1}, "spec.paused"),
-    "a text as a number": Invalid({"model": {"uri": "dummy://a", "name": 5}}, "spec.model.name"),
     "a text as a boolean": Invalid(engine(image=False), "spec.engine.image"),
     "a choice as a boolean": Invalid({"rollout": {"strategy": True}}, "spec.rollout.strategy"),
-    "a label as a number": Invalid(template(nodeSelector={"a": 1}), "spec.template.nodeSelector.a"),
     "a mapping as a list": Invalid({"engine": []}, "spec.engine"),
     "a mapping as text": Invalid({"engine": "fast"}, "spec.engine"),
-    "a list as a mapping": Invalid(template(env={}), "spec.template.env"),
-    "null in a list": Invalid(template(env=[None]), "spec.template.env[0]"),
-    "null that is required": Invalid({"model": {"uri": None}}, "spec.model.uri"),
-    "a quantity as a fraction": Invalid(
-        {"resources": {"requests": {"cpu": 0.5}}}, "spec.resources.requests.cpu"
-    ),
-    "a quantity as a boolean": Invalid(
-        {"resources": {"requests": {"cpu": True}}}, "spec.resources.requests.cpu"
-    ),
-    "a quantity below nothing": Invalid(
-        {"resources": {"requests": {"cpu": -1}}}, "spec.resources.requests.cpu"
-    ),
-    "a quantity with an exponent": Invalid(
-        {"resources": {"requests": {"cpu": "1e3"}}}, "spec.resources.requests.cpu"
-    ),
-    "a variable twice": Invalid(
-        template(env=[{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]),
-        "spec.template.env[1]",
-        '{"name":"A"}',
-    ),
-    "two volumes at one path": Invalid(
-        template(
-            volumes=[{"name": "a", "emptyDir": {}}],
-            volumeMounts=[{"name": "a", "mountPath": "/a"}, {"name": "a", "mountPath": "/a"}],
-        ),
-        "spec.template.volumeMounts[1]",
-        '{"mountPath":"/a"}',
-    ),
 }
 
 SEVERAL: dict[str, tuple[dict[str, Any], set[str]]] = {

@@ -29,8 +29,8 @@ from tests.operator.api.documents import (
     optional_paths,
     with_nulls,
 )
-from tests.operator.api.invalid_specs import INVALID, INVALID_NAMES, SEVERAL, Invalid
-from tests.operator.api.valid_specs import VALID, VALID_NAMES
+from tests.operator.api.invalid_specs import INVALID, INVALID_NAMES, SEVERAL
+from tests.operator.api.valid_specs import VALID, VALID_NAMES, Invalid
 from tests.operator.examples import FULL_SPEC, pool
 from tests.operator.harness.cluster import Cluster
 

@@ -13,8 +13,8 @@ from sluice_operator.api.validate import ServiceDocument, parse_service, with_st
 from sluice_operator.cli.yaml_text import read_yaml_stream, to_yaml
 
 from tests.operator.api.documents import ONE_OF_YAML, document, in_yaml, with_nulls
-from tests.operator.api.invalid_specs import INVALID, INVALID_NAMES, SEVERAL, Invalid
-from tests.operator.api.valid_specs import VALID, VALID_NAMES
+from tests.operator.api.invalid_specs import INVALID, INVALID_NAMES, SEVERAL
+from tests.operator.api.valid_specs import VALID, VALID_NAMES, Invalid
 from tests.operator.examples import FULL_SPEC
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Invalid(NamedTuple):
+    """A spec, the field at fault, and a piece of the message."""
+
+    spec: dict[str, Any]
+    field: str
+    says: str = ""
 
 
 def engine(**values: Any) -> dict[str, Any]:

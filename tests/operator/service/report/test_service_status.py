@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sluice_contract.config.sizing import GENERAL, Resolved, Source, resolve_settings
+from sluice_contract.config.sizing import Resolved, Source, resolve_settings
 from sluice_contract.wire.load import Ledger
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.crd import DEFAULT_STATUS
@@ -19,7 +19,6 @@ from sluice_operator.conditions.conditions import conditions, find, status_event
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import ENGINE_POOL, Manifest, of_kind
 from sluice_operator.pool.plan import plan_pool
-from sluice_operator.pool.status import pool_status
 from sluice_operator.scaled import Scaling
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import plan_service
@@ -36,169 +35,37 @@ from tests.operator.examples import (
     service_plan,
     written,
 )
+from tests.operator.service.report.situations import (
+    PINNED,
+    SITUATIONS,
+    SLO,
+    STALLED,
+    paused_service,
+    refused_service,
+    serving_service,
+    sized_before,
+    status_of,
+    with_pool,
+    with_spec,
+)
 from tests.operator.statuses import (
-    Told,
     assert_a_person_is_called,
     assert_at_rest,
     assert_situation,
     condition,
 )
 
-NO_ENGINES: Manifest = {"replicas": 0}
-LATE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
-PINNED = {"value": 77, "source": "General", "from": "default"}
-
-
-def _with_pool(
-    engines_ready: bool, routers_ready: bool, spec: Manifest | None = None
-) -> ServiceObserved:
-    plan = service_plan(spec)
-    router = plan.router
-    assert router is not None
-    children = [live(m) for m in written(plan) if m["kind"] not in ("EnginePool", "Deployment")]
-    pool = live(plan.pools[0].manifest)
-    pool["status"] = _pool_status(pool, engines_ready)
-    deployment = complete(router) if routers_ready else live(router, observedGeneration=1)
-    router_pods = pods(router) if routers_ready else pods(router, phase="Pending")
-    there = [*children, pool, deployment]
-    return service_observed(service(spec), there, pods=tuple(router_pods))
-
-
-def _pool_status(pool: Manifest, ready: bool) -> Manifest:
-    observed = pool_observed(pool)
-    deployment = plan_pool(observed).deployment
-    assert deployment is not None
-    if ready:
-        observed = pool_observed(pool, [complete(deployment)], pods(deployment))
-    else:
-        ended = {"exitCode": 1, "message": '{"reason":"ModelLoadFailed","message":"no weights"}'}
-        container = {"name": "engine", "ready": False, "state": {"terminated": ended}}
-        broken = pods(deployment, containerStatuses=[container])
-        observed = pool_observed(pool, [live(deployment, observedGeneration=1)], broken)
-    return pool_status(observed, plan_pool(observed), NOW)
-
-
-def _ready() -> ServiceObserved:
-    return _with_pool(engines_ready=True, routers_ready=True)
-
-
-def _outdated() -> ServiceObserved:
-    """Ready by the former spec; the new one has been seen, and not applied yet."""
-    changed = service({"engine": {"chunkSize": 64}}, generation=2)
-    return replace(_ready(), service=changed)
-
-
-def _paused() -> ServiceObserved:
-    return replace(_ready(), service=service({"paused": True}))
-
-
-def _paused_before_applying() -> ServiceObserved:
-    return replace(_ready(), service=service({"paused": True, "engine": {"chunkSize": 64}}))
-
-
-SLO: Manifest = {"slo": {"percentile": 90}}
-"""Refused, as it promises nothing."""
-
-
-def _changed(before: ServiceObserved, spec: Manifest, generation: int = 2) -> ServiceObserved:
-    """What is seen once the service, with the status it had, asks for something else."""
-    return replace(
-        before, service=service(spec, generation=generation) | {"status": _status(before)}
-    )
-
-
-def _refused() -> ServiceObserved:
-    return _changed(_ready(), SLO)
-
-
-def _sized_before(spec: Manifest | None = None) -> ServiceObserved:
-    """What a release with other sizes has made of a service, whose spec is `spec` now."""
-    with patch.dict(GENERAL, max_running_requests=77):
-        made = [live(item) for item in written(service_plan())]
-    return service_observed(service(spec, generation=2), made)
-
-
-def _routers_without_an_image(*conditions: Manifest) -> ServiceObserved:
-    """Engines serve; `conditions` are those of the routers' Deployment."""
-    observed, router = _ready(), service_plan().router
-    assert router is not None
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    container = {"name": "router", "ready": False, "state": waiting}
-    others = [child for child in observed.children if child["kind"] != "Deployment"]
-    current = live(router, observedGeneration=1, conditions=list(conditions))
-    stuck = pods(router, phase="Pending", containerStatuses=[container])
-    return replace(observed, children=(*others, current), pods=tuple(stuck))
-
-
-def _engines_unschedulable() -> ServiceObserved:
-    observed = _with_pool(engines_ready=False, routers_ready=True)
-    pool = next(child for child in observed.children if child["kind"] == "EnginePool")
-    deployment = plan_pool(pool_observed(pool)).deployment
-    assert deployment is not None
-    nowhere = {
-        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-        "message": "persistentvolumeclaim models not found",
-    }  # fmt: skip
-    stuck = pods(deployment, phase="Pending", conditions=[nowhere])
-    below = pool_observed(pool, [live(deployment, observedGeneration=1)], stuck)
-    pool["status"] = pool_status(below, plan_pool(below), NOW)
-    return observed
-
-
-def _scaled_to_zero() -> ServiceObserved:
-    return _with_pool(engines_ready=True, routers_ready=True, spec=NO_ENGINES)
-
-
-def _router_died_in_a_rollout() -> ServiceObserved:
-    rolling = _changed(_ready(), {"engine": {"chunkSize": 64}})
-    return replace(rolling, pods=())
-
-
-SITUATIONS: dict[str, tuple[Callable[[], ServiceObserved], Told]] = {
-    "new": (service_observed, Told("False", "False", "Applying")),
-    "ready": (_ready, Told("True", "True", "AllReady")),
-    "model-missing": (
-        lambda: _with_pool(engines_ready=False, routers_ready=True),
-        Told("False", "False", "ModelLoadFailed"),
-    ),
-    "routers-starting": (
-        lambda: _with_pool(engines_ready=True, routers_ready=False),
-        Told("False", "False", "Starting"),
-    ),
-    "routers-without-an-image": (
-        _routers_without_an_image, Told("False", "False", "ImagePullBackOff"),
-    ),
-    "routers-given-up": (
-        lambda: _routers_without_an_image(LATE), Told("False", "False", "ImagePullBackOff"),
-    ),
-    "engines-unschedulable": (_engines_unschedulable, Told("False", "False", "Unschedulable")),
-    "outdated": (_outdated, Told("True", "False", "Applying")),
-    "router-died-in-a-rollout": (_router_died_in_a_rollout, Told("False", "False", "Starting")),
-    "scaled-to-zero": (_scaled_to_zero, Told("True", "True", "ScaledToZero")),
-    "paused": (_paused, Told("True", "True", "AllReady")),
-    "paused-before-applying": (_paused_before_applying, Told("True", "False", "Paused")),
-    "refused": (_refused, Told("True", "False", "NotImplemented")),
-    "refused-at-first": (
-        lambda: service_observed(service(SLO)), Told("False", "False", "NotImplemented"),
-    ),
-}  # fmt: skip
-STALLED = {"routers-given-up", "model-missing", "refused", "refused-at-first"}
-
-
-def _status(observed: ServiceObserved) -> Manifest:
-    return service_status(observed, plan_service(observed), NOW)
-
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_status_in_each_situation(name: str) -> None:
     observe, told = SITUATIONS[name]
-    assert_situation(_status(observe()), told, stalled=name in STALLED, golden=f"service-{name}")
+    assert_situation(status_of(observe()), told, stalled=name in STALLED, golden=f"service-{name}")
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_nothing_happened_nothing_changes(name: str) -> None:
     observed = SITUATIONS[name][0]()
-    first = _status(observed)
+    first = status_of(observed)
     seen = replace(observed, service=observed.service | {"status": first})
     later = service_status(seen, plan_service(seen), NOW + timedelta(hours=1))
     assert_at_rest(first, later)
@@ -206,12 +73,12 @@ def test_nothing_happened_nothing_changes(name: str) -> None:
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_that_nothing_needs_a_person_is_said_only_where_all_is_well(name: str) -> None:
-    assert_a_person_is_called(_status(SITUATIONS[name][0]()))
+    assert_a_person_is_called(status_of(SITUATIONS[name][0]()))
 
 
 def test_a_refusal_is_a_warning_that_names_the_field() -> None:
-    observed = _refused()
-    before, after = observed.service["status"], _status(observed)
+    observed = refused_service()
+    before, after = observed.service["status"], status_of(observed)
     (event,) = status_events(before, after)
     assert (event.type, event.reason) == ("Warning", "NotImplemented")
     assert "spec.slo" in event.message
@@ -222,14 +89,14 @@ REFUSED = (Refused(Identity("Deployment", "chat-router"), ERROR),)
 
 
 def test_a_child_that_is_refused_is_told_and_stalls() -> None:
-    observed = _ready()
+    observed = serving_service()
     status = service_status(observed, plan_service(observed), NOW, REFUSED)
     found = {each["type"]: each for each in status["conditions"]}
     assert (found["Updated"]["status"], found["Updated"]["reason"]) == ("False", "ApplyFailed")
     assert found["Updated"]["message"] == "PATCH /apis/x: 403 Forbidden: exceeded quota: small"
     assert found["Ready"]["status"] == "True", "what serves still serves"
     assert (found["Stalled"]["status"], found["Reconciling"]["status"]) == ("True", "False")
-    (event,) = status_events(_status(observed), status)
+    (event,) = status_events(status_of(observed), status)
     assert (event.type, event.reason) == ("Warning", "ApplyFailed")
 
 
@@ -241,34 +108,34 @@ def test_a_refusal_is_told_of_an_object_that_has_just_been_made() -> None:
 
 
 def test_a_refusal_keeps_the_url_that_still_answers() -> None:
-    assert _status(_refused())["url"] == "http://chat.default.svc"
+    assert status_of(refused_service())["url"] == "http://chat.default.svc"
 
 
 @pytest.mark.parametrize(
     "spec", [SLO, {"engine": {"dtype": "int3"}}, {"engine": {"pageSize": 1024}}]
 )
 def test_a_refused_change_tells_which_generation_keeps_serving(spec: Manifest) -> None:
-    observed = _changed(_ready(), spec)
-    status = _status(observed)
+    observed = with_spec(serving_service(), spec)
+    status = status_of(observed)
     for kind in ("Updated", "Progressing", "Reconciling", "Stalled"):
         message = condition(status, kind)["message"]
         assert message.endswith("; the settings of generation 1 keep serving"), kind
     (event,) = status_events(observed.service["status"], status)
     assert event.message == message
-    plan, served = plan_service(observed), plan_service(_ready())
+    plan, served = plan_service(observed), plan_service(serving_service())
     assert (plan.apply, plan.prune, plan.events) == (served.apply, (), ())
 
 
 def test_the_generation_that_keeps_serving_outlasts_several_refusals() -> None:
-    second = _changed(_changed(_ready(), SLO), SLO | {"paused": True}, generation=3)
-    status = _status(second)
+    second = with_spec(with_spec(serving_service(), SLO), SLO | {"paused": True}, generation=3)
+    status = status_of(second)
     assert (status["observedGeneration"], status["appliedGeneration"]) == (3, 1)
     assert "the settings of generation 1 keep serving" in condition(status, "Updated")["message"]
 
 
 def test_settings_with_no_engine_ready_are_only_in_place() -> None:
-    broken = _with_pool(engines_ready=False, routers_ready=True)
-    status = _status(_changed(broken, SLO))
+    broken = with_pool(engines_ready=False, routers_ready=True)
+    status = status_of(with_spec(broken, SLO))
     message = condition(status, "Updated")["message"]
     assert message.endswith("; the settings of generation 1 stay in place")
     assert condition(status, "Ready")["reason"] == "ModelLoadFailed", "why nobody is served"
@@ -280,11 +147,11 @@ def _then(before: ServiceObserved, now: ServiceObserved) -> ServiceObserved:
 
 
 def test_a_refused_service_tells_how_its_parts_are_doing_now() -> None:
-    died = _with_pool(engines_ready=False, routers_ready=False)
-    before = _status(_refused())
+    died = with_pool(engines_ready=False, routers_ready=False)
+    before = status_of(refused_service())
     assert before["pools"]["mixed"]["summary"] == "1/1"
     assert condition(before, "MixedReady")["status"] == "True"
-    status = _status(_then(_refused(), died))
+    status = status_of(_then(refused_service(), died))
     assert status["pools"]["mixed"]["summary"] == "0/1"
     assert status["pools"]["mixed"]["accelerator"] == before["pools"]["mixed"]["accelerator"]
     told = {kind: condition(status, kind)["reason"] for kind in ("MixedReady", "RouterReady")}
@@ -297,13 +164,14 @@ def test_a_refused_service_tells_how_its_parts_are_doing_now() -> None:
 
 def test_a_refused_service_keeps_all_the_conditions_it_had() -> None:
     kinds = [
-        [each["type"] for each in _status(seen)["conditions"]] for seen in (_ready(), _refused())
+        [each["type"] for each in status_of(seen)["conditions"]]
+        for seen in (serving_service(), refused_service())
     ]
     assert kinds[0] == kinds[1]
 
 
 def test_where_all_is_gone_a_refused_service_is_not_ready() -> None:
-    status = _status(_then(_refused(), service_observed()))
+    status = status_of(_then(refused_service(), service_observed()))
     assert "pools" not in status
     assert condition(status, "Ready")["reason"] == "NotImplemented"
 
@@ -311,9 +179,9 @@ def test_where_all_is_gone_a_refused_service_is_not_ready() -> None:
 @pytest.mark.parametrize(
     ("observe", "refused", "reason"),
     [
-        (_paused, (), "Missing"),
-        (_ready, REFUSED, "ApplyFailed"),
-        (_refused, REFUSED, "NotImplemented"),
+        (paused_service, (), "Missing"),
+        (serving_service, REFUSED, "ApplyFailed"),
+        (refused_service, REFUSED, "NotImplemented"),
     ],
 )
 def test_a_service_whose_kubernetes_service_is_gone_for_good_is_not_ready(
@@ -330,7 +198,7 @@ def test_a_service_whose_kubernetes_service_is_gone_for_good_is_not_ready(
 
 def test_parts_that_a_paused_service_never_had_are_not_missed() -> None:
     paused = service_observed(service({"paused": True}))
-    status = _status(_changed(paused, SLO))
+    status = status_of(with_spec(paused, SLO))
     assert not {"pools", "resolved"} & status.keys()
     assert find(status, "MixedReady") is find(status, "RouterReady") is None
 
@@ -338,58 +206,58 @@ def test_parts_that_a_paused_service_never_had_are_not_missed() -> None:
 def test_a_pool_of_somebody_elses_is_not_reported() -> None:
     foreign = live(service_plan().pools[0].manifest)
     foreign["metadata"] |= {"ownerReferences": []}
-    status = _status(service_observed(service(SLO), [foreign]))
+    status = status_of(service_observed(service(SLO), [foreign]))
     assert "pools" not in status
 
 
 def test_a_refusal_keeps_the_settings_that_are_in_use() -> None:
-    assert _status(_refused())["resolved"] == _status(_ready())["resolved"]
+    assert status_of(refused_service())["resolved"] == status_of(serving_service())["resolved"]
 
 
 def test_a_name_that_is_taken_for_a_while_changes_no_size() -> None:
     taken = {"kind": "Service", "metadata": {"name": "chat", "namespace": "default"}}
-    status = _status(replace(_sized_before(), name_conflicts=(taken,)))
+    status = status_of(replace(sized_before(), name_conflicts=(taken,)))
     assert condition(status, "Ready")["reason"] == "NameTaken"
-    again = replace(_sized_before(), service=service() | {"status": status})
+    again = replace(sized_before(), service=service() | {"status": status})
     assert plan_service(again).pools[0].settings["max_running_requests"].value == 77
 
 
 @pytest.mark.parametrize("kept_from", ["paused", "failed"])
 def test_settings_that_were_not_carried_out_are_not_those_in_use(kept_from: str) -> None:
     paused = kept_from == "paused"
-    changed = _changed(_ready(), {"engine": {"chunkSize": 64}, "paused": paused})
+    changed = with_spec(serving_service(), {"engine": {"chunkSize": 64}, "paused": paused})
     refused = () if paused else REFUSED
     status = service_status(changed, plan_service(changed), NOW, refused)
-    assert status["resolved"] == _status(_ready())["resolved"]
+    assert status["resolved"] == status_of(serving_service())["resolved"]
 
 
 def test_a_first_spec_that_is_refused_leaves_nothing_serving() -> None:
-    status = _status(service_observed(service(SLO)))
+    status = status_of(service_observed(service(SLO)))
     assert not {"appliedGeneration", "pools", "resolved"} & status.keys()
     assert "generation" not in condition(status, "Ready")["message"]
 
 
 def test_a_refusal_of_the_generation_in_use_names_no_other() -> None:
     taken = {"kind": "Service", "metadata": {"name": "chat", "namespace": "default"}}
-    observed = replace(_changed(_ready(), {}, generation=1), name_conflicts=(taken,))
-    assert "generation" not in condition(_status(observed), "Ready")["message"]
+    observed = replace(with_spec(serving_service(), {}, generation=1), name_conflicts=(taken,))
+    assert "generation" not in condition(status_of(observed), "Ready")["message"]
 
 
 def test_what_was_not_carried_out_is_not_the_generation_in_use() -> None:
-    failed = _changed(_ready(), {"engine": {"chunkSize": 64}})
+    failed = with_spec(serving_service(), {"engine": {"chunkSize": 64}})
     status = service_status(failed, plan_service(failed), NOW, REFUSED)
     assert status["appliedGeneration"] == 1
-    paused = _changed(_ready(), {"paused": True, "engine": {"chunkSize": 64}})
-    assert _status(paused)["appliedGeneration"] == 1
+    paused = with_spec(serving_service(), {"paused": True, "engine": {"chunkSize": 64}})
+    assert status_of(paused)["appliedGeneration"] == 1
 
 
 def test_becoming_ready_is_told() -> None:
-    (event,) = status_events(_status(service_observed()), _status(_ready()))
+    (event,) = status_events(status_of(service_observed()), status_of(serving_service()))
     assert (event.type, event.reason) == ("Normal", "AllReady")
 
 
 def test_starting_is_not_worth_an_event() -> None:
-    assert status_events(None, _status(service_observed())) == ()
+    assert status_events(None, status_of(service_observed())) == ()
 
 
 def test_a_transition_has_its_own_time() -> None:
@@ -403,12 +271,12 @@ def test_a_transition_has_its_own_time() -> None:
 
 @pytest.mark.parametrize("spec", [{}, {"replicas": 5}, {"router": {"replicas": 1}}])
 def test_sizes_stay_while_what_is_said_of_the_engines_is_the_same(spec: Manifest) -> None:
-    observed = _sized_before(spec)
+    observed = sized_before(spec)
     plan, fresh = plan_service(observed), service_plan(spec)
     assert plan.pools[0].settings["max_running_requests"].value == 77
     assert plan.pools[0].config_map != fresh.pools[0].config_map
-    assert _status(observed)["resolved"]["mixed"]["maxRunningRequests"] == PINNED
-    waits = condition(_status(observed), "UpgradeAvailable")
+    assert status_of(observed)["resolved"]["mixed"]["maxRunningRequests"] == PINNED
+    waits = condition(status_of(observed), "UpgradeAvailable")
     assert "maxRunningRequests 77 to 256" in waits["message"]
 
 
@@ -424,19 +292,19 @@ def test_a_size_that_engines_choose_since_this_release_stays_until_the_upgrade()
     observed = service_observed(service(gpus, generation=2), made)
     assert plan_service(observed).pools[0].settings["max_running_requests"] == pinned
     assert "max_running_requests" not in service_plan(gpus).pools[0].settings
-    waits = condition(_status(observed), "UpgradeAvailable")
+    waits = condition(status_of(observed), "UpgradeAvailable")
     assert "maxRunningRequests 256 to the engine's choice" in waits["message"]
 
 
 @pytest.mark.parametrize("spec", [{"engine": {"drainSeconds": 7}}, {"rollout": {"upgrade": "now"}}])
 def test_another_spec_of_the_engines_is_sized_anew(spec: Manifest) -> None:
-    observed = _sized_before(spec)
+    observed = sized_before(spec)
     assert plan_service(observed).pools[0].settings == service_plan(spec).pools[0].settings
-    assert condition(_status(observed), "UpgradeAvailable")["status"] == "False"
+    assert condition(status_of(observed), "UpgradeAvailable")["status"] == "False"
 
 
 def test_sources_that_this_release_does_not_know_are_resolved_anew() -> None:
-    observed = _sized_before()
+    observed = sized_before()
     (revision,) = (item for item in observed.children if item["kind"] == "ControllerRevision")
     for pool in revision["data"]["pools"].values():
         pool["settings"] = {"chunkSize": {"value": 8, "source": "Nobody", "from": "nowhere"}}
@@ -444,9 +312,9 @@ def test_sources_that_this_release_does_not_know_are_resolved_anew() -> None:
 
 
 def test_a_pool_observed_without_status_does_not_count() -> None:
-    ready = _ready()
+    ready = serving_service()
     children = tuple({k: v for k, v in child.items() if k != "status"} for child in ready.children)
-    found = find(_status(replace(ready, children=children)), "Ready")
+    found = find(status_of(replace(ready, children=children)), "Ready")
     assert found is not None
     assert found["status"] == "False"
 
@@ -526,7 +394,7 @@ def test_priorities_are_read_where_prompts_wait_and_the_field_is_the_prefill_poo
 
 
 def test_the_ledger_leaves_out_what_is_open_and_stays_while_routers_are_silent() -> None:
-    observed = replace(_with_pool(True, True), ledger=Ledger(answered=3, lost=1, open=2))
+    observed = replace(with_pool(True, True), ledger=Ledger(answered=3, lost=1, open=2))
     first = service_status(observed, plan_service(observed), NOW)
     assert first["ledger"] == {"answered": 3, "resumed": 0, "refused": 0, "abandoned": 0, "lost": 1}
     silent = replace(observed, service=observed.service | {"status": first}, ledger=None)
@@ -542,7 +410,7 @@ BUDGET: Manifest = {
 
 def test_engines_that_wait_for_gpus_of_a_lost_node_need_a_person() -> None:
     """Both engines' successors wait: pods of the node n0 are Terminating, and never leave."""
-    observed = _with_pool(engines_ready=True, routers_ready=True, spec=BUDGET)
+    observed = with_pool(engines_ready=True, routers_ready=True, spec=BUDGET)
     deployment = plan_pool(pool_observed(live(service_plan(BUDGET).pools[0].manifest))).deployment
     assert deployment is not None
     lost = pods(deployment, 2)
