@@ -34,3 +34,8 @@ class SystemClock:
 def micro_time(moment: datetime) -> str:
     """`moment` as Kubernetes' MicroTime."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def sooner(*seconds: float | None) -> float | None:
+    """The shortest of some delays; None where there is none."""
+    return min((delay for delay in seconds if delay is not None), default=None)

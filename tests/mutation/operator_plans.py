@@ -178,7 +178,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "in place: former engines end before the new ones are ready",
         "in_place",
-        "return pool.desired.ready >= pool.replicas - former",
+        "return pool.desired.ready >= pool.room - former",
         "return True",
         IN_PLACE,
         package=ROLLOUTS,
@@ -186,7 +186,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "in place: the last former engine ends for one that has failed",
         "in_place",
-        "if left and _planned(new) and not new.stopped:",
+        "if left and planned(new) and not new.stopped:",
         "if True:",
         IN_PLACE,
         package=ROLLOUTS,
@@ -194,8 +194,8 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "in place: a smaller pool ends ready engines for former ones that are not",
         "in_place",
-        "return min(engines, pool.replicas, max(serving, pool.replicas - ready))",
-        "return min(engines, pool.replicas)",
+        "return min(engines, pool.room, max(serving, pool.room - ready))",
+        "return min(engines, pool.room)",
         IN_PLACE,
         package=ROLLOUTS,
     ),
@@ -218,7 +218,7 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "in place: former engines of one pool stay without partners",
         "in_place",
-        "if alone and not _work_together(pools):",
+        "if alone and not work_together(pools):",
         "if False:",
         IN_PLACE,
         package=ROLLOUTS,
@@ -283,8 +283,8 @@ OPERATOR_MUTATIONS: Final = (
     Mutation(
         "status: what was refused is the generation in use",
         "status",
-        "if _is_accepted(plan) and not plan.paused and not any(r.keeps_pods for r in refused):",
-        "if _is_accepted(plan) and not plan.paused:",
+        "if plan.is_accepted and not plan.paused and not any(r.keeps_pods for r in refused):",
+        "if plan.is_accepted and not plan.paused:",
         STATUS,
         package=REPORT,
     ),

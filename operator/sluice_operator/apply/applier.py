@@ -35,7 +35,7 @@ from sluice_operator.apply.ssa_list_conflicts import (
     list_replacements,
     ownership_removal,
 )
-from sluice_operator.clock import Clock
+from sluice_operator.clock import Clock, sooner
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.errors import (
     ApiError,
@@ -354,11 +354,6 @@ def adoption_patch(adoption: Adoption) -> JsonPatch:
         {"op": "add", "path": "/metadata/resourceVersion", "value": version},
         {"op": "add", "path": "/metadata/ownerReferences", "value": list(adoption.owners)},
     ]
-
-
-def sooner(*seconds: float | None) -> float | None:
-    """The shortest of some delays; None where there is none."""
-    return min((delay for delay in seconds if delay is not None), default=None)
 
 
 def _version(item: Manifest) -> str | None:

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sluice_operator.apply.applier import Applier, Outcome, Refused, sooner
+from sluice_operator.apply.applier import Applier, Outcome, Refused
 from sluice_operator.apply.drift_events import repair_events
 from sluice_operator.apply.events import EventRecorder
 from sluice_operator.apply.plan import Event, Identity, Plan
 from sluice_operator.apply.status import Reporter, StatusGauges
-from sluice_operator.clock import Clock
+from sluice_operator.clock import Clock, sooner
 from sluice_operator.informer.keys import Key
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.kinds import Manifest

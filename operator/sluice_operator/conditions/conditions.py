@@ -64,6 +64,16 @@ def reconciling(progressing: Check, is_done: bool) -> Check:
     return progressing
 
 
+def settled(updated: Check, stalled: Check, paused: str, complete: str) -> Check | None:
+    """Progressing of what does not progress; None: it does. `paused`, `complete`: what is said of
+    something that is paused, or has come to its end; "" where it is not paused."""
+    if stalled.is_true:
+        return Check("False", stalled.reason, stalled.message)
+    if paused:
+        return Check("False", reasons.PAUSED, paused)
+    return Check("False", "Complete", complete) if updated.is_true else None
+
+
 def not_stalled(checks: Mapping[str, Check]) -> Check:
     """The check of Stalled while nothing is given up. It says that nothing needs a person only if
     every one of `checks` (by condition) is True or has a reason in `reasons.HEALTHY`."""

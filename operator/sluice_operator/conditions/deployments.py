@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from sluice_operator.api.conditions import Check
+from sluice_operator.clock import sooner
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.pods import (
     SCHEDULING_GATED,
@@ -90,8 +91,8 @@ def given_up(reached: Progress, pods: Iterable[Manifest], now: datetime) -> bool
 def seconds_to_bound(reached: Progress, pods: Iterable[Manifest], now: datetime) -> float | None:
     """When to look again because pods have waited for long, or are refused, which no event
     tells."""
-    left = (seconds_to_next(pods, reached.bound_seconds, now), refused_again_seconds(reached, now))
-    return min((seconds for seconds in left if seconds is not None), default=None)
+    waits = seconds_to_next(pods, reached.bound_seconds, now)
+    return sooner(waits, refused_again_seconds(reached, now))
 
 
 def refused_for_long(reached: Progress | None, pods: Iterable[Manifest], now: datetime) -> bool:

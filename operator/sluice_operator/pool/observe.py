@@ -14,6 +14,7 @@ from sluice_contract.cluster import labels
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.wire.load import HandoverWire
 
+from sluice_operator.clock import sooner
 from sluice_operator.conditions.pods import is_ready
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.reader import Reader, without_foreign
@@ -109,7 +110,7 @@ class PoolObserver:
             },
             adapters,
             wires,
-            min((seconds for seconds in again if seconds is not None), default=None),
+            sooner(*again),
             foreign,
         )
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from sluice_contract.cluster.labels import Role
 
-from sluice_operator.apply.applier import sooner
 from sluice_operator.apply.executor import Executor
 from sluice_operator.apply.plan import is_destructive
-from sluice_operator.clock import Clock
+from sluice_operator.clock import Clock, sooner
 from sluice_operator.conditions.conditions import report_of
 from sluice_operator.conditions.deployments import seconds_to_bound
 from sluice_operator.informer.keys import Key

@@ -38,6 +38,7 @@ from sluice_operator.conditions.conditions import (
     conditions,
     not_stalled,
     reconciling,
+    settled,
     unowned,
 )
 from sluice_operator.conditions.deployments import (
@@ -223,13 +224,9 @@ def _complete(plan: PoolPlan, spec: EnginePoolSpec, count: str) -> Check:
 
 
 def _progressing(plan: PoolPlan, updated: Check, stalled: Check) -> Check:
-    if stalled.is_true:
-        return Check("False", stalled.reason, stalled.message)
-    if plan.paused:
-        return Check("False", reasons.PAUSED, "spec.paused of the InferenceService is true.")
-    if updated.is_true:
-        return Check("False", "Complete", "Every engine is of the current revision.")
-    return Check("True", updated.reason, updated.message)
+    paused = "spec.paused of the InferenceService is true." if plan.paused else ""
+    rests = settled(updated, stalled, paused, "Every engine is of the current revision.")
+    return rests or Check("True", updated.reason, updated.message)
 
 
 def _given_up(plan: PoolPlan, current: list[Manifest], pods: list[Manifest], now: datetime) -> bool:

@@ -19,6 +19,7 @@ from sluice_operator.accelerators.node_requirements import is_nvidia
 from sluice_operator.api.conditions import Check
 from sluice_operator.api.pools import AcceleratorSpec
 from sluice_operator.api.validate import with_stored_spec
+from sluice_operator.clock import sooner
 from sluice_operator.conditions.pods import is_finished, is_ready
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
@@ -232,8 +233,7 @@ class ServiceObserver:
         isolation = self.isolation.again_seconds(key) if self.isolation else None
         ledgers = self.ledgers.again_seconds(routers) if self.ledgers else None
         refused = self.refused_pods.again_seconds(jobs) if self.refused_pods else None
-        again = (isolation, ledgers, refused)
-        return min((seconds for seconds in again if seconds is not None), default=None)
+        return sooner(isolation, ledgers, refused)
 
     async def _isolation(self, key: Key, children: Children, selector: str) -> Check | None:
         """Of engines of every role; their pods are only read when one is to be asked."""

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from sluice_operator.apply.applier import sooner
 from sluice_operator.apply.executor import Executor
 from sluice_operator.apply.plan import is_destructive
-from sluice_operator.clock import Clock
+from sluice_operator.clock import Clock, sooner
 from sluice_operator.conditions import reasons
 from sluice_operator.conditions.conditions import report_of
 from sluice_operator.conditions.deployments import progress, refused_again_seconds

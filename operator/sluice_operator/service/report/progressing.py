@@ -10,6 +10,7 @@ from typing import Final
 
 from sluice_operator.api.conditions import PROGRESSING, STALLED, Check
 from sluice_operator.conditions import reasons
+from sluice_operator.conditions.conditions import settled
 from sluice_operator.conditions.waits import not_leaving, with_remedy
 from sluice_operator.service.observe import Children, ServiceObserved
 from sluice_operator.service.plan import ServicePlan
@@ -23,12 +24,9 @@ SHOWN_ROLLOUTS: Final = frozenset({IN_PLACE, WAITS_FOR_BUDGET})
 
 
 def progressing_check(plan: ServicePlan, updated: Check, stalled: Check) -> Check:
-    if stalled.is_true:
-        return Check("False", stalled.reason, stalled.message)
-    if plan.paused:
-        return Check("False", reasons.PAUSED, "spec.paused is true: nothing but status is written.")
-    if updated.is_true:
-        return Check("False", "Complete", "Everything is as the spec asks.")
+    paused = "spec.paused is true: nothing but status is written." if plan.paused else ""
+    if rests := settled(updated, stalled, paused, "Everything is as the spec asks."):
+        return rests
     if plan.is_accepted and plan.rollout is not None and plan.rollout.reason in SHOWN_ROLLOUTS:
         return Check("True", plan.rollout.reason, plan.rollout.message)
     return Check("True", updated.reason, updated.message)

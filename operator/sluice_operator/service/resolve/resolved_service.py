@@ -113,7 +113,7 @@ class Resolution:
             planned = _Pool(self.observed, self.top, self.spec, role, self.accelerators)
             resolved, decided[role] = planned.resolved(self.stays.pools.get(role), self._file(role))
             pools.append(resolved)
-        revision = self.revisions.of(self.spec) or self._new_revision(decided)
+        revision = self.stays.revision or self._new_revision(decided)
         return ResolvedService(self.spec, tuple(pools), revision, self.revisions)
 
     def _file(self, role: Role) -> EngineFile | ConfigError:

@@ -1,7 +1,6 @@
 """One pool's engine settings: resolved, with their sources, and rendered as the engine's file.
 
-These are the tables and defaults of this release; `release_decisions.py` keeps those of an earlier
-one.
+These are the tables and defaults of this release; what an earlier one decided is in `revisions/`.
 """
 
 from __future__ import annotations

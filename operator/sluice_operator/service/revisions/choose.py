@@ -18,7 +18,12 @@ from sluice_contract.config.sizing import Source
 from sluice_operator.api.service import InferenceServiceSpec
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.service.revisions.parts import engine_part
-from sluice_operator.service.revisions.revision import DecidedPool, DecidedRouter, Revisions
+from sluice_operator.service.revisions.revision import (
+    DecidedPool,
+    DecidedRouter,
+    Revision,
+    Revisions,
+)
 from sluice_operator.service.revisions.settings import Settings
 
 DEFAULTED: Final = ("dtype", "kv_cache_dtype", "page_size")
@@ -32,6 +37,8 @@ class Kept:
     pools: Mapping[Role, DecidedPool]
     """Pools that are missing are decided anew."""
     router: DecidedRouter | None
+    revision: Revision | None
+    """The revision of all of it; None: it is a new one."""
     shared: Settings
     """Settings that the user left out and that pools decided anew take from the others."""
 
@@ -41,7 +48,7 @@ def kept(revisions: Revisions, spec: InferenceServiceSpec, images: Mapping[Role,
     have them, or "" where it has none."""
     same = revisions.of(spec)
     if same is not None:
-        return Kept(same.pools, same.router, {})
+        return Kept(same.pools, same.router, same, {})
     parts = {role: engine_part(spec, role) for role in spec.roles}
     of_role = {role: list(_decided(revisions, spec, role, part)) for role, part in parts.items()}
     pools = _all_of_one(revisions, spec, parts)
@@ -55,7 +62,7 @@ def kept(revisions: Revisions, spec: InferenceServiceSpec, images: Mapping[Role,
     stays = not spec.is_disaggregated or pools.keys() == parts.keys()
     # The routers go to this release with the engines that hand over to each other.
     routers = (r.router for r in revisions.newest_first if r.has_routers_of(spec))
-    return Kept(pools, next(routers, None) if stays else None, shared)
+    return Kept(pools, next(routers, None) if stays else None, None, shared)
 
 
 def _all_of_one(

@@ -1,8 +1,8 @@
 """From one mode to another: the former pools stay until the desired pools are complete and serve,
 and no router uses the former ones.
 
-Pure, and without memory. The mounts of the routers show which pools they use; if that is lost, the
-service's status does. First the desired pools come up beside the former ones, then the routers are
+Pure. The mounts of the routers show which pools they use; if that is lost, the service's status
+does. First the desired pools come up beside the former ones, then the routers are
 replaced, then the former pools go. A pool scaled to 0 engines has not come up while former engines
 serve.
 """
