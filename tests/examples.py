@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 from hypothesis import Phase, settings
@@ -14,8 +15,8 @@ def register_profiles() -> None:
     """None has a deadline: how long an example takes depends on what else the machine does."""
     for name, percent in PERCENT.items():
         drawn: dict[str, Any] = {"derandomize": True, "database": None}
-        if name == "mutate":
-            # Whether an example fails is asked, not for the smallest one.
+        if name == "mutate" or (name == "check" and os.environ.get("CI")):
+            # Whether an example fails is asked, not for the smallest one: that takes minutes.
             drawn["phases"] = [Phase.explicit, Phase.generate]
         if name == "full":
             drawn = {"derandomize": False, "print_blob": True}
