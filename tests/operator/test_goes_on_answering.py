@@ -274,7 +274,7 @@ class World(RuleBasedStateMachine):
             self.is_told = True
         elif (status.get("rollout") or {}).get("reason") == COMPLETE:
             self.is_told = False
-        if not (self.is_scaled_to_zero or self.may_be_interrupted()):
+        if not (self.is_scaled_to_zero or self.may_be_interrupted() or self.is_unknown()):
             assert self.answers() or not answered, f"{kind.kind} {name} ended the service"
 
     def carry_out(self, reconcile: Reconcile, key: Key) -> None:
@@ -402,6 +402,11 @@ class World(RuleBasedStateMachine):
         has_room = self.strategy == "Surge" and (self.budget is None or self.budget > 2)
         return not has_room and self.is_told
 
+    def is_unknown(self) -> bool:
+        """Whether nothing says how to make routers again: the spec is refused, and all revisions
+        were deleted."""
+        return "mixedChunk" in self.spec["engine"] and not self.of(CONTROLLER_REVISION)
+
     # The spec.
 
     def edit(self, **sections: Any) -> None:
@@ -488,3 +493,16 @@ def test_a_form_that_is_taken_back_at_once_is_interrupted_only_after_it_was_told
     world.reconcile(4)
     assert world.is_told
     assert world.answers(), "not yet"
+
+
+@pytest.mark.process
+def test_lost_routers_are_made_for_the_only_engines_that_serve() -> None:
+    """Whose pools are gone, while those of the other form have not started."""
+    world: World = type("LostRouters", (World,), {"budget": 8, "least": 0})()
+    world.a_service_answers(1, "Disaggregated")
+    world.switch("Mixed", 1, 1)
+    world.lose("pool")
+    world.switch("Disaggregated", 4, 1)
+    for lost in ("status", "router", "pool"):
+        world.lose(lost)
+    assert world.answers()

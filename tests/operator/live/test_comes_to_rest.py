@@ -7,6 +7,7 @@ an API server that answers 503, and people who pause, edit pools and change stra
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from typing import Any, Final
 
@@ -46,6 +47,9 @@ class UnkindWorld(World):
         """Steps after which each pod is gone."""
         self.lost: set[int] = set()
         """Nodes of which pods never leave."""
+        self.least_asked = 0
+        """The smallest size asked for of the smaller pool since its Deployments were as planned: an
+        end that was decided may be carried out after a later edit."""
 
     # What people do.
 
@@ -125,7 +129,8 @@ class UnkindWorld(World):
     # What the operator does.
 
     def carry_out(self, reconcile: Reconcile, key: Key) -> None:
-        before = self.usable_engines()
+        before, size = self.usable_engines(), self.size()
+        self.least_asked = size if self.is_carried_out() else min(size, self.least_asked)
         with suppress(RequestError):
             super().carry_out(reconcile, key)
         super().controllers()
@@ -136,11 +141,24 @@ class UnkindWorld(World):
     def promised(self) -> int:
         """Usable engines that the strategy promises, of services whose engines were all usable. An
         end that was decided under another strategy is carried out after it has changed."""
+        is_beside = self.strategy == "Surge" and self.budget is None and not self.is_changed
+        return min(self.size(), self.least_asked) - (not is_beside)
+
+    def size(self) -> int:
+        """Of the smaller pool, as it is asked for."""
         sizes: list[int] = [pool["spec"]["replicas"] for pool in self.of(ENGINE_POOL)]
         for section in (self.spec, self.spec.get("prefill") or {}):
             sizes += [section["replicas"]] if "replicas" in section else []
-        is_beside = self.strategy == "Surge" and self.budget is None and not self.is_changed
-        return int(min(sizes, default=0)) - (not is_beside)
+        return min(sizes, default=0)
+
+    def is_carried_out(self) -> bool:
+        """Whether the Deployments have as many engines as their pools say."""
+        planned = Counter[str]()
+        for pool in self.of(ENGINE_POOL):
+            for share in pool["spec"].get("revisions") or ():
+                planned[f"{pool['metadata']['name']}-{share['name']}"] += share["replicas"]
+        there = {d["metadata"]["name"]: d["spec"]["replicas"] for d in self.of(DEPLOYMENT)}
+        return all(there.get(name, 0) <= count for name, count in planned.items())
 
     def usable_engines(self) -> int:
         """Engines that the routers can use, as the best of them finds them."""
@@ -225,3 +243,16 @@ def test_one_decode_engine_beside_three_of_prefill_under_a_full_budget_is_never_
     assert sorted(pool["spec"]["replicas"] for pool in world.of(ENGINE_POOL)) == [1, 3]
     world.teardown()
     assert not world.is_told
+
+
+@pytest.mark.process
+def test_engines_that_served_stay_for_those_of_an_edit_where_their_revision_was_deleted() -> None:
+    """Also those that were not ready when the edit was planned."""
+    world: UnkindWorld = type("LostRecord", (UnkindWorld,), {"is_changed": False})()
+    world.a_service_answers(3, "Mixed")
+    world.lose("record")
+    world.a_node_is_lost(0)
+    world.edit_image("engine:bad")
+    world.engines_start(3)
+    world.until_quiet()
+    assert world.usable_engines() == 3

@@ -133,7 +133,7 @@ class Resolution:
 
 def resolve(observed: ServiceObserved, top: Owner, spec: InferenceServiceSpec) -> Resolution:
     """The settings of a pinned spec, and what contradicts them."""
-    revisions = revisions_of(observed.children)
+    revisions = revisions_of(observed.children, observed.service.get("status"))
     images = {
         role: spec.engine_of(role).image or observed.images.engine_of(spec.pool(role).accelerator)
         for role in spec.roles

@@ -257,6 +257,8 @@ class Revisions:
     all: tuple[Revision, ...] = ()
     engines: frozenset[str] = frozenset()
     """Revisions of engines that are there."""
+    reported: Mapping[str, str] = field(default_factory=dict)
+    """Revisions of the engines that were complete last, by role, as the service's status says."""
 
     @property
     def newest_first(self) -> Iterator[Revision]:
@@ -287,9 +289,11 @@ class Revisions:
 
     @property
     def stable(self) -> dict[Role, str]:
-        """Revision of the engines that were complete last, by role."""
+        """Revision of the engines that were complete last, by role. Where somebody has deleted all
+        revisions, the status still says it."""
         newest = next(self.newest_first, None)
-        return {Role(role): name for role, name in newest.state.stable.items()} if newest else {}
+        stable = newest.state.stable if newest else self.reported
+        return {Role(role): name for role, name in stable.items()}
 
     @property
     def in_use(self) -> Iterator[DecidedPool]:
@@ -313,12 +317,13 @@ class Revisions:
         return next((revision for revision in self.newest_first if revision.is_of(spec)), None)
 
 
-def revisions_of(children: tuple[Manifest, ...]) -> Revisions:
-    """The revisions among a service's children."""
+def revisions_of(children: tuple[Manifest, ...], status: Manifest | None = None) -> Revisions:
+    """The revisions among the children of a service with this status."""
     items = (_read(item) for item in of_kind(children, CONTROLLER_REVISION))
     there = sorted(filter(None, items), key=lambda revision: (revision.number, revision.name))
     engines = frozenset(map(revision_of, of_kind(children, DEPLOYMENT)))
-    return Revisions(tuple(there), engines - {""})
+    rollout = (status or {}).get("rollout") or {}
+    return Revisions(tuple(there), engines - {""}, rollout.get("stable") or {})
 
 
 def _read(item: Manifest) -> Revision | None:

@@ -64,10 +64,11 @@ def are_awaited(
 ) -> bool:
     """Whether one of the `desired` pools lacks engines or has not reported them, while there are
     `former` pools. A pool's Ready comes from its status, which is written later than its
-    Deployment's."""
-    if not former:
-        return False
+    Deployment's. Nothing is awaited where only desired engines could answer."""
     serves = _have_ready_engine(children, former)
+    desired = tuple(desired)
+    if not former or (not serves and all(pool.desired.ready for pool in desired)):
+        return False
     reported = {
         pool["spec"]["role"]: engines_ready(pool) for pool in of_kind(children, ENGINE_POOL)
     }
