@@ -289,6 +289,9 @@ OUT_OF_MEMORY: Final = "out_of_memory"
 """Error code of a 503: the engine is healthy, but a step with the request ran out of memory,
 perhaps because of the request."""
 
+HANDED_BACK: Final = "handed_back"
+"""Error code of a 503: the router asked for the request back, which the engine had not begun."""
+
 TENANT_FULL: Final = "tenant_full"
 """Error code of a 429: one tenant has its part of the engine's queue; others are served."""
 

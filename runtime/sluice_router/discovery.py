@@ -24,7 +24,7 @@ import msgspec
 from pydantic import ValidationError
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.router import Discovery, LoadFollowing
-from sluice_contract.wire.load import LoadReport
+from sluice_contract.wire.load import ROUTER_HEADER, LoadReport
 
 from sluice_router.attempts import read_at_most
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase
@@ -196,9 +196,13 @@ class LoadPoller:
         session: aiohttp.ClientSession,
         settings: LoadFollowing,
         jitter: random.Random,
+        polled: Callable[[], None] | None = None,
     ) -> None:
+        """`polled` is called once all engines were asked."""
         self._fleet = fleet
         self._session = session
+        self._polled = polled
+        self._headers = {ROUTER_HEADER: f"{jitter.getrandbits(64):016x}"}
         self._settings = settings
         self._jitter = jitter
 
@@ -213,6 +217,8 @@ class LoadPoller:
         async with asyncio.TaskGroup() as group:
             for engine in self._fleet.engines():
                 group.create_task(self._poll(engine))
+        if self._polled is not None:
+            self._polled()
 
     async def _poll(self, engine: EngineState) -> None:
         own_inflight = engine.inflight
@@ -230,7 +236,7 @@ class LoadPoller:
         limit = self._settings.timeout_seconds
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=limit, sock_read=limit)
         url = engine.endpoint.url + "/load"
-        async with self._session.get(url, timeout=timeout) as response:
+        async with self._session.get(url, headers=self._headers, timeout=timeout) as response:
             response.raise_for_status()
             body = await read_at_most(response, _REPORT_BYTES)
         return LoadReport.model_validate_json(body, extra="ignore")

@@ -17,6 +17,7 @@ from sluice_contract.http_errors import (
     ANTHROPIC_PATHS,
     ENGINE_DIED,
     GRAMMAR_UNAVAILABLE,
+    HANDED_BACK,
     INTERNAL_CODE,
     INTERNAL_MESSAGE,
     INVALID_REQUEST,
@@ -47,6 +48,7 @@ RetryReason = Literal[
     "signature",
     "other_key",
     "slow_client",
+    "handed_back",
 ]
 RETRIED_STATUSES: Final[dict[int, RetryReason]] = {
     HTTPStatus.FORBIDDEN: "signature",
@@ -61,6 +63,7 @@ PRIVATE_REASONS: Final[frozenset[RetryReason]] = frozenset({"mismatch", "signatu
 REASON_OF_CODE: Final[dict[str | None, RetryReason]] = {
     ENGINE_DIED: "broken",
     GRAMMAR_UNAVAILABLE: "uncompiled",
+    HANDED_BACK: "handed_back",
     OUT_OF_MEMORY: "out_of_memory",
     PREFILL_FAILED: "prefill",
     PREFILL_UNAVAILABLE: "prefill_unavailable",

@@ -1,7 +1,7 @@
 """Forwards a request until its answer is whole: one engine, or one pair, after another.
 
 `ResumingForwarder` relays the answer; `Dispatcher` finds the engine that gives it; `History` has
-the failed attempts of one call, and `RetryBudget` what all calls together may still retry.
+the failed attempts of one call.
 
 Before the first byte of an answer a request is retried; after it, the answer to a private call is
 resumed by another engine, with the same history. An engine gets no requests for a moment after a
@@ -13,12 +13,12 @@ adapter go to engines that report it. Every other answer is passed on.
 After two failed attempts that the request may have caused, there is no third. Before an answer has
 begun, retries come out of a budget that all requests share, and after 429 they go only to engines
 whose last report says that they have capacity. A queue that is full for one tenant is the answer.
+A request that an engine has handed back is no retry, and no failure.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -40,14 +40,24 @@ from sluice_router.errors import (
     RouterError,
     soonest_retry,
 )
+from sluice_router.hand_back import MAX_MOVES, Unanswered, UnansweredRequests
 from sluice_router.relay import Relay
+from sluice_router.retry_budget import RetryBudget
 from sluice_router.targets import Choose, Picks, Target, TargetChoice
 from sluice_router.telemetry import Telemetry
 
 logger: Final = logging.getLogger("sluice.router")
 
 ENGINE_NOT_AT_FAULT: Final[frozenset[RetryReason]] = frozenset(
-    {"queue_full", "uncompiled", "out_of_memory", "mismatch", "signature", "slow_client"}
+    {
+        "queue_full",
+        "uncompiled",
+        "out_of_memory",
+        "mismatch",
+        "signature",
+        "slow_client",
+        "handed_back",
+    }
 )
 PREFILL_AT_FAULT: Final[frozenset[RetryReason]] = frozenset({"prefill", "prefill_unavailable"})
 """Of a pair; of any other failure its decode engine is."""
@@ -57,18 +67,6 @@ MAY_BE_THE_REQUEST: Final[frozenset[RetryReason]] = frozenset(
 """Failures that the request, or its client, may have caused."""
 MAX_SUCH_FAILURES: Final = 2
 """After as many of them a request is not retried: it is unlikely that every engine is at fault."""
-ENGINE_LOST: Final[frozenset[RetryReason]] = frozenset(
-    {"connect", "broken", "unavailable", "prefill", "prefill_unavailable"}
-)
-"""Failures of all the requests that an engine has when it is lost, or leaves."""
-LOST_TIMES: Final = 2
-"""How many times as many retries these may have, apart from all others."""
-RETRIED_SHARE: Final = 0.2
-"""Retries that each request adds to the budget."""
-RETRIES_PER_SECOND: Final = 10
-"""Retries that each second adds to it, so that a few requests may always be retried."""
-EXPIRY_SECONDS: Final = 10.0
-"""Time constant with which retries that were not needed expire."""
 
 
 class ResumingForwarder:
@@ -152,6 +150,7 @@ class Dispatcher:
         self.waiting = 0
         """Requests that wait for a usable engine."""
         self.picks = Picks()
+        self.unanswered = UnansweredRequests()
 
     @asynccontextmanager
     async def open(self, call: Call, history: History) -> AsyncIterator[Reply]:
@@ -176,6 +175,9 @@ class Dispatcher:
             with self._fleet.request(target.engine.key):
                 reply = await self._attempt(target, call, history)
                 if reply is None:
+                    if history.is_handed_back:
+                        deadline = self._clock() + self._upstream.wait_for_engine_seconds
+                        continue
                     attempts_left -= not self._waits_for_room(call, history, deadline)
                     continue
                 try:
@@ -200,15 +202,36 @@ class Dispatcher:
         with ExitStack() as computing:  # the prompt's engine has done its part at the first byte
             if target.prefill is not None:
                 computing.enter_context(self._fleet.request(target.prefill.key))
+            sent = self._unanswered(target, call)
+            computing.enter_context(self.unanswered.sent(sent))
             try:
                 reply = await self._send(target, call)
             except AttemptFailedError as failure:
-                self._failed(target, failure, history)
+                if failure.reason == "handed_back" and self._may_move(call):
+                    history.handed_back(sent, failure)
+                else:
+                    self._failed(target, failure, history)
                 return None
         self._fleet.answered(target.engine.key)
         if target.prefill is not None and reply.status == HTTPStatus.OK:
             self._fleet.answered(target.prefill.key)
         return reply
+
+    def _unanswered(self, target: Target, call: Call) -> Unanswered:
+        # Only private calls may be given back, and none of an answer that has begun.
+        movable = call.progress is not None and not _has_begun(call)
+        movable = movable and target.engine.takes_private_calls
+        moved = call.progress.moved if call.progress is not None and movable else MAX_MOVES
+        id_, now = call.headers[REQUEST_ID_HEADER], self._clock()
+        return Unanswered(id_, target, now, moved, call.model)
+
+    @staticmethod
+    def _may_move(call: Call) -> bool:
+        """Counts one move; False for one that nobody has asked for."""
+        if call.progress is None or call.progress.moved >= MAX_MOVES:
+            return False
+        call.progress.moved += 1
+        return True
 
     async def _send(self, target: Target, call: Call) -> Reply:
         """The answer to the private call, or else to the request as the client sent it: an engine
@@ -242,7 +265,8 @@ class Dispatcher:
     async def _target(self, call: Call, history: History, deadline: float) -> Target | None:
         """The next one; None if no retry is left. A retry that finds no engine is given back."""
         bucket = None
-        if history.failure is not None and not _has_begun(call):
+        retries = history.failure is not None and not history.is_handed_back
+        if retries and history.failure is not None and not _has_begun(call):
             bucket = self._retries.take(history.failure.reason)
             if bucket is None:
                 return None
@@ -254,13 +278,16 @@ class Dispatcher:
             raise
 
     async def _next_target(self, call: Call, history: History, deadline: float) -> Target:
-        failure = history.failure
+        failure = None if history.is_handed_back else history.failure
         while True:
             now = self._clock()
             choice = self._choose_now(call, history, now)
             if choice.target is not None:
                 self.picks.add(call.headers[REQUEST_ID_HEADER], choice)
                 return choice.target
+            if history.is_handed_back and history.tried:
+                history.forget_engines()  # the room has gone
+                continue
             passes = failure is not None and failure.reason in ENGINE_NOT_AT_FAULT
             passes = passes and not self._waits_for_room(call, history, deadline)
             if failure is not None and (passes or now >= deadline):
@@ -345,6 +372,21 @@ class History:
         if self.caused >= MAX_SUCH_FAILURES:
             raise failure.error
 
+    def handed_back(self, sent: Unanswered, failure: AttemptFailedError) -> None:
+        """Record that an engine gave the request back: it goes to another, the other half of a
+        pair stays."""
+        target, is_prefill = sent.target, sent.waits_for is Role.PREFILL
+        engine = target.prefill if is_prefill and target.prefill else target.engine
+        self.forget_engines()
+        self.met.add(engine.key)
+        self.tried.add(engine.key)
+        self.failure = failure
+
+    @property
+    def is_handed_back(self) -> bool:
+        """Whether the last engine gave the request back."""
+        return self.failure is not None and self.failure.reason == "handed_back"
+
     @property
     def queue_is_full(self) -> bool:
         """Whether the last failure was a full queue."""
@@ -375,52 +417,3 @@ def blamed(target: Target, failure: AttemptFailedError) -> EngineState:
     if failure.reason in PREFILL_AT_FAULT and target.prefill is not None:
         return target.prefill
     return target.engine
-
-
-class TokenBucket:
-    """Retries that are left: each second adds some, and those that nobody needed expire."""
-
-    def __init__(self, clock: Callable[[], float], per_second: float, tokens: float) -> None:
-        self._clock = clock
-        self._per_second = per_second
-        self._tokens = tokens
-        self._counted_seconds = clock()
-
-    def add(self, count: float) -> None:
-        """So many more are left."""
-        now = self._clock()
-        kept = math.exp((self._counted_seconds - now) / EXPIRY_SECONDS)
-        came = self._per_second * EXPIRY_SECONDS * (1 - kept)
-        self._tokens, self._counted_seconds = self._tokens * kept + came + count, now
-
-    def take(self) -> bool:
-        """Take one; False if none is left."""
-        self.add(0)
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-
-class RetryBudget:
-    """How many retries all requests together have left: to them each request adds.
-
-    Where an engine is lost, all of its requests are retried at once, so these failures have retries
-    of their own, and need the others only after them.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._others = TokenBucket(clock, RETRIES_PER_SECOND, RETRIES_PER_SECOND)
-        lost_per_second = LOST_TIMES * RETRIES_PER_SECOND
-        self._lost = TokenBucket(clock, lost_per_second, lost_per_second * EXPIRY_SECONDS)
-
-    def request(self) -> None:
-        """A request came."""
-        self._others.add(RETRIED_SHARE)
-        self._lost.add(LOST_TIMES * RETRIED_SHARE)
-
-    def take(self, reason: RetryReason) -> TokenBucket | None:
-        """Take one after such a failure, and return the bucket it came from; None if none is
-        left."""
-        buckets = (self._lost, self._others) if reason in ENGINE_LOST else (self._others,)
-        return next((bucket for bucket in buckets if bucket.take()), None)

@@ -10,7 +10,6 @@ engine, whose epoch it names.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 from collections.abc import Callable
@@ -18,11 +17,9 @@ from typing import Final
 
 import aiohttp
 from sluice_contract.cluster.labels import Role
-from sluice_contract.http_errors import REQUEST_ID_HEADER
-from sluice_contract.wire.handover import Bound, Keys
-from sluice_contract.wire.private_calls import PRIVATE_HEADER, ROLE_PATH, signed_call
+from sluice_contract.wire.private_calls import ROLE_PATH
 
-from sluice_router.attempts import read_at_most
+from sluice_router.engine_calls import EngineCalls
 from sluice_router.engines import EngineState, Fleet, Phase
 
 LOOK_SECONDS: Final = 0.25
@@ -31,8 +28,6 @@ AGAIN_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 30.0
 """How long a call is kept. An engine may finish its work for longer: then its load report says that
 it drains, and it goes on with its change without the call."""
-_CONNECT_SECONDS: Final = 2.0
-_ANSWER_BYTES: Final = 1 << 16
 
 logger = logging.getLogger("sluice.router.roles")
 
@@ -43,18 +38,12 @@ class PoolRoles:
     def __init__(
         self,
         fleet: Fleet,
-        session: aiohttp.ClientSession,
-        keys: Keys,
-        unix_clock: Callable[[], float],
+        calls: EngineCalls,
         clock: Callable[[], float],
-        draw_id: Callable[[], str],
     ) -> None:
         self._fleet = fleet
-        self._session = session
-        self._keys = keys
-        self._unix_clock = unix_clock
+        self._calls = calls
         self._clock = clock
-        self._draw_id = draw_id
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._not_before: dict[str, float] = {}
 
@@ -85,27 +74,17 @@ class PoolRoles:
         assert engine.received is not None, "only engines with a load report have moved"
         logger.info("engine %s is %s in pool %s: asked to take its role", name, engine.role, role)
         self._not_before[engine.key] = self._clock() + AGAIN_SECONDS
-        limit = aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=_CONNECT_SECONDS)
         body = json.dumps({"role": role, "epoch": engine.received.report.epoch}).encode()
-        url = engine.endpoint.url + ROLE_PATH
         try:
-            headers = self._headers(body)
-            async with self._session.post(url, data=body, headers=headers, timeout=limit) as answer:
-                text = (await read_at_most(answer, _ANSWER_BYTES)).decode(errors="replace")
+            status, text = await self._calls.post(engine, ROLE_PATH, body, ANSWER_SECONDS)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             logger.warning("engine %s has not said that it became %s: %r", name, role, error)
             return
-        if answer.status != 200:
-            logger.warning("engine %s does not become %s: %d %s", name, role, answer.status, text)
+        if status != 200:
+            logger.warning("engine %s does not become %s: %d %s", name, role, status, text)
             return
         logger.info("engine %s: %s", name, text)
         self._not_before.pop(engine.key, None)
-
-    def _headers(self, body: bytes) -> dict[str, str]:
-        request_id = self._draw_id()
-        bound = Bound(ROLE_PATH, hashlib.sha256(body).hexdigest())
-        signed = signed_call(self._keys()[0], request_id, bound, self._unix_clock())
-        return {REQUEST_ID_HEADER: request_id, PRIVATE_HEADER: signed}
 
 
 def moved(engine: EngineState) -> bool:

@@ -126,9 +126,17 @@ class EventsRead:
 class Progress:
     """One answer, over all the engines that work on it."""
 
-    def __init__(self, seed: int, *, streams: bool, charge: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        streams: bool,
+        charge: Callable[[int], None],
+        waited_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """`streams`: whether the client asked for events. `charge` is called with the number of
-        bytes that are held in addition; it may call `forget`."""
+        bytes that are held in addition; it may call `forget`. `waited_seconds`: since the request
+        came."""
         self.streams = streams
         self.forgotten = False
         """Whether the answer can no longer be resumed."""
@@ -136,7 +144,10 @@ class Progress:
         """Whether everything came but `[DONE]`, on routes whose streams end with it."""
         self.done = False
         """Whether the stream's end came."""
+        self.moved = 0
+        """How often engines have handed the request back."""
         self._seed = seed
+        self._waited_seconds = waited_seconds
         self._charge = charge
         self._start: AnswerStart | None = None
         self._choices: list[_Choice] = []
@@ -158,9 +169,10 @@ class Progress:
 
     def head(self) -> CallHead:
         """The first line of the private call to the next engine."""
-        if self._start is None:
-            return CallHead(self._seed)
-        return CallHead(self._seed, Resume(self._start, [c.so_far() for c in self._choices]))
+        resume = None
+        if self._start is not None:
+            resume = Resume(self._start, [choice.so_far() for choice in self._choices])
+        return CallHead(self._seed, resume, self._waited_seconds(), self.moved)
 
     def read(self, events: bytes | bytearray) -> EventsRead:
         """Read whole events; they count as passed on, except for an error that ends them.

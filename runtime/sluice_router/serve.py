@@ -33,8 +33,10 @@ from sluice_router.auth import ApiKeys, tenant_signer
 from sluice_router.connections import ConnectionLimits
 from sluice_router.discovery import LoadPoller, SliceFollower, slice_client
 from sluice_router.edge import CorsHeaders
+from sluice_router.engine_calls import EngineCalls
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.forward import Dispatcher
+from sluice_router.hand_back import HandBacks
 from sluice_router.kube import Cluster, in_cluster
 from sluice_router.limits import Lifecycle, Uploads, split_budget
 from sluice_router.listener import Listener
@@ -73,7 +75,11 @@ async def serve(
         fleet = Fleet(time.monotonic)
         parts = _parts(config, session, fleet, record)
         follow = _engine_source(config, cluster, environ, session, fleet)
-        poller = LoadPoller(fleet, session, config.load, random.Random())  # noqa: S311
+        hand_backs = _hand_backs(config, fleet, session, parts)
+        if hand_backs is not None:
+            stack.push_async_callback(hand_backs.aclose)
+        polled = hand_backs.look if hand_backs else None
+        poller = LoadPoller(fleet, session, config.load, random.Random(), polled)  # noqa: S311
         hosts = _hosts(config, environ)
         metrics_port = await _listen_for_monitoring(config, hosts, fleet, parts, stack)
         listener, port = await _listen(config, hosts, parts, stack)
@@ -84,7 +90,8 @@ async def serve(
         if follow is not None:
             tasks.append(asyncio.create_task(follow.run()))
             if Role.DECODE in config.roles and (keys := _keys(config)) is not None:
-                roles = PoolRoles(fleet, session, keys, time.time, time.monotonic, _draw_id)
+                calls = EngineCalls(session, keys, time.time, _draw_id)
+                roles = PoolRoles(fleet, calls, time.monotonic)
                 tasks.append(asyncio.create_task(roles.run()))
         stack.push_async_callback(_end, tasks)
         await _until(stop, tasks)
@@ -134,6 +141,17 @@ def _parts(
     uploads = Uploads(config.server.max_connections) if config.auth else None
     configured = ConfiguredParts(call_signer, _guard(config), spans, uploads)
     return Parts(dispatcher, budgets, lifecycle, telemetry, clock, configured)
+
+
+def _hand_backs(
+    config: RouterConfig, fleet: Fleet, session: aiohttp.ClientSession, parts: Parts
+) -> HandBacks | None:
+    """None without the key that signs the calls."""
+    if (keys := _keys(config)) is None:
+        return None
+    calls, draw = EngineCalls(session, keys, time.time, _draw_id), random.Random().random  # noqa: S311
+    requests, stale_seconds = parts.dispatcher.unanswered, config.load.stale_seconds
+    return HandBacks(fleet, requests, calls, time.monotonic, stale_seconds, draw)
 
 
 def _guard(config: RouterConfig) -> Guard:

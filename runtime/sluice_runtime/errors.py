@@ -141,6 +141,12 @@ class PrefillUnavailableError(RequestError):
     """
 
 
+class HandedBackError(RequestError):
+    """The engine had not begun the request, and another one has room for it: 503 with a code of its
+    own. Only the router asks for that.
+    """
+
+
 class GrammarUnavailableError(RequestError):
     """The grammar library failed with the form of the answer: 503 with a code of its own.
 

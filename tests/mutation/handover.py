@@ -50,7 +50,7 @@ HANDOVER_MUTATIONS: Final = (
     Mutation(
         "what runs too long in the former role goes on",
         "role_change",
-        "                client.hand_back(UnavailableError(HANDED_BACK))",
+        "                client.end_all(UnavailableError(HANDED_BACK))",
         "                pass",
         ("test_role_change",),
         package="server",

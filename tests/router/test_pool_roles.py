@@ -16,6 +16,7 @@ from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.handover import refuse_other_body
 from sluice_contract.wire.private_calls import PRIVATE_HEADER, verified_call
 from sluice_router import pool_roles
+from sluice_router.engine_calls import EngineCalls
 from sluice_router.engines import Endpoint, Fleet, Phase
 from sluice_router.pool_roles import AGAIN_SECONDS, PoolRoles
 
@@ -76,9 +77,8 @@ async def router_of(engine: Engine, pool: Role) -> AsyncIterator[Router]:
     endpoint = Endpoint("p", f"http://127.0.0.1:{runner.addresses[0][1]}", pool, Phase.READY)
     async with aiohttp.ClientSession() as session:
         fleet = Fleet(lambda: router.seconds)
-        roles = PoolRoles(
-            fleet, session, lambda: (KEY,), lambda: UNIX, lambda: router.seconds, lambda: "r1"
-        )
+        calls = EngineCalls(session, lambda: (KEY,), lambda: UNIX, lambda: "r1")
+        roles = PoolRoles(fleet, calls, lambda: router.seconds)
         router = Router(fleet, roles, endpoint)
         fleet.replace_endpoints([endpoint])
         yield router
@@ -170,11 +170,12 @@ async def test_a_key_that_cannot_be_read_is_no_end_of_asking(
     engine = Engine()
     engine.may.set()
     async with router_of(engine, Role.DECODE) as router:
-        keys, router.roles._keys = router.roles._keys, unreadable
+        calls = router.roles._calls
+        router.roles._calls = replace(calls, keys=unreadable)
         router.report(Role.PREFILL)
         await router.look()
         assert "engine p has not said that it became decode" in caplog.text
-        router.roles._keys = keys
+        router.roles._calls = calls
         router.seconds += AGAIN_SECONDS
         await router.look()
         assert engine.asked == ["decode"]

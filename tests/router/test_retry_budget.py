@@ -15,16 +15,15 @@ from sluice_contract.wire.private_calls import AnswerStart, EventComment, commen
 from sluice_router.attempts import Call, Sender
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase, ReceivedReport, has_capacity
 from sluice_router.errors import AttemptFailedError, EngineRefusedError, RetryReason, RouterError
-from sluice_router.forward import (
+from sluice_router.forward import Dispatcher, History
+from sluice_router.limits import Body, ByteBudget
+from sluice_router.resume import Progress
+from sluice_router.retry_budget import (
     EXPIRY_SECONDS,
     RETRIED_SHARE,
     RETRIES_PER_SECOND,
-    Dispatcher,
-    History,
     RetryBudget,
 )
-from sluice_router.limits import Body, ByteBudget
-from sluice_router.resume import Progress
 from sluice_router.targets import Target, chooser
 
 from tests.router import fakes

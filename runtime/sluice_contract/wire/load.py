@@ -58,6 +58,11 @@ def read_rate(read_bytes: int, read_seconds: float) -> float | None:
     return float(f"{read_bytes / read_seconds / 1e9:.2g}")
 
 
+ROUTER_SECONDS: Final = 3.0
+ROUTER_HEADER: Final = "X-Sluice-Router"
+"""Of a request for a load report: what tells this router apart from the others."""
+
+
 class LoadReport(ContractModel):
     """One engine's load at `time_seconds`. NaN and infinity are refused: they would
     go on to all who read the load of a service."""
@@ -120,6 +125,8 @@ class LoadReport(ContractModel):
     the next, without an slo and in role prefill."""
     slo_in_time_total: Count | None = None
     """Those of them that kept the engine's slo."""
+    routers: Count = 0
+    """That have asked for the load in the last `ROUTER_SECONDS`."""
     adapters: dict[str, str] = Field(default_factory=dict)
     """Of the adapters that are loaded: by name, a key that is equal where their files are."""
     adapters_failed: dict[str, str] = Field(default_factory=dict)

@@ -24,6 +24,10 @@ PRIVATE_HEADER: Final = "X-Sluice-Private"
 """`BASE64URL(JSON).HEX(HMAC-SHA256)` over request id, time, path and body, from the router."""
 ROLE_PATH: Final = "/role"
 """Where an engine is asked to take another role."""
+HAND_BACK_PATH: Final = "/hand-back"
+"""Where an engine is asked for requests that it has not begun."""
+MAX_HAND_BACK: Final = 256
+"""Requests that one such call may name."""
 RESUME_MISMATCH: Final = "resume_mismatch"
 """Error code of a 409: this engine would not continue from the same prompt."""
 MORE_LINE: Final = b': {"more":true}\n'
@@ -83,6 +87,10 @@ class CallHead(_Value, frozen=True):
     seed: int
     """A 63-bit seed for requests without one, so that all attempts sample the same tokens."""
     resume: Resume | None = None
+    waited_seconds: float = 0.0
+    """Since the router got the request: its deadlines count from then."""
+    moved: int = 0
+    """How often engines have handed it back."""
 
 
 class EventComment(_Value, frozen=True):

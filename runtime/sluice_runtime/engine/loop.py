@@ -29,6 +29,8 @@ from sluice_runtime.wire.messages import (
     Drain,
     FlushCache,
     Generate,
+    HandBack,
+    HandedBack,
     Heartbeat,
     Load,
     StepResult,
@@ -243,6 +245,9 @@ class EngineLoop:
             case Credit():
                 if delta := self._outbox.grant(message.request_id, message.tokens):
                     self._released.append(delta)
+            case HandBack():
+                now = self._clock.monotonic()
+                self._link.send(HandedBack(self._role.hand_back(message, now)))
             case FlushCache():
                 self._scheduler.flush_cache()
             case Drain():

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, Protocol
 
+from sluice_contract.cluster.labels import Role as EngineRole
+
 from sluice_runtime.scheduler.batch import FinishedChunk
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.status import Status
-from sluice_runtime.wire.messages import Generate, HandoverLoad, TokenDelta
+from sluice_runtime.wire.messages import Generate, HandBack, HandoverLoad, TokenDelta
 
 LAME_DUCK_SECONDS: Final = 3.0
 """How long a prefill engine that is to end takes new rooms: until routers know."""
@@ -31,6 +33,10 @@ class Role(Protocol):
 
     def abort(self, request_id: str) -> None:
         """The API process ends a request; the loop tells grammars and scheduler itself."""
+        ...
+
+    def hand_back(self, message: HandBack, now: float) -> int:
+        """Ends requests that have not begun; returns how many."""
         ...
 
     def drain(self, lame_duck_seconds: float) -> None:
@@ -82,6 +88,11 @@ class MixedRole:
 
     def abort(self, request_id: str) -> None:
         """No other engine knows of it."""
+
+    def hand_back(self, message: HandBack, now: float) -> int:
+        if message.waits_for is not EngineRole.MIXED:
+            return 0
+        return self._scheduler.hand_back(message.requests, message.most, now)
 
     def drain(self, lame_duck_seconds: float) -> None:
         """The loop refuses new requests."""

@@ -34,6 +34,12 @@ class Arrival:
         self.finished: Finished | None = None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a part of the prompt was announced."""
+        read = self.reads or self._covered > self._held_tokens
+        return bool(self._waiting or read or self.finished)
+
+    @property
     def complete(self) -> bool:
         """Whether the first token is known and every token of the prompt is in our pages."""
         read = not (self._waiting or self.reads) and self._covered == self._prompt_tokens

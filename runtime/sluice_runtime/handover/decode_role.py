@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import msgspec
+from sluice_contract.cluster.labels import Role as EngineRole
 from sluice_contract.wire.spans import Attributes, Record, record_part
 
 from sluice_runtime.handover.arrival import Arrival, ArrivalError
@@ -41,10 +43,18 @@ from sluice_runtime.handover.probe import is_probe
 from sluice_runtime.handover.prompt_hash import prompt_hash
 from sluice_runtime.process.spans import TRANSFER
 from sluice_runtime.scheduler.batch import FinishedChunk, Preallocated
+from sluice_runtime.scheduler.hand_back import HANDED_BACK
 from sluice_runtime.scheduler.kv_allocator import pages_for
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.status import Status
-from sluice_runtime.wire.messages import Generate, HandoverLoad, PrefillEngine, Refusal, TokenDelta
+from sluice_runtime.wire.messages import (
+    Generate,
+    HandBack,
+    HandoverLoad,
+    PrefillEngine,
+    Refusal,
+    TokenDelta,
+)
 
 _log = logging.getLogger("sluice.handover")
 _ONLY_DECODE: Final = "this engine only decodes; send requests to the service's router"
@@ -122,6 +132,17 @@ class DecodeRole:
     def refusal(self, message: Generate) -> str | None:
         """Why a request of the API process is not taken."""
         return None if message.prefill is not None or is_probe(message) else _ONLY_DECODE
+
+    def hand_back(self, message: HandBack, now: float) -> int:
+        """Requests without pages, or those of whose prompt no part was announced."""
+        if message.waits_for is EngineRole.DECODE:
+            return self._scheduler.hand_back(message.requests, message.most, now)
+        groups = (list(map(self._requests.get, ids)) for ids in message.requests)
+        chosen = [g for rooms in groups if (g := _not_begun(rooms))][: message.most]
+        for room in chain.from_iterable(chosen):
+            self._leave(room, HANDED_BACK)
+            self._scheduler.fail(room.request.request_id, HANDED_BACK, "handed_back")
+        return len(chosen)
 
     def drain(self, lame_duck_seconds: float) -> None:
         """What was accepted is finished."""
@@ -350,6 +371,12 @@ class DecodeRole:
 
     def _last_second(self, message: Generate) -> float:
         return message.arrival_seconds + self._limits.total_seconds
+
+
+def _not_begun(rooms: Sequence[_Room | None]) -> list[_Room]:
+    """All of `rooms`, if each is there, and no part of its prompt was announced; else none."""
+    there = [room for room in rooms if room is not None and not room.arrival.has_begun]
+    return there if len(there) == len(rooms) else []
 
 
 def _awaited(room: _Room) -> str:

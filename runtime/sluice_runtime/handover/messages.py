@@ -25,7 +25,7 @@ import msgspec
 
 from sluice_runtime.wire.messages import Generate, Refusal, TokenLogprob
 
-HANDOVER_VERSION: Final = 8
+HANDOVER_VERSION: Final = 9
 """Both engines must have the same: fields are added with defaults and this goes up."""
 
 

@@ -48,7 +48,7 @@ from sluice_runtime.scheduler.limits import (
 from sluice_runtime.scheduler.scheduler import Scheduler
 from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.scheduler.status import Status
-from sluice_runtime.wire.messages import Generate, HandoverLoad, Refusal, TokenDelta
+from sluice_runtime.wire.messages import Generate, HandBack, HandoverLoad, Refusal, TokenDelta
 
 _log = logging.getLogger("sluice.handover")
 _ONLY_PREFILL: Final = (
@@ -133,6 +133,10 @@ class PrefillRole:
     def refusal(self, message: Generate) -> str | None:
         """Why a request of the API process is not taken."""
         return None if is_probe(message) else _ONLY_PREFILL
+
+    def hand_back(self, message: HandBack, now: float) -> int:
+        """Decode engines are asked for the requests that wait here."""
+        return 0
 
     def drain(self, lame_duck_seconds: float) -> None:
         """Rooms are finished, and soon no more are opened: routers that do not know yet may have

@@ -9,7 +9,7 @@ told, and what requests have after the step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -49,6 +49,15 @@ MAX_PREFILL_ONLY_STEPS: Final = 8
 """Steps in a row for prompts alone while decode requests wait, if batches are not mixed."""
 MAX_PREFILL_ONLY_STEPS_MIXED: Final = 1
 """The same if they are mixed: such steps are for prompts that are scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingStep:
+    """A launched step whose results are not in."""
+
+    prefill: tuple[PrefillItem, ...]
+    decode: Sequence[Request]
+    verify: Sequence[Request] = ()
 
 
 class PrefillPlanner:

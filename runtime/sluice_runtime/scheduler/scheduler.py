@@ -13,9 +13,8 @@ and what needs to know that token waits for the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice, zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, zip_longest
 from typing import Final
 
 import msgspec
@@ -36,11 +35,17 @@ from sluice_runtime.scheduler.batch import (
     SampledTokens,
     StepOutcome,
 )
+from sluice_runtime.scheduler.hand_back import HANDED_BACK, Costs, leaving
 from sluice_runtime.scheduler.kv_allocator import KvAllocator, PageAllocator, pages_for
 from sluice_runtime.scheduler.limits import max_new_tokens
 from sluice_runtime.scheduler.pacing import Pacing
 from sluice_runtime.scheduler.preallocation import Preallocations
-from sluice_runtime.scheduler.prefill_planner import NO_DRAFTS, BatchWriter, PrefillPlanner
+from sluice_runtime.scheduler.prefill_planner import (
+    NO_DRAFTS,
+    BatchWriter,
+    PendingStep,
+    PrefillPlanner,
+)
 from sluice_runtime.scheduler.request import (
     Fence,
     Phase,
@@ -57,15 +62,6 @@ from sluice_runtime.scheduler.status import Counts, Status, status_of
 from sluice_runtime.wire.messages import FinishReason, Generate, Refusal, TokenDelta
 
 NOT_FINITE: Final = "the model's logits are not finite, so no token can be drawn"
-
-
-@dataclass(frozen=True, slots=True)
-class PendingStep:
-    """A launched step whose results are not in."""
-
-    prefill: tuple[PrefillItem, ...]
-    decode: Sequence[Request]
-    verify: Sequence[Request] = ()
 
 
 class Scheduler:
@@ -95,17 +91,15 @@ class Scheduler:
         self._counts = Counts()
 
     def add(self, message: Generate, transfer: Fence | None = None) -> None:
-        """Queues a request. One that can never run ends at once, and `process` reports it.
-
-        `transfer`: others get its pages only after `end_transfer`, also when it has ended.
-        """
+        """Queues a request. One that can never run ends at once, and `process` reports it. Others
+        get the pages of a `transfer` only after `end_transfer`, also when it has ended."""
         request = self._request_from(message)
         if transfer is not None:
             self._kv.begin_transfer(request, transfer)
         if not self._settled(message, request):
             self._table.add(request)
-            cached_tokens = self._kv.matched_tokens(request)
-            self._counts.received_prompt_tokens += len(request.token_ids) - cached_tokens
+            if not message.moved:
+                self._counts.received(request, self._kv.matched_tokens(request))
 
     def add_remote(self, message: Generate) -> None:
         """Queues a request whose prompt another engine computes. It can be aborted at any time."""
@@ -136,6 +130,14 @@ class Scheduler:
         """Ends a request with an error, `refusal` for its kind; unknown ids are ignored."""
         if request := self._table.get(request_id):
             self._fail(request, error, refusal)
+
+    def hand_back(self, groups: Iterable[Sequence[str]], most: int, now: float) -> int:
+        """Ends those of `groups` that `leaving` chooses; returns how many."""
+        costs = Costs(self._pacing.token_seconds(), self._settings.page_size)
+        chosen = leaving(groups, most, self._table, self._kv, costs, now)
+        for request in chain.from_iterable(chosen):
+            self._fail(request, HANDED_BACK, "handed_back")
+        return len(chosen)
 
     def resume(
         self, request_id: str, first: SampledRow, cached_tokens: int, started_seconds: float
@@ -216,9 +218,9 @@ class Scheduler:
             accepted_tokens = self._take_in(batch, pending, result)
         if self._speculation:
             self._speculation.landed(batch, self._pacing.step_seconds)
-        deltas, self._deltas = self._deltas, []
-        chunks, self._finished_chunks = tuple(self._finished_chunks), []
-        return StepOutcome(deltas, chunks, accepted_tokens)
+        outcome = StepOutcome(self._deltas, tuple(self._finished_chunks), accepted_tokens)
+        self._deltas, self._finished_chunks = [], []
+        return outcome
 
     def status(self) -> Status:
         """A frozen view for logs, metrics and the load report."""
@@ -308,9 +310,8 @@ class Scheduler:
 
     def _awaits_tokens(self, speculation: Speculation) -> bool:
         """Whether the next step begins where drafts in flight end, or is going to have some."""
-        if any(step.verify for step in self._pending.values()):
-            return True
-        return speculation.worth_waiting()
+        verifies = any(step.verify for step in self._pending.values())
+        return verifies or speculation.worth_waiting()
 
     def _newly_resumed(self) -> list[Request]:
         """Resumed requests that were not retracted and have not ended since."""

@@ -96,6 +96,10 @@ class Counts:
     received_prompt_tokens: int = 0
     finished_requests: int = 0
 
+    def received(self, request: Request, cached_tokens: int) -> None:
+        """A request came whose prompt no other engine has counted."""
+        self.received_prompt_tokens += len(request.token_ids) - cached_tokens
+
 
 class DraftCounts(Protocol):
     """See `Status`."""

@@ -14,8 +14,8 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from sluice_contract.config.cors import METHODS, PREFLIGHT_SECONDS, READABLE_HEADERS
 from sluice_contract.http_errors import COUNT_TOKENS_PATH, MESSAGES_PATH, shown_json
-from sluice_contract.wire.load import LoadReport
-from sluice_contract.wire.private_calls import ROLE_PATH
+from sluice_contract.wire.load import ROUTER_HEADER, LoadReport
+from sluice_contract.wire.private_calls import HAND_BACK_PATH, ROLE_PATH
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
@@ -27,6 +27,7 @@ from sluice_runtime.server.body import parse_body, parse_request, read_body, ref
 from sluice_runtime.server.engine_client import LOADING_SECONDS
 from sluice_runtime.server.failures import install_error_handlers
 from sluice_runtime.server.generate_request import GenerateRequest, plan_generate
+from sluice_runtime.server.hand_back import HandBackRequest, HandBacks
 from sluice_runtime.server.handler import RequestHandler, Route, ignored_header
 from sluice_runtime.server.health import TokenCheck
 from sluice_runtime.server.http import GateMiddleware
@@ -93,6 +94,7 @@ GENERATE: Final = Route(
     "text_completion",
 )
 
+_SENDER: Final = errors(403, 503)
 _NAME: Final = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 _LOADING: Final = {
     "name": "loading_seconds",
@@ -314,7 +316,7 @@ def _engine(service: Service) -> APIRouter:
     """Sluice's own routes that talk to the engine."""
     router = APIRouter()
     check_token = TokenCheck(service.client, service.clocks.monotonic)
-    changer = RoleChanger(service)
+    changer, hand_backs = RoleChanger(service), HandBacks(service)
 
     @router.post(
         "/abort_request",
@@ -324,8 +326,7 @@ def _engine(service: Service) -> APIRouter:
     )
     async def abort_request(request: Request) -> Response:
         """Ends a request by its x-request-id, its `request_id`, or the id of its response."""
-        content = await _senders_body(service, request)
-        abort = await asyncio.to_thread(_abort_request, content)
+        abort = await asyncio.to_thread(_abort_request, await _senders_body(service, request))
         return JSONResponse({"aborted": service.client.abort(abort.request_id)})
 
     @router.get(
@@ -340,9 +341,7 @@ def _engine(service: Service) -> APIRouter:
         await check_token()
         return JSONResponse({"status": "ok"})
 
-    @router.post(
-        "/flush_cache", response_model=response_models.StatusAnswer, responses=errors(403, 503)
-    )
+    @router.post("/flush_cache", response_model=response_models.StatusAnswer, responses=_SENDER)
     async def flush_cache(request: Request) -> Response:
         """Forgets cached prefixes: later requests reuse nothing that was computed before."""
         service.signatures.check_sender(request, b"")
@@ -360,6 +359,16 @@ def _engine(service: Service) -> APIRouter:
         of the service; answers once it is."""
         role, seconds = await changer.handle(request)
         return JSONResponse({"role": role, "seconds": round(seconds, 3)})
+
+    @router.post(
+        HAND_BACK_PATH,
+        response_model=response_models.HandBackAnswer,
+        responses=BODY_ERRORS | errors(403, 503),
+        openapi_extra=body(HandBackRequest),
+    )
+    async def hand_back(request: Request) -> Response:
+        """Gives requests that have not begun back to the service's router, which signs the call."""
+        return JSONResponse({"requests": await hand_backs.handle(request)})
 
     return router
 
@@ -391,9 +400,10 @@ def _status(service: Service) -> APIRouter:
         return JSONResponse({"status": "ready"})
 
     @router.get("/load", response_model=LoadReport, responses=errors(503))
-    async def load() -> Response:
+    async def load(request: Request) -> Response:
         """Running and queued requests, free pages."""
-        return JSONResponse(service.load_report().to_json_dict())
+        router = request.headers.get(ROUTER_HEADER)
+        return JSONResponse(service.load_report(router).to_json_dict())
 
     return router
 

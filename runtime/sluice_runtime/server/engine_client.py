@@ -8,8 +8,8 @@ One task reads the link and hands each delta to its stream. Errors here become H
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -18,31 +18,28 @@ from sluice_contract.cluster.labels import Role
 from sluice_runtime.errors import (
     AbortedError,
     EngineDiedError,
-    GrammarUnavailableError,
+    HandedBackError,
     InvalidRequestError,
     OverloadedError,
-    PrefillFailedError,
-    PrefillUnavailableError,
-    RequestError,
-    RequestOutOfMemoryError,
     SluiceRuntimeError,
     TenantFullError,
     UnavailableError,
 )
 from sluice_runtime.scheduler.limits import queue_full, tenant_requests
+from sluice_runtime.server.token_stream import TokenStream
 from sluice_runtime.wire.messages import (
     Abort,
     AdaptersChanged,
-    Credit,
     Drain,
     EngineFailed,
     EngineReady,
     FlushCache,
     Generate,
+    HandBack,
+    HandedBack,
     Heartbeat,
     Load,
     Loading,
-    Refusal,
     RoleTaken,
     StepResult,
     TakeRole,
@@ -57,18 +54,8 @@ of them each second, also while a long step computes (`engine.outbox`)."""
 _LOOK_SECONDS: Final = 1.0
 LOADING_SECONDS: Final = 600.0
 """The same for an engine that loads its model; it reports how much it has read."""
-CREDIT_TOKENS: Final = 1024
-"""Tokens of one request that may be sent before the reader has taken earlier ones."""
-
-_REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
-    "overloaded": OverloadedError,
-    "unavailable": UnavailableError,
-    "uncompiled": GrammarUnavailableError,
-    "out_of_memory": RequestOutOfMemoryError,
-    "prefill_failed": PrefillFailedError,
-    "prefill_unavailable": PrefillUnavailableError,
-}
-
+HAND_BACK_SECONDS: Final = 3.0
+"""A step may take so long; then the engine is slow enough for its queue to go elsewhere."""
 ENGINE_DIED: Final = EngineFailed("EngineDied", "the engine process has gone")
 """The failure of an engine process that ended without reporting one."""
 ENGINE_HUNG: Final = EngineFailed(
@@ -92,72 +79,6 @@ class StepObserver(Protocol):
     def answered(self, request_id: str) -> None: ...
     def stepped(self, result: StepResult) -> None: ...
     def loaded(self, load: Load) -> None: ...
-
-
-class GenerationFailedError(SluiceRuntimeError):
-    """The engine ended a request with an error; `str()` is for the client."""
-
-
-class TokenStream:
-    """The deltas of one choice; has one reader, which closes it."""
-
-    def __init__(
-        self,
-        request_id: str,
-        send: Callable[[ToEngine], None],
-        grammar_field: str | None = None,
-        names: Collection[str] = (),
-    ) -> None:
-        self.request_id = request_id
-        self.names = names
-        """Names by which a client may abort the request."""
-        self._grammar_field = grammar_field
-        self._send = send
-        self._deltas: deque[TokenDelta | SluiceRuntimeError] = deque()
-        self._arrived = asyncio.Event()
-        self._taken_tokens = 0
-        self.ended = False
-        """Whether the terminal delta or a failure was read."""
-
-    async def next(self) -> TokenDelta:
-        """The next delta; the one with a finish reason is the last.
-
-        Raises:
-            GenerationFailedError: the engine ended this request with an error.
-            InvalidRequestError: its grammar cannot be used.
-            OverloadedError: the engine's queue is full.
-            RequestOutOfMemoryError: a step that computed it found no memory.
-            PrefillFailedError: the engine that computes its prompt failed.
-            PrefillUnavailableError: that engine never took it.
-            EngineDiedError: the engine has gone.
-            UnavailableError: it drains, or this server hurries to its end.
-        """
-        while not self._deltas:
-            self._arrived.clear()
-            await self._arrived.wait()
-        delta = self._deltas.popleft()
-        self.ended = isinstance(delta, SluiceRuntimeError) or delta.finish_reason is not None
-        if isinstance(delta, SluiceRuntimeError):
-            raise delta
-        if delta.refusal == "invalid":
-            raise InvalidRequestError(delta.error or "invalid", self._grammar_field)
-        if delta.refusal is not None:
-            raise _REFUSALS[delta.refusal](delta.error or "the engine refused the request")
-        if delta.finish_reason in ("error", "abort"):
-            raise GenerationFailedError(delta.error or "the engine gave the request up")
-        self._grant(len(delta.token_ids))
-        return delta
-
-    def put(self, delta: TokenDelta | SluiceRuntimeError) -> None:
-        """Called by the engine client: one more delta, or the failure that ends the stream."""
-        self._deltas.append(delta)
-        self._arrived.set()
-
-    def _grant(self, tokens: int) -> None:
-        self._taken_tokens += tokens
-        if not self.ended and self._taken_tokens >= CREDIT_TOKENS // 2:
-            self._send(Credit(self.request_id, self._taken_tokens))
-            self._taken_tokens = 0
 
 
 class EngineClient:
@@ -189,6 +110,7 @@ class EngineClient:
         self.role: Role | None = None
         """The last one that the engine took; None: it has the configured one."""
         self._role_taken: asyncio.Future[None] | None = None
+        self._handed_back: asyncio.Future[int] | None = None
         self._drawn = asyncio.Event()
         """Set, and replaced by a new one, when a step has sampled a token."""
         self._reported = asyncio.Event()
@@ -215,6 +137,7 @@ class EngineClient:
             self.end_streams(died)
             if self._role_taken and not self._role_taken.done():
                 self._role_taken.set_exception(died)
+            self._settle_hand_back(0)  # the streams have ended
             await asyncio.gather(reading, hung, return_exceptions=True)
         return failure
 
@@ -317,11 +240,53 @@ class EngineClient:
             stream.put(AbortedError("the request was aborted"))
         return len(streams)
 
-    def hand_back(self, error: SluiceRuntimeError) -> None:
+    def end_all(self, error: SluiceRuntimeError) -> None:
         """Aborts every request; its stream ends with this error."""
         for stream in list(self._streams.values()):
             self.close(stream)
             stream.put(error)
+
+    async def hand_back(self, names: Sequence[str], most: int, waits_for: Role) -> int:
+        """Ends at most so many of the requests that go by these names, each of which has not begun;
+        returns how many. One call at a time. An engine that does not answer in time keeps none of
+        which no token has come.
+
+        Raises:
+            UnavailableError: there is no engine.
+        """
+        if self.ready is None or self.failure is not None:
+            raise UnavailableError("the model is not loaded")
+        groups = self._waiting_streams(names)
+        if not groups:
+            return 0
+        self._handed_back = asyncio.get_running_loop().create_future()
+        ids = [[stream.request_id for stream in streams] for streams in groups]
+        self._link.send(HandBack(waits_for, ids, most))
+        try:
+            async with asyncio.timeout(HAND_BACK_SECONDS):
+                return await self._handed_back
+        except TimeoutError:
+            return self._take_back(groups, most)
+
+    def _settle_hand_back(self, requests: int) -> None:
+        if self._handed_back and not self._handed_back.done():
+            self._handed_back.set_result(requests)
+
+    def _take_back(self, groups: Sequence[Sequence[TokenStream]], most: int) -> int:
+        """Ends requests of an engine that is silent."""
+        silent = [streams for streams in groups if not any(s.begun for s in streams)][:most]
+        for stream in (stream for streams in silent for stream in streams):
+            self.close(stream)
+            stream.put(HandedBackError("the engine does not answer, and another one has room"))
+        return len(silent)
+
+    def _waiting_streams(self, names: Sequence[str]) -> list[list[TokenStream]]:
+        """The choices of each request of which no token has come, in this order."""
+        groups: dict[str, list[TokenStream]] = {name: [] for name in names}
+        for stream in self._streams.values():
+            for name in groups.keys() & set(stream.names):
+                groups[name].append(stream)
+        return [g for g in groups.values() if g and not any(stream.begun for stream in g)]
 
     def drain(self) -> None:
         """Tells the engine that no more requests will come."""
@@ -372,9 +337,7 @@ class EngineClient:
         silent_seconds = self._clock() - self._last_message_seconds
         return silent_seconds < (loading_seconds if self.ready is None else SILENCE_SECONDS)
 
-    def _receive(
-        self, message: Loading | EngineReady | AdaptersChanged | StepResult | Heartbeat | RoleTaken
-    ) -> None:
+    def _receive(self, message: ToApi) -> None:
         match message:
             case Loading():
                 self.loading = message
@@ -390,17 +353,22 @@ class EngineClient:
                 self._take_load(message.load)
             case RoleTaken():
                 self._take_role(message)
+            case HandedBack():
+                self._settle_hand_back(message.requests)
             case StepResult():
                 self._take_load(message.load)
                 self._observer.stepped(message)
-                if any(delta.token_ids for delta in message.deltas):
-                    self._drawn.set()
-                    self._drawn = asyncio.Event()
-                for delta in message.deltas:
-                    if delta.finish_reason is not None:
-                        self._ended(delta.request_id)
-                    if stream := self._streams.get(delta.request_id):
-                        stream.put(delta)
+                self._take_deltas(message.deltas)
+
+    def _take_deltas(self, deltas: Sequence[TokenDelta]) -> None:
+        if any(delta.token_ids for delta in deltas):
+            self._drawn.set()
+            self._drawn = asyncio.Event()
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._ended(delta.request_id)
+            if stream := self._streams.get(delta.request_id):
+                stream.put(delta)
 
     def _take_role(self, message: RoleTaken) -> None:
         assert self.ready is not None

@@ -12,6 +12,7 @@ from sluice_contract import http_errors
 from sluice_contract.http_errors import (
     ENGINE_DIED,
     GRAMMAR_UNAVAILABLE,
+    HANDED_BACK,
     INVALID_REQUEST,
     OUT_OF_MEMORY,
     SERVER_ERROR,
@@ -28,6 +29,7 @@ from sluice_runtime.errors import (
     ContextLengthError,
     EngineDiedError,
     GrammarUnavailableError,
+    HandedBackError,
     InvalidRequestError,
     OverloadedError,
     PrefillFailedError,
@@ -40,7 +42,7 @@ from sluice_runtime.errors import (
     UnavailableError,
     UnsupportedFieldError,
 )
-from sluice_runtime.server.engine_client import GenerationFailedError
+from sluice_runtime.server.token_stream import GenerationFailedError
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ _KINDS: Final[Mapping[type[SluiceRuntimeError], Kind]] = {
     TemplateFailedError: Kind(500, SERVER_ERROR, "template_failed"),
     EngineDiedError: Kind(503, SERVER_ERROR, ENGINE_DIED, retry_after_seconds=2),
     GrammarUnavailableError: Kind(503, SERVER_ERROR, GRAMMAR_UNAVAILABLE, retry_after_seconds=2),
+    HandedBackError: Kind(503, SERVER_ERROR, HANDED_BACK, retry_after_seconds=2),
     RequestOutOfMemoryError: Kind(503, SERVER_ERROR, OUT_OF_MEMORY, retry_after_seconds=2),
     PrefillFailedError: Kind(503, SERVER_ERROR, PREFILL_FAILED, retry_after_seconds=2),
     PrefillUnavailableError: Kind(503, SERVER_ERROR, PREFILL_UNAVAILABLE, retry_after_seconds=2),

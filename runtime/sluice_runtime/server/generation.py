@@ -15,9 +15,10 @@ from typing import Final
 
 from sluice_runtime.model.tokenizer import Tokenizer
 from sluice_runtime.server.answer_text import AnswerText, Piece
-from sluice_runtime.server.engine_client import CREDIT_TOKENS, EngineClient, TokenStream
+from sluice_runtime.server.engine_client import EngineClient
 from sluice_runtime.server.prompts import ChoicePlan
 from sluice_runtime.server.reasoning.parser import ReasoningParser
+from sluice_runtime.server.token_stream import CREDIT_TOKENS, TokenStream
 from sluice_runtime.server.token_text import TokenTexts
 from sluice_runtime.server.tools.calls import CallParser, whole_calls
 from sluice_runtime.wire.messages import (
@@ -37,6 +38,7 @@ class Caller:
     """Where a request comes from, and when it arrived."""
 
     arrival_seconds: float
+    """At this engine, less what it has waited elsewhere."""
     tenant: str = ""
     """As in `Generate`."""
     routing_key: str = ""
@@ -46,6 +48,8 @@ class Caller:
     """The engine that computes the prompts, if it is another one."""
     traceparent: str = ""
     """As it came; empty if it is none."""
+    moved: int = 0
+    """How often engines have handed it back."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ class Generator:
             prefill=caller.prefill,
             traceparent=caller.traceparent,
             generated_ids=list(choice.ids),
+            moved=caller.moved,
         )
 
 

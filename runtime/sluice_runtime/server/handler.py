@@ -23,7 +23,7 @@ from sluice_contract.http_errors import (
     IGNORED_FIELDS_HEADER,
     is_acceptable_request_id,
 )
-from sluice_contract.wire.private_calls import AnswerStart, Resume
+from sluice_contract.wire.private_calls import AnswerStart, CallHead, Resume
 from sluice_contract.wire.spans import child_of, is_sampled, trace_id
 from sluice_contract.wire.tenants import TenantClaims
 from starlette.requests import ClientDisconnect
@@ -31,6 +31,7 @@ from starlette.responses import Response
 
 from sluice_runtime.errors import (
     AbortedError,
+    HandedBackError,
     InvalidRequestError,
     OverloadedError,
     PrefillUnavailableError,
@@ -109,11 +110,18 @@ class PlannedRequest(NamedTuple):
     """Names of unknown fields, quoted for a header and a log."""
     start: AnswerStart | None
     """Of a private call: what another engine would need to go on."""
+    head: CallHead | None = None
+    """Of a private call."""
 
     @property
     def running(self) -> int:
         """How many choices are to be generated."""
         return sum(not choice.ended for choice in self.choices)
+
+    @property
+    def history(self) -> tuple[float, int]:
+        """Seconds since the router got it, and how often engines have handed it back."""
+        return (self.head.waited_seconds, self.head.moved) if self.head else (0.0, 0)
 
     @property
     def usage(self) -> Usage:
@@ -160,9 +168,9 @@ class RequestHandler:
         self._service.log_ignored(planned.ignored)
         trace, span = self._traced(route, request, planned, arrival_seconds)
         names = planned.names(request.state.request_id)
-        caller = Caller(
-            arrival_seconds, signed.tenant_salt, routing_key, names, signed.prefill, trace
-        )
+        waited_seconds, moved = planned.history
+        since = arrival_seconds - waited_seconds
+        caller = Caller(since, signed.tenant_salt, routing_key, names, signed.prefill, trace, moved)
         pieces = generator.pieces(planned.choices, caller)
         counted = self._counted(pieces, planned.running, caller, span)
         writer = route.writer(planned.request, planned.envelope, planned.usage)
@@ -210,11 +218,12 @@ class RequestHandler:
     ) -> PlannedRequest:
         """Runs in a thread: a long body is slow to hash, to parse and to tokenise."""
         refuse_body(signed.digests, body)
-        resume: Resume | None = None
+        head: CallHead | None = None
         if signed.private:
             head, body = split_call(body, self._service.identity.max_body_bytes)
-            seed, resume = head.seed, head.resume
+            seed = head.seed
             planner = replace(planner, draw_seed=lambda: seed)
+        resume = head.resume if head else None
         envelope = self._envelope(route, resume)
         planner = replace(planner, unix_seconds=envelope.created_unix)
         parsed, ignored = self._parsed(route, planner, body, signed.tenant)
@@ -230,7 +239,7 @@ class RequestHandler:
         else:
             choices = [ResumableChoice(read(plan)) for plan in plans]
         return PlannedRequest(
-            parsed, choices, envelope.named(parsed.requested_model), ignored, start
+            parsed, choices, envelope.named(parsed.requested_model), ignored, start, head
         )
 
     def _parsed(
@@ -334,6 +343,9 @@ class RequestHandler:
                         outcome = outcome if running else piece.finish_reason
         except (OverloadedError, InvalidRequestError) as error:
             outcome, failure = "refused", error
+            raise
+        except HandedBackError as error:
+            outcome, failure = "handed_back", error
             raise
         except AbortedError:
             raise

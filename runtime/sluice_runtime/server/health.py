@@ -14,7 +14,8 @@ from typing import Any, Final
 from sluice_contract.config.router import MAX_PRIORITY
 
 from sluice_runtime.errors import OverloadedError, UnavailableError
-from sluice_runtime.server.engine_client import EngineClient, TokenStream
+from sluice_runtime.server.engine_client import EngineClient
+from sluice_runtime.server.token_stream import TokenStream
 from sluice_runtime.wire.messages import Generate, Sampling
 
 TOKEN_SECONDS: Final = 20.0

@@ -28,7 +28,7 @@ from sluice_runtime.wire.messages import (
 )
 
 CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
-OUTCOMES: Final = ("stop", "length", "tool_calls", "abort", "error", "refused")
+OUTCOMES: Final = ("stop", "length", "tool_calls", "abort", "error", "refused", "handed_back")
 """Outcomes of requests; each counter starts at 0, so that its first count is an increase."""
 HANDOVER_FAILURES: Final = (
     "Aborted", "Cancelled", "NoPages", "PeerLost", "Protocol", "Quarantined", "ReadFailed",

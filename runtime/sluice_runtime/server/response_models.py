@@ -298,6 +298,13 @@ class RoleAnswer(ResponseModel):
     """From the call until the engine had taken it; 0: it had it already."""
 
 
+class HandBackAnswer(ResponseModel):
+    """`POST /hand-back`."""
+
+    requests: int
+    """How many leave."""
+
+
 class AbortAnswer(ResponseModel):
     """`/abort_request`."""
 

@@ -112,7 +112,7 @@ class RoleChanger:
         try:
             await asyncio.wait({taken}, timeout=max(drain_seconds, LAME_DUCK_SECONDS))
             if not taken.done():
-                client.hand_back(UnavailableError(HANDED_BACK))
+                client.end_all(UnavailableError(HANDED_BACK))
             await taken
         finally:
             taken.cancel()

@@ -16,7 +16,13 @@ from sluice_contract.config.cors import Cors
 from sluice_contract.config.kv_transfer import KvFingerprint, KvTransfer
 from sluice_contract.config.server import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.wire.handover import Keys
-from sluice_contract.wire.load import DisaggregationQueues, HandoverWire, LoadReport, read_rate
+from sluice_contract.wire.load import (
+    ROUTER_SECONDS,
+    DisaggregationQueues,
+    HandoverWire,
+    LoadReport,
+    read_rate,
+)
 from sluice_contract.wire.spans import Record
 
 from sluice_runtime.errors import UnavailableError
@@ -35,6 +41,7 @@ from sluice_runtime.wire.messages import EngineReady, HandoverLoad
 _log = logging.getLogger(__name__)
 
 _MAX_LOGGED_FIELDS: Final = 256
+_MAX_ROUTERS: Final = 64
 
 
 def draw_seed() -> int:
@@ -116,6 +123,8 @@ class Service:
         """Whether it finishes its work, to take another role."""
         self.text: ModelText | None = None
         self._logged_fields: set[str] = set()
+        self._routers: dict[str, float] = {}
+        """When each router has asked for the load."""
 
     @property
     def role(self) -> Role:
@@ -207,8 +216,9 @@ class Service:
                 self._logged_fields.add(name)
                 _log.warning("ignored in a request: %s (strictRequests would refuse it)", name)
 
-    def load_report(self) -> LoadReport:
-        """The engine's last report, with what only this process knows.
+    def load_report(self, router: str | None = None) -> LoadReport:
+        """The engine's last report, with what only this process knows. `router`: the name of the
+        router that asks for it.
 
         Raises:
             UnavailableError: there is none, since no model is loaded.
@@ -216,6 +226,7 @@ class Service:
         engine, load = self.client.ready, self.client.load
         if engine is None or load is None or self.client.failure is not None:
             raise UnavailableError("there is no load report: the model is not loaded")
+        self._note_router(router)
         role, has_keys = self.role, self.identity.handover_keys is not None
         answers = role is not Role.PREFILL
         kept = self.metrics.kept_slo if answers else None
@@ -251,10 +262,18 @@ class Service:
             finished_requests_total=load.finished_requests,
             slo_requests_total=kept.requests if kept else None,
             slo_in_time_total=kept.in_time if kept else None,
+            routers=len(self._routers),
             adapters=self.adapters,
             adapters_failed=engine.adapters.failed,
             adapters_file=engine.adapters.file or None,
         )
+
+    def _note_router(self, name: str | None) -> None:
+        now = self.clocks.monotonic()
+        recent = self._routers.items()
+        self._routers = {other: at for other, at in recent if now - at < ROUTER_SECONDS}
+        if name is not None and len(self._routers) < _MAX_ROUTERS:
+            self._routers[name] = now
 
 
 def _queues(handover: HandoverLoad | None) -> DisaggregationQueues:

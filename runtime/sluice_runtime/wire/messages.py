@@ -13,7 +13,7 @@ import msgspec
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.spans import trace_id
 
-PROTOCOL_VERSION: Final = 24
+PROTOCOL_VERSION: Final = 25
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -24,11 +24,13 @@ Refusal = Literal[
     "out_of_memory",
     "prefill_failed",
     "prefill_unavailable",
+    "handed_back",
 ]
 """Why the engine refused or ended a request. `invalid`: the grammar is at fault. `uncompiled`,
 `out_of_memory`: the request may be at fault. The others: it is not, so another engine may run
 it. `prefill_failed`: the engine that computes its prompt failed, or the pages did not arrive.
-`prefill_unavailable`: that engine never took it."""
+`prefill_unavailable`: that engine never took it. `handed_back`: it had not begun, and another
+engine has room."""
 GrammarKind = Literal["json_schema", "regex", "ebnf", "lark"]
 """`json_schema`: as `grammar/json_schema.py` writes it. `lark`: the grammar library's own language,
 for choices and tool calls."""
@@ -151,6 +153,9 @@ class Generate(Message, frozen=True):
     tenant: str = ""
     """Whose request it is, as the router has signed; empty: there are no tenants."""
 
+    moved: int = 0
+    """How often engines have handed it back; one of them has counted its prompt as received."""
+
     @property
     def label(self) -> str:
         """For logs: its id, and its trace's if it has one."""
@@ -194,6 +199,18 @@ class TakeRole(Message, frozen=True):
     drain_seconds: float
     """After so long the prompts of other engines are given up; requests are the API process's to
     abort."""
+
+
+class HandBack(Message, frozen=True):
+    """API → engine: end requests that have not begun, as another engine has room for them. Answered
+    with `HandedBack`."""
+
+    waits_for: Role
+    """Whose place they wait for: that of the engine's own role, or of a prefill engine."""
+    requests: list[list[str]]
+    """Ids of each request's choices, in the order in which the requests are to leave."""
+    most: int
+    """Requests that may leave."""
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -397,6 +414,12 @@ class RoleTaken(Message, frozen=True):
     """As in `EngineReady`."""
 
 
+class HandedBack(Message, frozen=True):
+    """Engine → API: it has ended so many of the requests of a `HandBack`."""
+
+    requests: int
+
+
 class EngineFailed(Message, frozen=True):
     """Engine → API: the engine process is about to exit; ends every stream with an error."""
 
@@ -405,5 +428,14 @@ class EngineFailed(Message, frozen=True):
     message: str
 
 
-ToEngine = ApiReady | Generate | Abort | Credit | FlushCache | Drain | TakeRole
-ToApi = Loading | EngineReady | AdaptersChanged | StepResult | Heartbeat | RoleTaken | EngineFailed
+ToEngine = ApiReady | Generate | Abort | Credit | FlushCache | Drain | TakeRole | HandBack
+ToApi = (
+    Loading
+    | EngineReady
+    | AdaptersChanged
+    | StepResult
+    | Heartbeat
+    | RoleTaken
+    | HandedBack
+    | EngineFailed
+)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sluice_runtime.handover.messages import HANDOVER_VERSION, ToDecode, ToPrefill
 
-KNOWN = (8, "ef21dfe40c0a9343")
+KNOWN = (9, "3130516d870ed928")
 
 
 def without_texts(schema: Any) -> Any:

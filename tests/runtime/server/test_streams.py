@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from sluice_contract.wire.load import LoadReport
 from sluice_runtime.errors import UnavailableError
-from sluice_runtime.server.engine_client import CREDIT_TOKENS, TokenStream
 from sluice_runtime.server.streaming import EventStream
+from sluice_runtime.server.token_stream import CREDIT_TOKENS, TokenStream
 from sluice_runtime.wire.messages import Abort, Credit, Drain, EngineFailed, ToEngine, TokenDelta
 
 from tests.patience import PATIENCE_SECONDS

@@ -1,0 +1,90 @@
+"""Which waiting requests go to another engine that has room for them. Pure.
+
+A request that has begun stays: it holds pages, or a client has seen a part of its answer. Of the
+others one stays where waiting is cheaper than computing elsewhere what is cached here. It will wait
+for the prompts ahead of it, or as long again as it has waited: for pages or a row, which no rate
+predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from sluice_runtime.scheduler.kv_allocator import KvAllocator
+from sluice_runtime.scheduler.request import Phase, Request
+from sluice_runtime.scheduler.request_table import RequestTable
+
+HANDED_BACK: Final = "the engine has not begun it, and another engine has room"
+
+
+class Costs(NamedTuple):
+    """What prompts take."""
+
+    token_seconds: float
+    """0: unknown."""
+    page_size: int
+
+
+def leaving(
+    groups: Iterable[Sequence[str]],
+    most: int,
+    table: RequestTable,
+    kv: KvAllocator,
+    costs: Costs,
+    now: float,
+) -> list[list[Request]]:
+    """The first `most` of `groups`, in their order, of which every request may leave. A group is
+    the choices of one client's request, by id."""
+    asked = [requests for ids in groups if (requests := _not_begun(ids, table))]
+    ahead = _tokens_ahead(table)
+    chosen: list[list[Request]] = []
+    for requests in asked:
+        if len(chosen) >= most:
+            break
+        if all(_is_cheaper_elsewhere(r, ahead, kv, costs, now) for r in requests):
+            chosen.append(requests)
+    return chosen
+
+
+def _not_begun(ids: Sequence[str], table: RequestTable) -> list[Request]:
+    """The requests with these ids; none if one of them has begun, or has ended."""
+    requests = [request for id_ in ids if (request := table.get(id_))]
+    may_leave = len(requests) == len(ids) and all(map(_has_not_begun, requests))
+    return requests if may_leave else []
+
+
+def _has_not_begun(request: Request) -> bool:
+    waits = request.phase in (Phase.WAITING, Phase.AWAITING_PAGES)
+    return waits and not request.output_tokens and not request.aborting
+
+
+def _tokens_ahead(table: RequestTable) -> Mapping[str, int]:
+    """Tokens of the prompts that came before each waiting request."""
+    ahead, total = {}, table.prefilling.uncomputed_tokens if table.prefilling else 0
+    for request in table.waiting:
+        ahead[request.request_id] = total
+        total += request.uncomputed_tokens
+    return ahead
+
+
+def _is_cheaper_elsewhere(
+    request: Request,
+    ahead: Mapping[str, int],
+    kv: KvAllocator,
+    costs: Costs,
+    now: float,
+) -> bool:
+    """Whether it waits longer than its cached tokens save. The prompt of a request that awaits
+    pages is computed by another engine, wherever it decodes."""
+    if request.phase is Phase.AWAITING_PAGES:
+        return True
+    queued_seconds = ahead[request.request_id] * costs.token_seconds
+    wait_seconds = max(queued_seconds, now - request.waiting_since_seconds)
+    return wait_seconds > _saved_pages(request, kv) * costs.page_size * costs.token_seconds
+
+
+def _saved_pages(request: Request, kv: KvAllocator) -> int:
+    """Leading pages that are cached here, also in the host tier."""
+    match = kv.match(request)
+    return match.pages + (kv.host.returning(request, match) if kv.host else 0)

@@ -1,0 +1,105 @@
+"""The deltas of one choice, from the engine process to the reader of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from sluice_runtime.errors import (
+    GrammarUnavailableError,
+    HandedBackError,
+    InvalidRequestError,
+    OverloadedError,
+    PrefillFailedError,
+    PrefillUnavailableError,
+    RequestError,
+    RequestOutOfMemoryError,
+    SluiceRuntimeError,
+    UnavailableError,
+)
+from sluice_runtime.wire.messages import Credit, Refusal, ToEngine, TokenDelta
+
+CREDIT_TOKENS: Final = 1024
+"""Tokens of one request that may be sent before the reader has taken earlier ones."""
+
+_REFUSALS: Final[Mapping[Refusal, type[RequestError]]] = {
+    "overloaded": OverloadedError,
+    "unavailable": UnavailableError,
+    "uncompiled": GrammarUnavailableError,
+    "out_of_memory": RequestOutOfMemoryError,
+    "prefill_failed": PrefillFailedError,
+    "prefill_unavailable": PrefillUnavailableError,
+    "handed_back": HandedBackError,
+}
+
+
+class GenerationFailedError(SluiceRuntimeError):
+    """The engine ended a request with an error; `str()` is for the client."""
+
+
+class TokenStream:
+    """The deltas of one choice; has one reader, which closes it."""
+
+    def __init__(
+        self,
+        request_id: str,
+        send: Callable[[ToEngine], None],
+        grammar_field: str | None = None,
+        names: Collection[str] = (),
+    ) -> None:
+        self.request_id = request_id
+        self.names = names
+        """Names by which a client may abort the request."""
+        self._grammar_field = grammar_field
+        self._send = send
+        self._deltas: deque[TokenDelta | SluiceRuntimeError] = deque()
+        self.begun = False
+        """Whether a token, or its end, has come."""
+        self._arrived = asyncio.Event()
+        self._taken_tokens = 0
+        self.ended = False
+        """Whether the terminal delta or a failure was read."""
+
+    async def next(self) -> TokenDelta:
+        """The next delta; the one with a finish reason is the last.
+
+        Raises:
+            GenerationFailedError: the engine ended this request with an error.
+            InvalidRequestError: its grammar cannot be used.
+            OverloadedError: the engine's queue is full.
+            RequestOutOfMemoryError: a step that computed it found no memory.
+            PrefillFailedError: the engine that computes its prompt failed.
+            PrefillUnavailableError: that engine never took it.
+            HandedBackError: another engine has room for it.
+            EngineDiedError: the engine has gone.
+            UnavailableError: it drains, or this server hurries to its end.
+        """
+        while not self._deltas:
+            self._arrived.clear()
+            await self._arrived.wait()
+        delta = self._deltas.popleft()
+        self.ended = isinstance(delta, SluiceRuntimeError) or delta.finish_reason is not None
+        if isinstance(delta, SluiceRuntimeError):
+            raise delta
+        if delta.refusal == "invalid":
+            raise InvalidRequestError(delta.error or "invalid", self._grammar_field)
+        if delta.refusal is not None:
+            raise _REFUSALS[delta.refusal](delta.error or "the engine refused the request")
+        if delta.finish_reason in ("error", "abort"):
+            raise GenerationFailedError(delta.error or "the engine gave the request up")
+        self._grant(len(delta.token_ids))
+        return delta
+
+    def put(self, delta: TokenDelta | SluiceRuntimeError) -> None:
+        """Called by the engine client: one more delta, or the failure that ends the stream."""
+        self.begun = True
+        self._deltas.append(delta)
+        self._arrived.set()
+
+    def _grant(self, tokens: int) -> None:
+        self._taken_tokens += tokens
+        if not self.ended and self._taken_tokens >= CREDIT_TOKENS // 2:
+            self._send(Credit(self.request_id, self._taken_tokens))
+            self._taken_tokens = 0
