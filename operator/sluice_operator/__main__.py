@@ -45,11 +45,8 @@ def main() -> int:
 
 async def _run(settings: Settings) -> None:
     timeout_seconds = settings.request_timeout_seconds
-    async with (
-        aclosing(Connection(timeout_seconds)) as work,
-        aclosing(Connection(timeout_seconds)) as lease,
-    ):
-        await run(settings, work, lease, SystemClock())
+    async with aclosing(Connection(timeout_seconds)) as work:
+        await run(settings, work, Connection(timeout_seconds), SystemClock())
 
 
 if __name__ == "__main__":

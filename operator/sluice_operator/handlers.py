@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import aiohttp
 import kopf
+from sluice_contract.cluster.list_watch import SILENCE_SECONDS
 from yarl import URL
 
 from sluice_operator.informer.watch import selector_of
@@ -96,8 +97,6 @@ ERROR_BACKOFFS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 5.0)
 After this time Kopf ends and is restarted, with the current rights, a new log-in and new
 certificates.
 """
-SILENCE_SECONDS: Final = 70.0
-"""The API server sends a bookmark every minute: a longer silence is a dead connection."""
 WORKERS: Final = 20
 IDLE_SECONDS: Final = 0.01
 """Kopf keeps a task, with the parsed object, for each recently changed object.

@@ -15,28 +15,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import aiohttp
 import msgspec
 from pydantic import ValidationError
 from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.list_watch import ListWatch
 from sluice_contract.config.router import Discovery, LoadFollowing
 from sluice_contract.wire.load import ROUTER_HEADER, LoadReport
 
 from sluice_router.attempts import read_at_most
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase
-from sluice_router.kube import Cluster, Event, KubeClient, KubeError, VersionExpiredError
+from sluice_router.kube import Cluster, KubeClient
 
 logger = logging.getLogger("sluice.router.discovery")
 load_logger = logging.getLogger("sluice.router.load")
-FIRST_PAUSE_SECONDS: Final = 0.2
-LONGEST_PAUSE_SECONDS: Final = 15.0
-SHORTEST_WATCH_SECONDS: Final = 1.0
-"""A watch that ends sooner, without an event, counts as refused."""
-AWAY: Final = (KubeError, aiohttp.ClientError, OSError, msgspec.DecodeError, ValueError)
+AWAY: Final = (aiohttp.ClientError, OSError, msgspec.DecodeError)
 """What is raised while the API server is away, being upgraded, or answers nonsense."""
 SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
 _PREFERENCE: Final = {Phase.READY: 0, Phase.TERMINATING: 1, Phase.UNREADY: 2}
@@ -71,54 +67,39 @@ class SliceFollower:
         self._jitter = jitter
         self._sleep = sleep
         self._slices: dict[str, dict[str, Any]] = {}
-        self._version: str | None = None
-        self._failures = 0
 
     async def run(self) -> None:
-        """List, then watch from there, for ever."""
-        while True:
-            try:
-                if self._version is None:
-                    await self._list()
-                await self._watch()
-            except VersionExpiredError:
-                logger.info("the API server forgot version %s: listing again", self._version)
-                self._version = None
-            except AWAY as error:
-                await self._pause(error)
+        """Follows the slices for ever."""
+        monotonic = asyncio.get_running_loop().time
+        await ListWatch(self, AWAY, monotonic, self._sleep, self._jitter.random).run()
 
-    async def _list(self) -> None:
-        listing = await self._client.list()
-        self._slices = {item["metadata"]["name"]: item for item in listing.items}
-        self._version = listing.version
+    async def list(self) -> str:
+        """Lists the slices."""
+        items, version = await self._client.list()
+        self._slices = {item["metadata"]["name"]: item for item in items}
         self._publish()
+        return version
 
-    async def _watch(self) -> None:
-        assert self._version is not None
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        received = False
-        async with aclosing(self._client.watch(self._version)) as events:
-            async for event in events:
-                self._apply(event)
-                received = True
-        if not received and loop.time() - start < SHORTEST_WATCH_SECONDS:
-            raise KubeError("the watch ended as soon as it had begun")
+    def lines(self, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """Watches the slices."""
+        return self._client.lines(query)
 
-    def _apply(self, event: Event) -> None:
-        self._version = event.version
-        self._failures = 0
-        if event.type == "BOOKMARK":
-            return
-        name = event.object["metadata"]["name"]
-        if event.type == "DELETED":
+    def take(self, change: str, item: dict[str, Any]) -> None:
+        """Takes over a slice that has changed."""
+        name = item["metadata"]["name"]
+        if change == "DELETED":
             self._slices.pop(name, None)
         else:
-            self._slices[name] = event.object
+            self._slices[name] = item
         self._publish()
 
+    def failed(self, error: Exception, failures: int) -> None:
+        """Logs that the API server is away, or refuses."""
+        level = logging.WARNING if failures in (1, 10) else logging.DEBUG
+        count = len(self._fleet.engines())
+        logger.log(level, "API server: %r; going on with %d known engines", error, count)
+
     def _publish(self) -> None:
-        self._failures = 0
         service, port_name = self._discovery.service, self._discovery.port_name
         endpoints = endpoints_of(self._slices.values(), service, port_name)
         before = {engine.endpoint for engine in self._fleet.engines()}
@@ -128,14 +109,6 @@ class SliceFollower:
         for gone in _gone(before, endpoints):
             logger.info("engine %s at %s: gone", gone.name, gone.url)
         self._fleet.replace_endpoints(endpoints)
-
-    async def _pause(self, error: BaseException) -> None:
-        self._failures += 1
-        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 16), LONGEST_PAUSE_SECONDS)
-        level = logging.WARNING if self._failures in (1, 10) else logging.DEBUG
-        count = len(self._fleet.engines())
-        logger.log(level, "API server: %r; going on with %d known engines", error, count)
-        await self._sleep(pause * self._jitter.uniform(0.5, 1.0))
 
 
 def _gone(before: set[Endpoint], after: tuple[Endpoint, ...]) -> set[Endpoint]:

@@ -1,7 +1,7 @@
-"""List and watch of one kind of namespaced object, as the Kubernetes API defines them.
+"""Requests to list and to watch one kind of namespaced object.
 
 Reads credentials for every call, because mounted tokens and CAs rotate. The caller decides what to
-do about an expired version or an outage.
+do about an error.
 """
 
 from __future__ import annotations
@@ -16,22 +16,11 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 from sluice_contract.base import ConfigError
+from sluice_contract.cluster.list_watch import SILENCE_SECONDS, RefusedError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 LIST_SECONDS: Final = 30.0
-WATCH_SECONDS: Final = 300
-"""The API server ends a watch after that long; the next one goes on from there."""
-SILENCE_SECONDS: Final = 90.0
-"""Bookmarks come about once a minute; a watch that is silent for longer is dead."""
 _LONGEST_EVENT_BYTES: Final = 4 * 1024 * 1024
-
-
-class KubeError(Exception):
-    """The API server refused."""
-
-
-class VersionExpiredError(KubeError):
-    """410: the version is too old to watch from; list again."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +37,6 @@ class Cluster:
 
     url: str
     credentials: Callable[[], Credentials]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """All objects at one version."""
-
-    items: tuple[dict[str, Any], ...]
-    version: str
-
-
-@dataclass(frozen=True)
-class Event:
-    """One change: ADDED, MODIFIED or DELETED; BOOKMARK only moves the version on."""
-
-    type: str
-    object: dict[str, Any]
-
-    @property
-    def version(self) -> str:
-        """The version after the change."""
-        return str(self.object["metadata"]["resourceVersion"])
 
 
 def in_cluster(environ: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> Cluster:
@@ -104,39 +72,26 @@ class KubeClient:
         self._path = path
         self._selector = selector
 
-    async def list(self) -> Listing:
-        """All objects as of now.
+    async def list(self) -> tuple[list[dict[str, Any]], str]:
+        """All objects as of now, and their version.
 
         Raises:
-            KubeError: the API server refused; aiohttp.ClientError, OSError: it is away.
+            RefusedError: the API server refused; aiohttp.ClientError, OSError: it is away.
         """
         timeout = aiohttp.ClientTimeout(total=LIST_SECONDS)
         async with self._get({}, timeout) as response:
             await _check(response)
             answer = msgspec.json.decode(await response.read())
-        return Listing(tuple(answer.get("items") or ()), answer["metadata"]["resourceVersion"])
+        return answer.get("items") or [], answer["metadata"]["resourceVersion"]
 
-    async def watch(self, version: str) -> AsyncGenerator[Event, None]:
-        """Changes after `version`, until the API server ends the watch.
-
-        Raises:
-            VersionExpiredError, KubeError, aiohttp.ClientError, OSError: as for `list`.
-        """
-        query = {
-            "watch": "1",
-            "resourceVersion": version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_SECONDS),
-        }
+    async def lines(self, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """The lines of a watch, until the API server ends it. Raises as `list`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENCE_SECONDS)
         async with self._get(query, timeout) as response:
             await _check(response)
             try:
                 while line := await response.content.readline():
-                    event = msgspec.json.decode(line)
-                    if event["type"] == "ERROR":
-                        raise _error(event["object"].get("code", 500), event["object"])
-                    yield Event(event["type"], event["object"])
+                    yield line
             finally:
                 _drop(response)
 
@@ -166,12 +121,8 @@ async def _check(response: aiohttp.ClientResponse) -> None:
         return
     body = await response.read()
     try:
-        status = msgspec.json.decode(body)
+        status = msgspec.json.decode(body, type=dict)
     except msgspec.DecodeError:
         status = {}
-    raise _error(response.status, status if isinstance(status, dict) else {})
-
-
-def _error(code: int, status: Mapping[str, Any]) -> KubeError:
-    message = f"{code} {status.get('reason', '')}: {status.get('message', '')}"
-    return VersionExpiredError(message) if code == HTTPStatus.GONE else KubeError(message)
+    text = f"{response.status} {status.get('reason', '')}: {status.get('message', '')}"
+    raise RefusedError(response.status, text)

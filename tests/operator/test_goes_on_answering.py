@@ -258,7 +258,8 @@ class World(RuleBasedStateMachine):
                 break
         else:
             raise AssertionError("it never comes to rest")
-        if not self.spec.get("paused") and self.api.fails_at is None:
+        decides = not (self.spec.get("paused") or self.is_unknown())
+        if decides and self.api.fails_at is None:
             unowned = [item for item in self.of(DEPLOYMENT) if controller_uid(item) is None]
             assert not unowned, "taken over, or gone"
 

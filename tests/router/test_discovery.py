@@ -18,11 +18,11 @@ import pytest
 from aiohttp import web
 from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role
+from sluice_contract.cluster.list_watch import LONGEST_PAUSE_SECONDS
 from sluice_contract.config.router import Discovery, LoadFollowing
 from sluice_contract.wire.load import LoadReport
 from sluice_router.attempts import open_session
 from sluice_router.discovery import (
-    LONGEST_PAUSE_SECONDS,
     LoadPoller,
     SliceFollower,
     endpoints_of,
@@ -113,7 +113,7 @@ async def test_engines_are_listed_then_watched_from_there(kube: FakeKube) -> Non
     assert listed == {"labelSelector": names}
     assert watched == {
         "labelSelector": names,
-        "watch": "1",
+        "watch": "true",
         "resourceVersion": "10",
         "allowWatchBookmarks": "true",
         "timeoutSeconds": "300",
@@ -139,6 +139,7 @@ async def test_an_expired_version_is_listed_again(kube: FakeKube, way: str) -> N
         if way == "status":
             kube.oldest = 11
             follower.resume.release()  # the pause after a watch that told nothing
+            follower.resume.release()  # and the one after its successor, as that was just listed
             kube.end_watches()
             await follower.watching()
             kube.version = 20

@@ -8,22 +8,19 @@ are not changes.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+import random
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from sluice_contract.cluster.list_watch import ListWatch
 
 from sluice_operator.clock import Clock
 from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.connection import Request, Streams
-from sluice_operator.kube.errors import FORBIDDEN, ApiError, OperatorError, UnavailableError
+from sluice_operator.kube.errors import FORBIDDEN, ApiError, OperatorError
 from sluice_operator.kube.kinds import NODE, Manifest
 from sluice_operator.log import fields
-
-REREAD_SECONDS: Final = 60.0
-"""How often to list again where nodes may not be watched, or not read: rights may be granted
-later."""
-RETRY_SECONDS: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +49,20 @@ class Nodes:
         """
         async with self._lock:
             if not self._was_read:
-                await self._read()
+                try:
+                    await self._read()
+                except ApiError as error:
+                    if error.status != FORBIDDEN:
+                        raise
+                self._was_read = True
         return None if self._known is None else tuple(self._known.values())
 
-    async def reread(self) -> tuple[tuple[NodeChange, ...], str | None]:
-        """What has changed since it was last read, and the version to watch from: None where nodes
-        may not be read. What was read before is then kept, as API servers refuse for a moment
-        after their start."""
+    async def reread(self) -> tuple[tuple[NodeChange, ...], str]:
+        """What has changed since it was last read, and the version to watch from.
+
+        Raises:
+            RequestError: they cannot be read; what was read before is kept.
+        """
         async with self._lock:
             before, is_first = dict(self._known or {}), not self._was_read
             version = await self._read()
@@ -79,16 +83,9 @@ class Nodes:
         nodes[name] = after
         return None if before == after else NodeChange(before, after)
 
-    async def _read(self) -> str | None:
-        try:
-            items, version = await self._client.list_with_version(NODE, _relevant)
-        except ApiError as error:
-            if error.status != FORBIDDEN:
-                raise
-            version = None
-        else:
-            self._known = {item["metadata"]["name"]: item for item in items}
-        self._was_read = True
+    async def _read(self) -> str:
+        items, version = await self._client.list_with_version(NODE, _relevant)
+        self._known, self._was_read = {item["metadata"]["name"]: item for item in items}, True
         return version
 
 
@@ -106,67 +103,34 @@ class NodeWatch:
         self._streams = streams
         self._clock = clock
         self._on_change = on_change
-        self._last_logged: str | None = None
 
     async def run(self) -> None:
         """Follows the nodes until it is cancelled."""
-        while True:
-            await self._clock.sleep(await self._follow_until_it_ends())
+        clock = self._clock
+        errors = (OperatorError,)
+        await ListWatch(self, errors, clock.monotonic, clock.sleep, random.random).run()
 
-    async def _follow_until_it_ends(self) -> float:
-        """Lists and watches once; returns the seconds after which to begin again."""
-        try:
-            changes, version = await self._nodes.reread()
-            self._on_change(changes)
-            if version is None:
-                self._log_once("nodes may not be listed: accelerators are what the specs say")
-                return REREAD_SECONDS
-            await self._follow(version)
-        except ApiError as error:
-            if error.status == FORBIDDEN:
-                self._log_once("nodes may not be watched: they are listed every minute")
-                return REREAD_SECONDS
+    async def list(self) -> str:
+        """Lists the nodes."""
+        changes, version = await self._nodes.reread()
+        self._on_change(changes)
+        return version
+
+    def lines(self, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """Watches the nodes."""
+        return self._streams.lines(Request("GET", path(NODE, None), query))
+
+    def take(self, change: str, item: Manifest) -> None:
+        """Takes over a node, and reports it if something relevant has changed."""
+        if (changed := self._nodes.update(change, item)) is not None:
+            self._on_change((changed,))
+
+    def failed(self, error: Exception, failures: int) -> None:
+        """Logs what is missing. A refusal is no failure: the right is optional."""
+        if not isinstance(error, ApiError) or error.status != FORBIDDEN:
             logger.warning("nodes not followed", extra=fields(error=error))
-        except OperatorError as error:
-            logger.warning("nodes not followed", extra=fields(error=error))
-        return RETRY_SECONDS
-
-    async def _follow(self, version: str) -> None:
-        """Returns when the watch ends; the list is then read again.
-
-        Raises:
-            OperatorError: it was refused or broken off.
-        """
-        query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
-        async for line in self._streams.lines(Request("GET", path(NODE, None), query)):
-            event = parse_event(line)
-            if event["type"] == "ERROR":
-                return
-            if event["type"] != "BOOKMARK":
-                self._on_change(_changes(self._nodes.update(event["type"], event["object"])))
-
-    def _log_once(self, text: str) -> None:
-        if text != self._last_logged:
-            logger.info("%s", text)
-        self._last_logged = text
-
-
-def parse_event(line: bytes) -> dict[str, Any]:
-    """One event of a watch.
-
-    Raises:
-        UnavailableError: the line was cut off, and so the watch.
-    """
-    try:
-        event: dict[str, Any] = json.loads(line)
-    except ValueError as error:
-        raise UnavailableError("watch", f"a line that is no JSON: {line[:100]!r}") from error
-    return event
-
-
-def _changes(change: NodeChange | None) -> Iterator[NodeChange]:
-    if change is not None:
-        yield change
+        elif failures == 1:
+            logger.info("nodes may not be followed: what may be read is read every minute")
 
 
 def _relevant(node: Manifest) -> Manifest:

@@ -18,6 +18,7 @@ import msgspec
 import yaml
 from aiohttp.helpers import get_env_proxy_for_url
 from kubernetes.aio import client, config
+from sluice_contract.cluster.list_watch import SILENCE_SECONDS
 from yarl import URL
 
 from sluice_operator.kube.errors import (
@@ -27,8 +28,6 @@ from sluice_operator.kube.errors import (
     UnavailableError,
 )
 
-SILENCE_SECONDS: Final = 70.0
-"""The API server sends a bookmark every minute: a longer silence is a dead connection."""
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 JSON_PATCH: Final = "application/json-patch+json"

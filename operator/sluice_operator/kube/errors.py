@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from sluice_contract.cluster.list_watch import RefusedError
+
 UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404
@@ -26,19 +28,18 @@ class Cause(NamedTuple):
     """Path of the field, e.g. `spec.ports[1].name`."""
 
 
-class ApiError(RequestError):
+class ApiError(RequestError, RefusedError):
     """The API server refused a request. `str()` names the request and the server's reason."""
 
     def __init__(
         self, request: str, status: int, reason: str, message: str, causes: tuple[Cause, ...] = ()
     ) -> None:
-        self.status = status
         self.reason = reason
         self.message = message
         self.causes = causes
         self.summary = f"{request}: {status} {reason}"
         """What was refused, without the server's message."""
-        super().__init__(f"{self.summary}: {message}")
+        RefusedError.__init__(self, status, f"{self.summary}: {message}")
 
 
 class NotFoundError(ApiError):

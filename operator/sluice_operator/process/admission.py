@@ -25,8 +25,8 @@ from sluice_operator.informer.workqueue import Backoff
 from sluice_operator.kube.connection import log_in
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.log import fields
-from sluice_operator.process.tasks import until_one_ends
-from sluice_operator.process.watches import END_SECONDS, IDENTITY, KopfRun
+from sluice_operator.process.tasks import ThreadRun, until_one_ends
+from sluice_operator.process.watches import END_SECONDS, IDENTITY
 from sluice_operator.validation.admission import SpecErrors, new_findings
 
 AGAIN: Final = Backoff(first_seconds=0.25, cap_seconds=5.0)
@@ -98,7 +98,7 @@ class Admission:
 
     async def _serve(self, pair: Pair) -> BaseException | None:
         """One run of Kopf: until it fails, with that error."""
-        run = KopfRun(partial(self._with_renewal, pair))
+        run = ThreadRun("admission", partial(self._with_renewal, pair))
         try:
             await asyncio.wait([run.ended])
         finally:

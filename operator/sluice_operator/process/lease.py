@@ -2,6 +2,11 @@
 
 A standby trusts only its own clock: it takes over when the Lease has not changed for the duration
 stated in it. The holder gives up earlier than that.
+
+The Lease is renewed by a thread, which no work of the main loop delays, and only while the main
+loop beats: one that hangs loses the Lease. Such a loop may wake up when another process leads.
+It writes nothing then, as `check` stands before every write. Requests that were sent before end
+with their time limit.
 """
 
 from __future__ import annotations
@@ -67,15 +72,45 @@ class LeaseTiming:
         return min(2.0, self.duration / 5)
 
 
+class Heartbeat:
+    """Sign of life of the main loop, for the thread that renews a Lease of `lease_seconds`."""
+
+    def __init__(self, clock: Clock, lease_seconds: float) -> None:
+        self._clock = clock
+        self._lease_seconds = lease_seconds
+        self.beat()
+
+    def beat(self) -> None:
+        """Called by the main loop."""
+        self._beat_at = self._clock.monotonic()
+
+    async def run(self) -> None:
+        """Beats, in the main loop, until it is cancelled."""
+        while True:
+            self.beat()
+            await self._clock.sleep(self._lease_seconds / 30)
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether the main loop has beaten within half the Lease."""
+        return self._clock.monotonic() - self._beat_at < self._lease_seconds / 2
+
+
 class Leadership:
-    """Leader election for this process: call `acquire`, then `hold`, at the end `release`."""
+    """Leader election for this process: `run` in a thread, `check` in the main loop."""
 
     def __init__(
-        self, client: LeaseClient, name: LeaseName, timing: LeaseTiming, clock: Clock
+        self,
+        client: LeaseClient,
+        name: LeaseName,
+        timing: LeaseTiming,
+        heartbeat: Heartbeat,
+        clock: Clock,
     ) -> None:
         self._client = client
         self._name = name
         self._timing = timing
+        self.heartbeat = heartbeat
         self._clock = clock
         self._held: Manifest | None = None
         self._seen: Manifest | None = None
@@ -83,11 +118,36 @@ class Leadership:
         self._renewed_at = 0.0
         """When the last request was begun that has written it."""
 
+    async def run(self, on_leading: Callable[[], object]) -> None:
+        """Stands by, calls `on_leading`, and leads. Cancelled, it releases the Lease: whoever
+        cancels it has stopped to write.
+
+        Raises:
+            LeaseLostError: as `hold`.
+        """
+        try:
+            await self.acquire()
+            on_leading()
+            await self.hold()
+        except asyncio.CancelledError:
+            await self.release()
+            raise
+
+    def check(self) -> None:
+        """Called before each write.
+
+        Raises:
+            LeaseLostError: this process does not lead, or cannot know whether it still does.
+        """
+        if self._held is None or self._left_seconds() <= 0:
+            raise LeaseLostError("the lease is not held")
+
     async def acquire(self) -> None:
         """Returns once this process is the leader, with time left to renew the Lease: `hold` has
         to be called at once."""
         while not await self._try_acquire_safely() or self._left_seconds() <= 0:
             await self._clock.sleep(self._timing.look_every)
+        logger.info("leading", extra=self._fields())
 
     async def hold(self) -> None:
         """Renews the Lease until it is lost.
@@ -101,36 +161,29 @@ class Leadership:
             await self._clock.sleep(pause_seconds)
             if (left_seconds := self._left_seconds()) <= 0:
                 raise LeaseLostError(f"could not renew for {self._timing.give_up:.0f} seconds")
-            try:
-                # One request that hangs must leave time for another attempt.
-                async with asyncio.timeout(min(left_seconds, self._timing.renew_every)):
-                    await self._renew()
-            except (RequestError, TimeoutError) as error:
-                logger.warning("lease not renewed", extra=fields(error=repr(error)))
-                pause_seconds = self._timing.retry_every
-            else:
-                pause_seconds = self._timing.renew_every
+            renewed = await self._renew_safely(left_seconds)
+            pause_seconds = self._timing.renew_every if renewed else self._timing.retry_every
 
-    async def release(self) -> bool:
-        """Lets the next replica lead at once; whether there was something to release. Best effort:
-        the Lease runs out by itself."""
+    async def release(self) -> None:
+        """Lets the next replica lead at once, if the Lease is held. Best effort: the Lease runs
+        out by itself."""
         if self._held is None:
-            return False
+            return
         try:
-            await self._client.replace(LEASE, self._body(self._held, holder=""))
-        except RequestError as error:
+            await self._update(holder="")
+        except (RequestError, LeaseLostError) as error:
             logger.info("lease not released", extra=fields(error=error))
         self._held = None
-        return True
+        logger.info("leadership given up", extra=self._fields())
 
     async def try_acquire(self) -> bool:
         """One look at the Lease, and an attempt to take it if it is free."""
         lease = await self._client.get(LEASE, self._name.namespace, self._name.name)
         try:
             if lease is None:
-                await self._write(self._client.create, None)
+                await self._write(self._client.create, None, self._identity)
             elif self._is_free(lease):
-                await self._write(self._client.replace, lease)
+                await self._write(self._client.replace, lease, self._identity)
             else:
                 return False
         except ConflictError:
@@ -142,6 +195,8 @@ class Leadership:
         return self._renewed_at + self._timing.give_up - self._clock.monotonic()
 
     async def _try_acquire_safely(self) -> bool:
+        if not self.heartbeat.is_recent:
+            return False
         try:
             return await self.try_acquire()
         except RequestError as error:
@@ -159,16 +214,30 @@ class Leadership:
         unchanged_seconds = self._clock.monotonic() - self._seen_at
         return unchanged_seconds >= float(spec.get("leaseDurationSeconds", 0))
 
-    async def _renew(self) -> None:
+    async def _renew_safely(self, left_seconds: float) -> bool:
+        """Whether the Lease was renewed."""
+        if not self.heartbeat.is_recent:
+            logger.warning("lease not renewed: the main loop hangs")
+            return False
+        try:
+            # One request that hangs must leave time for another attempt.
+            async with asyncio.timeout(min(left_seconds, self._timing.renew_every)):
+                await self._update(self._identity)
+        except (RequestError, TimeoutError) as error:
+            logger.warning("lease not renewed", extra=fields(error=repr(error)))
+            return False
+        return True
+
+    async def _update(self, holder: str) -> None:
         assert self._held is not None
         try:
-            await self._write(self._client.replace, self._held)
+            await self._write(self._client.replace, self._held, holder)
         except ConflictError:
-            await self._write(self._client.replace, await self._still_ours())
+            await self._write(self._client.replace, await self._still_ours(), holder)
 
-    async def _write(self, verb: Write, current: Manifest | None) -> None:
+    async def _write(self, verb: Write, current: Manifest | None, holder: str) -> None:
         started_at = self._clock.monotonic()
-        self._held = await verb(LEASE, self._body(current, self._identity))
+        self._held = await verb(LEASE, self._body(current, holder))
         self._renewed_at = started_at
 
     async def _still_ours(self) -> Manifest:
@@ -184,6 +253,9 @@ class Leadership:
     @property
     def _identity(self) -> str:
         return self._name.identity
+
+    def _fields(self) -> dict[str, object]:
+        return fields(lease=f"{self._name.namespace}/{self._name.name}", identity=self._identity)
 
     def _body(self, current: Manifest | None, holder: str) -> Manifest:
         now = micro_time(self._clock.now())

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,11 +47,11 @@ from sluice_operator.probes.refused_pods import RefusedPods
 from sluice_operator.probes.router_ledgers import RouterLedgers
 from sluice_operator.process.admission import Admission, Endpoint
 from sluice_operator.process.defects import Defects
-from sluice_operator.process.lease import Leadership, LeaseName, LeaseTiming
+from sluice_operator.process.lease import Heartbeat, Leadership, LeaseName, LeaseTiming
 from sluice_operator.process.listeners import Health, listening
 from sluice_operator.process.metrics import OperatorMetrics
 from sluice_operator.process.settings import Settings
-from sluice_operator.process.tasks import take_signals, until_one_ends
+from sluice_operator.process.tasks import ThreadRun, take_signals, until_one_ends
 from sluice_operator.process.watches import Watches
 from sluice_operator.service.nodes import NodeReactions
 from sluice_operator.service.observe import Images, Installation, ServiceObserver
@@ -71,8 +72,9 @@ class Parts:
 
     settings: Settings
     client: ApiClient
-    lease_client: ApiClient
-    """Has connections of its own: the Lease is renewed even when the workers use all of theirs."""
+    leadership: Leadership
+    lease: Connection
+    """Connections of the thread that renews the Lease, also when the workers use all of theirs."""
     nodes: Nodes
     optional_kinds: OptionalKinds
     streams: Streams
@@ -84,20 +86,27 @@ class Parts:
 
 
 async def run(settings: Settings, work: Connection, lease: Connection, clock: Clock) -> None:
-    """Runs until SIGTERM or SIGINT.
+    """Runs until SIGTERM or SIGINT. `lease` belongs to a thread, which closes it.
 
     Raises:
         Exception: the process cannot go on, and should be started again.
     """
     metrics = OperatorMetrics()
-    client = ApiClient(work, metrics.wrote)
+    leadership = _leadership(settings, ApiClient(lease, metrics.wrote), clock)
+
+    def before_write(verb: str, plural: str) -> None:
+        leadership.check()
+        metrics.wrote(verb, plural)
+
+    client = ApiClient(work, before_write)
     blocked = BlockedKinds(clock)
     metrics.blocked.follow(blocked.now)
     rights = Rights(client, work, clock, blocked, settings.namespaces)
     parts = Parts(
         settings=settings,
         client=client,
-        lease_client=ApiClient(lease, metrics.wrote),
+        leadership=leadership,
+        lease=lease,
         nodes=Nodes(client),
         optional_kinds=OptionalKinds(client, clock, settings.namespaces),
         streams=work,
@@ -120,20 +129,32 @@ async def _serve(parts: Parts) -> None:
 
 
 async def _elected(parts: Parts) -> None:
-    """Stands by, and then leads."""
+    """Stands by, and then leads, for as long as a thread of its own holds the Lease."""
     await parts.rights.has_looked.wait()
     parts.health.state = "standing by"
-    leadership = _leadership(parts)
+    parts.leadership.heartbeat.beat()
+    leading, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def hold_lease() -> None:
+        async with aclosing(parts.lease):
+            await parts.leadership.run(partial(loop.call_soon_threadsafe, leading.set))
+
+    lease = ThreadRun("lease", hold_lease)
     try:
-        await leadership.acquire()
-        logger.info("leading", extra=_lease_fields(parts))
-        parts.health.state = "leading"
-        parts.metrics.leads(True)
-        await _first_of(leadership.hold(), _lead(parts))
+        await _first_of(
+            parts.leadership.heartbeat.run(), lease.outcome(), _lead_after(leading, parts)
+        )
     finally:
         parts.metrics.leads(False)
-        if await leadership.release():
-            logger.info("leadership given up", extra=_lease_fields(parts))
+        lease.cancel()
+        await asyncio.wait([lease.ended])
+
+
+async def _lead_after(leading: asyncio.Event, parts: Parts) -> None:
+    await leading.wait()
+    parts.health.state = "leading"
+    parts.metrics.leads(True)
+    await _lead(parts)
 
 
 async def _lead(parts: Parts) -> None:
@@ -201,17 +222,10 @@ async def _missing_definitions(parts: Parts) -> list[Kind]:
             await parts.clock.sleep(LOOK_SECONDS)
 
 
-def _lease_fields(parts: Parts) -> dict[str, object]:
-    settings = parts.settings
-    return fields(
-        lease=f"{settings.pod_namespace}/{settings.lease_name}", identity=settings.pod_name
-    )
-
-
-def _leadership(parts: Parts) -> Leadership:
-    settings = parts.settings
+def _leadership(settings: Settings, client: ApiClient, clock: Clock) -> Leadership:
     name = LeaseName(settings.pod_namespace, settings.lease_name, settings.pod_name)
-    return Leadership(parts.lease_client, name, LeaseTiming(settings.lease_seconds), parts.clock)
+    heartbeat = Heartbeat(clock, settings.lease_seconds)
+    return Leadership(client, name, LeaseTiming(settings.lease_seconds), heartbeat, clock)
 
 
 def _images(settings: Settings) -> Images:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import threading
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from sluice_operator.kube.connection import log_in
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import Kind
 from sluice_operator.log import fields
+from sluice_operator.process.tasks import ThreadRun
 
 AGAIN: Final = Backoff(first_seconds=0.25, cap_seconds=5.0)
 END_SECONDS: Final = 5.0
@@ -79,7 +79,7 @@ class Watches:
             await self._informer.list_all(namespaces)
         except OperatorError as error:
             return error
-        run = KopfRun(partial(self._operator, namespaces, asyncio.get_running_loop()))
+        run = ThreadRun("kopf", partial(self._operator, namespaces, asyncio.get_running_loop()))
         reasons = (self._rights.changed, self._informer.has_missed)
         others = [asyncio.create_task(reason.wait()) for reason in reasons]
         self._informer.has_missed.clear()
@@ -121,48 +121,3 @@ class Watches:
                 identity=IDENTITY,
                 memo=(),
             )
-
-
-class KopfRun:
-    """One run of Kopf, in a thread that keeps no process from ending."""
-
-    def __init__(self, operator: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._operator = operator
-        self._waiting_loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[BaseException | None] = self._waiting_loop.create_future()
-        """Done when it has ended: with its error, if it was one."""
-        self._lock = threading.Lock()
-        self._cancel: Callable[[], object] | None = None
-        self._is_cancelled = False
-        threading.Thread(target=self._run, name="kopf", daemon=True).start()
-
-    def cancel(self) -> None:
-        """Ends the run; harmless if it has ended."""
-        with self._lock:
-            self._is_cancelled = True
-            if self._cancel is not None:
-                self._cancel()
-
-    def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            asyncio.run(self._cancellable())
-        except asyncio.CancelledError:
-            pass
-        except BaseException as raised:  # whatever it is, somebody waits for the end
-            error = raised
-        with suppress(RuntimeError):  # nobody waits any more
-            self._waiting_loop.call_soon_threadsafe(self.ended.set_result, error)
-
-    async def _cancellable(self) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.create_task(self._operator())
-        loop.set_exception_handler(lambda _, context: logger.debug("in Kopf: %s", context))
-        with self._lock:
-            self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
-            if self._is_cancelled:
-                task.cancel()
-        try:
-            await task
-        finally:
-            with self._lock:
-                self._cancel = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 
 import aiohttp
@@ -13,7 +15,7 @@ from sluice_operator.process.lease import LEASE
 from e2e.cluster.controlplane_only import ApiServer
 from tests.operator.conftest import OPERATOR_NAMESPACE, OPERATOR_USER
 from tests.operator.harness.audit import AuditLog
-from tests.operator.harness.cluster import Cluster
+from tests.operator.harness.cluster import Cluster, State
 from tests.operator.harness.plane import OWN_PLANE
 from tests.operator.harness.process import OperatorProcess
 from tests.operator.harness.rest import comes_to_rest
@@ -111,6 +113,37 @@ async def test_one_that_has_lost_the_lease_ends(
     await cluster.patch(LEASE, namespace, "sluice-operator", stolen)
     assert await operator.exited() == 1
     assert "the lease is held by 'thief'" in operator.log.read_text()
+
+
+async def test_a_held_up_loop_keeps_the_lease_for_a_while_and_once_that_is_lost_writes_nothing(
+    cluster: Cluster, namespace: str, start_operator: StartOperator
+) -> None:
+    settings = {"SLUICE_LEASE_SECONDS": str(2 * LEASE_SECONDS)}
+    first = start_operator("first", PROGRAM="tests.operator.harness.held_up", **settings)
+    await first.leads(cluster)
+    second = start_operator("second", **settings)
+    await stands_by(second)
+    await cluster.create(INFERENCE_SERVICE, chat(namespace))
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    os.kill(first.pid, signal.SIGUSR1)
+    await cluster.patch(INFERENCE_SERVICE, namespace, "chat", {"spec": {"router": {"replicas": 3}}})
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while "held up" not in first.log.read_text():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    renewed_at = (await cluster.list(LEASE, namespace))["sluice-operator"]["spec"]["renewTime"]
+
+    def is_renewed(leases: State) -> bool:
+        spec = leases["sluice-operator"]["spec"]
+        return bool(spec["holderIdentity"] == "first" and spec["renewTime"] != renewed_at)
+
+    await cluster.until(LEASE, namespace, is_renewed)
+    await second.leads(cluster)
+    os.kill(first.pid, signal.SIGUSR2)
+    assert await first.exited() == 1
+    assert "could not renew" in first.log.read_text()
+    assert "sent late" not in first.log.read_text()
+    await cluster.until(INFERENCE_SERVICE, namespace, settled())
+    await comes_to_rest(cluster, namespace)
 
 
 async def test_it_says_what_is_missing_and_ends(

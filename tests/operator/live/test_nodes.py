@@ -111,4 +111,4 @@ async def test_without_the_right_to_read_nodes_it_says_so_and_goes_on(
         proxy.spoil = lambda seen: status(403, "Forbidden") if "/nodes" in seen.path else None
         operator = start_operator(KUBECONFIG=str(kubeconfig))
         await both_services(cluster, namespace)
-        assert operator.log.read_text().count("nodes may not be listed") == 1
+        assert operator.log.read_text().count("nodes may not be followed") == 1

@@ -1,16 +1,25 @@
-"""Leadership: who may write, and from when to when. Two replicas, one Lease, one fake clock."""
+"""Leadership: who may write, and from when to when. Two replicas, one Lease, one fake clock; and
+a main loop that is held up while a thread holds the Lease.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
+from sluice_operator.clock import SystemClock
 from sluice_operator.kube.errors import ConflictError, LeaseLostError, UnavailableError
 from sluice_operator.kube.kinds import Kind, Manifest
-from sluice_operator.process.lease import Leadership, LeaseName, LeaseTiming
+from sluice_operator.process.lease import Heartbeat, Leadership, LeaseName, LeaseTiming
+from sluice_operator.process.tasks import ThreadRun
 
 from tests.operator.virtual_time import FakeClock
+from tests.patience import PATIENCE_SECONDS
 
 
 class Leases:
@@ -68,9 +77,18 @@ def leases() -> Leases:
     return Leases()
 
 
-def replica(leases: Leases, clock: FakeClock, identity: str) -> Leadership:
+class Steady(Heartbeat):
+    """A main loop that nothing holds up."""
+
+    is_recent = True
+
+
+def replica(
+    leases: Leases, clock: FakeClock, identity: str, heartbeat: Heartbeat | None = None
+) -> Leadership:
     name = LeaseName("sluice-system", "sluice-operator", identity)
-    return Leadership(leases, name, LeaseTiming(duration=15), clock)
+    steady = Steady(clock, 15)
+    return Leadership(leases, name, LeaseTiming(duration=15), heartbeat or steady, clock)
 
 
 async def test_the_first_takes_it_and_the_second_waits(leases: Leases, clock: FakeClock) -> None:
@@ -236,3 +254,148 @@ async def test_one_that_was_acquired_too_late_is_acquired_again_before_anything_
     with pytest.raises(LeaseLostError, match="could not renew"):
         await holder.hold()
     assert clock.elapsed_seconds > 12 + 8, "it held for as long as the second attempt allows"
+
+
+async def test_a_renewal_whose_answer_was_lost_keeps_nobody_from_a_release(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder = replica(leases, clock, "a")
+    await holder.acquire()
+    assert leases.stored is not None
+    leases.stored["metadata"]["resourceVersion"] = "renewed"
+    await holder.release()
+    assert leases.holder == ""
+
+
+async def hold_with_a_loop_that_hangs(
+    leases: Leases, clock: FakeClock, from_seconds: float, until_seconds: float
+) -> tuple[Leadership, list[float]]:
+    """Beats every half second, but not in between; when the Lease was renewed, until it is lost or
+    a minute is over."""
+    heartbeat = Heartbeat(clock, 15)
+    holder = replica(leases, clock, "a", heartbeat)
+    await holder.acquire()
+    renewals: list[float] = []
+
+    def beat() -> None:
+        now = clock.elapsed_seconds
+        last = min(now, from_seconds) if now < until_seconds else now
+        clock.elapsed_seconds = last // 0.5 * 0.5
+        heartbeat.beat()
+        clock.elapsed_seconds = now
+        if now > 60:
+            leases.stored = {"metadata": {"resourceVersion": "other"}, "spec": {}}
+
+    leases.slow = lambda: renewals.append(clock.elapsed_seconds)
+    clock.on_sleep = beat
+    with pytest.raises(LeaseLostError):
+        await holder.hold()
+    return holder, renewals
+
+
+@pytest.mark.parametrize("begin", [7.0, 8.9, 9.1, 10.5])
+async def test_a_main_loop_that_is_held_up_for_less_than_half_the_lease_misses_no_renewal(
+    leases: Leases, clock: FakeClock, begin: float
+) -> None:
+    _, renewals = await hold_with_a_loop_that_hangs(leases, clock, begin, begin + 7)
+    assert renewals == [3.0 * n for n in range(1, 22)]
+
+
+async def test_a_main_loop_that_is_held_up_for_longer_renews_again_once_it_runs(
+    leases: Leases, clock: FakeClock
+) -> None:
+    _, renewals = await hold_with_a_loop_that_hangs(leases, clock, 9.0, 23.5)
+    assert [at for at in renewals if at <= 25] == [3, 6, 9, 12, 15, 24]
+    assert clock.elapsed_seconds > 60
+
+
+async def test_a_main_loop_that_hangs_loses_the_lease_and_writes_nothing_when_it_wakes_up(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder, renewals = await hold_with_a_loop_that_hangs(leases, clock, 9.0, 600.0)
+    assert renewals[-1] == 15
+    assert 25 <= clock.elapsed_seconds < 15 + 15, "before another may lead"
+    with pytest.raises(LeaseLostError):
+        holder.check()
+
+
+async def test_a_main_loop_that_wakes_up_before_the_thread_has_noticed_writes_nothing(
+    leases: Leases, clock: FakeClock
+) -> None:
+    holder = replica(leases, clock, "a")
+    with pytest.raises(LeaseLostError):
+        holder.check()
+    await holder.acquire()
+    clock.elapsed_seconds += 9.9
+    holder.check()
+    clock.elapsed_seconds += 0.1
+    with pytest.raises(LeaseLostError):
+        holder.check()
+
+
+async def test_a_main_loop_that_hangs_does_not_come_to_lead(
+    leases: Leases, clock: FakeClock
+) -> None:
+    heartbeat = Heartbeat(clock, 15)
+    clock.elapsed_seconds = 100
+
+    def wake_up() -> None:
+        if clock.elapsed_seconds > 200:
+            heartbeat.beat()
+
+    clock.on_sleep = wake_up
+    await replica(leases, clock, "a", heartbeat).acquire()
+    assert clock.elapsed_seconds > 200
+
+
+class Hasty(SystemClock):
+    """Waits for nothing long."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(min(seconds, 0.01))
+
+
+class Signalling(Leases):
+    """Shows another thread that the Lease is renewed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renewed = threading.Semaphore(0)
+
+    def _store(self, manifest: Manifest) -> Manifest:
+        self.renewed.release()
+        return super()._store(manifest)
+
+
+@asynccontextmanager
+async def leading(leases: Leases) -> AsyncIterator[ThreadRun]:
+    """Holds the Lease in a thread, with a clock that never comes to half of it."""
+    clock, began = Hasty(), asyncio.Event()
+    name = LeaseName("sluice-system", "sluice-operator", "a")
+    long = LeaseTiming(duration=100 * round(PATIENCE_SECONDS))
+    leadership = Leadership(leases, name, long, Steady(clock, 1), clock)
+    on_leading = partial(asyncio.get_running_loop().call_soon_threadsafe, began.set)
+    run = ThreadRun("lease", partial(leadership.run, on_leading))
+    await asyncio.wait_for(began.wait(), PATIENCE_SECONDS)
+    try:
+        yield run
+    finally:
+        run.cancel()
+        await asyncio.wait([run.ended])
+
+
+async def test_the_lease_is_renewed_while_the_main_loop_is_held_up() -> None:
+    leases = Signalling()
+    async with leading(leases):
+        for _ in range(5):
+            assert leases.renewed.acquire(timeout=PATIENCE_SECONDS), "and nothing else runs"
+    assert leases.holder == "", "released at the end"
+
+
+async def test_a_lease_that_another_takes_ends_the_wait_in_the_main_loop() -> None:
+    leases = Leases()
+    async with leading(leases) as run:
+        leases.stored = {"metadata": {"resourceVersion": "b"}, "spec": {"holderIdentity": "b"}}
+        with pytest.raises(LeaseLostError, match="held by 'b'"):
+            await asyncio.wait_for(run.outcome(), PATIENCE_SECONDS)
+    assert leases.holder == "b"
