@@ -97,8 +97,8 @@ OTHERS: Final = (
     Mutation(
         "client: what has ended is held for ever",
         "engine_client",
-        "self._ended(delta.request_id)\n                    if stream",
-        "pass\n                    if stream",
+        "self._ended(delta.request_id)\n            if stream",
+        "pass\n            if stream",
         ("test_full_queue",),
         package="server",
     ),

@@ -13,6 +13,22 @@ PAIRS: Final = ("test_pairs",)
 
 ROUTER_MUTATIONS: Final = (
     Mutation(
+        "router: three routers ask for all of the room each",
+        "hand_back",
+        "share = math.floor(room / max(1, queue.report.routers) + draw())",
+        "share = math.floor(room + draw())",
+        ("test_hand_back",),
+        package="router",
+    ),
+    Mutation(
+        "router: a request moves for ever",
+        "hand_back",
+        "waiting = [r for r in requests if r.moved < MAX_MOVES]",
+        "waiting = list(requests)",
+        ("test_hand_back",),
+        package="router",
+    ),
+    Mutation(
         "router: an engine has the role of its pool, whatever it says",
         "engines",
         "return self.endpoint.role if reported is Role.MIXED else reported",

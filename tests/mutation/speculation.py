@@ -33,8 +33,8 @@ SPECULATION_MUTATIONS: Final = (
     Mutation(
         "speculation: a step is launched before drafts are verified",
         "scheduler",
-        "if any(step.verify for step in self._pending.values()):",
-        "if False:",
+        "verifies = any(step.verify for step in self._pending.values())",
+        "verifies = False",
         TESTS,
     ),
     Mutation(
