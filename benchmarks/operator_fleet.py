@@ -29,6 +29,8 @@ CONTROLLERS = ("deployment-controller", "replicaset-controller", "garbage-collec
 SERVICES_PER_NAMESPACE = 20
 ROUTERS = 1
 NODES = 10
+CAPACITY = {"cpu": "100k", "memory": "1Pi", "pods": "1M", "ephemeral-storage": "1Pi"}
+"""Room on one node, which is never what a pod waits for."""
 AT_ONCE = 8
 """Requests of ours in flight, so that it is not the client that is measured."""
 POLL_SECONDS = 3.0
@@ -88,7 +90,7 @@ async def until_ready(cluster: Cluster, size: Size, patience_seconds: float) -> 
     async with asyncio.timeout(patience_seconds):
         while True:
             pools = await listed(cluster, ENGINE_POOL)
-            ready = [(pool.get("status") or {}).get("ready", 0) for pool in pools]
+            ready = [(pool.get("status") or {}).get("readyReplicas", 0) for pool in pools]
             if sum(ready) >= size.services * size.engines:
                 return
             await asyncio.sleep(POLL_SECONDS)
@@ -124,8 +126,10 @@ async def _create(cluster: Cluster, kind: Kind, manifest: Manifest) -> None:
 
 
 async def _node(cluster: Cluster, name: str) -> None:
-    """A node without the taint that the API server gives to new ones."""
-    await _create(cluster, NODE, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    """A node without the taint that the API server gives to new ones. KWOK keeps what it has."""
+    head = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    status = {"capacity": CAPACITY, "allocatable": CAPACITY}
+    await _create(cluster, NODE, {**head, "status": status})
     body: Mapping[str, Any] = {"spec": {"taints": None}}
     await cluster.send(Request("PATCH", path(NODE, None, name), {}, body, MERGE_PATCH))
 

@@ -217,7 +217,7 @@ class Applier:
     ) -> None:
         self._client = client
         self._rewrites = Rewrites(clock)
-        self._key_secrets = KeySecrets(client, random_bytes)
+        self._key_secrets = KeySecrets(client, clock, random_bytes)
         self._altered: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def carry_out(self, plan: Plan, children: Iterable[Manifest]) -> Outcome:
@@ -243,7 +243,8 @@ class Applier:
     async def _write(self, plan: Plan, run: _Run) -> None:
         for secret in plan.secrets:
             with run.collecting(identity(secret.manifest)):
-                await self._key_secrets.create(secret)
+                wait_seconds = await self._key_secrets.create(secret)
+                run.look_again_seconds = sooner(run.look_again_seconds, wait_seconds)
         if plan.decided is not None:
             run.record = identity(plan.decided)
             await self._apply_planned(plan.decided, run)

@@ -124,7 +124,7 @@ class Executor:
 
     async def report(self, live: Manifest, outcome: Outcome, report: Report) -> float | None:
         """Writes the status of `live` and its events. Returns after how many seconds to reconcile
-        again, where others write the same fields.
+        again, where others write the same fields or new counts wait.
 
         Raises:
             RequestError: a child was refused; the status says so. To be tried again with a growing
@@ -132,7 +132,11 @@ class Executor:
         """
         repairs = repair_events(outcome.overwritten)
         seconds = await self.reporter.report(
-            live, report.status, (*repairs, *report.events), report.status_events
+            live,
+            report.status,
+            (*repairs, *report.events),
+            report.status_events,
+            counts_may_wait=outcome.again is None,
         )
         if outcome.again is not None:
             raise outcome.again
@@ -146,5 +150,5 @@ class Executor:
 def executor(client: ApiClient, clock: Clock, instance: str, gauges: StatusGauges) -> Executor:
     """An executor that writes through `client`; events name `instance` as their source."""
     applier = Applier(client, clock)
-    reporter = Reporter(applier, EventRecorder(client, clock, instance), gauges)
+    reporter = Reporter(applier, EventRecorder(client, clock, instance), gauges, clock)
     return Executor(applier, reporter, clock)

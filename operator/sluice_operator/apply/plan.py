@@ -63,6 +63,8 @@ class KeySecret:
     """Where in the Secret it stands."""
     waiting: str
     """A hash of what may wait for the Secret: it is tried once for each. Empty: nothing does."""
+    is_used: bool = False
+    """Whether pods have started with it: it exists, unless somebody has deleted it since."""
     is_lost: bool = False
     """Set: children of its owner have lost their owner references, and it may have, too."""
 

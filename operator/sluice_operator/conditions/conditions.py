@@ -133,9 +133,12 @@ def report_of(
     before: Manifest | None,
     status: Manifest,
     notable: frozenset[str] = frozenset(),
+    *,
+    warnings_alone: bool = False,
 ) -> Report:
     """The report after `plan` was carried out. `before`: the last status. `notable`: reasons of
-    Updated that get an event although they are normal."""
+    Updated that get an event although they are normal. `warnings_alone`: of an object whose owner
+    says that all is well."""
     written = [event for event in plan.events if outcome.unwritten.isdisjoint(event.written)]
     refusals = [
         Event("Warning", reason_of(refusal), str(refusal.error)) for refusal in outcome.refused
@@ -144,6 +147,8 @@ def report_of(
     if outcome.refused:  # each has an event of its own
         own = {reason_of(refusal) for refusal in outcome.refused}
         changes = tuple(event for event in changes if event.reason not in own)
+    if warnings_alone:
+        changes = tuple(event for event in changes if event.type == "Warning")
     return Report(status, (*written, *refusals), changes)
 
 

@@ -28,6 +28,9 @@ The delay is at most that of the requests in flight.
 COMPRESSION: Final = 1
 """The fastest level; objects are mostly repetitions."""
 
+_DECODER: Final = msgspec.json.Decoder(Manifest)
+"""Made once: making it takes a sixth of the time to unpack an object."""
+
 Place = tuple[str, str]
 """Namespace and name."""
 
@@ -151,8 +154,7 @@ class Objects:
         return max(0 if deletion is None else deletion.number, *listed)
 
     def _unpacked(self, place: Place) -> Manifest:
-        packed = zlib.decompress(self._entries[place].packed)
-        return msgspec.json.decode(packed, type=Manifest)
+        return _DECODER.decode(zlib.decompress(self._entries[place].packed))
 
     def _is_news(
         self, place: Place, version: Version, item: Mapping[str, Any], listed_since: int | None

@@ -17,6 +17,7 @@ from sluice_operator.kube.client import ApiClient, path
 from sluice_operator.kube.errors import OperatorError
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
+    CONTROLLER_REVISION,
     DEPLOYMENT,
     ENGINE_POOL,
     INFERENCE_SERVICE,
@@ -108,8 +109,8 @@ class Informer:
             self._changed(kind, item, is_echo=True)
             return
         # An answer to a write of ours may hold what others have changed, but nothing in a ConfigMap
-        # is others' to change.
-        if is_news or kind != CONFIG_MAP:
+        # or a revision is others' to change.
+        if is_news or kind not in (CONFIG_MAP, CONTROLLER_REVISION):
             self._changed(kind, item, before)
 
     def written(self, kind: Kind, result: Manifest) -> None:

@@ -114,7 +114,7 @@ def _desired(observed: PoolObserved, applied: Manifest) -> PoolPlan:
     return PoolPlan(
         apply=(deployment, *former, budget),
         prune=prune,
-        events=(*_started(observed, spec, deployment, live, place), *_removed(prune)),
+        events=(*_started(observed, spec, deployment, live, path), *_removed(prune)),
         spec=spec,
         replicas_place=place,
         paths={identity(deployment): {"spec.replicas": path}} if path else {},
@@ -194,8 +194,10 @@ def _started(
     spec: EnginePoolSpec,
     desired: Manifest,
     live: Manifest | None,
-    place: str,
+    path: str | None,
 ) -> tuple[Event, ...]:
+    """Events about a new Deployment, or one with another number of engines. A number that the
+    InferenceService sets at `path` is an event of its own."""
     name = desired["metadata"]["name"]
     if live is None:
         others = any(True for _ in of_kind(observed.children, DEPLOYMENT))
@@ -204,9 +206,9 @@ def _started(
         reason = reasons.ROLLING_OUT if others else "Created"
         return (Event("Normal", reason, text, written=(identity(desired),)),)
     before = live["spec"].get("replicas")
-    if before == spec.replicas or is_current(desired, live):
+    if path is not None or before == spec.replicas or is_current(desired, live):
         return ()
-    text = f"Replicas from {before} to {spec.replicas} ({place})."
+    text = f"Replicas from {before} to {spec.replicas} ({OWN_REPLICAS})."
     return (Event("Normal", "Scaled", text, written=(identity(desired),)),)
 
 

@@ -48,7 +48,7 @@ class PoolReconcile:
         outcome = await self.executor.carry_out(live, plan, observed.children)
         now = self.clock.now()
         status = pool_status(observed, plan, now, outcome.refused)
-        report = report_of(plan, outcome, live.get("status"), status)
+        report = report_of(plan, outcome, live.get("status"), status, warnings_alone=True)
         seconds = await self.executor.report(live, outcome, report)
         waits = seconds_to_bound(plan.progress, observed.pods, now) if plan.progress else None
         return sooner(seconds, observed.ask_again_seconds, waits)

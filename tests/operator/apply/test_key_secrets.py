@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sluice_contract.cluster import labels
 from sluice_operator.apply.applier import Applier, Outcome
+from sluice_operator.apply.key_secrets import MISSING_SECONDS
 from sluice_operator.apply.plan import KeySecret, Plan
 from sluice_operator.kube.client import ApiClient
 from sluice_operator.kube.connection import Request, Response
@@ -58,14 +59,18 @@ def server() -> Secrets:
 
 
 @pytest.fixture
-def applier(server: Secrets) -> Applier:
-    return Applier(
-        ApiClient(server, lambda verb, plural: None), FakeClock(), lambda count: DRAWN[:count]
-    )
+def clock() -> FakeClock:
+    return FakeClock()
 
 
-def plan(waiting: str = "a", *, is_lost: bool = False) -> Plan:
-    return Plan(secrets=(KeySecret(MANIFEST, "key", waiting, is_lost),))
+@pytest.fixture
+def applier(server: Secrets, clock: FakeClock) -> Applier:
+    client = ApiClient(server, lambda verb, plural: None)
+    return Applier(client, clock, lambda count: DRAWN[:count])
+
+
+def plan(waiting: str = "a", *, is_used: bool = False, is_lost: bool = False) -> Plan:
+    return Plan(secrets=(KeySecret(MANIFEST, "key", waiting, is_used, is_lost),))
 
 
 async def test_the_key_is_32_random_bytes_as_text(applier: Applier, server: Secrets) -> None:
@@ -95,6 +100,7 @@ async def test_one_that_is_there_stays_as_it_is(applier: Applier, server: Secret
 
 
 async def test_it_is_tried_once_for_each_state(applier: Applier, server: Secrets) -> None:
+    server.stored["chat-handover"] = {}
     for waiting in ("", "a", "a", "b", "b", "", ""):
         await applier.carry_out(plan(waiting), ())
     assert len(server.requests) == 2
@@ -103,6 +109,51 @@ async def test_it_is_tried_once_for_each_state(applier: Applier, server: Secrets
     del server.stored["chat-handover"]
     await applier.carry_out(plan("c"), ())
     assert "chat-handover" in server.stored
+
+
+async def test_one_that_pods_have_started_with_is_tried_once_others_stay_missing(
+    applier: Applier, server: Secrets, clock: FakeClock
+) -> None:
+    for waiting in ("a", "b", "c"):
+        outcome = await applier.carry_out(plan(waiting, is_used=True), ())
+        assert outcome.look_again_seconds == MISSING_SECONDS - clock.elapsed_seconds
+        clock.elapsed_seconds += MISSING_SECONDS / 4
+    assert (await applier.carry_out(plan(""), ())).look_again_seconds is None
+    clock.elapsed_seconds += MISSING_SECONDS
+    outcome = await applier.carry_out(plan("d", is_used=True), ())
+    assert outcome.look_again_seconds == MISSING_SECONDS, "none was missing meanwhile"
+    assert server.requests == []
+    clock.elapsed_seconds += MISSING_SECONDS
+    assert await applier.carry_out(plan("d", is_used=True), ()) == Outcome()
+    assert "chat-handover" in server.stored
+
+
+async def test_one_that_was_just_made_is_not_tried_again_for_pods_that_start(
+    applier: Applier, server: Secrets, clock: FakeClock
+) -> None:
+    for waiting in ("a", "b", "c"):
+        await applier.carry_out(plan(waiting), ())
+    assert len(server.requests) == 1
+    server.stored.clear()
+    clock.elapsed_seconds += MISSING_SECONDS
+    await applier.carry_out(plan("c"), ())
+    assert "chat-handover" in server.stored, "somebody has deleted it"
+
+
+async def test_one_of_a_service_that_was_made_anew_does_not_wait(
+    applier: Applier, server: Secrets
+) -> None:
+    await applier.carry_out(plan("a"), ())
+    server.stored.clear()
+    owners = [{"kind": "InferenceService", "name": "chat", "uid": "2"}]
+    manifest = {**MANIFEST, "metadata": MANIFEST["metadata"] | {"ownerReferences": owners}}
+    await applier.carry_out(Plan(secrets=(KeySecret(manifest, "key", "b"),)), ())
+    assert "chat-handover" in server.stored
+
+
+async def test_one_that_may_be_lost_is_tried_at_once(applier: Applier, server: Secrets) -> None:
+    await applier.carry_out(plan(is_used=True, is_lost=True), ())
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("answer", [(403, "Forbidden"), (409, "Conflict")])

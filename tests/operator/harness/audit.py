@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,27 @@ class AuditLog:
         """Every call since then, by anyone."""
         with self._log.open("rb") as log:
             log.seek(self._offset)
-            for line in log:
-                entry = json.loads(line)
-                if target := entry.get("objectRef"):
-                    yield _call(entry, target)
+            yield from _calls(log)
+
+    def next_calls(self) -> Iterator[Call]:
+        """Every call since the last time that this was asked, by anyone."""
+        with self._log.open("rb") as log:
+            log.seek(self._offset)
+            lines = [line for line in log if line.endswith(b"\n")]
+        self._offset += sum(map(len, lines))
+        yield from _calls(lines)
 
     def writes_by(self, user: str, namespace: str) -> list[Call]:
         """Write requests of `user` since then, but for the Lease, which is the leader's pulse."""
         mine = (call for call in self.calls() if (call.user, call.namespace) == (user, namespace))
         return [call for call in mine if call.is_write and call.resource != "leases"]
+
+
+def _calls(lines: Iterable[bytes]) -> Iterator[Call]:
+    for line in lines:
+        entry = json.loads(line)
+        if target := entry.get("objectRef"):
+            yield _call(entry, target)
 
 
 def _call(entry: dict[str, Any], target: dict[str, str]) -> Call:

@@ -16,6 +16,7 @@ from sluice_operator.kube.connection import Request, Response
 from sluice_operator.kube.errors import ApiError
 from sluice_operator.kube.kinds import (
     CONFIG_MAP,
+    CONTROLLER_REVISION,
     DEPLOYMENT,
     ENGINE_POOL,
     INFERENCE_SERVICE,
@@ -192,7 +193,10 @@ async def test_a_deployment_concerns_its_service_when_another_number_is_availabl
     assert CHAT in followed.keys
 
 
-@pytest.mark.parametrize(("kind", "again"), [(CONFIG_MAP, False), (ENGINE_POOL, True)])
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [(CONFIG_MAP, False), (CONTROLLER_REVISION, False), (ENGINE_POOL, True)],
+)
 async def test_what_others_may_have_changed_in_an_answer_is_looked_at_when_it_is_told(
     kind: Kind, again: bool
 ) -> None:

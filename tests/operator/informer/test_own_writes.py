@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_operator.apply.executor import executor
+from sluice_operator.apply.status import COUNTS_SECONDS
 from sluice_operator.informer.dispatch import Reconcile
 from sluice_operator.informer.keys import Key
 from sluice_operator.informer.nodes import Nodes
@@ -165,6 +166,7 @@ async def test_a_status_that_somebody_edits_or_loses_is_repaired(
     kind: Kind, values: Manifest
 ) -> None:
     operator = await complete()
+    operator.clock.elapsed_seconds += COUNTS_SECONDS
     before = operator.status(kind)
     name = "chat" if kind == INFERENCE_SERVICE else "chat-mixed"
     operator.api.edit(kind, name, values, manager="person", section="status")

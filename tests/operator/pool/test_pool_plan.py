@@ -12,7 +12,13 @@ from sluice_operator.api.template import PodTemplate
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.manifests.deployments import UNTRIED, with_replicas
 from sluice_operator.manifests.engine import revision, revision_of
-from sluice_operator.manifests.metadata import is_current, note_of, with_applied_fields
+from sluice_operator.manifests.metadata import (
+    APPLIED_FIELDS,
+    fields_hash,
+    is_current,
+    note_of,
+    with_applied_fields,
+)
 from sluice_operator.pool.observe import PoolObserved
 from sluice_operator.pool.plan import PoolPlan, plan_pool
 
@@ -282,14 +288,17 @@ def test_deployments_of_others_are_left_alone() -> None:
     assert plan_pool(pool_observed(pool(NEW), [other])).prune == ()
 
 
-def test_scaling_keeps_the_revision_and_is_told() -> None:
+def test_scaling_keeps_the_revision_and_is_an_event_of_who_sets_the_number() -> None:
     children = [live(m) for m in pool_plan().apply]
-    bigger = pool({"replicas": 5})
-    plan = plan_pool(pool_observed(bigger, children))
-    assert of(plan.apply, "Deployment")["spec"]["replicas"] == 5
-    assert plan.prune == ()
-    place = "spec.replicas of InferenceService chat"
-    assert [event.message for event in plan.events] == [f"Replicas from 1 to 5 ({place})."]
+    scaled = edited_pool(replicas=5)  # by who owns the number
+    others = {key: value for key, value in scaled["spec"].items() if key != "replicas"}
+    scaled["metadata"]["annotations"][APPLIED_FIELDS] = fields_hash(others)
+    own = "Replicas from 1 to 5 (spec.replicas of the EnginePool)."
+    for bigger, messages in ((pool({"replicas": 5}), []), (scaled, [own])):
+        plan = plan_pool(pool_observed(bigger, children))
+        assert of(plan.apply, "Deployment")["spec"]["replicas"] == 5
+        assert plan.prune == ()
+        assert [event.message for event in plan.events] == messages
 
 
 def test_a_deployment_that_somebody_scaled_was_not_scaled_by_the_plan() -> None:

@@ -2,8 +2,8 @@
 other, and the flows between the two pools.
 
 Pure. The operator may create Secrets and never reads one, so it cannot see whether the key's Secret
-exists, or has an owner. It tries to create it whenever pods are missing, because they may wait for
-it, and to take it over whenever a child that it sees has lost its owner.
+exists, or has an owner. It tries to create it when pods are missing, because they may wait for it,
+and to take it over whenever a child that it sees has lost its owner.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def key_secrets(
     is_lost = top.uid is not None and any(is_unowned(child, top.service) for child in children)
     at_rest = roles >= roles_needed and not is_lost and not any(map(_lacks_pods, deployments))
     state = [top.uid, is_lost, *_states(deployments)]
-    return (KeySecret(handover_secret(top), KEY, "" if at_rest else digest(state), is_lost),)
+    waiting, is_used = "" if at_rest else digest(state), any(map(_ready, deployments))
+    return (KeySecret(handover_secret(top), KEY, waiting, is_used, is_lost),)
 
 
 def _lacks_pods(deployment: Manifest) -> bool:
