@@ -13,7 +13,7 @@ from e2e.install import NAMESPACE as OPERATOR_NAMESPACE
 from e2e.install import install_operator, restrict
 from e2e.kubectl import Kubectl
 from e2e.reach import reach
-from e2e.stories.gpus import GPU, GPUS_ON_NODE, LABELS, patch_node
+from e2e.stories.gpus import GPUS_ON_NODE, LABELS, patch_node, set_gpus
 from e2e.stories.hub import Hub, serving_hub
 from e2e.stories.service import NAMESPACE, Service, chat_service
 from e2e.up import deliver, deliver_images
@@ -66,13 +66,11 @@ def pretended(cluster: Cluster) -> str:
 def gpu_node(kubectl: Kubectl) -> Iterator[str]:
     """The first node, with `GPUS_ON_NODE` of them for as long as the stories of a file run."""
     name: str = kubectl.get("nodes")["items"][0]["metadata"]["name"]
-    patch_node(
-        kubectl, name, {"status": {"capacity": {GPU: str(GPUS_ON_NODE)}}}, "--subresource=status"
-    )
+    set_gpus(kubectl, name, GPUS_ON_NODE)
     patch_node(kubectl, name, {"metadata": {"labels": LABELS}})
     yield name
     patch_node(kubectl, name, {"metadata": {"labels": dict.fromkeys(LABELS)}})
-    patch_node(kubectl, name, {"status": {"capacity": {GPU: None}}}, "--subresource=status")
+    set_gpus(kubectl, name, None)
 
 
 @pytest.fixture(scope="session")

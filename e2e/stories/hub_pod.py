@@ -26,7 +26,7 @@ BUCKET_PORT: Final = 8082
 FOLDER_IN_BUCKET: Final = "sluice/tiny"
 REPOSITORY: Final = "sluice/tiny"
 ADAPTERS: Final = ("sluice/poems", "sluice/law")
-FILES_URL: Final = f"http://hub-files:{HUB_PORT}"
+FILES_URL: Final = f"http://hub-files.default.svc:{HUB_PORT}"
 """Files of LFS are on another host than the hub itself."""
 SETTABLE: Final = frozenset({"revisions", "refusals", "token", "ends_after", "damage"})
 

@@ -79,7 +79,7 @@ class Pod:
 def pods(kubectl: Kubectl, service: Service, role: Role | Literal["router"]) -> list[Pod]:
     """Those that run, by name."""
     selector = f"serving.sluice.dev/service={service.name},serving.sluice.dev/role={role}"
-    found = kubectl.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
+    found = kubectl.get("pods", "-n", service.namespace, "-l", selector)["items"]
     return sorted((_pod(pod) for pod in found if _runs(pod)), key=lambda pod: pod.name)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import yaml
 
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.provider import Cluster
+from e2e.install import restrict
 from e2e.kubectl import Kubectl
 from e2e.up import SAMPLE
 
@@ -20,8 +24,8 @@ WAIT_SECONDS = 240
 RESOURCES = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
 """Small engines."""
 OWNED_KINDS = (
-    "deployments,services,configmaps,enginepools,serviceaccounts,roles,rolebindings,"
-    "poddisruptionbudgets,networkpolicies,pods"
+    "deployments,services,configmaps,secrets,enginepools,serviceaccounts,roles,rolebindings,"
+    "poddisruptionbudgets,networkpolicies,controllerrevisions,jobs,persistentvolumeclaims,pods"
 )
 
 
@@ -52,6 +56,18 @@ def scaled_between(least: int, most: int, made: dict[str, Any]) -> dict[str, Any
     return made
 
 
+@contextmanager
+def own_namespace(cluster: Cluster, name: str) -> Iterator[str]:
+    """A namespace for the length of the block, as restricted as that of other stories."""
+    kubectl = Kubectl(cluster)
+    kubectl.run("create", "namespace", name)
+    try:
+        restrict(cluster, name)
+        yield name
+    finally:
+        kubectl.run("delete", "namespace", name)
+
+
 def unix_seconds(text: str) -> float:
     """Of a timestamp in an object."""
     return datetime.fromisoformat(text).timestamp()
@@ -60,16 +76,17 @@ def unix_seconds(text: str) -> float:
 class Service:
     """One InferenceService by name."""
 
-    def __init__(self, kubectl: Kubectl, name: str) -> None:
+    def __init__(self, kubectl: Kubectl, name: str, namespace: str = NAMESPACE) -> None:
         self._kubectl = kubectl
         self.name = name
-        self.namespace = NAMESPACE
+        self.namespace = namespace
 
     def apply(self, manifest: dict[str, Any]) -> None:
-        self._kubectl.apply(json.dumps(manifest))
+        metadata = manifest["metadata"] | {"namespace": self.namespace}
+        self._kubectl.apply(json.dumps(manifest | {"metadata": metadata}))
 
     def get(self) -> dict[str, Any]:
-        return self._kubectl.get(KIND, self.name, "-n", NAMESPACE)
+        return self._kubectl.get(KIND, self.name, "-n", self.namespace)
 
     def condition(self, name: str) -> dict[str, Any]:
         """The condition, or an empty one while there is none."""
@@ -89,31 +106,33 @@ class Service:
     def recorded_specs(self) -> list[str]:
         """Names of the ControllerRevisions that it was complete with."""
         selector = f"serving.sluice.dev/service={self.name}"
-        there = self._kubectl.get("controllerrevisions", "-n", NAMESPACE, "-l", selector)["items"]
+        words = ("controllerrevisions", "-n", self.namespace, "-l", selector)
+        there = self._kubectl.get(*words)["items"]
         names = {item["metadata"]["name"]: item["metadata"]["annotations"] for item in there}
         state = "serving.sluice.dev/state"
         return [name for name, notes in names.items() if json.loads(notes[state]).get("complete")]
 
     def delete(self) -> None:
-        self._kubectl.run("delete", KIND, self.name, "-n", NAMESPACE, "--ignore-not-found")
+        self._kubectl.run("delete", KIND, self.name, "-n", self.namespace, "--ignore-not-found")
 
     def children(self) -> list[str]:
         """kind/name of everything in the namespace that carries the service's label."""
         selector = f"serving.sluice.dev/service={self.name}"
-        found = self._kubectl.run("get", OWNED_KINDS, "-n", NAMESPACE, "-l", selector, "-o", "name")
+        words = ("get", OWNED_KINDS, "-n", self.namespace, "-l", selector, "-o", "name")
+        found = self._kubectl.run(*words)
         return sorted(found.split())
 
     def wait_until_children_are_gone(self) -> None:
         selector = f"serving.sluice.dev/service={self.name}"
         self._kubectl.run(
-            "wait", "--for=delete", OWNED_KINDS, "-n", NAMESPACE, "-l", selector,
+            "wait", "--for=delete", OWNED_KINDS, "-n", self.namespace, "-l", selector,
             f"--timeout={WAIT_SECONDS}s", timeout_seconds=WAIT_SECONDS + 10,
         )  # fmt: skip
 
     def _wait(self, what: str) -> None:
         try:
             self._kubectl.run(
-                "wait", f"--for={what}", f"{KIND}/{self.name}", "-n", NAMESPACE,
+                "wait", f"--for={what}", f"{KIND}/{self.name}", "-n", self.namespace,
                 f"--timeout={WAIT_SECONDS}s", timeout_seconds=WAIT_SECONDS + 10,
             )  # fmt: skip
         except ClusterError as error:

@@ -23,6 +23,7 @@ from e2e.stories.service import (
     Service,
     chat_service,
     disaggregated_service,
+    own_namespace,
     unix_seconds,
 )
 from e2e.stories.volume import claimed_volume
@@ -34,6 +35,23 @@ OTHER_COMMIT: Final = "decade" * 6 + "4567"
 NAMED_WITHIN_SECONDS: Final = 30
 EXIT_REFUSED: Final = 2
 """Of the fetcher, where trying again does not help."""
+QUOTA: Final = {
+    "requests.cpu": "1",
+    "requests.memory": "4Gi",
+    "limits.cpu": "12",
+    "limits.memory": "16Gi",
+    "pods": "4",
+}
+"""A pod is admitted only if all its containers have requests and limits of cpu and memory."""
+IN_QUOTA: Final[dict[str, Any]] = {
+    "requests": {"cpu": "50m", "memory": "256Mi"},
+    "limits": {"cpu": "4", "memory": "2Gi"},
+}
+BRINGS: Final[dict[str, Any]] = {
+    "requests": {"cpu": "20m", "memory": "64Mi"},
+    "limits": {"cpu": "1", "memory": "512Mi"},
+}
+"""`model.resources` of a story."""
 TOKEN: Final = "hub-token-of-a-story"
 PROMPT, ANSWER = make_prompt("copy", 64, seed=5)
 
@@ -46,6 +64,17 @@ def claim(kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.fixture
+def quota(cluster: Cluster, kubectl: Kubectl, installed_images: dict[str, str]) -> Iterator[str]:
+    """A namespace with a quota of requests, limits and pods, and a claim of the same name."""
+    image = installed_images["SLUICE_ENGINE_IMAGE"]
+    with own_namespace(cluster, "hub-quota") as name:
+        words = ",".join(f"{key}={value}" for key, value in QUOTA.items())
+        kubectl.run("create", "quota", "team", f"--hard={words}", "-n", name)
+        with claimed_volume(kubectl, name, image, name):
+            yield name
+
+
+@pytest.fixture
 def make(kubectl: Kubectl, hub: Hub) -> Iterator[Callable[[dict[str, Any]], Service]]:
     """Applies a manifest; its service is deleted after the story. The hub is as at first."""
     first = hub.revisions()
@@ -53,7 +82,8 @@ def make(kubectl: Kubectl, hub: Hub) -> Iterator[Callable[[dict[str, Any]], Serv
     made: list[Service] = []
 
     def applied(manifest: dict[str, Any]) -> Service:
-        service = Service(kubectl, manifest["metadata"]["name"])
+        metadata = manifest["metadata"]
+        service = Service(kubectl, metadata["name"], metadata["namespace"])
         made.append(service)
         service.apply(manifest)
         return service
@@ -76,7 +106,7 @@ def wait_for(kubectl: Kubectl, service: Service, place: str, value: str) -> None
 
 
 def answer(cluster: Cluster, service: Service) -> str:
-    with reach(cluster, NAMESPACE, service.name) as url:
+    with reach(cluster, service.namespace, service.name) as url:
         return "".join(stream_completion(url, MODEL, PROMPT, len(ANSWER) + 8))
 
 
@@ -84,7 +114,8 @@ def selected(kubectl: Kubectl, service: Service, *roles: str) -> list[dict[str, 
     """Its pods of these roles, those that have ended too."""
     role = f"serving.sluice.dev/role in ({','.join(roles)})"
     selector = f"serving.sluice.dev/service={service.name},{role}"
-    found: list[dict[str, Any]] = kubectl.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
+    words = ("pods", "-n", service.namespace, "-l", selector)
+    found: list[dict[str, Any]] = kubectl.get(*words)["items"]
     return found
 
 
@@ -136,6 +167,28 @@ def test_two_engines_of_a_bucket_s_model_share_one_download(
         assert answer(cluster, service) == ANSWER
         weights = [path for path in hub.bucket_requests() if path.endswith(".safetensors")]
         assert weights == ["/models/sluice/tiny/model.safetensors"]
+
+
+def test_a_quota_of_requests_and_limits_admits_what_brings_the_model(
+    cluster: Cluster, kubectl: Kubectl, quota: str, make: Callable[[dict[str, Any]], Service]
+) -> None:
+    """By defaults for Jobs that fill a claim, by `model.resources` for engines that download."""
+    router = {"replicas": 1, "resources": IN_QUOTA}
+
+    def within(**more: Any) -> dict[str, Any]:
+        made = chat_service(quota, model=model(**more), resources=IN_QUOTA, router=router)
+        return made | {"metadata": {"name": quota, "namespace": quota}}
+
+    service = make(within(cache={"claim": quota}))
+    service.wait_for("Updated", "True")
+    assert answer(cluster, service) == ANSWER
+
+    service.apply(within(resources=BRINGS))
+    service.wait_for("Updated", "True")
+    assert answer(cluster, service) == ANSWER
+    specs = (pod["spec"] for pod in selected(kubectl, service, *Role))
+    bringers = [bringer for spec in specs for bringer in spec.get("initContainers", ())]
+    assert [bringer["resources"]["limits"] for bringer in bringers] == [BRINGS["limits"]]
 
 
 def test_a_wrong_repository_is_named_at_once_and_correcting_it_is_enough(

@@ -82,7 +82,7 @@ class Watched:
         """Engines of each role that are ready and stay."""
         selector = f"serving.sluice.dev/service={self._service.name}"
         live = self._kubectl.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
-        roles = [pod["metadata"]["labels"][ROLE] for pod in live if _is_ready(pod)]
+        roles = [pod["metadata"]["labels"][ROLE] for pod in live if is_ready(pod)]
         return Counter(role for role in roles if role in list(Role))
 
     def has(self, engines: dict[Role, int]) -> bool:
@@ -107,7 +107,8 @@ class Watched:
             looking.join()
 
 
-def _is_ready(pod: dict[str, Any]) -> bool:
+def is_ready(pod: dict[str, Any]) -> bool:
+    """Whether the pod is ready and stays."""
     conditions = {item["type"]: item["status"] for item in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]
 

@@ -20,10 +20,12 @@ WAIT_SECONDS: Final = 60
 
 
 @contextmanager
-def claimed_volume(kubectl: Kubectl, name: str, image: str) -> Iterator[str]:
+def claimed_volume(
+    kubectl: Kubectl, name: str, image: str, namespace: str = NAMESPACE
+) -> Iterator[str]:
     """The name of a claim, there until the block ends, of a folder with what it had before; `image`
     has a shell."""
-    items = [_volume(name), _claim(name), _opener(name, image)]
+    items = [_volume(name, namespace), _claim(name, namespace), _opener(name, image)]
     kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     try:
         ended, limit = "jsonpath={.status.phase}=Succeeded", f"--timeout={WAIT_SECONDS}s"
@@ -31,17 +33,17 @@ def claimed_volume(kubectl: Kubectl, name: str, image: str) -> Iterator[str]:
         yield name
     finally:
         kubectl.run("delete", "pod", name, "-n", SYSTEM, "--ignore-not-found")
-        kubectl.run("delete", "pvc", name, "-n", NAMESPACE, "--ignore-not-found")
+        kubectl.run("delete", "pvc", name, "-n", namespace, "--ignore-not-found")
         kubectl.run("delete", "pv", name, "--ignore-not-found")
 
 
-def _volume(name: str) -> dict[str, Any]:
+def _volume(name: str, namespace: str) -> dict[str, Any]:
     spec = {
         "capacity": {"storage": SIZE},
         "accessModes": ["ReadWriteMany"],
         "hostPath": _folder(name),
         "persistentVolumeReclaimPolicy": "Retain",
-        "claimRef": {"namespace": NAMESPACE, "name": name},
+        "claimRef": {"namespace": namespace, "name": name},
     }
     return {
         "apiVersion": "v1",
@@ -55,14 +57,14 @@ def _folder(name: str) -> dict[str, Any]:
     return {"path": f"{FOLDER}/{name}", "type": "DirectoryOrCreate"}
 
 
-def _claim(name: str) -> dict[str, Any]:
+def _claim(name: str, namespace: str) -> dict[str, Any]:
     spec = {
         "resources": {"requests": {"storage": SIZE}},
         "accessModes": ["ReadWriteMany"],
         "volumeName": name,
         "storageClassName": "",
     }
-    return _namespaced("PersistentVolumeClaim", name, spec)
+    return _namespaced("PersistentVolumeClaim", name, spec, namespace)
 
 
 def _opener(name: str, image: str) -> dict[str, Any]:
@@ -79,8 +81,6 @@ def _opener(name: str, image: str) -> dict[str, Any]:
     return _namespaced("Pod", name, pod, SYSTEM)
 
 
-def _namespaced(
-    kind: str, name: str, spec: dict[str, Any], namespace: str = NAMESPACE
-) -> dict[str, Any]:
+def _namespaced(kind: str, name: str, spec: dict[str, Any], namespace: str) -> dict[str, Any]:
     metadata = {"name": name, "namespace": namespace}
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": spec}

@@ -27,7 +27,7 @@ from sluice_operator.manifests.metadata import ENGINE
 from sluice_operator.scaled import move_to
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.resolve.replicas import former_pools, pool_gpus
-from sluice_operator.service.rollout.in_place import plan_in_place
+from sluice_operator.service.rollout.in_place import plan_in_place, planned
 from sluice_operator.service.rollout.lent_gpus import with_lent_gpus
 from sluice_operator.service.rollout.surge import (
     PoolState,
@@ -198,9 +198,9 @@ def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -
     )
     shares: dict[Role, Shares] = {}
     waits = 0
-    for role, planned in _without_vain_ends(pools, rollout, budget).items():
+    for role, desired in _without_vain_ends(pools, rollout, budget).items():
         gpus, shares[role] = budget.engine_gpus[role], {}
-        for name, count in planned.items():
+        for name, count in desired.items():
             before = there[role].get(name, 0)
             more = count - before
             new = min(more, max(0, left) // gpus) if more > 0 and gpus else more
@@ -226,17 +226,25 @@ def _without_vain_ends(
     )
     if not draining or _gpus(rollout.shares, budget) + draining <= budget.left:
         return rollout.shares
-    return {pool.role: _with_serving(pool, rollout.shares[pool.role]) for pool in pools}
+    return {
+        pool.role: _with_serving(pool, rollout.shares[pool.role], budget.counted) for pool in pools
+    }
 
 
-def _with_serving(pool: PoolState, desired: Shares) -> Shares:
+def _with_serving(pool: PoolState, desired: Shares, counted: Mapping[Role, PodCounts]) -> Shares:
     """The shares of a pool in which revisions that would shrink keep their ready engines, up to the
-    pool's size, and others grow less for it."""
+    pool's size, and others grow less for it. An engine that leaves already, by the last plan or by
+    its pod, is not called back, also where its Deployment is not seen to have shrunk: a new pod
+    would come instead."""
+    live = counted.get(pool.role, NO_PODS).live
     there = {revision.name: revision.replicas for revision in pool.all}
     shares = {name: min(count, there.get(name, 0)) for name, count in desired.items()}
     left = pool.replicas - sum(shares.values())
     for revision in pool.all:
-        lost = min(revision.ready, revision.replicas) - shares.get(revision.name, 0)
+        serving = min(
+            revision.ready, revision.replicas, planned(revision), live.get(revision.name, 0)
+        )
+        lost = serving - shares.get(revision.name, 0)
         if revision.name in shares and (kept := min(lost, left)) > 0:
             shares[revision.name] += kept
             left -= kept

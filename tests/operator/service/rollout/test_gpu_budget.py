@@ -219,6 +219,24 @@ def test_no_engine_ends_for_a_successor_whose_gpu_a_lost_node_holds() -> None:
     assert shrunk.shares[PREFILL] == {"b": 0, "a": 2}, "a smaller pool gives its engines back"
 
 
+@pytest.mark.parametrize(
+    ("planned", "live", "draining"),
+    [(1, 1, 1), (None, 1, 1), (1, 2, 1)],
+    ids=["its pod leaves", "no plan is seen", "another pod leaves first"],
+)
+def test_an_engine_that_leaves_is_not_called_back(
+    planned: int | None, live: int, draining: int
+) -> None:
+    """Its Deployment, as seen so far, still asks for it. Another pod would be one too many."""
+    former = Revision("a", replicas=2, ready=2, available=2, planned=planned)
+    desired = Revision("b", replicas=1, ready=1, available=1)
+    pools = (PoolState(DECODE, 3, desired, (former,)),)
+    budget = Budget(3, {DECODE: 1}, {DECODE: PodCounts({"a": live, "b": 1}, draining)})
+    plan = plan_within(pools, {DECODE: "a"}, plan_rollout, budget)
+    assert plan.shares == {DECODE: {"a": 1, "b": 1}}
+    assert plan.reason == WAITS_FOR_BUDGET
+
+
 def test_the_other_pool_lends_no_engine_for_one_that_cannot_come() -> None:
     pools = (
         PoolState(PREFILL, 3, Revision("b", is_tried=False), (Revision("a", 3, 3, settled=True),)),
