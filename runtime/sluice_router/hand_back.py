@@ -32,6 +32,8 @@ MAX_MOVES: Final = 2
 """How often one request is asked back."""
 MIN_WAIT_SECONDS: Final = 0.5
 """Below it a request may only wait for the step that runs."""
+LOOK_SECONDS: Final = 1.0
+"""Between two load reports of an engine."""
 IDLE_WORK_SECONDS: Final = 0.5
 """An engine whose queued prompts take less has room for more."""
 ANSWER_SECONDS: Final = 5.0
@@ -133,14 +135,16 @@ def _of_role(
             rooms[engine.key] = room
     for queue in sorted(queues, key=lambda queue: -queue.length):
         others = [engine for engine in places if rooms.get(engine.key)]
+        free = {o.key: min(rooms[o.key], _prompts_computed(queue, o)) for o in others}
         movable = [r for r in waiting if r.waits_at(queue.engine)]
         movable = [r for r in movable if _is_served_by_one(r, queue.engine, others)]
-        room = sum(rooms.values())
+        room = sum(free.values())
         share = math.floor(room / max(1, queue.report.routers) + draw())
-        most = min(share, room, _leaving(queue, len(others)), len(movable))
+        most = min(share, room, queue.length, len(movable))
         if most <= 0:
             continue
-        _take(rooms, most)
+        for key in _taken(free, most):
+            rooms[key] -= 1
         yield from _calls(queue.engine, movable, most, role)
 
 
@@ -164,14 +168,15 @@ def room_of(engine: EngineState, report: LoadReport) -> int:
     return max(0, min(rows, math.floor(pages / each) if each else rows))
 
 
-def _leaving(queue: _Queue, places: int) -> int:
-    """How many of a queue may leave for so many places: all that wait for pages or rows. Of those
-    that wait for prompts ahead of them, as many as make the queues equal."""
+def _prompts_computed(queue: _Queue, place: EngineState) -> int:
+    """How many prompts like those of the queue an engine computes until routers look again: more
+    would make a queue there. A rate that it has not measured is taken to be that of the queue's."""
     report = queue.report
-    is_full = not report.has_pages or report.running_requests >= report.max_running_requests
-    if report.role is Role.DECODE or is_full:
+    assert place.received is not None
+    rate = place.received.report.prefill_tokens_per_second or report.prefill_tokens_per_second
+    if report.role is Role.DECODE or rate is None or not report.queued_tokens:
         return queue.length
-    return math.ceil(queue.length * places / (places + 1))
+    return max(1, math.floor(LOOK_SECONDS * rate * report.queued_requests / report.queued_tokens))
 
 
 def _is_served_by_one(
@@ -184,11 +189,12 @@ def _is_served_by_one(
     return any(other.adapter_key(request.model) == key for other in others)
 
 
-def _take(rooms: dict[str, int], count: int) -> None:
-    """Takes so many places, of the engines with most of them first."""
+def _taken(free: dict[str, int], count: int) -> Iterator[str]:
+    """Engines of which a place is taken, those with most of them first."""
     for _ in range(count):
-        key = max(rooms, key=lambda key: rooms[key])
-        rooms[key] -= 1
+        key = max(free, key=lambda key: free[key])
+        free[key] -= 1
+        yield key
 
 
 def _calls(

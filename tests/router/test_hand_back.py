@@ -92,12 +92,16 @@ def test_routers_take_their_share_of_the_room(routers: int) -> None:
     assert max(asked) <= 4 / routers + 1
 
 
-def test_queues_that_wait_for_prompts_become_equal() -> None:
-    """None of them would begin sooner if all of them left."""
-    computing = engine("computing", queued_requests=10, running_requests=1, max_running_requests=64)
-    idle = engine("idle", **(IDLE | {"max_running_requests": 64}))
+@pytest.mark.parametrize(("rate", "most"), [(250.0, 2), (50.0, 1), (5000.0, 10)])
+def test_no_more_prompts_leave_than_are_computed_until_the_next_look(
+    rate: float, most: int
+) -> None:
+    """More would wait there. A new engine is as fast as the others."""
+    waits = {"queued_requests": 10, "queued_tokens": 1000, "prefill_tokens_per_second": rate}
+    computing = engine("computing", **(IDLE | waits | {"running_requests": 1}))
+    idle = engine("idle", **(IDLE | {"max_running_requests": 64, "kv_pages_free": 64}))
     (call,) = plan([computing, idle], at(Target(computing), 10))
-    assert call.most == 5
+    assert call.most == most
 
 
 def test_requests_of_an_adapter_stay_where_no_other_engine_has_it() -> None:
