@@ -43,11 +43,16 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Answers that ended since the sample before, of engines with an slo."""
+    """Requests that engines with an slo counted: answers that ended, and requests that are late."""
 
     requests: int = 0
     in_time: int = 0
     """Those that kept it."""
+
+    @property
+    def in_time_percent(self) -> float | None:
+        """Rounded down to a tenth; None without requests."""
+        return 1000 * self.in_time // self.requests / 10 if self.requests else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Decision:
     reason: str
     message: str
     answered: Answered = field(default=Answered(), compare=False)
-    """By all engines of the service; for people."""
+    """Since the sample before, by all engines of the service; for people."""
     move: Move | None = None
     """Of the engines by which pools change, those that move; None: none does."""
 

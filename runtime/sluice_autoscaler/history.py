@@ -1,6 +1,6 @@
 """Recent samples and decisions: bounded in time, and never changed in place.
 
-Also what came of them: the share of answers that kept the service's slo, as engines count them. No
+Also what came of them: the share of requests that kept the service's slo, as engines count them. No
 decision follows from it. Engines that drain count too, as they finish answers.
 """
 
@@ -16,7 +16,7 @@ from sluice_autoscaler.sample import Sample
 
 KEPT_SECONDS: Final = 600.0
 IN_TIME_SECONDS: Final = 300.0
-"""Over which the share of answers in time is told."""
+"""Over which the share of requests in time is reported."""
 GAP_SECONDS: Final = 60.0
 """Longest gap between two ticks within which the load counts as known, if there was work at the
 first."""
@@ -82,28 +82,37 @@ def _without_engines(tick: Tick) -> Tick:
 
 
 def answered_since(before: Sample | None, sample: Sample) -> Answered:
-    """What ended between two samples. An engine counts from its second sample."""
+    """Requests that engines counted between two samples. An engine counts from its second one."""
     earlier = {engine.name: engine for engine in (before.engines if before else None) or ()}
     requests = in_time = 0
     for engine in sample.engines or ():
         old = earlier.get(engine.name)
         if old is None or old.epoch != engine.epoch or not (possible(old) and possible(engine)):
             continue
-        ended = _increase(old.slo_requests_total, engine.slo_requests_total)
-        requests += ended
-        in_time += min(ended, _increase(old.slo_in_time_total, engine.slo_in_time_total))
+        counted = _increase(old.slo_requests_total, engine.slo_requests_total)
+        requests += counted
+        in_time += min(counted, _increase(old.slo_in_time_total, engine.slo_in_time_total))
     return Answered(requests, in_time)
 
 
-def in_time_percent(history: History) -> float | None:
-    """Of the last five minutes, rounded down to a tenth; None: no answer that counts has ended."""
+def answered_lately(history: History) -> Answered:
+    """Requests of the last five minutes. Those that wait and are late count as long as they wait.
+
+    Engines count a late request once, which may be longer ago or before the first sample. So at
+    least as many are missed as wait late now.
+    """
     if history.last is None:
-        return None
-    since = history.last.sample.time_seconds - IN_TIME_SECONDS
-    answered = [tick.decision.answered for tick in history.since(since)]
-    requests = sum(ended.requests for ended in answered)
-    in_time = sum(ended.in_time for ended in answered)
-    return 1000 * in_time // requests / 10 if requests else None
+        return Answered()
+    sample = history.last.sample
+    counted = [
+        tick.decision.answered for tick in history.since(sample.time_seconds - IN_TIME_SECONDS)
+    ]
+    in_time = sum(answered.in_time for answered in counted)
+    missed = sum(answered.requests for answered in counted) - in_time
+    waiting = sum(
+        engine.slo_late_requests or 0 for engine in filter(possible, sample.engines or ())
+    )
+    return Answered(in_time + max(missed, waiting), in_time)
 
 
 def _increase(old: int | None, new: int | None) -> int:

@@ -82,6 +82,7 @@ def possible(engine: EngineSample) -> bool:
         engine.finished_requests_total or 0,
         engine.slo_requests_total or 0,
         engine.slo_in_time_total or 0,
+        engine.slo_late_requests or 0,
         engine.prefill_tokens_per_second or 0.0,
         engine.marginal_prefill_tokens_per_second or 0.0,
     )

@@ -44,9 +44,11 @@ class EngineSample:
     generated_tokens_total: int | None = None
     finished_requests_total: int | None = None
     slo_requests_total: int | None = None
-    """Answers that ended, of an engine with an slo."""
+    """Requests that ended, or whose first token is late, of an engine with an slo."""
     slo_in_time_total: int | None = None
     """Those of them that kept it."""
+    slo_late_requests: int | None = None
+    """Those of them that have no first token yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The share of answers in time is that of what engines counted within the last minutes."""
+"""The share of requests in time is that of what engines counted within the last minutes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Answered
-from sluice_autoscaler.history import History, Tick, answered_since, in_time_percent
+from sluice_autoscaler.history import History, Tick, answered_lately, answered_since
 from sluice_autoscaler.journal import JournalLine
 from sluice_autoscaler.sample import EngineSample, Sample
 
@@ -35,7 +35,35 @@ def test_the_share_is_of_what_ended_within_five_minutes() -> None:
         seen([counting(203, 2)], at=290.0),
         seen([counting(206, 4)], at=310.0),
     )
-    assert in_time_percent(history) == 66.6
+    assert answered_lately(history).in_time_percent == 66.6
+
+
+@pytest.mark.parametrize(
+    ("late", "answered"),
+    [
+        (0, Answered(12, 9)),
+        (3, Answered(12, 9)),  # counted within the five minutes
+        (95, Answered(104, 9)),  # most were counted before
+    ],
+)
+def test_requests_that_wait_late_are_missed_however_long_they_wait(
+    late: int, answered: Answered
+) -> None:
+    history = ticked(
+        seen([counting(100, 40, slo_late_requests=20)], at=0.0),
+        seen([counting(200, 40, slo_late_requests=95)], at=2.0),
+        seen([counting(200, 40, slo_late_requests=95)], at=305.0),
+        seen([counting(212, 49, slo_late_requests=late)], at=310.0),
+    )
+    assert answered_lately(history) == answered
+
+
+def test_requests_that_wait_late_at_the_first_sample_are_missed() -> None:
+    history = ticked(seen([counting(107, 0, slo_late_requests=107)], at=0.0))
+    assert answered_lately(history) == Answered(107, 0)
+    odd = counting(107, 0, slo_late_requests=107, queued_requests=-1)
+    assert answered_lately(ticked(seen([odd], at=0.0))) == Answered()
+    assert answered_lately(ticked(seen(None, at=0.0))) == Answered()
 
 
 @pytest.mark.parametrize(
@@ -70,12 +98,13 @@ def test_the_pool_that_answers_need_not_be_scaled_itself() -> None:
         sample(2.0, slo_requests_total=8, slo_in_time_total=6),
     ):
         history = history.with_tick(Tick(each, decide(settings, history, each)))
-    assert in_time_percent(history) == 75.0
+    assert answered_lately(history).in_time_percent == 75.0
 
 
 def test_nothing_is_said_without_answers() -> None:
-    assert in_time_percent(History()) is None
-    assert in_time_percent(ticked(seen([engine()], at=0.0), seen([engine()], at=2.0))) is None
+    quiet = ticked(seen([engine()], at=0.0), seen([engine()], at=2.0))
+    assert answered_lately(History()).in_time_percent is None
+    assert answered_lately(quiet).in_time_percent is None
 
 
 def test_a_journal_keeps_what_was_counted() -> None:

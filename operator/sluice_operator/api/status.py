@@ -120,8 +120,12 @@ class ScalingStatus(ApiModel):
     in_time_percent: str | None = Field(
         default=None,
         pattern=DECIMAL_PATTERN,
-        description="Share of the answers of the five minutes before that kept slo, as engines "
-        "counted them. Absent without slo, and where none ended.",
+        description="Share of the requests of the five minutes before that kept slo, as engines "
+        "counted them. A request that waits for its first token longer than slo allows counts as "
+        "missed while it waits. Absent without slo, and where none counts.",
+    )
+    in_time_requests: int | None = Field(
+        default=None, description="How many requests inTimePercent is a share of."
     )
 
 

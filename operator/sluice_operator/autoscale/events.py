@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from sluice_autoscaler.decision import Decision
+from sluice_autoscaler.decision import Answered, Decision
 from sluice_autoscaler.history import Tick
 from sluice_contract.cluster.labels import Role
 
@@ -65,14 +65,16 @@ class Outcome:
         return replace(self, failed=failed)
 
 
-def scaling_of(tick: Tick, outcome: Outcome, now: datetime, in_time: float | None) -> Scaling:
-    """What the service's status says of a tick. `in_time`: percent of the answers."""
+def scaling_of(tick: Tick, outcome: Outcome, now: datetime, answered: Answered) -> Scaling:
+    """What the service's status says of a tick. `answered`: requests of the last minutes."""
     sample, decision = tick.sample, tick.decision
+    percent = answered.in_time_percent
     status = ScalingStatus(
         reason=decision.reason,
         message=decision.message,
         time=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        in_time_percent=None if in_time is None else f"{in_time:.2f}".rstrip("0").rstrip("."),
+        in_time_percent=None if percent is None else f"{percent:.2f}".rstrip("0").rstrip("."),
+        in_time_requests=answered.requests or None,
     )
     if outcome.rivals:
         who = f"{', '.join(outcome.rivals)} writes spec.replicas of an EnginePool, too"

@@ -68,4 +68,5 @@ def _engine(row: EngineLoad, report: LoadReport) -> EngineSample:
         finished_requests_total=report.finished_requests_total,
         slo_requests_total=report.slo_requests_total,
         slo_in_time_total=report.slo_in_time_total,
+        slo_late_requests=report.slo_late_requests,
     )

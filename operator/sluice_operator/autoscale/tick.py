@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from sluice_autoscaler.decide import decide
 from sluice_autoscaler.decision import Decision
-from sluice_autoscaler.history import KEPT_SECONDS, History, Tick, in_time_percent
+from sluice_autoscaler.history import KEPT_SECONDS, History, Tick, answered_lately
 from sluice_autoscaler.sample import EngineSample, Sample
 from sluice_autoscaler.settings import Settings
 from sluice_contract.cluster.labels import Role
@@ -114,8 +114,7 @@ class ScalingTick:
         return outcome
 
     def _report(self, key: Key, before: TickMemory, tick: Tick, outcome: Outcome) -> None:
-        in_time = in_time_percent(before.history)
-        after = scaling_of(tick, outcome, self.clock.now(), in_time)
+        after = scaling_of(tick, outcome, self.clock.now(), answered_lately(before.history))
         now = self.clock.monotonic()
         if is_news(before.scaling, after, tick.decision, now - before.told_at_seconds):
             before.scaling, before.told_at_seconds = after, now

@@ -121,12 +121,15 @@ class LoadReport(ContractModel):
     generated_tokens_total: Count | None = None
     finished_requests_total: Count | None = None
     slo_requests_total: Count | None = None
-    """Since `epoch` began: answers that ended, or were late when they were given up. Absent, as is
-    the next, without an slo and in role prefill."""
+    """Requests since `epoch` began, each once: answers that ended, and requests whose first token
+    is late, even while they wait. Absent without an slo and in role prefill, with the next two."""
     slo_in_time_total: Count | None = None
     """Those of them that kept the engine's slo."""
     routers: Count = 0
     """That have asked for the load in the last `ROUTER_SECONDS`."""
+    slo_late_requests: Count | None = None
+    """Requests without a first token that are later than the slo allows, now; they are counted
+    in `slo_requests_total`."""
     adapters: dict[str, str] = Field(default_factory=dict)
     """Of the adapters that are loaded: by name, a key that is equal where their files are."""
     adapters_failed: dict[str, str] = Field(default_factory=dict)

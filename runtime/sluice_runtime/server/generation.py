@@ -38,7 +38,7 @@ class Caller:
     """Where a request comes from, and when it arrived."""
 
     arrival_seconds: float
-    """At this engine, less what it has waited elsewhere."""
+    """At this engine, less what it has waited before."""
     tenant: str = ""
     """As in `Generate`."""
     routing_key: str = ""
@@ -50,6 +50,8 @@ class Caller:
     """As it came; empty if it is none."""
     moved: int = 0
     """How often engines have handed it back."""
+    waited_seconds: float = 0.0
+    """Before it came here."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Generator:
             traceparent=caller.traceparent,
             generated_ids=list(choice.ids),
             moved=caller.moved,
+            waited_seconds=caller.waited_seconds,
         )
 
 

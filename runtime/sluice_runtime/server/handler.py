@@ -170,7 +170,16 @@ class RequestHandler:
         names = planned.names(request.state.request_id)
         waited_seconds, moved = planned.history
         since = arrival_seconds - waited_seconds
-        caller = Caller(since, signed.tenant_salt, routing_key, names, signed.prefill, trace, moved)
+        caller = Caller(
+            since,
+            signed.tenant_salt,
+            routing_key,
+            names,
+            signed.prefill,
+            trace,
+            moved,
+            waited_seconds,
+        )
         pieces = generator.pieces(planned.choices, caller)
         counted = self._counted(pieces, planned.running, caller, span)
         writer = route.writer(planned.request, planned.envelope, planned.usage)

@@ -6,8 +6,9 @@ made it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -51,6 +52,8 @@ class Timeline:
     """From the arrival to the first step."""
     answered: bool = False
     """Whether the answer is whole, however the engine ends it."""
+    counted: bool = False
+    """Whether the counts of the slo have it."""
 
     def ttft_seconds(self, now_seconds: float) -> float:
         """Without a first token: at least, as of now."""
@@ -75,14 +78,27 @@ class Timeline:
         return self.decode_seconds / max(1, self.output_tokens - 1)
 
 
+class SloCounts(NamedTuple):
+    """What the load report says of the slo."""
+
+    requests: int
+    in_time: int
+    late: int
+    """Requests without a first token that are late already."""
+
+
 class KeptSlo:
-    """How many answers kept the engine's `slo` since its start, for the load report.
+    """How many requests kept the engine's `slo` since its start, for the load report.
 
     An answer keeps it if its first token came within `ttftMilliseconds` of the request's arrival
     here, and the mean time between the steps that gave it tokens is within `itlMilliseconds`: so
-    far apart are the events of its stream, however many tokens each has. An answer that its reader
-    gave up counts only if it was late by then: else those who lose patience would make the
-    share look better. Refusals and errors do not count, as another engine may take the request.
+    far apart are the events of its stream, however many tokens each has.
+
+    A request counts once. It counts as missed from the first report after its first token is late,
+    even while it waits, and however it ends. Any other counts when its answer ends. Without a late
+    first token, refusals and errors do not count, as another engine may take the request. An answer
+    that its reader gave up counts only if it was late by then: else those who lose patience would
+    make the share look better.
     """
 
     def __init__(self, slo: SloTargets) -> None:
@@ -91,18 +107,42 @@ class KeptSlo:
         self.requests = 0
         self.in_time = 0
 
+    def was_counted(self, generate: Generate) -> bool:
+        """Whether the engine that handed the request back has counted it, as it was late there."""
+        limit = self._ttft_milliseconds
+        return generate.moved > 0 and limit is not None and generate.waited_seconds * 1000 > limit
+
     def ended(self, timeline: Timeline, reason: FinishReason, now_seconds: float) -> None:
         """An answer came to its end."""
-        late = self._is_late(timeline, now_seconds)
+        if self._first_is_late(timeline, now_seconds):
+            self._count(timeline)
+            return
+        late = self._gaps_are_long(timeline)
         if reason == "error" or (reason == "abort" and not late):
             return
-        self.requests += 1
+        self._count(timeline)
         self.in_time += not late
 
-    def _is_late(self, timeline: Timeline, now_seconds: float) -> bool:
-        ttft, itl = self._ttft_milliseconds, self._itl_milliseconds
-        first_late = ttft is not None and timeline.ttft_seconds(now_seconds) * 1000 > ttft
-        return first_late or (itl is not None and timeline.itl_seconds * 1000 > itl)
+    def counts(self, timelines: Iterable[Timeline], now_seconds: float) -> SloCounts:
+        """The counts as of now. `timelines`: requests in progress; late ones count from now on."""
+        late = 0
+        for timeline in timelines:
+            if self._first_is_late(timeline, now_seconds):
+                self._count(timeline)
+                late += timeline.first_token_seconds is None
+        return SloCounts(self.requests, self.in_time, late)
+
+    def _count(self, timeline: Timeline) -> None:
+        self.requests += not timeline.counted
+        timeline.counted = True
+
+    def _first_is_late(self, timeline: Timeline, now_seconds: float) -> bool:
+        limit = self._ttft_milliseconds
+        return limit is not None and timeline.ttft_seconds(now_seconds) * 1000 > limit
+
+    def _gaps_are_long(self, timeline: Timeline) -> bool:
+        limit = self._itl_milliseconds
+        return limit is not None and timeline.itl_seconds * 1000 > limit
 
 
 class EngineMetrics:
@@ -153,7 +193,9 @@ class EngineMetrics:
             ProcessCollector(metrics.COMPUTING_PROCESS, lambda: ready.pid, registry=self.registry)
 
     def opened(self, generate: Generate) -> None:
-        self._timelines[generate.request_id] = Timeline(generate.arrival_seconds)
+        counted = self.kept_slo is not None and self.kept_slo.was_counted(generate)
+        timeline = Timeline(generate.arrival_seconds, counted=counted)
+        self._timelines[generate.request_id] = timeline
         self._counters["sluice_prompt_tokens_total"].inc(len(generate.prompt_ids))
         self._histograms["sluice_prompt_length_tokens"].observe(len(generate.prompt_ids))
 
@@ -228,6 +270,11 @@ class EngineMetrics:
         self._raise_to("sluice_handover_recomputed_total", load.recomputed)
         for reason, failures in load.failures.items():
             self._raise_to("sluice_handover_failures_total", failures, reason)
+
+    def slo_counts(self, now_seconds: float) -> SloCounts | None:
+        """Counts for the load report, by the engine's clock; None without an slo."""
+        kept = self.kept_slo
+        return None if kept is None else kept.counts(self._timelines.values(), now_seconds)
 
     def draining(self) -> None:
         """The server no longer accepts requests."""

@@ -229,7 +229,7 @@ class Service:
         self._note_router(router)
         role, has_keys = self.role, self.identity.handover_keys is not None
         answers = role is not Role.PREFILL
-        kept = self.metrics.kept_slo if answers else None
+        slo = self.metrics.slo_counts(self.clocks.monotonic()) if answers else None
         return LoadReport(
             role=role,
             epoch=engine.epoch,
@@ -260,8 +260,9 @@ class Service:
             prompt_tokens_total=load.prompt_tokens,
             generated_tokens_total=load.generated_tokens,
             finished_requests_total=load.finished_requests,
-            slo_requests_total=kept.requests if kept else None,
-            slo_in_time_total=kept.in_time if kept else None,
+            slo_requests_total=slo.requests if slo else None,
+            slo_in_time_total=slo.in_time if slo else None,
+            slo_late_requests=slo.late if slo else None,
             routers=len(self._routers),
             adapters=self.adapters,
             adapters_failed=engine.adapters.failed,

@@ -155,6 +155,8 @@ class Generate(Message, frozen=True):
 
     moved: int = 0
     """How often engines have handed it back; one of them has counted its prompt as received."""
+    waited_seconds: float = 0.0
+    """Between `arrival_seconds` and its arrival at this engine."""
 
     @property
     def label(self) -> str:

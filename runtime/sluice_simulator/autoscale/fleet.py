@@ -20,6 +20,7 @@ from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
+from sluice_simulator.autoscale.hand_back import MAX_MOVES, Room, rooms_of, target_of
 from sluice_simulator.autoscale.outcome import Change, Trail
 from sluice_simulator.autoscale.policies.policy import Policy, Targets
 from sluice_simulator.autoscale.replica import Replica, report
@@ -55,6 +56,7 @@ class AutoscaledFleet:
         self._held: deque[Work] = deque()
         self._draw = random.Random(constants.seed)  # noqa: S311
         self._reports: tuple[EngineSample, ...] = ()
+        self._rooms: dict[Role, list[Room]] = {}
         self._now = 0.0
         self._entry = Role.MIXED if Role.MIXED in first else Role.DECODE
         self.trail = Trail(
@@ -74,12 +76,13 @@ class AutoscaledFleet:
         reads = self._policy.reads_reports
         tick = interval
         look = tick - age if reads else math.inf
+        hand_back = self._constants.hand_back_seconds
         self.trail.peak = self._pods
         self._count()
         while left:
             arrival = works[index].arrival_seconds if index < len(works) else math.inf
             event = self._events[0][0] if self._events else math.inf
-            moment = min(arrival, event, look, tick)
+            moment = min(arrival, event, look, tick, hand_back)
             self.trail.replica_seconds += self._pods * (moment - self._now)
             self._now = moment
             if moment == arrival:
@@ -90,6 +93,9 @@ class AutoscaledFleet:
             elif moment == look:
                 self._reports = self._look()
                 look = math.inf
+            elif moment == hand_back:
+                self._hand_back()
+                hand_back += self._constants.hand_back_seconds
             else:
                 self._tick()
                 tick += interval
@@ -121,6 +127,9 @@ class AutoscaledFleet:
         if replica is None or (self._entry is Role.DECODE and prefill is None):
             self._held.append(work)
             return
+        self._give(work, replica, prefill)
+
+    def _give(self, work: Work, replica: Replica, prefill: Replica | None) -> None:
         work.prefill = prefill
         replica.add(work)
         if prefill is None:
@@ -209,6 +218,56 @@ class AutoscaledFleet:
         if end is not None:
             self._at(end, replica, replica.version)
         self._remove_if_drained(replica)
+
+    # Hand-back
+
+    def _hand_back(self) -> None:
+        """Moves requests that have not begun to engines with room, as known since the look before:
+        at most as many as those have room for."""
+        for role, rooms in self._rooms.items():
+            sources = [replica for replica in self._pools[role] if replica.waiting] if rooms else ()
+            for source in sorted(sources, key=self._load, reverse=True):
+                for work, ahead_seconds in source.not_begun(self._now):
+                    if work.moves < MAX_MOVES:
+                        self._move(work, source, ahead_seconds, rooms)
+        until = self._constants.hand_back_seconds
+        self._rooms = {role: rooms_of(self._that_serve(role), until) for role in self._pools}
+
+    def _load(self, replica: Replica) -> float:
+        return replica.load(self._now)
+
+    def _move(
+        self, work: Work, source: Replica, ahead_seconds: float, rooms: Sequence[Room]
+    ) -> None:
+        room = target_of(work, source, ahead_seconds, rooms, self._now)
+        pair = self._pair(work, source, room.replica) if room else None
+        if room is None or pair is None:
+            return
+        room.take(work)
+        source.hand_back(work)
+        prefill, decode = work.prefill, work.decode
+        if source.role is Role.DECODE and prefill is not None:
+            prefill.coming -= 1
+            self._remove_if_drained(prefill)
+        elif source.role is Role.PREFILL and decode is not None:
+            decode.coming -= 1
+            decode.reserved_tokens -= work.reserved_tokens
+            work.decode = None
+        work.moves += 1
+        self._give(work, *pair)
+        self._remove_if_drained(source)
+
+    def _pair(
+        self, work: Work, source: Replica, target: Replica
+    ) -> tuple[Replica, Replica | None] | None:
+        """Where a request goes from its source: with two pools, to both halves anew or to none."""
+        if source.role is Role.MIXED:
+            return target, None
+        if source.role is Role.DECODE:
+            prefill = self._least_loaded(Role.PREFILL)
+            return (target, prefill) if prefill else None
+        decodes = [replica for replica in self._that_serve(Role.DECODE) if replica.can_hold(work)]
+        return (min(decodes, key=self._load), target) if decodes else None
 
     def _release_held(self) -> None:
         waiting, self._held = self._held, deque()

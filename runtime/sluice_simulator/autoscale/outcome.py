@@ -64,7 +64,7 @@ class Outcome:
 
 
 def outcome(trail: Trail, constants: Constants) -> Outcome:
-    """The figures of a finished replay."""
+    """The figures of a finished replay: every request has ended, so late ones count as missed."""
     promise, since = constants.promise, constants.judged_from_seconds
     works = [work for work in trail.works if work.arrival_seconds >= since]
     ttft = [ttft_seconds(work) for work in works]

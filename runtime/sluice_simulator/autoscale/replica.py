@@ -84,15 +84,63 @@ class Replica:
             and self.kv_used(now) >= 1
         ):
             share = 1.0
-        seconds = self._order.token_seconds or self._times.token_seconds
-        return share + self.queued_tokens * seconds
+        return share + self.queued_tokens * self._token_seconds
 
     def add(self, work: Work) -> None:
-        """A prompt to compute; of a decode engine: a request that wants pages."""
-        self.waiting.append(work)
+        """A prompt to compute; of a decode engine: a request that wants pages. The queue is in the
+        order of arrival. What was handed back counts as received where it came first."""
+        place = len(self.waiting)
+        while place and self._is_behind(self.waiting[place - 1], work):
+            place -= 1
+        self.waiting.insert(place, work)
         if self.role is not Role.DECODE:
             self.queued_tokens += work.prompt_tokens
-            self.received_tokens += work.prompt_tokens
+            if not work.moves:
+                self.received_tokens += work.prompt_tokens
+
+    def _is_behind(self, other: Work, work: Work) -> bool:
+        return not other.computed_tokens and other.arrival_seconds > work.arrival_seconds
+
+    def free_rows(self) -> int:
+        """Requests that could begin now; 0 with a queue."""
+        if self.waiting or self.reserved_tokens >= self._kv_pool_tokens:
+            return 0
+        return max(0, self._max_running_requests - self.rows - self.coming - len(self._prompts))
+
+    def free_tokens(self) -> int:
+        return self._kv_pool_tokens - self.reserved_tokens
+
+    def seconds_with(self, work: Work) -> float:
+        """Predicted time to compute what waits and then the prompt of `work`."""
+        return self.queued_tokens * self._token_seconds + self.seconds_of(work)
+
+    def seconds_of(self, work: Work) -> float:
+        """Predicted time to compute the prompt."""
+        return work.prompt_tokens * self._token_seconds
+
+    @property
+    def _token_seconds(self) -> float:
+        return self._order.token_seconds or self._times.token_seconds
+
+    def not_begun(self, now: float) -> list[tuple[Work, float]]:
+        """Requests that it could hand back, the oldest first, with the seconds of the queue ahead
+        of each; infinite where pages or rows are what they wait for."""
+        works = [work for work in self.waiting if not work.computed_tokens]
+        if not works or not self._computes or not self.can_hold(works[0]):
+            return [(work, math.inf) for work in works]
+        begun = self.queued_tokens - sum(work.prompt_tokens for work in works)
+        ahead, tokens = {}, max(0, begun)
+        for work in self._order.of(self.waiting, self.queued_tokens, now):
+            if not work.computed_tokens:
+                ahead[work.number] = tokens * self._token_seconds
+                tokens += work.prompt_tokens
+        return [(work, ahead[work.number]) for work in works]
+
+    def hand_back(self, work: Work) -> None:
+        """A request that has not begun leaves."""
+        self.waiting.remove(work)
+        if self.role is not Role.DECODE:
+            self.queued_tokens -= work.prompt_tokens
 
     def can_hold(self, work: Work) -> bool:
         """Whether there is a row and pages for it; an empty engine takes whatever comes."""

@@ -28,6 +28,8 @@ class Work:
     prompt_tokens: int
     output_tokens: int
     computed_tokens: int = 0
+    moves: int = 0
+    """How often an engine has handed it back."""
     first_token_seconds: float = -1.0
     ended_seconds: float = -1.0
     prefill: Replica | None = None

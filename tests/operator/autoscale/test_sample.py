@@ -25,9 +25,10 @@ def test_what_waits_is_added_and_the_freshest_report_of_each_engine_counts() -> 
 
 
 def test_what_engines_count_against_the_slo_is_passed_on() -> None:
-    reported = row("a", slo_requests_total=9, slo_in_time_total=7)
+    reported = row("a", slo_requests_total=9, slo_in_time_total=7, slo_late_requests=1)
     (engine,) = sample_of((load(reported),), POOLS, 0.0).engines or ()
     assert (engine.slo_requests_total, engine.slo_in_time_total) == (9, 7)
+    assert engine.slo_late_requests == 1
 
 
 def test_a_router_that_has_not_found_engines_says_nothing_of_them() -> None:

@@ -60,6 +60,10 @@ async def test_the_share_of_answers_in_time_is_shown_beside_the_reason() -> None
     answers(1220, 209)
     await world.tick(times=35)
     assert (shown(), world.told) == ("95", 3)
+    scaling = world.scaling_tick.memories[KEY].scaling
+    assert scaling is not None
+    assert scaling.status is not None
+    assert scaling.status.in_time_requests == 220
 
 
 async def test_what_was_written_counts_before_its_event_comes_back() -> None:

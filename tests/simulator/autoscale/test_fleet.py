@@ -11,10 +11,12 @@ from sluice_autoscaler.sample import Sample
 from sluice_contract.cluster.labels import Role
 from sluice_simulator.autoscale.constants import AZURE
 from sluice_simulator.autoscale.fleet import AutoscaledFleet
+from sluice_simulator.autoscale.hand_back import rooms_of, target_of
 from sluice_simulator.autoscale.outcome import Trail, itl_seconds, ttft_seconds
 from sluice_simulator.autoscale.policies.policy import Plan, Static, Targets
 from sluice_simulator.autoscale.replica import Replica
 from sluice_simulator.autoscale.step_times import StepTimes
+from sluice_simulator.autoscale.work import Work
 from sluice_simulator.traces.request import Trace, TraceRequest
 
 from tests.simulator.autoscale.scenes import Erratic, chats
@@ -82,11 +84,80 @@ def test_an_engine_takes_requests_once_it_has_started_and_costs_from_the_decisio
     assert held[0][:2] == (10.0, 3)
     assert min(seconds for seconds, _, serving in held if serving == 3) == 40.0
     assert math.isclose(grown.replica_seconds, 10.0 + 3 * (grown.ended_seconds - 10.0))
-    # The router cannot take back what waits in the first engine when the others are ready.
-    (*waited, late), (*also, behind) = grown.works, small.works
-    waits = [sum(ttft_seconds(work) > 30.0 for work in works) for works in (waited, also)]
-    assert waits[0] == waits[1] > 30
+    (*_, late), (*_, behind) = grown.works, small.works
     assert ttft_seconds(late) < ttft_seconds(behind)
+
+
+@pytest.mark.parametrize("roles", [MIXED, TWO], ids=["mixed", "two-pools"])
+@pytest.mark.parametrize("tokens", [(2000, 100), (200, 3000)], ids=["prompts", "answers"])
+def test_new_engines_take_what_has_not_begun_in_full_ones(
+    roles: list[Role], tokens: tuple[int, int]
+) -> None:
+    crowd = Trace("crowd", tuple(TraceRequest(11.0 + n / 1000, *tokens) for n in range(150)))
+    plan, first = Plan(dict.fromkeys(roles, ((0.0, 1), (10.0, 3)))), dict.fromkeys(roles, 1)
+    kept = run(crowd, plan, first, hand_back_seconds=math.inf)
+    moved = run(crowd, plan, first)
+    assert {work.moves for work in kept.works} == {0}
+    assert 0 < max(work.moves for work in moved.works) <= 2
+    assert all(work.first_token_seconds > 40.0 for work in moved.works if work.moves)
+    late, sooner = (
+        [ttft_seconds(work) for work in trail.works if ttft_seconds(work) > 30.0]
+        for trail in (kept, moved)
+    )
+    assert max(sooner) - 30.0 < 0.6 * (max(late) - 30.0)
+    assert sorted(sooner) <= sorted(late)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_request_stays_where_the_queue_ahead_is_shorter_than_its_own_prompt(ahead: int) -> None:
+    times, now = StepTimes(AZURE), 0.4
+    full, idle = (Replica(name, Role.MIXED, 0.0, AZURE, times) for name in ("full", "idle"))
+    for number in range(ahead + 1):
+        full.add(Work(number, number / 10, 600, 10))
+    full.add(Work(9, 0.3, 600 + 600 * ahead, 10))
+    (*_, (last, seconds)) = full.not_begun(now)
+    assert last.number == 9
+    assert seconds == pytest.approx((ahead + 1) * 600 * times.token_seconds)
+    assert target_of(last, full, seconds, rooms_of([full, idle], 0.5), now) is None
+    (room,) = rooms_of([full, idle], 0.5)
+    assert target_of(last, full, seconds * 1.01, [room], now) is room
+    assert target_of(last, full, math.inf, rooms_of([full], 0.5), now) is None
+
+
+def test_an_engine_gets_as_many_prompts_as_it_computes_until_the_router_looks_again() -> None:
+    times, now = StepTimes(AZURE), 0.4
+    full, idle = (Replica(name, Role.MIXED, 0.0, AZURE, times) for name in ("full", "idle"))
+    prompt = int(0.2 / times.token_seconds)
+    works = [Work(number, 0.0, prompt, 10) for number in range(6)]
+    (room,) = rooms_of([idle], 0.5)
+    moved = 0
+    for work in works:
+        if target_of(work, full, math.inf, [room], now) is room:
+            room.take(work)
+            moved += 1
+    assert moved == 3
+    tiny = replace(AZURE, max_running_requests=2)
+    small = Replica("small", Role.DECODE, 0.0, tiny, times)
+    rooms = rooms_of([small], 0.0)
+    assert [room.rows for room in rooms] == [2], "pages and rows are what a decode engine has"
+    small.waiting.append(works[0])
+    assert rooms_of([small], 0.5) == []
+
+
+def test_a_request_that_moves_keeps_its_place_and_counts_as_received_once() -> None:
+    replica = Replica("a", Role.MIXED, 0.0, AZURE, StepTimes(AZURE))
+    works = [Work(number, float(number), 100, 10) for number in range(4)]
+    replica.add(works[0])
+    replica.add(works[3])
+    works[1].moves = 1
+    replica.add(works[1])
+    assert list(replica.waiting) == [works[0], works[1], works[3]]
+    assert (replica.received_tokens, replica.queued_tokens) == (200, 300)
+    works[0].computed_tokens = 16
+    replica.hand_back(works[1])
+    replica.add(early := Work(7, -1.0, 100, 10))
+    assert list(replica.waiting) == [works[0], early, works[3]]
+    assert [work for work, _ in replica.not_begun(5.0)] == [early, works[3]]
 
 
 def test_requests_wait_at_the_router_while_no_engine_serves() -> None:

@@ -132,6 +132,8 @@ def _facts(service: Manifest, pools: Iterable[PoolRow], snapshot: Snapshot, look
             table.add_row("", ready)
     if scaling := status.get("scaling"):
         table.add_row("  scaling", _scaling(scaling, snapshot.now))
+    if slo := _slo(status.get("scaling") or {}, pools):
+        table.add_row("  slo", slo)
     if ledger := status.get("ledger"):
         table.add_row("  requests", _ledger(ledger))
     table.add_row("  routers", _routers(service, snapshot))
@@ -156,9 +158,20 @@ def _rollout(row: PoolRow, look: Look, *, is_done: bool) -> Text | None:
 
 def _scaling(scaling: Manifest, now: datetime) -> Text:
     age = _age((now - datetime.fromisoformat(scaling["time"])).total_seconds())
-    text = _text(f"{age} ago: {scaling['reason']}: {scaling['message']}")
+    return _text(f"{age} ago: {scaling['reason']}: {scaling['message']}")
+
+
+def _slo(scaling: Manifest, pools: Iterable[PoolRow]) -> Text:
+    """The share of requests that kept it, and what waits now at the engines that answer."""
+    text = Text()
     if (share := scaling.get("inTimePercent")) is not None:
-        text.append(f" ({share} % of answers kept slo)", QUIET)
+        text.append(f"{share} % of {scaling.get('inTimeRequests', 0):,} requests kept it")
+    reports = [engine.report for pool in pools for engine in pool.engines if engine.report]
+    counting = [report for report in reports if report.slo_late_requests is not None]
+    if waiting := sum(report.queued_requests for report in counting):
+        text.append(f"{'; ' if text else ''}{waiting:,} wait now", STYLES["busy"])
+    if late := sum(report.slo_late_requests or 0 for report in counting):
+        text.append(f"{', ' if text else ''}{late:,} are late", STYLES["bad"])
     return text
 
 

@@ -145,6 +145,7 @@ def chat() -> Manifest:
             "message": "decode 4 → 3: its queue of 0.2 s is below the target of 1 s.",
             "time": "2026-11-28T10:58:00Z",
             "inTimePercent": "99.2",
+            "inTimeRequests": 1_250,
         },
         ledger={"answered": 120_345, "resumed": 3, "refused": 12, "abandoned": 40, "lost": 0},
     )
@@ -195,8 +196,24 @@ def snapshot() -> Snapshot:
     engines = (
         load(f"chat-prefill-{old}-7d9f8c6b5d-x7k2p", "prefill", 12, 4, 410),
         load(f"chat-prefill-{new}-5b8d7f9c44-2vqzm", "prefill", 3, 4, 220),
-        load("chat-decode-c0ffee0123-6c5d4b7f8b-4jk8s", "decode", 0, 212, 930, itl_seconds=0.0312),
-        load("chat-decode-c0ffee0123-6c5d4b7f8b-9w2xx", "decode", 0, 64, 350, itl_seconds=0.0094),
+        load(
+            "chat-decode-c0ffee0123-6c5d4b7f8b-4jk8s",
+            "decode",
+            6,
+            212,
+            930,
+            itl_seconds=0.0312,
+            slo_late_requests=2,
+        ),
+        load(
+            "chat-decode-c0ffee0123-6c5d4b7f8b-9w2xx",
+            "decode",
+            0,
+            64,
+            350,
+            itl_seconds=0.0094,
+            slo_late_requests=0,
+        ),
         load("chat-decode-c0ffee0123-6c5d4b7f8b-bb7ln", "decode", 0, 80, 420, condition="failing"),
         load(
             "chat-decode-c0ffee0123-6c5d4b7f8b-hh5pd",

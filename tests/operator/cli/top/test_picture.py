@@ -6,13 +6,14 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 from sluice_operator.cli.top.picture import Look, fitted, picture
-from sluice_operator.cli.top.snapshot import Snapshot
+from sluice_operator.cli.top.snapshot import RouterLoad, Snapshot
 
-from tests.operator.cli.top.recorded import chat, service, snapshot
+from tests.operator.cli.top.recorded import chat, load, service, service_load, snapshot
 from tests.operator.golden import assert_golden
 
 WHERE = "namespace shop"
@@ -66,6 +67,36 @@ def test_a_message_moves_no_cursor() -> None:
     assert any("QueueShort: a [2Jb c" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "counts", "line"),
+    [
+        (
+            {"inTimePercent": "11.2", "inTimeRequests": 107},
+            {"queued": 95, "slo_late_requests": 90},
+            "11.2 % of 107 requests kept it; 95 wait now, 90 are late",
+        ),
+        ({"inTimePercent": "100", "inTimeRequests": 12}, {}, "100 % of 12 requests kept it"),
+        ({}, {"queued": 7, "slo_late_requests": 0}, "7 wait now"),
+        ({}, {"queued": 7}, None),  # no slo
+        ({}, {"queued": 0, "slo_late_requests": 0}, None),
+    ],
+)
+def test_requests_that_wait_stand_beside_the_share_of_those_that_were_counted(
+    scaling: dict[str, Any], counts: dict[str, int], line: str | None
+) -> None:
+    item = chat()
+    item["status"]["scaling"] = {
+        "reason": "Steady", "message": "", "time": "2026-11-28T10:58:00Z",
+    } | scaling  # fmt: skip
+    decode = load("d", "decode", counts.pop("queued", 0), 13, 900, **counts)
+    loads = {("shop", "chat"): RouterLoad("r", service_load(decode))}
+    lines = drawn(
+        picture(Snapshot(snapshot().now, (item,), loads=loads), WHERE, Look(120)), console(120)
+    )
+    slo = [text.split("slo", 1)[1].strip() for text in lines if text.startswith("  slo ")]
+    assert slo == ([line] if line else [])
+
+
 def test_without_rights_what_the_service_itself_says_is_left() -> None:
     known = snapshot()
     lines = drawn(picture(Snapshot(known.now, known.services), WHERE, Look(80)), console(80))
@@ -93,7 +124,7 @@ def test_no_service_is_said() -> None:
     [
         (60, None),
         (34, "… engines left out: sluice top NAME, a higher terminal, or --once"),
-        (12, "… 14 more lines and engines left out: sluice top NAME, or --once"),
+        (12, "… 15 more lines and engines left out: sluice top NAME, or --once"),
     ],
 )
 def test_what_a_terminal_has_no_room_for_is_named(rows: int, hint: str | None) -> None:
