@@ -133,7 +133,7 @@ class Routes:
                         fields = await _read_body(request, body)
                     model = fields.model
                     if generates:
-                        progress = self._progress(fields, body, request[START])
+                        progress = self._progress(fields, body)
                         routing_key = headers.get(ROUTING_KEY_HEADER)
                         affinity = affinity_of(routing_key, body.content, tenant or "")
                 method, path = request.method, request.rel_url.raw_path
@@ -165,14 +165,12 @@ class Routes:
 
         return uploads.upload(tenant, end)
 
-    def _progress(
-        self, fields: edge.BodyFields, body: Body, since_seconds: float
-    ) -> Progress | None:
+    def _progress(self, fields: edge.BodyFields, body: Body) -> Progress | None:
         """The progress of the answer, if it may be resumed."""
         signer = self._parts.configured.call_signer
         if signer is None:
             return None
-        clock = self._parts.clock
+        clock, since_seconds = self._parts.clock, self._parts.clock()
         return Progress(
             signer.draw_seed(),
             streams=fields.streams,

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from sluice_contract.cluster.labels import Role
 from sluice_contract.cluster.list_watch import ListWatch
 from sluice_contract.config.router import Discovery, LoadFollowing
-from sluice_contract.wire.load import ROUTER_HEADER, LoadReport
+from sluice_contract.wire.load import ROUTER_HEADER, LoadReport, router_name
 
 from sluice_router.attempts import read_at_most
 from sluice_router.engines import Endpoint, EngineState, Fleet, Phase
@@ -175,7 +175,8 @@ class LoadPoller:
         self._fleet = fleet
         self._session = session
         self._polled = polled
-        self._headers = {ROUTER_HEADER: f"{jitter.getrandbits(64):016x}"}
+        name = router_name(jitter.getrandbits(64), settings.interval_seconds)
+        self._headers = {ROUTER_HEADER: name}
         self._settings = settings
         self._jitter = jitter
 

@@ -207,10 +207,12 @@ class Dispatcher:
             try:
                 reply = await self._send(target, call)
             except AttemptFailedError as failure:
-                if failure.reason == "handed_back" and self._may_move(call):
+                if failure.reason == "handed_back" and self._may_move(call, sent):
                     history.handed_back(sent, failure)
-                else:
-                    self._failed(target, failure, history)
+                    return None
+                if failure.reason == "handed_back":  # though nobody asked for it
+                    failure = AttemptFailedError("unavailable", failure.error)
+                self._failed(target, failure, history)
                 return None
         self._fleet.answered(target.engine.key)
         if target.prefill is not None and reply.status == HTTPStatus.OK:
@@ -226,11 +228,13 @@ class Dispatcher:
         return Unanswered(id_, target, now, moved, call.model)
 
     @staticmethod
-    def _may_move(call: Call) -> bool:
+    def _may_move(call: Call, sent: Unanswered) -> bool:
         """Counts one move; False for one that nobody has asked for."""
-        if call.progress is None or call.progress.moved >= MAX_MOVES:
+        if call.progress is None or call.progress.moved >= MAX_MOVES or sent.waits_for is None:
             return False
         call.progress.moved += 1
+        # Decode engines hand back before the engine of the prompt knows of it.
+        call.progress.prompt_counted |= sent.waits_for is not Role.DECODE
         return True
 
     async def _send(self, target: Target, call: Call) -> Reply:
@@ -377,7 +381,6 @@ class History:
         pair stays."""
         target, is_prefill = sent.target, sent.waits_for is Role.PREFILL
         engine = target.prefill if is_prefill and target.prefill else target.engine
-        self.forget_engines()
         self.met.add(engine.key)
         self.tried.add(engine.key)
         self.failure = failure

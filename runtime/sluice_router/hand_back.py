@@ -14,12 +14,13 @@ import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import aiohttp
+import msgspec
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.load import LoadReport
 from sluice_contract.wire.private_calls import HAND_BACK_PATH, MAX_HAND_BACK
@@ -32,11 +33,11 @@ MAX_MOVES: Final = 2
 """How often one request is asked back."""
 MIN_WAIT_SECONDS: Final = 0.5
 """Below it a request may only wait for the step that runs."""
-LOOK_SECONDS: Final = 1.0
-"""Between two load reports of an engine."""
 IDLE_WORK_SECONDS: Final = 0.5
 """An engine whose queued prompts take less has room for more."""
 ANSWER_SECONDS: Final = 5.0
+PAUSE_SECONDS: Final = 10.0
+"""How long an engine that gave nothing back is not asked again: its room goes to other queues."""
 
 logger: Final = logging.getLogger("sluice.router.hand_back")
 
@@ -50,16 +51,16 @@ class Unanswered:
     since_seconds: float
     moved: int
     model: str | None = None
-    waits_for: Role = Role.MIXED
-    """Of the engine that was asked to give it back last."""
+    waits_for: Role | None = None
+    """Role of the engine that was asked to give it back; None: none was."""
+    engine_keys: tuple[str, ...] = field(init=False)
 
-    def waits_at(self, engine: EngineState) -> bool:
-        """Whether the engine has part in it."""
-        return engine.key in self.target.keys
+    def __post_init__(self) -> None:
+        self.engine_keys = self.target.keys
 
 
 class UnansweredRequests:
-    """Those of one router, in the order in which they were sent."""
+    """Requests of one router, in the order in which they were sent."""
 
     def __init__(self) -> None:
         self._requests: dict[Unanswered, None] = {}
@@ -81,11 +82,25 @@ class UnansweredRequests:
 class HandBack:
     """One call to an engine, for requests of this router."""
 
+    queue: EngineState
+    """Where they wait."""
     engine: EngineState
+    """Which has their answers: the same, or a decode engine of theirs."""
     requests: tuple[Unanswered, ...]
     """In the order in which they are to leave."""
     most: int
     waits_for: Role
+
+
+class Look(NamedTuple):
+    """What a plan goes by, besides the engines and requests."""
+
+    now: float
+    stale_seconds: float
+    interval_seconds: float
+    """Until the next look."""
+    draw: Callable[[], float]
+    """Uniform in [0, 1)."""
 
 
 class _Queue(NamedTuple):
@@ -97,55 +112,74 @@ class _Queue(NamedTuple):
 def plan_hand_backs(
     engines: Sequence[EngineState],
     requests: Iterable[Unanswered],
-    now: float,
-    *,
-    stale_seconds: float,
-    draw: Callable[[], float],
+    look: Look,
+    not_asked: Collection[str] = (),
 ) -> list[HandBack]:
-    """Which engines are asked for how many requests; `draw` is uniform in [0, 1)."""
-    waiting = [r for r in requests if r.moved < MAX_MOVES]
-    waiting = [r for r in waiting if now - r.since_seconds >= MIN_WAIT_SECONDS]
-    return (
-        [
-            call
-            for role in (Role.MIXED, Role.DECODE, Role.PREFILL)
-            for call in _of_role(role, engines, waiting, now, stale_seconds, draw)
-        ]
-        if waiting
-        else []
-    )
+    """Which engines are asked for how many requests; `not_asked`: keys of those that are not."""
+    waiting = _by_engine(requests, look.now)
+    calls: list[HandBack] = []
+    named = set[Unanswered]()
+    for role in (Role.MIXED, Role.DECODE, Role.PREFILL) if waiting else ():
+        places = [engine for engine in engines if engine.role is role]
+        for call in _of_role(role, places, waiting, look, not_asked, named):
+            named.update(call.requests)
+            calls.append(call)
+    return calls
+
+
+def _by_engine(requests: Iterable[Unanswered], now: float) -> Mapping[str, list[Unanswered]]:
+    """Requests that may move, by the key of each engine that has part in them."""
+    waiting = defaultdict[str, list[Unanswered]](list)
+    for request in requests:
+        if request.moved < MAX_MOVES and now - request.since_seconds >= MIN_WAIT_SECONDS:
+            for key in request.engine_keys:
+                waiting[key].append(request)
+    return waiting
 
 
 def _of_role(
     role: Role,
-    engines: Sequence[EngineState],
-    waiting: Sequence[Unanswered],
-    now: float,
-    stale_seconds: float,
-    draw: Callable[[], float],
+    places: Sequence[EngineState],
+    waiting: Mapping[str, list[Unanswered]],
+    look: Look,
+    not_asked: Collection[str],
+    named: Collection[Unanswered],
 ) -> Iterator[HandBack]:
+    queues, rooms = _queues_and_rooms(places, waiting, look)
+    others = {key: engine for engine in places if (key := engine.key) in rooms}
+    for queue in sorted(queues, key=lambda queue: -queue.length):
+        if queue.engine.key in not_asked or not (room := sum(rooms.values())):
+            continue
+        free = {
+            key: min(rooms[key], _prompts_computed(queue, place, look.interval_seconds))
+            for key, place in others.items()
+            if rooms[key] and place.hands_over == queue.engine.hands_over
+        }
+        share = math.floor(sum(free.values()) / max(1, queue.report.routers) + look.draw())
+        most = min(share, room, sum(free.values()), queue.length, MAX_HAND_BACK)
+        served = [others[key] for key in free]
+        movable = [r for r in waiting[queue.engine.key] if r not in named]
+        movable = [r for r in movable if _is_served_by_one(r, queue.engine, served)]
+        most = min(most, len(movable))
+        if most > 0:
+            _take(rooms, free, most)
+            yield from _calls(queue.engine, movable, most, role)
+
+
+def _queues_and_rooms(
+    places: Sequence[EngineState], waiting: Mapping[str, list[Unanswered]], look: Look
+) -> tuple[list[_Queue], dict[str, int]]:
+    """Engines of a role with a queue in which requests of ours wait, and room by key."""
     queues, rooms = [], dict[str, int]()
-    places = [engine for engine in engines if engine.role is role]
     for engine in places:
-        if (received := engine.fresh(now, stale_seconds)) is None:
+        if (received := engine.fresh(look.now, look.stale_seconds)) is None:
             continue
         if length := queue_length(received.report):
-            queues.append(_Queue(engine, received.report, length))
-        elif condition(engine, now) == "ready" and (room := room_of(engine, received.report)):
+            if engine.key in waiting:
+                queues.append(_Queue(engine, received.report, length))
+        elif condition(engine, look.now) == "ready" and (room := room_of(engine, received.report)):
             rooms[engine.key] = room
-    for queue in sorted(queues, key=lambda queue: -queue.length):
-        others = [engine for engine in places if rooms.get(engine.key)]
-        free = {o.key: min(rooms[o.key], _prompts_computed(queue, o)) for o in others}
-        movable = [r for r in waiting if r.waits_at(queue.engine)]
-        movable = [r for r in movable if _is_served_by_one(r, queue.engine, others)]
-        room = sum(free.values())
-        share = math.floor(room / max(1, queue.report.routers) + draw())
-        most = min(share, room, queue.length, len(movable))
-        if most <= 0:
-            continue
-        for key in _taken(free, most):
-            rooms[key] -= 1
-        yield from _calls(queue.engine, movable, most, role)
+    return queues, rooms
 
 
 def queue_length(report: LoadReport) -> int:
@@ -160,15 +194,15 @@ def room_of(engine: EngineState, report: LoadReport) -> int:
         return 0
     received = engine.received
     assert received is not None
-    there = max(0, report.requests - received.own_inflight) + engine.inflight
-    rows = report.max_running_requests - there
+    present = max(0, report.requests - received.own_inflight) + engine.inflight
+    rows = report.max_running_requests - present
     pages = report.kv_pages_free + report.kv_pages_evictable
     used = report.kv_pages_total - pages
-    each = used / report.running_requests if report.running_requests else 0
-    return max(0, min(rows, math.floor(pages / each) if each else rows))
+    pages_each = used / report.running_requests if report.running_requests else 0
+    return max(0, min(rows, math.floor(pages / pages_each) if pages_each else rows))
 
 
-def _prompts_computed(queue: _Queue, place: EngineState) -> int:
+def _prompts_computed(queue: _Queue, place: EngineState, seconds: float) -> int:
     """How many prompts like those of the queue an engine computes until routers look again: more
     would make a queue there. A rate that it has not measured is taken to be that of the queue's."""
     report = queue.report
@@ -176,7 +210,7 @@ def _prompts_computed(queue: _Queue, place: EngineState) -> int:
     rate = place.received.report.prefill_tokens_per_second or report.prefill_tokens_per_second
     if report.role is Role.DECODE or rate is None or not report.queued_tokens:
         return queue.length
-    return max(1, math.floor(LOOK_SECONDS * rate * report.queued_requests / report.queued_tokens))
+    return max(1, math.floor(seconds * rate * report.queued_requests / report.queued_tokens))
 
 
 def _is_served_by_one(
@@ -189,27 +223,32 @@ def _is_served_by_one(
     return any(other.adapter_key(request.model) == key for other in others)
 
 
-def _taken(free: dict[str, int], count: int) -> Iterator[str]:
-    """Engines of which a place is taken, those with most of them first."""
-    for _ in range(count):
-        key = max(free, key=lambda key: free[key])
-        free[key] -= 1
-        yield key
+def _take(rooms: dict[str, int], free: Mapping[str, int], count: int) -> None:
+    """So many of the `free` places are no room any more."""
+    for key, places in free.items():
+        taken = min(places, count)
+        rooms[key] -= taken
+        count -= taken
 
 
 def _calls(
-    engine: EngineState, requests: Sequence[Unanswered], most: int, role: Role
+    queue: EngineState, requests: Sequence[Unanswered], most: int, role: Role
 ) -> Iterator[HandBack]:
     """One call, or of those that wait for a prefill engine one to each of their decode engines."""
-    if role is not Role.PREFILL:
-        yield HandBack(engine, tuple(requests[:MAX_HAND_BACK]), min(most, MAX_HAND_BACK), role)
-        return
     by_engine = defaultdict[str, list[Unanswered]](list)
-    for request in requests[:most]:
-        by_engine[request.target.engine.key].append(request)
+    for request in requests:
+        by_engine[queue.key if role is not Role.PREFILL else request.engine_keys[0]].append(request)
+    total, left = len(requests), most
     for those in by_engine.values():
-        chosen = tuple(those[:MAX_HAND_BACK])
-        yield HandBack(those[0].target.engine, chosen, len(chosen), role)
+        part = min(left, math.ceil(most * len(those) / total))
+        left -= part
+        if part:
+            engine = queue if role is not Role.PREFILL else those[0].target.engine
+            yield HandBack(queue, engine, tuple(those[:MAX_HAND_BACK]), part, role)
+
+
+class _Answer(msgspec.Struct):
+    requests: int
 
 
 @dataclass
@@ -221,35 +260,31 @@ class HandBacks:
     calls: EngineCalls
     clock: Clock
     stale_seconds: float
+    interval_seconds: float
     draw: Callable[[], float]
-    _asked: dict[str, float] = field(default_factory=dict)
-    """When each engine was asked last: again only once a later report is there."""
-    _running: set[asyncio.Task[None]] = field(default_factory=set)
+    _not_before: dict[str, float] = field(default_factory=dict)
+    """When an engine with a queue may be asked again: once a report is there from after that."""
+    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By the key of the engine with the queue."""
 
     def look(self) -> None:
         """Begins the calls that the present reports ask for."""
         engines, now = self.fleet.engines(), self.clock()
-        known = {engine.key for engine in engines}
-        self._asked = {key: at for key, at in self._asked.items() if key in known}
-        fresh = [engine for engine in engines if not self._is_asked(engine)]
-        calls = plan_hand_backs(
-            fresh, self.requests, now, stale_seconds=self.stale_seconds, draw=self.draw
-        )
-        for call in calls:
-            self._asked[call.engine.key] = now
-            task = asyncio.create_task(self._ask(call))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+        self._running = {key: task for key, task in self._running.items() if not task.done()}
+        known = {engine.key: engine for engine in engines}
+        self._not_before = {key: at for key, at in self._not_before.items() if key in known}
+        not_asked = {key for key, at in self._not_before.items() if not _reported(known[key], at)}
+        look = Look(now, self.stale_seconds, self.interval_seconds, self.draw)
+        not_asked |= self._running.keys()
+        for call in plan_hand_backs(engines, self.requests, look, not_asked):
+            self._not_before[call.queue.key] = now
+            self._running[call.queue.key] = asyncio.create_task(self._ask(call))
 
     async def aclose(self) -> None:
         """Ends the calls."""
-        for task in self._running:
+        for task in self._running.values():
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-
-    def _is_asked(self, engine: EngineState) -> bool:
-        asked, received = self._asked.get(engine.key), engine.received
-        return asked is not None and (received is None or received.received_seconds <= asked)
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def _ask(self, call: HandBack) -> None:
         for request in call.requests:
@@ -259,13 +294,19 @@ class HandBacks:
             "most": call.most,
             "waits_for": call.waits_for,
         }
-        name = call.engine.endpoint.name
+        name, left = call.engine.endpoint.name, 0
         try:
             status, text = await self.calls.post(
                 call.engine, HAND_BACK_PATH, json.dumps(body).encode(), ANSWER_SECONDS
             )
+            left = msgspec.json.decode(text, type=_Answer).requests if status == 200 else 0
+            logger.debug("engine %s, asked for %d requests: %d %s", name, call.most, status, text)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             logger.debug("engine %s has not said what it gives back: %r", name, error)
-            return
-        level = logging.DEBUG if status == 200 else logging.WARNING
-        logger.log(level, "engine %s, asked for %d requests: %s", name, call.most, text)
+        if not left:
+            self._not_before[call.queue.key] = self.clock() + PAUSE_SECONDS
+
+
+def _reported(engine: EngineState, at: float) -> bool:
+    """Whether its last report is from after that moment."""
+    return engine.received is not None and engine.received.received_seconds > at

@@ -146,6 +146,8 @@ class Progress:
         """Whether the stream's end came."""
         self.moved = 0
         """How often engines have handed the request back."""
+        self.prompt_counted = False
+        """Whether one of them has counted its prompt."""
         self._seed = seed
         self._waited_seconds = waited_seconds
         self._charge = charge
@@ -169,10 +171,10 @@ class Progress:
 
     def head(self) -> CallHead:
         """The first line of the private call to the next engine."""
-        resume = None
         if self._start is not None:
-            resume = Resume(self._start, [choice.so_far() for choice in self._choices])
-        return CallHead(self._seed, resume, self._waited_seconds(), self.moved)
+            return CallHead(self._seed, Resume(self._start, [c.so_far() for c in self._choices]))
+        waited_seconds = self._waited_seconds()
+        return CallHead(self._seed, None, waited_seconds, self.moved, self.prompt_counted)
 
     def read(self, events: bytes | bytearray) -> EventsRead:
         """Read whole events; they count as passed on, except for an error that ends them.

@@ -150,8 +150,10 @@ def _hand_backs(
     if (keys := _keys(config)) is None:
         return None
     calls, draw = EngineCalls(session, keys, time.time, _draw_id), random.Random().random  # noqa: S311
-    requests, stale_seconds = parts.dispatcher.unanswered, config.load.stale_seconds
-    return HandBacks(fleet, requests, calls, time.monotonic, stale_seconds, draw)
+    load, requests = config.load, parts.dispatcher.unanswered
+    return HandBacks(
+        fleet, requests, calls, time.monotonic, load.stale_seconds, load.interval_seconds, draw
+    )
 
 
 def _guard(config: RouterConfig) -> Guard:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from sluice_router.hand_back import (
     MAX_MOVES,
     MIN_WAIT_SECONDS,
     HandBack,
+    Look,
     Unanswered,
     plan_hand_backs,
 )
@@ -57,7 +58,7 @@ def at(target: Target, count: int, waited: float = 2.0, moved: int = 0) -> list[
 def plan(
     engines: Sequence[EngineState], requests: Sequence[Unanswered], drawn: float = 0.0
 ) -> list[HandBack]:
-    return plan_hand_backs(engines, requests, NOW, stale_seconds=5.0, draw=lambda: drawn)
+    return plan_hand_backs(engines, requests, Look(NOW, 5.0, 1.0, lambda: drawn))
 
 
 def test_the_oldest_are_asked_back_for_as_many_as_another_engine_has_room() -> None:
@@ -109,6 +110,37 @@ def test_requests_of_an_adapter_stay_where_no_other_engine_has_it() -> None:
     asked = [replace_model(request, "tuned") for request in at(Target(busy), 2)]
     assert not plan([busy, engine("idle", **IDLE)], asked)
     assert plan([busy, engine("idle", adapters={"tuned": "k1"}, **IDLE)], asked)
+
+
+def test_a_request_is_named_in_one_call_of_a_look() -> None:
+    """Also where both halves of its pair have queues."""
+    waits, queued = full("d", 4, Role.DECODE), full("p", 4, Role.PREFILL)
+    idle = [engine("d2", Role.DECODE, **IDLE), engine("p2", Role.PREFILL, **IDLE)]
+    calls = plan([waits, queued, *idle], at(Target(waits, queued), 8))
+    named = [request.request_id for call in calls for request in call.requests]
+    assert len(set(named)) == len(named)
+
+
+def test_engines_that_cannot_hand_over_to_the_others_are_no_place() -> None:
+    waits, other = full("d", 4, Role.DECODE), engine("d2", Role.DECODE, handover_version=1, **IDLE)
+    prefill = engine("p", Role.PREFILL, **IDLE)
+    assert not plan([waits, other, prefill], at(Target(waits, prefill), 4))
+
+
+def test_a_look_without_room_looks_at_each_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = Counter[str]()
+    served = "sluice_router.hand_back._is_served_by_one"
+    monkeypatch.setattr(served, lambda *_: looked.update(served=1) or True)
+    queues = [full(f"q{number}", 20) for number in range(50)]
+
+    def requests() -> Iterator[Unanswered]:
+        for queue in queues:
+            for request in at(Target(queue), 20):
+                looked["read"] += 1
+                yield request
+
+    assert not plan_hand_backs(queues, requests(), Look(NOW, 5.0, 1.0, lambda: 0.5))
+    assert looked == {"read": 1000}
 
 
 def replace_model(request: Unanswered, model: str) -> Unanswered:

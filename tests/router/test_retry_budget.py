@@ -233,3 +233,21 @@ async def test_an_answer_that_has_begun_is_resumed_without_retries_left(*, has_b
         progress.read(comment_line(EventComment(start)) + b"data: {}\n\n")
     await refused(asks, progress)
     assert len(sender.asked) == (3 if has_begun else 1)
+
+
+@pytest.mark.parametrize("has_progress", [False, True])
+async def test_an_engine_that_hands_back_what_nobody_asked_for_is_no_way_to_wait(
+    *, has_progress: bool
+) -> None:
+    sender = Refusing("handed_back", cycle("7"))
+    progress = Progress(1, streams=True, charge=lambda _: None) if has_progress else None
+    await refused(dispatcher(sender, *[PRIVATE] * 3), progress)
+    assert len(sender.asked) == Upstream().max_attempts
+
+
+def test_only_a_request_that_has_not_begun_keeps_its_first_arrival() -> None:
+    progress = Progress(1, streams=True, charge=lambda _: None, waited_seconds=lambda: 400.0)
+    assert progress.head().waited_seconds == 400.0
+    start = AnswerStart("c", 1, "ab", [1], 1, "m1")
+    progress.read(comment_line(EventComment(start)) + b"data: {}\n\n")
+    assert progress.head().waited_seconds == 0.0

@@ -58,9 +58,24 @@ def read_rate(read_bytes: int, read_seconds: float) -> float | None:
     return float(f"{read_bytes / read_seconds / 1e9:.2g}")
 
 
-ROUTER_SECONDS: Final = 3.0
 ROUTER_HEADER: Final = "X-Sluice-Router"
-"""Of a request for a load report: what tells this router apart from the others."""
+"""Of a request for a load report: what tells this router apart from the others, as `router_name`
+writes it."""
+MAX_INTERVAL_SECONDS: Final = 60.0
+
+
+def router_name(draw: int, interval_seconds: float) -> str:
+    """A router's name, with how often it asks."""
+    return f"{draw:016x};{interval_seconds:g}"
+
+
+def router_seconds(name: str) -> float:
+    """How long a router counts after it has asked: three times as long as until it asks again."""
+    try:
+        seconds = float(name.partition(";")[2])
+    except ValueError:
+        seconds = 1.0
+    return 3 * min(max(seconds, 0.0), MAX_INTERVAL_SECONDS)
 
 
 class LoadReport(ContractModel):
@@ -126,7 +141,7 @@ class LoadReport(ContractModel):
     slo_in_time_total: Count | None = None
     """Those of them that kept the engine's slo."""
     routers: Count = 0
-    """That have asked for the load in the last `ROUTER_SECONDS`."""
+    """Routers that ask for the load, by `ROUTER_HEADER`."""
     slo_late_requests: Count | None = None
     """Requests without a first token that are later than the slo allows, now; they are counted
     in `slo_requests_total`."""

@@ -26,7 +26,7 @@ ROLE_PATH: Final = "/role"
 """Where an engine is asked to take another role."""
 HAND_BACK_PATH: Final = "/hand-back"
 """Where an engine is asked for requests that it has not begun."""
-MAX_HAND_BACK: Final = 256
+MAX_HAND_BACK: Final = 64
 """Requests that one such call may name."""
 RESUME_MISMATCH: Final = "resume_mismatch"
 """Error code of a 409: this engine would not continue from the same prompt."""
@@ -88,9 +88,11 @@ class CallHead(_Value, frozen=True):
     """A 63-bit seed for requests without one, so that all attempts sample the same tokens."""
     resume: Resume | None = None
     waited_seconds: float = 0.0
-    """Since the router got the request: its deadlines count from then."""
+    """Since the router had the request: the deadlines of one that has not begun count from then."""
     moved: int = 0
     """How often engines have handed it back."""
+    prompt_counted: bool = False
+    """Whether one of them has counted its prompt as received."""
 
 
 class EventComment(_Value, frozen=True):

@@ -246,8 +246,8 @@ class EngineLoop:
                 if delta := self._outbox.grant(message.request_id, message.tokens):
                     self._released.append(delta)
             case HandBack():
-                now = self._clock.monotonic()
-                self._link.send(HandedBack(self._role.hand_back(message, now)))
+                requests = self._role.hand_back(message, self._clock.monotonic())
+                self._link.send(HandedBack(message.number, requests))
             case FlushCache():
                 self._scheduler.flush_cache()
             case Drain():

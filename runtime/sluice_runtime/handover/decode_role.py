@@ -137,9 +137,11 @@ class DecodeRole:
         """Requests without pages, or those of whose prompt no part was announced."""
         if message.waits_for is EngineRole.DECODE:
             return self._scheduler.hand_back(message.requests, message.most, now)
+        if message.waits_for is not EngineRole.PREFILL:
+            return 0
         groups = (list(map(self._requests.get, ids)) for ids in message.requests)
         chosen = [g for rooms in groups if (g := _not_begun(rooms))][: message.most]
-        for room in chain.from_iterable(chosen):
+        for room in dict.fromkeys(chain.from_iterable(chosen)):
             self._leave(room, HANDED_BACK)
             self._scheduler.fail(room.request.request_id, HANDED_BACK, "handed_back")
         return len(chosen)

@@ -76,7 +76,7 @@ class Request:
     preempted: bool = False
     """Whether it was sent back for a more urgent one; that happens once at most."""
     waiting_since_seconds: float = 0.0
-    """When it joined the queue: its arrival, or its last retraction."""
+    """When it joined the queue: its arrival at this engine, or its last retraction."""
     started_seconds: float | None = None
     """When its first step was scheduled."""
 
@@ -187,7 +187,7 @@ def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -
         priority=message.priority,
         routing_key=message.routing_key,
         tenant=message.tenant,
-        waiting_since_seconds=message.arrival_seconds,
+        waiting_since_seconds=message.arrival_seconds + message.waited_seconds,
         adapter=message.adapter,
         adapter_folder=adapter_folder,
         namespace=(message.cache_salt, message.adapter),

@@ -98,7 +98,7 @@ class Scheduler:
             self._kv.begin_transfer(request, transfer)
         if not self._settled(message, request):
             self._table.add(request)
-            if not message.moved:
+            if not message.prompt_counted:
                 self._counts.received(request, self._kv.matched_tokens(request))
 
     def add_remote(self, message: Generate) -> None:
@@ -135,7 +135,7 @@ class Scheduler:
         """Ends those of `groups` that `leaving` chooses; returns how many."""
         costs = Costs(self._pacing.token_seconds(), self._settings.page_size)
         chosen = leaving(groups, most, self._table, self._kv, costs, now)
-        for request in chain.from_iterable(chosen):
+        for request in dict.fromkeys(chain.from_iterable(chosen)):
             self._fail(request, HANDED_BACK, "handed_back")
         return len(chosen)
 

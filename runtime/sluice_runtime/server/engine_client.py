@@ -111,6 +111,8 @@ class EngineClient:
         """The last one that the engine took; None: it has the configured one."""
         self._role_taken: asyncio.Future[None] | None = None
         self._handed_back: asyncio.Future[int] | None = None
+        self._hand_backs = 0
+        """Number of the last call."""
         self._drawn = asyncio.Event()
         """Set, and replaced by a new one, when a step has sampled a token."""
         self._reported = asyncio.Event()
@@ -160,10 +162,15 @@ class EngineClient:
             last_message = self._last_message_seconds
 
     def open_all(
-        self, choices: Sequence[Generate], names: Collection[str] = (), *, observed: bool = True
+        self,
+        choices: Sequence[Generate],
+        names: Collection[str] = (),
+        *,
+        router_id: str = "",
+        observed: bool = True,
     ) -> list[TokenStream]:
         """Starts all choices of a request, or none; the caller closes the streams. `names` are for
-        `abort`.
+        `abort`, `router_id` for `hand_back`.
 
         Raises:
             UnavailableError: there is no engine that could run them.
@@ -171,7 +178,13 @@ class EngineClient:
             OverloadedError: the queue has no place for so many now.
         """
         self.check_capacity(len(choices), choices[0].tenant)
-        return [self._open(choice, names, observed=observed) for choice in choices]
+        streams = [
+            TokenStream(c.request_id, self._link.send, _field_of(c), names, router_id)
+            for c in choices
+        ]
+        for choice, stream in zip(choices, streams, strict=True):
+            self._open(choice, stream, observed=observed)
+        return streams
 
     def check_capacity(self, choices: int, tenant: str) -> None:
         """Refuses choices that never fit all at once, or for which the queue or the tenant's part
@@ -210,19 +223,16 @@ class EngineClient:
         """Returns when a step draws a token of any request, closed ones among them."""
         await self._drawn.wait()
 
-    def _open(self, generate: Generate, names: Collection[str], *, observed: bool) -> TokenStream:
+    def _open(self, generate: Generate, stream: TokenStream, *, observed: bool) -> None:
         assert generate.request_id not in self._unfinished, (
             "ids are drawn here, and never a client's"
         )
         self._unfinished[generate.request_id] = generate.tenant
         self._unfinished_of[generate.tenant] += 1
-        field = generate.grammar.field if generate.grammar else None
-        stream = TokenStream(generate.request_id, self._link.send, field, names)
         self._streams[generate.request_id] = stream
         self._link.send(generate)
         if observed:
             self._observer.opened(generate)
-        return stream
 
     def close(self, stream: TokenStream, *, answered: bool = False) -> None:
         """Forgets a request; one that still runs is aborted, which frees its pages. `answered`: its
@@ -246,8 +256,8 @@ class EngineClient:
             self.close(stream)
             stream.put(error)
 
-    async def hand_back(self, names: Sequence[str], most: int, waits_for: Role) -> int:
-        """Ends at most so many of the requests that go by these names, each of which has not begun;
+    async def hand_back(self, router_ids: Sequence[str], most: int, waits_for: Role) -> int:
+        """Ends at most so many of the requests with these ids, each of which has not begun;
         returns how many. One call at a time. An engine that does not answer in time keeps none of
         which no token has come.
 
@@ -256,12 +266,13 @@ class EngineClient:
         """
         if self.ready is None or self.failure is not None:
             raise UnavailableError("the model is not loaded")
-        groups = self._waiting_streams(names)
+        groups = self._waiting_streams(router_ids)
         if not groups:
             return 0
         self._handed_back = asyncio.get_running_loop().create_future()
         ids = [[stream.request_id for stream in streams] for streams in groups]
-        self._link.send(HandBack(waits_for, ids, most))
+        self._hand_backs += 1
+        self._link.send(HandBack(self._hand_backs, waits_for, ids, most))
         try:
             async with asyncio.timeout(HAND_BACK_SECONDS):
                 return await self._handed_back
@@ -280,12 +291,12 @@ class EngineClient:
             stream.put(HandedBackError("the engine does not answer, and another one has room"))
         return len(silent)
 
-    def _waiting_streams(self, names: Sequence[str]) -> list[list[TokenStream]]:
+    def _waiting_streams(self, router_ids: Sequence[str]) -> list[list[TokenStream]]:
         """The choices of each request of which no token has come, in this order."""
-        groups: dict[str, list[TokenStream]] = {name: [] for name in names}
+        groups: dict[str, list[TokenStream]] = {id_: [] for id_ in router_ids if id_}
         for stream in self._streams.values():
-            for name in groups.keys() & set(stream.names):
-                groups[name].append(stream)
+            if stream.router_id in groups:
+                groups[stream.router_id].append(stream)
         return [g for g in groups.values() if g and not any(stream.begun for stream in g)]
 
     def drain(self) -> None:
@@ -354,7 +365,8 @@ class EngineClient:
             case RoleTaken():
                 self._take_role(message)
             case HandedBack():
-                self._settle_hand_back(message.requests)
+                if message.number == self._hand_backs:
+                    self._settle_hand_back(message.requests)
             case StepResult():
                 self._take_load(message.load)
                 self._observer.stepped(message)
@@ -388,6 +400,11 @@ class EngineClient:
         self._reported.set()
         self._reported = asyncio.Event()
         self._observer.loaded(load)
+
+
+def _field_of(generate: Generate) -> str | None:
+    """The field of the client's request that set its grammar."""
+    return generate.grammar.field if generate.grammar else None
 
 
 def _empty_load(ready: EngineReady) -> Load:

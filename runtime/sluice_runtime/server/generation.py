@@ -44,12 +44,15 @@ class Caller:
     routing_key: str = ""
     names: tuple[str, ...] = ()
     """Names by which the request may be aborted."""
+    router_id: str = ""
+    """Its `x-request-id`."""
     prefill: PrefillEngine | None = None
     """The engine that computes the prompts, if it is another one."""
     traceparent: str = ""
     """As it came; empty if it is none."""
     moved: int = 0
-    """How often engines have handed it back."""
+    prompt_counted: bool = False
+    """As in `Generate`."""
     waited_seconds: float = 0.0
     """Before it came here."""
 
@@ -78,7 +81,11 @@ class Generator:
         """
         running = [choice for choice in choices if not choice.ended]
         messages = [self._message(choice, caller) for choice in running]
-        streams = self.client.open_all(messages, caller.names) if running else []
+        streams = (
+            self.client.open_all(messages, caller.names, router_id=caller.router_id)
+            if running
+            else []
+        )
         try:
             drawn = [
                 self._choice(stream, choice.reader)
@@ -130,6 +137,7 @@ class Generator:
             traceparent=caller.traceparent,
             generated_ids=list(choice.ids),
             moved=caller.moved,
+            prompt_counted=caller.prompt_counted,
             waited_seconds=caller.waited_seconds,
         )
 

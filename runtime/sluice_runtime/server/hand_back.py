@@ -5,7 +5,7 @@ elsewhere; one that the engine has begun meanwhile is answered here."""
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import Request
 from pydantic import Field
@@ -15,6 +15,8 @@ from sluice_contract.wire.private_calls import MAX_HAND_BACK
 from sluice_runtime.server.body import parse_body, read_body, refuse_heavy
 from sluice_runtime.server.fields import RequestModel
 from sluice_runtime.server.service import Service
+
+MAX_BYTES: Final = 64 * 1024
 
 
 class HandBackRequest(RequestModel):
@@ -43,7 +45,7 @@ class HandBacks:
             InvalidRequestError: it cannot be read.
             UnavailableError: the model is not loaded.
         """
-        content = await read_body(request, self._service.identity.max_body_bytes)
+        content = await read_body(request, MAX_BYTES)
         self._service.signatures.check_private(request, content)
         refuse_heavy(HandBackRequest, content, prompt_tokens=0)
         call = parse_body(HandBackRequest, content)

@@ -119,11 +119,6 @@ class PlannedRequest(NamedTuple):
         return sum(not choice.ended for choice in self.choices)
 
     @property
-    def history(self) -> tuple[float, int]:
-        """Seconds since the router got it, and how often engines have handed it back."""
-        return (self.head.waited_seconds, self.head.moved) if self.head else (0.0, 0)
-
-    @property
     def usage(self) -> Usage:
         plans = [choice.reader.plan for choice in self.choices]
         count = self.request.choices
@@ -167,18 +162,18 @@ class RequestHandler:
             raise
         self._service.log_ignored(planned.ignored)
         trace, span = self._traced(route, request, planned, arrival_seconds)
-        names = planned.names(request.state.request_id)
-        waited_seconds, moved = planned.history
-        since = arrival_seconds - waited_seconds
+        head = planned.head or CallHead(0)
         caller = Caller(
-            since,
+            arrival_seconds - head.waited_seconds,
             signed.tenant_salt,
             routing_key,
-            names,
-            signed.prefill,
-            trace,
-            moved,
-            waited_seconds,
+            planned.names(request.state.request_id),
+            router_id=request.state.request_id,
+            prefill=signed.prefill,
+            traceparent=trace,
+            moved=head.moved,
+            prompt_counted=head.prompt_counted,
+            waited_seconds=head.waited_seconds,
         )
         pieces = generator.pieces(planned.choices, caller)
         counted = self._counted(pieces, planned.running, caller, span)

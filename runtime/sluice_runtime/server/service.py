@@ -17,11 +17,11 @@ from sluice_contract.config.kv_transfer import KvFingerprint, KvTransfer
 from sluice_contract.config.server import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.wire.handover import Keys
 from sluice_contract.wire.load import (
-    ROUTER_SECONDS,
     DisaggregationQueues,
     HandoverWire,
     LoadReport,
     read_rate,
+    router_seconds,
 )
 from sluice_contract.wire.spans import Record
 
@@ -124,7 +124,7 @@ class Service:
         self.text: ModelText | None = None
         self._logged_fields: set[str] = set()
         self._routers: dict[str, float] = {}
-        """When each router has asked for the load."""
+        """Until when each router counts, by its name."""
 
     @property
     def role(self) -> Role:
@@ -271,10 +271,9 @@ class Service:
 
     def _note_router(self, name: str | None) -> None:
         now = self.clocks.monotonic()
-        recent = self._routers.items()
-        self._routers = {other: at for other, at in recent if now - at < ROUTER_SECONDS}
-        if name is not None and len(self._routers) < _MAX_ROUTERS:
-            self._routers[name] = now
+        self._routers = {other: until for other, until in self._routers.items() if until > now}
+        if name is not None and (name in self._routers or len(self._routers) < _MAX_ROUTERS):
+            self._routers[name] = now + router_seconds(name)
 
 
 def _queues(handover: HandoverLoad | None) -> DisaggregationQueues:

@@ -48,8 +48,11 @@ class TokenStream:
         send: Callable[[ToEngine], None],
         grammar_field: str | None = None,
         names: Collection[str] = (),
+        router_id: str = "",
     ) -> None:
         self.request_id = request_id
+        self.router_id = router_id
+        """The `x-request-id` of its request, which clients have no part in behind a router."""
         self.names = names
         """Names by which a client may abort the request."""
         self._grammar_field = grammar_field

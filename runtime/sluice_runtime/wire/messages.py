@@ -154,7 +154,9 @@ class Generate(Message, frozen=True):
     """Whose request it is, as the router has signed; empty: there are no tenants."""
 
     moved: int = 0
-    """How often engines have handed it back; one of them has counted its prompt as received."""
+    """How often engines have handed it back."""
+    prompt_counted: bool = False
+    """Whether one of them has counted its prompt as received."""
     waited_seconds: float = 0.0
     """Between `arrival_seconds` and its arrival at this engine."""
 
@@ -207,6 +209,8 @@ class HandBack(Message, frozen=True):
     """API → engine: end requests that have not begun, as another engine has room for them. Answered
     with `HandedBack`."""
 
+    number: int
+    """Of the call: its answer has it, too."""
     waits_for: Role
     """Whose place they wait for: that of the engine's own role, or of a prefill engine."""
     requests: list[list[str]]
@@ -419,6 +423,7 @@ class RoleTaken(Message, frozen=True):
 class HandedBack(Message, frozen=True):
     """Engine → API: it has ended so many of the requests of a `HandBack`."""
 
+    number: int
     requests: int
 
 

@@ -44,6 +44,13 @@ def test_what_has_begun_or_ended_or_never_came_stays() -> None:
     assert bench.answers["waits-0"] == answer_to(range(8), 4)
 
 
+def test_a_request_that_is_named_twice_ends_once() -> None:
+    bench = full_bench(2)
+    assert hand_back(bench, ("waits-0",), ("waits-0", "waits-1")) == 2
+    bench.run()
+    assert [len(bench.terminals[name]) for name in ("waits-0", "waits-1")] == [1, 1]
+
+
 def test_no_more_than_were_asked_for_leave_and_in_the_order_that_was_asked_for() -> None:
     bench = full_bench(4)
     assert hand_back(bench, ("waits-2",), ("waits-0",), ("waits-1",), most=2) == 2
@@ -76,7 +83,7 @@ def test_a_request_whose_prompt_is_cached_stays_while_it_waits_for_less() -> Non
 def test_a_prompt_that_was_counted_elsewhere_is_not_counted_again() -> None:
     bench = Bench(settings_of())
     bench.add(request("first", 8, 1))
-    bench.add(request("moved", 8, 1, moved=1))
+    bench.add(request("moved", 8, 1, moved=1, prompt_counted=True))
     assert bench.scheduler.status().received_prompt_tokens == 8
 
 

@@ -254,3 +254,28 @@ async def test_a_drain_that_is_cut_short_ends_streams_with_an_error(endpoint: st
             rest = [line.removeprefix("data: ") async for line in lines if line]
         assert json.loads(rest[-1])["error"]["message"] == "the server has shut down"
         assert "[DONE]" not in rest
+
+
+async def test_requests_are_handed_back_by_the_id_that_clients_have_no_part_in(
+    endpoint: str,
+) -> None:
+    """One whose body names the id of another is not in that one's place."""
+    async with running_server(endpoint) as server:
+        client, generate = server.service.client, server.engine
+        generate.step_seconds = 3600.0
+        bodies = [("a", "b"), ("b", "c")]
+        asked = [
+            asyncio.create_task(
+                server.http.post(
+                    COMPLETIONS,
+                    json={"model": MODEL, "prompt": "ab", "request_id": claimed},
+                    headers={"x-request-id": id_},
+                )
+            )
+            for id_, claimed in bodies
+        ]
+        await until(lambda: len(client._streams) == 2)
+        groups = client._waiting_streams(["a", "b", "c"])
+        assert [[stream.router_id for stream in group] for group in groups] == [["a"], ["b"]]
+        for task in asked:
+            task.cancel()
