@@ -174,7 +174,9 @@ def lending(kubectl: Kubectl, pretended: str, gpu_node: str) -> Iterator[Service
     set_gpus(kubectl, gpu_node, GPUS_ON_NODE)
 
 
-@pytest.mark.parametrize(("budget", "chunk_size"), [(4, 128), (5, 256)])
+@pytest.mark.parametrize(
+    ("budget", "chunk_size"), [(4, 128), pytest.param(5, 256, marks=pytest.mark.full)]
+)
 def test_a_roll_out_of_one_prefill_engine_and_three_others_interrupts_nothing(
     cluster: Cluster,
     kubectl: Kubectl,
@@ -230,6 +232,7 @@ def pods_of(kubectl: Kubectl, service: Service, node: str) -> list[str]:
     return [pod["metadata"]["name"] for pod in found]
 
 
+@pytest.mark.full  # a minute of it is the patience with pods that leave
 def test_what_waits_for_the_gpus_of_a_lost_node_is_named_and_nothing_ends_for_it(
     cluster: Cluster, kubectl: Kubectl, halved: tuple[Service, str], pretended: str
 ) -> None:
