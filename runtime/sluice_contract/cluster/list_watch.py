@@ -156,8 +156,8 @@ class ListWatch:
         longest = self._longest_forbidden_seconds if is_forbidden else LONGEST_PAUSE_SECONDS
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 16), longest)
         retry_after: float = getattr(error, "retry_after_seconds", None) or 0.0
-        asked = min(retry_after, LONGEST_RETRY_AFTER_SECONDS)
-        await self._sleep(asked + pause * (0.5 + self._draw() / 2))
+        extra = min(retry_after, LONGEST_RETRY_AFTER_SECONDS)
+        await self._sleep(extra + pause * (0.5 + self._draw() / 2))
 
 
 def _event(line: bytes) -> tuple[str, dict[str, Any], str]:

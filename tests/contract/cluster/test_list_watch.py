@@ -261,7 +261,8 @@ async def test_an_error_in_taking_over_an_event_is_a_defect(defect: Exception) -
     assert server.failures == []
 
 
-async def test_another_error_is_a_defect() -> None:
-    server = Server([KeyError("x")], [])
-    with pytest.raises(KeyError):
+@pytest.mark.parametrize("defect", [KeyError("x"), ValueError("x")])
+async def test_another_error_is_a_defect(defect: Exception) -> None:
+    server = Server([defect], [])
+    with pytest.raises(type(defect)):
         await server.followed()
