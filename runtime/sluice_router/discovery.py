@@ -94,7 +94,7 @@ class SliceFollower:
         self._publish()
 
     def failed(self, error: Exception, failures: int) -> None:
-        """Logs that the API server is away, or refuses."""
+        """Logs that the API server is away, or refuses: once, and again if it stays so."""
         level = logging.WARNING if failures in (1, 10) else logging.DEBUG
         count = len(self._fleet.engines())
         logger.log(level, "API server: %r; going on with %d known engines", error, count)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import HttpProcessingError
 from sluice_contract.base import ConfigError
 from sluice_contract.cluster.list_watch import SILENCE_SECONDS, RefusedError
 
@@ -92,6 +93,8 @@ class KubeClient:
             try:
                 while line := await response.content.readline():
                     yield line
+            except (ValueError, HttpProcessingError) as error:  # e.g. a line that is too long
+                raise aiohttp.ClientPayloadError(str(error)) from error
             finally:
                 _drop(response)
 
@@ -125,4 +128,6 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     except msgspec.DecodeError:
         status = {}
     text = f"{response.status} {status.get('reason', '')}: {status.get('message', '')}"
-    raise RefusedError(response.status, text)
+    retry_after = response.headers.get("Retry-After", "")
+    seconds = float(retry_after) if retry_after.isdecimal() else None
+    raise RefusedError(response.status, text, seconds)

@@ -51,6 +51,8 @@ class FakeKube:
     tokens: list[str] = field(default_factory=list)
     refuse: int | None = None
     """The status that every new call is answered with."""
+    retry_after: str = ""
+    """The refusals' header, if any."""
     ending: bool = False
     """Every watch ends when it has told what happened before."""
     oldest: int = 0
@@ -93,7 +95,9 @@ class FakeKube:
         self.queries.append(dict(request.query))
         self.tokens.append(request.headers.get("Authorization", ""))
         if self.refuse is not None:
-            return web.json_response({"code": self.refuse, "reason": "Told"}, status=self.refuse)
+            headers = {"Retry-After": self.retry_after} if self.retry_after else {}
+            status = {"code": self.refuse, "reason": "Told"}
+            return web.json_response(status, status=self.refuse, headers=headers)
         if "watch" not in request.query:
             self.lists += 1
             listing = {

@@ -145,6 +145,7 @@ async def test_an_expired_version_is_listed_again(kube: FakeKube, way: str) -> N
             kube.version = 20
         else:
             kube.error(410)
+            follower.resume.release()  # the pause after a watch that has not lasted
         await follower.sees("c")
         assert kube.lists == 2
 
@@ -160,10 +161,52 @@ async def test_an_outage_keeps_the_last_known_engines(kube: FakeKube) -> None:
             follower.resume.release()
         assert LONGEST_PAUSE_SECONDS / 2 <= last <= LONGEST_PAUSE_SECONDS
         kube.refuse = None
-        assert await follower.watching() == 10
+        kube.version = 5  # a backup was restored
+        assert await follower.watching() == 5
         kube.put(endpoint_slice("s2", "c"))
         await follower.sees("a", "b", "c")
-        assert kube.lists == 1
+
+
+async def test_a_refusal_is_asked_for_again_as_soon_as_after_an_outage(kube: FakeKube) -> None:
+    kube.refuse = 403
+    async with following(kube) as follower:
+        for _ in range(12):
+            last = await asyncio.wait_for(follower.pauses.get(), PATIENCE_SECONDS)
+            follower.resume.release()
+    assert LONGEST_PAUSE_SECONDS / 2 <= last <= LONGEST_PAUSE_SECONDS
+
+
+async def test_what_the_api_server_asks_to_wait_for_is_waited_for(kube: FakeKube) -> None:
+    kube.refuse, kube.retry_after = 429, "31"
+    async with following(kube) as follower:
+        assert await asyncio.wait_for(follower.pauses.get(), PATIENCE_SECONDS) > 31
+
+
+async def test_a_refusal_that_follows_an_outage_is_logged(
+    kube: FakeKube, caplog: pytest.LogCaptureFixture
+) -> None:
+    kube.refuse = 503
+    async with following(kube) as follower:
+        for _ in range(4):
+            await asyncio.wait_for(follower.pauses.get(), PATIENCE_SECONDS)
+            kube.refuse = kube.refuse if follower.kube.queries[2:] == [] else 403
+            follower.resume.release()
+    logged = [
+        record.getMessage()[:31] for record in caplog.records if record.levelname == "WARNING"
+    ]
+    assert logged == [f"API server: RefusedError('{code} T" for code in (503, 403)]
+
+
+async def test_an_event_that_is_too_long_is_a_pause_not_an_end(
+    kube: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice_router.kube._LONGEST_EVENT_BYTES", 1000)
+    async with following(kube) as follower:
+        await follower.watching()
+        kube.put(endpoint_slice("s" * 10_000, "c"))
+        await asyncio.wait_for(follower.pauses.get(), PATIENCE_SECONDS)
+        follower.resume.release()
+        assert await follower.watching() == 10
 
 
 @pytest.mark.parametrize("code", [401, 403, 500])
@@ -201,7 +244,7 @@ async def test_watches_that_end_at_once_are_asked_for_ever_more_slowly(kube: Fak
             follower.resume.release()
         assert pauses[-1] > 10 * pauses[0]
         assert follower.names == ("a", "b")
-        assert kube.lists == 1
+        assert kube.lists <= 3, "at first, and after each third failure"
         kube.ending = False
         kube.put(endpoint_slice("s2", "c"))
         await follower.sees("a", "b", "c")

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sluice_contract.cluster.list_watch import ListWatch
 
@@ -23,6 +23,8 @@ from sluice_operator.kube.kinds import NODE, Manifest
 from sluice_operator.log import fields
 
 logger = logging.getLogger(__name__)
+LONGEST_FORBIDDEN_SECONDS: Final = 60.0
+"""Many installs never give the right."""
 
 
 class NodeChange(NamedTuple):
@@ -108,7 +110,8 @@ class NodeWatch:
         """Follows the nodes until it is cancelled."""
         clock = self._clock
         errors = (OperatorError,)
-        await ListWatch(self, errors, clock.monotonic, clock.sleep, random.random).run()
+        times = (clock.monotonic, clock.sleep, random.random)
+        await ListWatch(self, errors, *times, LONGEST_FORBIDDEN_SECONDS).run()
 
     async def list(self) -> str:
         """Lists the nodes."""
@@ -130,7 +133,7 @@ class NodeWatch:
         if not isinstance(error, ApiError) or error.status != FORBIDDEN:
             logger.warning("nodes not followed", extra=fields(error=error))
         elif failures == 1:
-            logger.info("nodes may not be followed: what may be read is read every minute")
+            logger.info("nodes may not be followed: what may be read is read again within a minute")
 
 
 def _relevant(node: Manifest) -> Manifest:

@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 import yaml
 from aiohttp.helpers import get_env_proxy_for_url
+from aiohttp.http_exceptions import HttpProcessingError
 from kubernetes.aio import client, config
 from sluice_contract.cluster.list_watch import SILENCE_SECONDS
 from yarl import URL
@@ -189,11 +190,15 @@ class Connection:
         """A watch: the lines of an answer that goes on until either side ends it.
 
         Raises:
-            UnavailableError: it was broken off, or brought nothing for too long.
+            UnavailableError: it was broken off, brought nothing for too long, or is to be asked
+                for later.
             ApiError: the server refuses it.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_read=self._silence_seconds)
         async with self._answer(request, limits) as answer:
+            if answer.status == 429 or answer.status >= 500:
+                cause = f"{answer.status} {answer.reason}"
+                raise UnavailableError(str(request), cause, _retry_after(answer.headers))
             if answer.status != 200:
                 raise ApiError(str(request), answer.status, answer.reason or "", "")
             async for line in answer.content:
@@ -220,7 +225,13 @@ class Connection:
         except aiohttp.SocketTimeoutError as error:
             silent = f"nothing for {self._silence_seconds:g} seconds"
             raise UnavailableError(str(request), silent) from error
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+        except (
+            TimeoutError,
+            aiohttp.ClientError,
+            HttpProcessingError,
+            OSError,
+            ValueError,
+        ) as error:
             raise UnavailableError(str(request), str(error) or type(error).__name__) from error
 
     async def _logged_in(self) -> client.ApiClient:

@@ -1,12 +1,13 @@
 """Follows one kind of object of the API server: lists it, then watches from there, for ever.
 
-Transport, clock, chance and what is done with the objects are passed in. An outage takes nothing
-away: the watch goes on from its last version when the API server is back.
+Transport, clock, chance and what is done with the objects are passed in. A failure takes nothing
+away: the watch goes on from its last version, or, after some failures, from a new list.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
@@ -18,19 +19,28 @@ WATCH_SECONDS: Final = 300
 """The API server ends a watch after that long; the next one goes on from there."""
 SHORTEST_WATCH_SECONDS: Final = 1.0
 """A watch that ends sooner, without an event, counts as refused."""
+RESYNC_SECONDS: Final = 400.0
+"""A new list is due after once to twice as long. A watch from a version that the API server has
+not reached, as after a restored backup, is open and silent."""
+FAILURES_BEFORE_LIST: Final = 3
+"""After that many failures the version itself, or the event after it, may be the cause."""
 FIRST_PAUSE_SECONDS: Final = 0.2
 LONGEST_PAUSE_SECONDS: Final = 15.0
-LONGEST_FORBIDDEN_SECONDS: Final = 60.0
-"""Longest pause where a right is missing. The first ones are short, as API servers forbid
-everything for a moment after their start."""
+LONGEST_RETRY_AFTER_SECONDS: Final = 60.0
+"""What an API server may ask for in addition to a pause."""
 
 
 class RefusedError(Exception):
     """The API server refused; `status` is that of HTTP."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, retry_after_seconds: float | None = None) -> None:
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
         super().__init__(text)
+
+
+class BrokenWatchError(Exception):
+    """A watch was cut off, brought what is no event, or ended as soon as it had begun."""
 
 
 class Followed(Protocol):
@@ -49,13 +59,16 @@ class Followed(Protocol):
         ...
 
     def failed(self, error: Exception, failures: int) -> None:
-        """Reports the error; `failures`: how many there were in a row."""
+        """Reports the error; `failures`: how many with its status, or without, there were in a row
+        since a watch has lasted."""
         ...
 
 
 class ListWatch:
     """Keeps `followed` up to date. Its requests raise RefusedError, or one of `away` while the API
-    server does not answer. `draw` is uniform in [0, 1)."""
+    server does not answer; these may have `retry_after_seconds`. `draw` is uniform in [0, 1).
+    `longest_forbidden_seconds`: the longest pause where a right is missing. The first ones are
+    short, as API servers forbid everything for a moment after their start."""
 
     def __init__(
         self,
@@ -64,56 +77,87 @@ class ListWatch:
         monotonic: Callable[[], float],
         sleep: Callable[[float], Awaitable[object]],
         draw: Callable[[], float],
+        longest_forbidden_seconds: float = LONGEST_PAUSE_SECONDS,
     ) -> None:
         self._followed = followed
-        self._errors: tuple[type[Exception], ...] = (RefusedError, ValueError, *away)
+        self._errors: tuple[type[Exception], ...] = (RefusedError, BrokenWatchError, *away)
         self._monotonic, self._sleep, self._draw = monotonic, sleep, draw
+        self._longest_forbidden_seconds = longest_forbidden_seconds
         self._version: str | None = None
-        self._listed = ""
-        self._failures = 0
+        self._list_at = 0.0
+        self._may_list_at_once = False
+        self._failures = self._failures_alike = 0
+        self._last_status: int | None = None
 
     async def run(self) -> None:
         """Lists, then watches from there, until it is cancelled."""
         while True:
             try:
-                if self._version is None:
-                    self._version = self._listed = await self._followed.list()
-                await self._watch(self._version)
+                await self._watch(await self._listed())
             except self._errors as error:
                 await self._pause(error)
 
+    async def _listed(self) -> str:
+        """The version to watch from. A list that was only due is not tried again at once."""
+        now = self._monotonic()
+        if self._version is None or now >= self._list_at:
+            self._list_at = now + RESYNC_SECONDS * (1 + self._draw())
+            self._version = await self._followed.list()
+        return self._version
+
     async def _watch(self, version: str) -> None:
+        began_at = self._monotonic()
+        has_ended = False
+        try:
+            await self._take_all(version, self._list_at - began_at)
+            has_ended = True
+        finally:
+            has_lasted = self._monotonic() - began_at >= SHORTEST_WATCH_SECONDS
+            has_changed = self._version != version
+            if has_lasted and (has_ended or has_changed):
+                self._failures = self._failures_alike = 0
+                self._may_list_at_once = True
+        if not has_lasted and not has_changed:
+            raise BrokenWatchError("the watch ended as soon as it had begun")
+
+    async def _take_all(self, version: str, seconds_to_list: float) -> None:
         query = {
             "watch": "true",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_SECONDS),
+            "timeoutSeconds": str(max(1, min(WATCH_SECONDS, math.ceil(seconds_to_list) + 1))),
         }
-        began_at = self._monotonic()
         async with aclosing(self._followed.lines(query)) as lines:
             async for line in lines:
-                change, item, self._version = _event(line)
-                self._failures = 0
+                change, item, next_version = _event(line)
                 if change != "BOOKMARK":
-                    self._followed.take(change, item)
-        if self._version != version or self._monotonic() - began_at >= SHORTEST_WATCH_SECONDS:
-            self._failures = 0
-        else:
-            raise ValueError("the watch ended as soon as it had begun")
+                    self._take(change, item)
+                self._version = next_version
+
+    def _take(self, change: str, item: dict[str, Any]) -> None:
+        try:
+            self._followed.take(change, item)
+        except self._errors as error:  # nothing was asked of the API server: this is a defect
+            raise RuntimeError(f"an event of a watch was not taken over: {error!r}") from error
 
     async def _pause(self, error: Exception) -> None:
-        self._failures += 1
         status = error.status if isinstance(error, RefusedError) else None
-        may_list_at_once = self._failures == 1 or self._version != self._listed
-        if status in (HTTPStatus.GONE, HTTPStatus.FORBIDDEN):
-            self._version = None  # too old to watch from, or a list is all that is allowed
-        if status == HTTPStatus.GONE and may_list_at_once:
+        if status == HTTPStatus.GONE and self._may_list_at_once:
+            self._version, self._may_list_at_once = None, False
             return
-        self._followed.failed(error, self._failures)
-        is_forbidden = status == HTTPStatus.FORBIDDEN
-        longest = LONGEST_FORBIDDEN_SECONDS if is_forbidden else LONGEST_PAUSE_SECONDS
+        self._failures += 1
+        self._failures_alike = self._failures_alike + 1 if status == self._last_status else 1
+        self._last_status = status
+        is_forbidden = status == HTTPStatus.FORBIDDEN  # a list may be all that is allowed
+        is_list_due = self._failures % FAILURES_BEFORE_LIST == 0
+        if is_forbidden or is_list_due or status == HTTPStatus.GONE:
+            self._version = None
+        self._followed.failed(error, self._failures_alike)
+        longest = self._longest_forbidden_seconds if is_forbidden else LONGEST_PAUSE_SECONDS
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 16), longest)
-        await self._sleep(pause * (0.5 + self._draw() / 2))
+        retry_after: float = getattr(error, "retry_after_seconds", None) or 0.0
+        extra = min(retry_after, LONGEST_RETRY_AFTER_SECONDS)
+        await self._sleep(extra + pause * (0.5 + self._draw() / 2))
 
 
 def _event(line: bytes) -> tuple[str, dict[str, Any], str]:
@@ -121,14 +165,15 @@ def _event(line: bytes) -> tuple[str, dict[str, Any], str]:
 
     Raises:
         RefusedError: it is an error of the API server.
-        ValueError: it was cut off, or is no event.
+        BrokenWatchError: it was cut off, or is no event.
     """
-    event = json.loads(line)
     try:
+        event = json.loads(line)
         change, item = event["type"], event["object"]
         if change != "ERROR":
             return change, item, str(item["metadata"]["resourceVersion"])
         status, text = item.get("code", 500), f"{item.get('reason')}: {item.get('message')}"
-    except (LookupError, TypeError, AttributeError):
-        raise ValueError(f"no event of a watch: {line[:100]!r}") from None
-    raise RefusedError(status, f"{status} {text}")
+        retry_after = float((item.get("details") or {}).get("retryAfterSeconds") or 0)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise BrokenWatchError(f"no event of a watch: {line[:100]!r}") from None
+    raise RefusedError(status, f"{status} {text}", retry_after)

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 from sluice_contract.cluster.list_watch import (
-    LONGEST_FORBIDDEN_SECONDS,
     LONGEST_PAUSE_SECONDS,
+    LONGEST_RETRY_AFTER_SECONDS,
+    RESYNC_SECONDS,
     SHORTEST_WATCH_SECONDS,
+    WATCH_SECONDS,
     ListWatch,
     RefusedError,
 )
@@ -24,6 +26,9 @@ class AwayError(Exception):
 FORBIDDEN = RefusedError(403, "Forbidden")
 GONE = RefusedError(410, "Expired")
 AWAY = AwayError()
+LASTING = SHORTEST_WATCH_SECONDS
+LONGEST_FORBIDDEN_SECONDS = 60.0
+GONE_EVENT = json.dumps({"type": "ERROR", "object": {"code": 410}}).encode()
 Line = bytes | Exception | float
 """A line, the error that ends a watch, or seconds of silence."""
 
@@ -46,10 +51,13 @@ class Server:
         self.taken: list[str] = []
         self.failures: list[int] = []
         self.is_open = False
+        self.defect: Exception | None = None
+        """Raised for each change."""
 
     async def followed(self) -> None:
         """Is followed until it is over, with the longest pauses that may be drawn."""
-        await ListWatch(self, (AwayError,), lambda: self.now, self.sleep, lambda: 1.0).run()
+        times = (lambda: self.now, self.sleep, lambda: 1.0)
+        await ListWatch(self, (AwayError,), *times, LONGEST_FORBIDDEN_SECONDS).run()
 
     async def list(self) -> str:
         self.asked.append("list")
@@ -60,6 +68,7 @@ class Server:
 
     async def lines(self, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         assert query["allowWatchBookmarks"] == query["watch"] == "true"
+        assert 1 <= int(query["timeoutSeconds"]) <= WATCH_SECONDS
         self.asked.append(query["resourceVersion"])
         if not self.watches:
             raise asyncio.CancelledError
@@ -76,6 +85,8 @@ class Server:
             self.is_open = False
 
     def take(self, change: str, item: dict[str, Any]) -> None:
+        if self.defect is not None:
+            raise self.defect
         self.taken.append(f"{change} {item['metadata']['name']}")
 
     def failed(self, error: Exception, failures: int) -> None:
@@ -105,7 +116,7 @@ async def test_a_watch_goes_on_where_the_last_one_ended() -> None:
 
 
 async def test_silence_is_no_failure_and_a_watch_that_ends_at_once_is_one() -> None:
-    silent: list[Line] = [SHORTEST_WATCH_SECONDS]
+    silent: list[Line] = [LASTING]
     server = await follow(["1"], silent, [], [], silent, [])
     assert server.asked == ["list"] + ["1"] * 6
     assert server.pauses == [0.2, 0.4, 0.2]
@@ -122,7 +133,6 @@ async def test_silence_is_no_failure_and_a_watch_that_ends_at_once_is_one() -> N
         b"[]",
         b'{"type": "ADDED", "object": {"metadata": null}}',
         b'{"type": "ERROR", "object": null}',
-        ValueError("Chunk too big"),
     ],
     ids=lambda end: repr(end)[:30],
 )
@@ -132,17 +142,22 @@ async def test_a_watch_that_breaks_goes_on_after_a_pause(end: Line) -> None:
     assert server.pauses == [0.2, 0.4]
 
 
-async def test_pauses_stay_short_while_each_watch_brings_something() -> None:
-    watches: list[list[Line]] = [[event("ADDED", "a", 2 + n), AWAY] for n in range(4)]
+async def test_pauses_stay_short_while_each_watch_lasts_and_brings_something() -> None:
+    watches: list[list[Line]] = [[event("ADDED", "a", 2 + n), LASTING, AWAY] for n in range(4)]
     server = await follow(["1"], *watches)
     assert server.pauses == [0.2] * 4
+    assert server.failures == [1] * 4
 
 
-@pytest.mark.parametrize(
-    "end", [GONE, json.dumps({"type": "ERROR", "object": {"code": 410}}).encode()]
-)
+async def test_a_slow_refusal_is_no_watch_that_lasts() -> None:
+    slow: list[Line] = [10 * LASTING, AWAY]
+    server = await follow(["1"], [event("ADDED", "a", 2), LASTING], slow, [*slow])
+    assert server.pauses == [0.2, 0.4]
+
+
+@pytest.mark.parametrize("end", [GONE, GONE_EVENT])
 async def test_a_version_that_is_too_old_is_listed_again_at_once(end: Line) -> None:
-    server = await follow(["1", "8"], [event("ADDED", "a", 2), end])
+    server = await follow(["1", "8"], [event("ADDED", "a", 2), LASTING, end])
     assert server.asked == ["list", "1", "list", "8"]
     assert server.pauses == server.failures == []
 
@@ -150,11 +165,27 @@ async def test_a_version_that_is_too_old_is_listed_again_at_once(end: Line) -> N
 async def test_versions_that_are_always_too_old_are_asked_for_with_growing_pauses() -> None:
     server = await follow(["1"], *[cast("list[Line]", [GONE])] * 4)
     assert server.asked == ["list", "1"] * 5
-    assert server.pauses == [0.4, 0.8, 1.6]
+    assert server.pauses == [0.2, 0.4, 0.8, 1.6]
+    assert server.failures == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("end", [GONE, GONE_EVENT])
+async def test_a_first_line_does_not_hide_that_versions_are_always_too_old(end: Line) -> None:
+    watches: list[list[Line]] = [[event("BOOKMARK", "", 2), end] for _ in range(4)]
+    server = await follow(["1"], *watches)
+    assert server.asked == ["list", "1"] * 5
+    assert server.pauses == [0.2, 0.4, 0.8, 1.6]
+
+
+async def test_lists_that_are_always_too_old_are_asked_for_with_growing_pauses() -> None:
+    server = await follow(["1", GONE], [event("ADDED", "a", 2), LASTING, GONE])
+    assert server.asked[:4] == ["list", "1", "list", "list"]
+    assert server.pauses[:3] == [0.2, 0.4, 0.8]
+    assert server.failures == list(range(1, 32))
 
 
 async def test_an_outage_after_which_the_version_is_too_old_ends_with_a_list_at_once() -> None:
-    server = await follow(["1", "8"], [event("ADDED", "a", 2)], [AWAY], [AWAY], [GONE])
+    server = await follow(["1", "8"], [event("ADDED", "a", 2), LASTING], [AWAY], [AWAY], [GONE])
     assert server.asked == ["list", "1", "2", "2", "2", "list", "8"]
     assert server.pauses == [0.2, 0.4]
 
@@ -178,7 +209,60 @@ async def test_what_may_be_listed_and_not_watched_is_listed_again_and_again() ->
     assert server.pauses[-1] == LONGEST_FORBIDDEN_SECONDS
 
 
-async def test_another_error_is_a_defect() -> None:
-    server = Server([KeyError("x")], [])
-    with pytest.raises(KeyError):
+@pytest.mark.parametrize("end", [AWAY, RefusedError(500, "broken"), b'{"type": "ADDED", "obj'])
+async def test_what_always_fails_from_one_version_is_listed_again(end: Line) -> None:
+    failing: list[Line] = [event("ADDED", "a", 2), end]
+    server = await follow(["1", "8"], failing, [end], [end], [event("ADDED", "b", 9)])
+    assert server.asked == ["list", "1", "2", "2", "list", "8", "9"]
+
+
+async def test_a_silent_watch_is_listed_again_after_some_minutes() -> None:
+    silent: list[Line] = [float(WATCH_SECONDS)]
+    server = await follow(["900", "5"], *[[*silent] for _ in range(4)])
+    assert server.asked == ["list", "900", "900", "900", "list", "5", "5"]
+    assert 2 * WATCH_SECONDS < 2 * RESYNC_SECONDS < 3 * WATCH_SECONDS
+    assert server.pauses == []
+
+
+async def test_a_watch_goes_on_where_a_list_that_was_due_is_refused() -> None:
+    refused = RefusedError(500, "broken")
+    server = await follow(["1", refused], [2 * RESYNC_SECONDS], [LASTING])
+    assert server.asked == ["list", "1", "list", "1", "1"]
+    assert server.pauses == [0.2]
+
+
+@pytest.mark.parametrize("by", ["answer", "event", "away"])
+@pytest.mark.parametrize("seconds", [7, 100_000])
+async def test_a_pause_is_longer_by_what_the_api_server_asks_for(by: str, seconds: int) -> None:
+    away = AwayError()
+    away.retry_after_seconds = seconds  # type: ignore[attr-defined]
+    status = {"code": 429, "details": {"retryAfterSeconds": seconds}}
+    end: dict[str, Line] = {
+        "answer": RefusedError(429, "Too many requests", seconds),
+        "event": json.dumps({"type": "ERROR", "object": status}).encode(),
+        "away": away,
+    }
+    server = await follow(["1"], [end[by]])
+    assert server.pauses == [0.2 + min(seconds, LONGEST_RETRY_AFTER_SECONDS)]
+
+
+async def test_failures_are_counted_by_status() -> None:
+    server = await follow(["1"], [AWAY], [AWAY], [FORBIDDEN], [FORBIDDEN], [AWAY])
+    assert server.failures == [1, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("defect", [ValueError("x"), AWAY, FORBIDDEN])
+async def test_an_error_in_taking_over_an_event_is_a_defect(defect: Exception) -> None:
+    server = Server(["1"], [[event("ADDED", "a", 2)]])
+    server.defect = defect
+    with pytest.raises((ValueError, RuntimeError)):
+        await server.followed()
+    assert server.asked == ["list", "1"]
+    assert server.failures == []
+
+
+@pytest.mark.parametrize("defect", [KeyError("x"), ValueError("x")])
+async def test_another_error_is_a_defect(defect: Exception) -> None:
+    server = Server([defect], [])
+    with pytest.raises(type(defect)):
         await server.followed()

@@ -178,6 +178,25 @@ async def test_without_the_right_to_watch_them_they_are_listed_every_minute(
     assert caplog.text.count("may not be followed") == 1
 
 
+async def test_a_refusal_that_follows_an_outage_is_logged_once(
+    server: Server, nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    server.list_status = 503
+    clock = FakeClock()
+
+    def change() -> None:
+        if clock.elapsed_seconds > 300:
+            server.list_status = 200
+        elif clock.elapsed_seconds > 3:
+            server.list_status = 403
+
+    clock.on_sleep = change
+    await changes(server, nodes, clock)
+    assert "nodes not followed" in caplog.text
+    assert caplog.text.count("may not be followed") == 1
+
+
 async def test_a_passing_refusal_forgets_nothing(server: Server, nodes: Nodes) -> None:
     await nodes.list()
     server.list_status = 403

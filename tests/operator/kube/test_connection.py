@@ -94,6 +94,31 @@ async def test_silence_after_an_event_ends_a_watch() -> None:
         over.set()
 
 
+async def test_a_watch_that_is_to_be_asked_for_later_says_when() -> None:
+    async def busy(_: web.Request) -> web.Response:
+        return web.Response(status=429, headers={"Retry-After": "7"})
+
+    async with (
+        served(busy) as url,
+        aclosing(Connection(5.0, plain_log_in(url))) as connection,
+    ):
+        with pytest.raises(UnavailableError, match="429") as refused:
+            await anext(connection.lines(REQUEST))
+    assert refused.value.retry_after_seconds == 7
+
+
+async def test_a_line_that_is_too_long_breaks_a_watch_off() -> None:
+    async def long_line(_: web.Request) -> web.Response:
+        return web.Response(text="x" * 5_000_000)
+
+    async with (
+        served(long_line) as url,
+        aclosing(Connection(5.0, plain_log_in(url))) as connection,
+    ):
+        with pytest.raises(UnavailableError):
+            await anext(connection.lines(REQUEST))
+
+
 class Tokens:
     """Logs in with the token that is valid at the time; the server accepts no other."""
 
