@@ -43,6 +43,7 @@ ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
     ("get", "/health_generate", None),
     ("post", "/flush_cache", None),
     ("post", "/role", {"role": "decode", "epoch": "e1"}),
+    ("post", "/hand-back", {"ids": ["a"], "most": 1, "waits_for": "mixed"}),
     ("get", "/load", None),
     ("get", "/metrics", None),
 ]
