@@ -289,11 +289,17 @@ class Revisions:
 
     @property
     def stable(self) -> dict[Role, str]:
-        """Revision of the engines that were complete last, by role. Where somebody has deleted all
-        revisions, the status still says it."""
+        """Revision of the engines that were complete last, by role. The status says it where
+        somebody has deleted the revision that does: none is left, or engines of an earlier one have
+        gone."""
         newest = next(self.newest_first, None)
         stable = newest.state.stable if newest else self.reported
+        if not self._are_there(stable) and self._are_there(self.reported):
+            stable = self.reported
         return {Role(role): name for role, name in stable.items()}
+
+    def _are_there(self, names: Mapping[str, str]) -> bool:
+        return bool(names) and self.engines.issuperset(names.values())
 
     @property
     def in_use(self) -> Iterator[DecidedPool]:

@@ -31,6 +31,7 @@ from sluice_operator.service.rollout.in_place import plan_in_place, planned
 from sluice_operator.service.rollout.lent_gpus import with_lent_gpus
 from sluice_operator.service.rollout.surge import (
     PoolState,
+    Revision,
     Revisions,
     Rollout,
     Shares,
@@ -150,13 +151,36 @@ def plan_within(
     pools: tuple[PoolState, ...], stable: Revisions, plan: PlanRollout, budget: Budget | None
 ) -> Rollout:
     """`plan`, limited to what the budget allows now."""
-    rollout = plan(pools, stable)
     if budget is None:
-        return rollout
+        return plan(pools, stable)
+    pools = _of_engines_that_stay(pools, budget.counted)
+    rollout = plan(pools, stable)
     if plan is plan_rollout and _gpus(rollout.shares, budget) > budget.left and _replaces(pools):
         rollout = plan_in_place(with_lent_gpus(pools, budget.engine_gpus, budget.left), stable)
         rollout = replace(rollout, message=f"{rollout.message} {NO_ROOM}.")
     return _held_back(pools, rollout, budget)
+
+
+def _of_engines_that_stay(
+    pools: tuple[PoolState, ...], counted: Mapping[Role, PodCounts]
+) -> tuple[PoolState, ...]:
+    """The pools in which no engine counts as ready that leaves already, by the last plan or by its
+    pod. Its Deployment may not be seen to have shrunk; if it were asked for the engine again, it
+    would make a new pod."""
+
+    def of_stay(role: Role, revision: Revision) -> Revision:
+        live = counted.get(role, NO_PODS).live.get(revision.name, 0)
+        ready = min(revision.ready, revision.replicas, planned(revision), live)
+        return replace(revision, ready=ready)
+
+    return tuple(
+        replace(
+            pool,
+            desired=of_stay(pool.role, pool.desired),
+            others=tuple(of_stay(pool.role, revision) for revision in pool.others),
+        )
+        for pool in pools
+    )
 
 
 def pod_surges(
@@ -188,20 +212,19 @@ def _gpus_held(pool: PoolState, rollout: Rollout, budget: Budget) -> int:
 
 
 def _held_back(pools: tuple[PoolState, ...], rollout: Rollout, budget: Budget) -> Rollout:
-    """The plan without new engines for which others have to go first."""
-    there = {
-        pool.role: {revision.name: revision.replicas for revision in pool.all} for pool in pools
-    }
-    left = budget.left - sum(
-        budget.engine_gpus[role] * _holding(role, replicas, budget)
-        for role, replicas in there.items()
-    )
+    """The plan without new engines for which others have to go first. New are those that the last
+    plan did not have; GPUs are held by its engines, and by those that a Deployment still has."""
+    last = {pool.role: {r.name: planned(r) for r in pool.all} for pool in pools}
+    left = budget.left
+    for pool in pools:
+        most = {r.name: max(r.replicas, planned(r)) for r in pool.all}
+        left -= budget.engine_gpus[pool.role] * _holding(pool.role, most, budget)
     shares: dict[Role, Shares] = {}
     waits = 0
     for role, desired in _without_vain_ends(pools, rollout, budget).items():
         gpus, shares[role] = budget.engine_gpus[role], {}
         for name, count in desired.items():
-            before = there[role].get(name, 0)
+            before = last[role].get(name, 0)
             more = count - before
             new = min(more, max(0, left) // gpus) if more > 0 and gpus else more
             left -= gpus * max(0, new)
@@ -226,25 +249,17 @@ def _without_vain_ends(
     )
     if not draining or _gpus(rollout.shares, budget) + draining <= budget.left:
         return rollout.shares
-    return {
-        pool.role: _with_serving(pool, rollout.shares[pool.role], budget.counted) for pool in pools
-    }
+    return {pool.role: _with_serving(pool, rollout.shares[pool.role]) for pool in pools}
 
 
-def _with_serving(pool: PoolState, desired: Shares, counted: Mapping[Role, PodCounts]) -> Shares:
+def _with_serving(pool: PoolState, desired: Shares) -> Shares:
     """The shares of a pool in which revisions that would shrink keep their ready engines, up to the
-    pool's size, and others grow less for it. An engine that leaves already, by the last plan or by
-    its pod, is not called back, also where its Deployment is not seen to have shrunk: a new pod
-    would come instead."""
-    live = counted.get(pool.role, NO_PODS).live
-    there = {revision.name: revision.replicas for revision in pool.all}
-    shares = {name: min(count, there.get(name, 0)) for name, count in desired.items()}
+    pool's size, and others grow less for it."""
+    last = {revision.name: planned(revision) for revision in pool.all}
+    shares = {name: min(count, last.get(name, 0)) for name, count in desired.items()}
     left = pool.replicas - sum(shares.values())
     for revision in pool.all:
-        serving = min(
-            revision.ready, revision.replicas, planned(revision), live.get(revision.name, 0)
-        )
-        lost = serving - shares.get(revision.name, 0)
+        lost = revision.ready - shares.get(revision.name, 0)
         if revision.name in shares and (kept := min(lost, left)) > 0:
             shares[revision.name] += kept
             left -= kept

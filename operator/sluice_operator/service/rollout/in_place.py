@@ -72,6 +72,8 @@ def _stable_of(pool: PoolState, stable: Revisions) -> Revision | None:
 
 def planned(revision: Revision) -> int:
     """Engines by the last plan, which may not be carried out yet."""
+    if revision.is_leaving:
+        return 0
     return revision.replicas if revision.planned is None else revision.planned
 
 

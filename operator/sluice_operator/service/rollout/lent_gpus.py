@@ -32,7 +32,7 @@ def with_lent_gpus(pools: Pools, gpus: Mapping[Role, int], limit: int) -> Pools:
     after = {pool.role: _without_former(pool) if useful else pool for pool in pools}
     after = _balanced(after, gpus, limit, least=1) or after
     waiting = [pool for pool in after.values() if pool.replicas == 1 and planned_former(pool)]
-    for pool in sorted(waiting, key=lambda pool: -pool.desired.replicas):
+    for pool in sorted(waiting, key=lambda pool: -planned(pool.desired)):
         if _may_be_tried(pool.desired):
             lent = after | {pool.role: replace(pool, lent=1)}
             after = _balanced(lent, gpus, limit, least=1 if alike else 2) or after
@@ -49,7 +49,7 @@ def _without_former(pool: PoolState) -> PoolState:
 
 def _may_be_tried(desired: Revision) -> bool:
     """Whether a revision was not tried yet, or starts and may still come up."""
-    return not desired.is_tried or (desired.replicas > 0 and not desired.is_late)
+    return not desired.is_tried or (planned(desired) > 0 and not desired.is_late)
 
 
 def _balanced(

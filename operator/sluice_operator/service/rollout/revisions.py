@@ -55,7 +55,7 @@ def pool_state(children: Children, spec: EnginePoolSpec, config_map: Manifest) -
             stopped=state.stopped or state.name in failed,
             is_leaving=bool(planned) and state.name not in planned,
         )
-    desired = revisions.pop(name, Revision(name, is_tried=False))
+    desired = revisions.pop(name, Revision(name, planned=planned.get(name), is_tried=False))
     desired = replace(desired, ready=desired.available, fingerprint=fingerprint_of(config_map))
     return PoolState(spec.role, spec.replicas, desired, tuple(revisions.values()))
 

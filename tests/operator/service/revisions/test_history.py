@@ -10,12 +10,13 @@ from sluice_operator.manifests.metadata import owner
 from sluice_operator.service.plan import plan_service
 from sluice_operator.service.revisions.history import MAX_COMPLETE
 from sluice_operator.service.revisions.parts import spec_hash
-from sluice_operator.service.revisions.revision import State, revisions_of
+from sluice_operator.service.revisions.revision import Revision, Revisions, State, revisions_of
 
 from tests.operator.examples import MINIMAL_SPEC, complete_service, live, service, service_observed
 from tests.operator.model_pods import COMMIT, RESOLVED
 
 CHUNK = 64
+BOTH_THERE = {"prefill": "there", "decode": "other"}
 
 
 def with_chunk(size: int) -> Manifest:
@@ -72,6 +73,26 @@ def test_which_engines_were_complete_last_is_known_beside_the_next_spec() -> Non
     assert decided is not None
     assert decided["metadata"]["name"] != name
     assert revisions_of((*there, decided)).stable == {"mixed": "of-the-first"}
+
+
+@pytest.mark.parametrize(
+    ("noted", "reported", "stable"),
+    [
+        ({"mixed": "gone"}, {"mixed": "there"}, {"mixed": "there"}),
+        ({}, {"mixed": "there"}, {"mixed": "there"}),
+        ({"prefill": "gone", "decode": "there"}, BOTH_THERE, BOTH_THERE),
+        ({"mixed": "there"}, {"mixed": "other"}, {"mixed": "there"}),
+        ({"mixed": "gone"}, {"mixed": "gone too"}, {"mixed": "gone"}),
+        ({"mixed": "gone"}, {}, {"mixed": "gone"}),
+    ],
+)
+def test_of_engines_that_have_gone_the_status_says_which_were_complete_later(
+    noted: dict[str, str], reported: dict[str, str], stable: dict[str, str]
+) -> None:
+    """Somebody has deleted the newest revision, so that an earlier one is the newest."""
+    earlier = Revision("earlier", 1, {}, State(stable=noted))
+    there = Revisions((earlier,), frozenset({"there", "other"}), reported)
+    assert there.stable == stable
 
 
 def test_what_is_taken_up_again_is_the_newest() -> None:
