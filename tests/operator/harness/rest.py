@@ -11,6 +11,7 @@ from typing import Any, Final
 from sluice_contract.cluster.labels import Role
 from sluice_operator.apply.events import EVENT
 from sluice_operator.apply.executor import executor
+from sluice_operator.apply.status import COUNTS_SECONDS
 from sluice_operator.clock import SystemClock
 from sluice_operator.informer.dispatch import Reconcile
 from sluice_operator.informer.keys import Key
@@ -43,12 +44,24 @@ KINDS = (INFERENCE_SERVICE, *SERVICE_CHILDREN)
 SERVER_SET = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
 
 
+class LaterClock(SystemClock):
+    """The system's clock, on which no count has to wait any more for its write."""
+
+    def __init__(self) -> None:
+        self.passed_seconds = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.passed_seconds
+
+
 class Reconciler:
-    """Both reconciles over one transport, without queue, watches and Lease."""
+    """Both reconciles over one transport, without queue, watches and Lease; a second passes between
+    two rounds."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        client, clock = ApiClient(transport, lambda verb, plural: None), SystemClock()
+        client, clock = ApiClient(transport, lambda verb, plural: None), LaterClock()
+        self._clock = clock
         images = Images(
             IMAGES["SLUICE_ENGINE_IMAGE"],
             IMAGES["SLUICE_ROUTER_IMAGE"],
@@ -73,7 +86,7 @@ class Reconciler:
         installation = Installation(operator_namespace=operator or namespace)
         services = replace(self._services, installation=installation)
         reconciles: dict[str, Reconcile] = {
-            INFERENCE_SERVICE.kind: ServiceReconcile(services, self._writes, SystemClock()),
+            INFERENCE_SERVICE.kind: ServiceReconcile(services, self._writes, self._clock),
             ENGINE_POOL.kind: self._pool,
         }
         keys = [
@@ -81,6 +94,7 @@ class Reconciler:
             *(Key(ENGINE_POOL.kind, namespace, f"{name}-{role}") for role in Role),
         ]
         random.Random(namespace).shuffle(keys)
+        self._clock.passed_seconds += COUNTS_SECONDS
         for key in keys:
             await reconciles[key.kind](key)
 

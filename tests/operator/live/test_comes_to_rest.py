@@ -25,7 +25,8 @@ from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import DEPLOYMENT, ENGINE_POOL, INFERENCE_SERVICE, POD, Manifest
 
 from tests.examples import examples
-from tests.operator.test_goes_on_answering import NAME, World, image_of, role_of
+from tests.operator.harness.pods_in_memory import NAME, image_of, role_of
+from tests.operator.test_goes_on_answering import World
 
 GOOD: Final = "engine:good"
 NODES: Final = 2
