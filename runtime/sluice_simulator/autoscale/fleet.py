@@ -20,7 +20,7 @@ from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_contract.cluster.labels import Role
 
 from sluice_simulator.autoscale.constants import Constants
-from sluice_simulator.autoscale.hand_back import MAX_MOVES, NEW_SECONDS, Room, rooms_of, target_of
+from sluice_simulator.autoscale.hand_back import MAX_MOVES, Room, rooms_of, target_of
 from sluice_simulator.autoscale.outcome import Change, Trail
 from sluice_simulator.autoscale.policies.policy import Policy, Targets
 from sluice_simulator.autoscale.replica import Replica, report
@@ -57,8 +57,6 @@ class AutoscaledFleet:
         self._draw = random.Random(constants.seed)  # noqa: S311
         self._reports: tuple[EngineSample, ...] = ()
         self._rooms: dict[Role, list[Room]] = {}
-        self._recent: deque[Work] = deque()
-        """Requests of the last `NEW_SECONDS`."""
         self._now = 0.0
         self._entry = Role.MIXED if Role.MIXED in first else Role.DECODE
         self.trail = Trail(
@@ -129,7 +127,6 @@ class AutoscaledFleet:
         if replica is None or (self._entry is Role.DECODE and prefill is None):
             self._held.append(work)
             return
-        self._recent.append(work)
         self._give(work, replica, prefill)
 
     def _give(self, work: Work, replica: Replica, prefill: Replica | None) -> None:
@@ -233,11 +230,8 @@ class AutoscaledFleet:
                 for work, ahead_seconds in source.not_begun(self._now):
                     if work.moves < MAX_MOVES:
                         self._move(work, source, ahead_seconds, rooms)
-        while self._recent and self._recent[0].arrival_seconds < self._now - NEW_SECONDS:
-            self._recent.popleft()
-        new = sum(work.reserved_tokens for work in self._recent)
         until = self._constants.hand_back_seconds
-        self._rooms = {role: rooms_of(self._that_serve(role), until, new) for role in self._pools}
+        self._rooms = {role: rooms_of(self._that_serve(role), until) for role in self._pools}
 
     def _load(self, replica: Replica) -> float:
         return replica.load(self._now)

@@ -8,7 +8,7 @@ takes longer than its own prompt at the other engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
@@ -17,21 +17,15 @@ from sluice_simulator.autoscale.replica import Replica
 from sluice_simulator.autoscale.work import Work
 
 MAX_MOVES: Final = 2
-NEW_SECONDS: Final = 20.0
-"""As much is expected to come as in so many seconds before."""
 
 
 class Room:
     """An engine without a queue, and what it has room for, as a router knows it."""
 
-    def __init__(self, replica: Replica, seconds: float, new_tokens: float) -> None:
-        """`seconds`: until the router looks again. `new_tokens`: what new requests are expected to
-        take. At most half of a decode engine stays for them, as it serves in order of arrival."""
+    def __init__(self, replica: Replica, seconds: float) -> None:
         self.replica = replica
         self.rows = replica.free_rows()
         self.tokens = replica.free_tokens()
-        if replica.role is Role.DECODE:
-            self.tokens -= min(int(new_tokens), replica.kv_pool_tokens // 2)
         self.seconds = math.inf if replica.role is Role.DECODE else seconds
         """Of prompts, until the router looks again: more would be a queue there, too."""
 
@@ -42,9 +36,9 @@ class Room:
         self.seconds -= self.replica.seconds_of(work)
 
 
-def rooms_of(replicas: Sequence[Replica], seconds: float, new_tokens: float = 0.0) -> list[Room]:
-    """Engines with room. `new_tokens`: expected for all of them."""
-    rooms = [Room(replica, seconds, new_tokens / len(replicas)) for replica in replicas]
+def rooms_of(replicas: Iterable[Replica], seconds: float) -> list[Room]:
+    """Engines with room, as they are until a look so much later."""
+    rooms = [Room(replica, seconds) for replica in replicas]
     return [room for room in rooms if room.rows]
 
 

@@ -53,7 +53,7 @@ class Replica:
         self.received_tokens = self.generated_tokens = self.finished = 0
         self.pace = Pace()
         self._times = times
-        self.kv_pool_tokens = constants.kv_pool_tokens
+        self._kv_pool_tokens = constants.kv_pool_tokens
         self._max_running_requests = constants.max_running_requests
         self._chunk_tokens = constants.chunk_tokens
         self._itl_seconds = constants.promise.itl_seconds
@@ -80,7 +80,7 @@ class Replica:
         share = (self.rows + self.coming + len(self.waiting)) / self._max_running_requests
         if (
             share < 1.0
-            and self._kv_tokens(self._steps) >= self.kv_pool_tokens
+            and self._kv_tokens(self._steps) >= self._kv_pool_tokens
             and self.kv_used(now) >= 1
         ):
             share = 1.0
@@ -103,12 +103,12 @@ class Replica:
 
     def free_rows(self) -> int:
         """Requests that could begin now; 0 with a queue."""
-        if self.waiting or self.reserved_tokens >= self.kv_pool_tokens:
+        if self.waiting or self.reserved_tokens >= self._kv_pool_tokens:
             return 0
         return max(0, self._max_running_requests - self.rows - self.coming - len(self._prompts))
 
     def free_tokens(self) -> int:
-        return self.kv_pool_tokens - self.reserved_tokens
+        return self._kv_pool_tokens - self.reserved_tokens
 
     def seconds_with(self, work: Work) -> float:
         """Predicted time to compute what waits and then the prompt of `work`."""
@@ -146,7 +146,7 @@ class Replica:
         """Whether there is a row and pages for it; an empty engine takes whatever comes."""
         if not self.reserved_tokens:
             return True
-        room = self.kv_pool_tokens - self.reserved_tokens
+        room = self._kv_pool_tokens - self.reserved_tokens
         rows = self.rows + self.coming + len(self._prompts)
         return work.reserved_tokens <= room and rows < self._max_running_requests
 
@@ -218,7 +218,7 @@ class Replica:
 
     def kv_used(self, now: float) -> float:
         """Share of the pool that requests hold."""
-        return min(1.0, self._kv_tokens(self._steps_by(now)) / self.kv_pool_tokens)
+        return min(1.0, self._kv_tokens(self._steps_by(now)) / self._kv_pool_tokens)
 
     def _kv_tokens(self, steps: int) -> int:
         """After so many steps of several at once."""

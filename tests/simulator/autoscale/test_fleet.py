@@ -144,23 +144,6 @@ def test_an_engine_gets_as_many_prompts_as_it_computes_until_the_router_looks_ag
     assert rooms_of([small], 0.5) == []
 
 
-@pytest.mark.parametrize(
-    ("role", "new_tokens", "rest"),
-    [
-        (Role.DECODE, 0, AZURE.kv_pool_tokens),
-        (Role.DECODE, 1000, AZURE.kv_pool_tokens - 500),
-        (Role.DECODE, 1_000_000, AZURE.kv_pool_tokens // 2),
-        (Role.MIXED, 1_000_000, AZURE.kv_pool_tokens),
-    ],
-)
-def test_decode_engines_keep_room_for_new_requests_half_at_most(
-    role: Role, new_tokens: int, rest: int
-) -> None:
-    replicas = [Replica(name, role, 0.0, AZURE, StepTimes(AZURE)) for name in "ab"]
-    assert [room.tokens for room in rooms_of(replicas, 0.5, new_tokens)] == [rest] * 2
-    assert rooms_of([], 0.5, new_tokens) == []
-
-
 def test_a_request_that_moves_keeps_its_place_and_counts_as_received_once() -> None:
     replica = Replica("a", Role.MIXED, 0.0, AZURE, StepTimes(AZURE))
     works = [Work(number, float(number), 100, 10) for number in range(4)]
