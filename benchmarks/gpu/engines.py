@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 from sluice_runtime.engine.build import Engine, build_engine
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.engine.sizing.plan import resolved, scheduler_settings
@@ -57,7 +58,7 @@ def accelerator() -> dict[str, Any]:
     return {"product": product, "memory_mib": found.total_memory >> 20, "count": 1}
 
 
-def configured(shape: str, **settings: Any) -> EngineConfig:
+def configured(shape: str, **settings: Any) -> PlannedConfig:
     """With the sizes that the accelerator table gives it, but for `settings`."""
     given = {
         "model": {"uri": f"random://{shape}"},
@@ -91,6 +92,7 @@ def under(made: Engine, shape: str, **settings: Any) -> Engine:
     """`made`, whose requests have ended, with the scheduler of other settings, whose rows and chunk
     are no larger than what it was made for."""
     config = configured(shape, **settings)
+    assert isinstance(config, ResolvedConfig), "settings without maxRunningRequests"
     context = made.settings.limits.context_length_tokens
     scheduling = scheduler_settings(config, context, made.pool.pages)
     scheduler = Scheduler(scheduling, PageAllocator(made.pool.pages))

@@ -14,7 +14,13 @@ from typing import Final
 from sluice_contract.base import ConfigError
 from sluice_contract.config.accelerators import requests_in_pool
 from sluice_contract.config.engine import EngineConfig, ModelRef, parse_engine_config
-from sluice_contract.config.sizing import CACHE_POLICIES, SLACK, apply_resolved, resolve_settings
+from sluice_contract.config.sizing import (
+    CACHE_POLICIES,
+    SLACK,
+    ResolvedConfig,
+    planned_config,
+    sized_config,
+)
 from sluice_runtime.engine.sizing.plan import context_length, scheduler_settings
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.scheduler.policies import POLICIES
@@ -92,19 +98,16 @@ def settings_for(config: EngineConfig, cost: Cost, policy: str) -> SchedulerSett
     _check(config, cost)
     chosen = config.model_copy(update={"scheduling_policy": policy})
     try:
-        resolved = resolve_settings(chosen, cost.accelerator, chosen.slo)
-        full = apply_resolved(chosen, resolved)
-        context = context_length(full, cost.context_length)
+        planned = planned_config(chosen, cost.accelerator)
+        context = context_length(planned, cost.context_length)
     except (ConfigError, InvalidConfigError) as error:
         raise UnusableConfigError(str(error)) from None
-    pool_tokens = full.kv_pool_tokens or cost.kv_pool_tokens
-    if full.max_running_requests is None:
-        # An engine may choose fewer, by the memory that sampling takes: no cost model has that.
-        rows = requests_in_pool(pool_tokens, full.cuda_graph_max_batch or 0)
-        full = full.model_copy(update={"max_running_requests": rows})
-    page_size = full.page_size or 1
-    pages = max(1, pool_tokens // page_size)
-    return scheduler_settings(full, context, pages, cost.layers)
+    pool_tokens = planned.kv_pool_tokens or cost.kv_pool_tokens
+    # An engine may choose fewer, by the memory that sampling takes: no cost model has that.
+    rows = requests_in_pool(pool_tokens, planned.cuda_graph_max_batch)
+    sized = planned if isinstance(planned, ResolvedConfig) else sized_config(planned, rows)
+    pages = max(1, pool_tokens // sized.page_size)
+    return scheduler_settings(sized, context, pages, cost.layers)
 
 
 def _check(config: EngineConfig, cost: Cost) -> None:

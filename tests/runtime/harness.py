@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.sizing import ResolvedConfig
 from sluice_runtime.engine.build import EngineHooks, build_engine
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.engine.runner import Executor, PendingResult
@@ -90,6 +91,13 @@ def engine_config(uri: str, **settings: Any) -> EngineConfig:
     """A small engine; threads are one, since tests share the machine."""
     defaults = {"threads": 1, "kv_pool_tokens": 4096, "max_running_requests": 32}
     return EngineConfig.model_validate({"model": {"uri": uri}, **defaults, **settings})
+
+
+def resolved_config(uri: str, **settings: Any) -> ResolvedConfig:
+    """What an engine of `engine_config` is built from."""
+    config = resolved(engine_config(uri, **settings))
+    assert isinstance(config, ResolvedConfig)
+    return config
 
 
 def generate(request_id: str, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Generate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 from sluice_contract.base import ConfigError, ContractModel, ContradictionsError
 from sluice_contract.config.accelerators import (
@@ -24,10 +24,21 @@ from sluice_contract.config.accelerators import (
     product_row,
     tier_sizes,
 )
-from sluice_contract.config.engine import EngineSettings, SloTargets
+from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH
+from sluice_contract.config.engine import (
+    AttentionBackend,
+    DType,
+    EngineConfig,
+    EngineSettings,
+    EvictionPolicy,
+    KvCacheDtype,
+    SchedulingPolicy,
+    SloTargets,
+    WeightDType,
+)
+from sluice_contract.config.kv_transfer import KvTransfer
 
 Value = bool | int | float | str
-SettingsT = TypeVar("SettingsT", bound=EngineSettings)
 
 
 class Source(StrEnum):
@@ -82,6 +93,67 @@ GPUs maxRunningRequests) are left to the engine."""
 
 UNRESOLVED: Final = frozenset({"kv_transfer", "speculation", "host_cache"})
 """Settings of several fields, which have their own defaults."""
+
+
+class PlannedConfig(EngineConfig):
+    """An engine's file with a value for every setting that needs no look at the model. What may
+    still be None has a meaning: the model's own context, a pool and on GPUs a number of running
+    requests that follow from memory, every processor, the largest rank of the adapters."""
+
+    dtype: DType
+    weight_dtype: WeightDType = "auto"
+    kv_cache_dtype: KvCacheDtype
+    tensor_parallel_size: int
+    chunk_size: int
+    max_prefill_tokens: int
+    min_prefill_tokens: int
+    max_queued_requests: int
+    cuda_graph_max_batch: int
+    attention_backend: AttentionBackend
+    page_size: int
+    memory_percent: int
+    mixed_chunk: bool
+    prefix_cache: bool
+    prefix_eviction_policy: EvictionPolicy
+    overlap: bool
+    scheduling_policy: SchedulingPolicy
+    reserve_percent: int
+    priority_threshold: int
+    max_loras_per_batch: int = DEFAULT_MAX_LORAS_PER_BATCH
+    strict_requests: bool = False
+    kv_transfer: KvTransfer = KvTransfer()
+    accelerator: Accelerator
+
+
+class ResolvedConfig(PlannedConfig):
+    """All that an engine is built from, once its model is known."""
+
+    max_running_requests: int
+
+
+def planned_config(config: EngineConfig, accelerator: Accelerator | None = None) -> PlannedConfig:
+    """`config` for `accelerator`; left out, for its own. It is a `ResolvedConfig` where
+    maxRunningRequests is known.
+
+    Raises:
+        ContradictionsError: see `resolve_settings`.
+    """
+    accelerator = accelerator or config.accelerator or Accelerator()
+    values = _fields(config) | {"accelerator": accelerator}
+    values |= resolved_values(resolve_settings(config, accelerator, config.slo))
+    kind = ResolvedConfig if "max_running_requests" in values else PlannedConfig
+    return kind.model_validate(values)
+
+
+def sized_config(config: PlannedConfig, rows: int) -> ResolvedConfig:
+    """`config` with `rows` as maxRunningRequests."""
+    return ResolvedConfig.model_validate(_fields(config) | {"max_running_requests": rows})
+
+
+def _fields(config: EngineConfig) -> dict[str, object]:
+    """Field values that are not None, by field name."""
+    values = {name: getattr(config, name) for name in type(config).model_fields}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def resolve_settings(
@@ -195,11 +267,6 @@ def _against_fp8_pages(values: Mapping[str, Value]) -> Iterator[ConfigError]:
 def resolved_values(resolved: Mapping[str, Resolved]) -> dict[str, Value]:
     """The values alone, by field name."""
     return {name: entry.value for name, entry in resolved.items()}
-
-
-def apply_resolved(settings: SettingsT, resolved: dict[str, Resolved]) -> SettingsT:
-    """`settings` with every resolved value filled in."""
-    return settings.model_copy(update=resolved_values(resolved))
 
 
 def _general(value: Value, origin: str = "default") -> Resolved:

@@ -21,6 +21,7 @@ from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig, read_engine_config
+from sluice_contract.config.sizing import ResolvedConfig
 from sluice_contract.http_errors import log_to_stderr
 from sluice_contract.wire.handover import Keys, configured_keys
 
@@ -111,7 +112,7 @@ def _handover_keys(config: EngineConfig) -> Keys:
 
 
 def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
-    config, files = resolved(config), resolve_model(config.model)
+    planned, files = resolved(config), resolve_model(config.model)
     keys = _handover_keys(config)
     set_library_variables()
     # Imports torch, which takes seconds: errors in the configuration are reported before.
@@ -126,15 +127,15 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: stops.append(received))
     spec = spec_from(files.config)
-    smallest = smallest_gpu_bytes(config.accelerator, config.tensor_parallel_size or 1)
+    smallest = smallest_gpu_bytes(planned.accelerator, planned.tensor_parallel_size)
     # Before the other ranks are started, whose configuration this is.
-    config = with_running_requests(config, spec, smallest)
+    sized = with_running_requests(planned, spec, smallest)
     with closing(compiler_of(files, spec.vocabulary_size, wakeup.set)) as compiler:
         if unusable(files) is None:
             compiler.warm_up()  # while the weights are read, so that no request waits for it
-        with joined_ranks(config, place_of(config.accelerator)) as ranks:
+        with joined_ranks(sized, place_of(sized.accelerator)) as ranks:
             engine = build_engine(
-                config,
+                sized,
                 files,
                 compiler=compiler,
                 group=ranks.group,
@@ -142,10 +143,10 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
             )
             cache = engine.host_cache
             with closing(engine.runner), closing(cache) if cache else nullcontext():
-                _run(config, engine, keys, Ends(link, wakeup, stops, ranks))
+                _run(sized, engine, keys, Ends(link, wakeup, stops, ranks))
 
 
-def _run(config: EngineConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
+def _run(config: ResolvedConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
     """From the first step to the signal."""
     from sluice_runtime.engine.prepare import capture_missing_graphs, prepare
 
@@ -153,7 +154,7 @@ def _run(config: EngineConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
     logger.info(startup_line(engine.sizes()))
     adapters, announce = engine.adapters, ends.ranks.announce
     with (
-        closing(engine.executor(overlap=bool(config.overlap), announce=announce)) as executor,
+        closing(engine.executor(overlap=config.overlap, announce=announce)) as executor,
         adapters.following(ends.wakeup.set) if adapters else nullcontext(),
     ):
         role = _run_in_role(config, engine, executor, keys, ends)
@@ -164,7 +165,7 @@ def _run(config: EngineConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
 
 
 def _run_in_role(
-    config: EngineConfig,
+    config: ResolvedConfig,
     engine: Engine,
     executor: Executor,
     keys: Keys,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from sluice_contract.base import ConfigError
-from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH, LEAST_MAX_LORA_RANK
-from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.adapters import LEAST_MAX_LORA_RANK
+from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 
 from sluice_runtime.engine.adapter_loading import AdapterLoader
 from sluice_runtime.engine.adapters import AdapterTable
@@ -169,7 +169,7 @@ class Engine:
 
 
 def build_engine(
-    config: EngineConfig,
+    config: PlannedConfig,
     files: ModelFiles,
     hooks: EngineHooks | None = None,
     compiler: CompileThread | None = None,
@@ -200,7 +200,7 @@ def build_engine(
     loader = _adapter_loader(config, model, placement, device)
 
     def pool_of(shape: KvShape, pages: int) -> PagePool:
-        return PagePool(shape, pages, config.page_size or 1, device.place, loaded.draft_kv_shape)
+        return PagePool(shape, pages, config.page_size, device.place, loaded.draft_kv_shape)
 
     def runner_over(pool: PagePool) -> Runner:
         rows = _rows(loaded, pool, device, matchers, loader)
@@ -235,21 +235,22 @@ def _held_as(placement: Placement, model: Decoder) -> str:
     return f"{placement.weights}, long factors" if is_long else placement.weights
 
 
-def _placement(config: EngineConfig, context: int, device: Device, group: Group) -> Placement:
-    weights, kv_cache = config.weight_dtype or "auto", config.kv_cache_dtype or "auto"
+def _placement(config: ResolvedConfig, context: int, device: Device, group: Group) -> Placement:
     slots = _slots(config, context)
+    weights, kv_cache = config.weight_dtype, config.kv_cache_dtype
     return Placement(device.place, group, slots, weights, kv_cache, context)
 
 
 def _fitted(
-    config: EngineConfig, spec: ModelSpec, gpu_memory: DeviceMemory | None, group: Group
-) -> EngineConfig:
+    config: PlannedConfig, spec: ModelSpec, gpu_memory: DeviceMemory | None, group: Group
+) -> ResolvedConfig:
     """The process set up for the engine, and its settings with all that the GPU's size decides."""
     host.keep_freed_memory()
     torch.set_num_threads(config.threads or processors())
-    if config.max_running_requests is not None or gpu_memory is None:
+    if isinstance(config, ResolvedConfig):
         return config
-    return with_running_requests(config, spec, group.least(gpu_memory.read().total))
+    total = None if gpu_memory is None else group.least(gpu_memory.read().total)
+    return with_running_requests(config, spec, total)
 
 
 def _rows(
@@ -259,7 +260,7 @@ def _rows(
     matchers: Matchers,
     loader: AdapterLoader | None,
 ) -> RowState:
-    sizes = RowSizes(loaded.config.max_running_requests or 1, loaded.context_tokens)
+    sizes = RowSizes(loaded.config.max_running_requests, loaded.context_tokens)
     tables = f"{sizes.rows} rows of {loaded.model.spec.vocabulary_size} tokens"
     with allocation("sampling", tables, "maxRunningRequests"):
         adapters = loader.table if loader else None
@@ -292,7 +293,7 @@ def _settings(
 
 
 def _host_cache(
-    config: EngineConfig, settings: SchedulerSettings, pool: PagePool
+    config: ResolvedConfig, settings: SchedulerSettings, pool: PagePool
 ) -> HostCache | None:
     if settings.host_pages is None:
         return None
@@ -335,7 +336,7 @@ def _scheduler(
 
 
 def _loaded(
-    config: EngineConfig,
+    config: ResolvedConfig,
     files: ModelFiles,
     placement: Placement,
     gpu_memory: DeviceMemory | None,
@@ -345,11 +346,11 @@ def _loaded(
         model = model_bytes(config, spec_from(files.config), placement.group.size)
         check_weights(model, config, gpu_memory.read())
     with allocation("model weights", "more memory", "the size of the model"):
-        dtype, backend = config.dtype or "auto", config.attention_backend or "auto"
+        dtype, backend = config.dtype, config.attention_backend
         return load_model(files, dtype, config.seed, backend, placement, on_read)
 
 
-def _draft_model(config: EngineConfig, files: ModelFiles, placement: Placement) -> Decoder | None:
+def _draft_model(config: ResolvedConfig, files: ModelFiles, placement: Placement) -> Decoder | None:
     """On the same ranks as the model of `files`; None: no model of its own drafts."""
     draft = resolve_draft(config)
     if draft is None or drafts_with_head(config):
@@ -358,11 +359,11 @@ def _draft_model(config: EngineConfig, files: ModelFiles, placement: Placement) 
         raise InvalidConfigError(str(ConfigError(DRAFT_KEY, draft.uri, allowed)))
     placement = replace(placement, slots=None)
     with allocation(*_DRAFT_WEIGHTS), of_draft():
-        dtype, backend = config.dtype or "auto", config.attention_backend or "auto"
+        dtype, backend = config.dtype, config.attention_backend
         return load_model(draft, dtype, config.seed, backend, placement)
 
 
-def _head_spec(config: EngineConfig, target: ModelSpec) -> HeadSpec | None:
+def _head_spec(config: ResolvedConfig, target: ModelSpec) -> HeadSpec | None:
     """Of the head that drafts, before the model is read; None: no head drafts."""
     draft = resolve_draft(config)
     if draft is None or not drafts_with_head(config):
@@ -373,18 +374,18 @@ def _head_spec(config: EngineConfig, target: ModelSpec) -> HeadSpec | None:
 
 
 def _head(
-    config: EngineConfig, spec: HeadSpec | None, model: Decoder, placement: Placement
+    config: ResolvedConfig, spec: HeadSpec | None, model: Decoder, placement: Placement
 ) -> EagleHead | None:
     if spec is None:
         return None
     from sluice_runtime.model.eagle import load_head
 
     with allocation(*_DRAFT_WEIGHTS):
-        return load_head(spec, model, placement.device, config.attention_backend or "auto")
+        return load_head(spec, model, placement.device, config.attention_backend)
 
 
 def _head_drafts(
-    config: EngineConfig, head: EagleHead, pool: PagePool, rows: RowState, device: Device
+    config: ResolvedConfig, head: EagleHead, pool: PagePool, rows: RowState, device: Device
 ) -> EagleDrafts | None:
     if pool.draft is None or config.speculation is None:
         return None
@@ -419,28 +420,28 @@ def _drafts(
     return DraftModel(draft, pool.draft, rows.table, draws, device)
 
 
-def _slots(config: EngineConfig, context_tokens: int) -> SlotShape | None:
+def _slots(config: ResolvedConfig, context_tokens: int) -> SlotShape | None:
     """For the adapters of one step; None: there will be none."""
     if not config.adapters and config.adapters_file is None:
         return None
     folders = [adapter_folder(adapter.uri) for adapter in config.adapters]
     ranks = [read_adapter_config(folder).rank for folder in folders]
     rank = config.max_lora_rank or max([LEAST_MAX_LORA_RANK, *ranks])
-    step_tokens = max(config.max_prefill_tokens or 0, context_tokens)
+    step_tokens = max(config.max_prefill_tokens, context_tokens)
     return SlotShape(
-        config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,
+        config.max_loras_per_batch,
         rank,
-        step_tokens + (config.max_running_requests or 1),
+        step_tokens + config.max_running_requests,
     )
 
 
 def _adapter_loader(
-    config: EngineConfig, model: Decoder, placement: Placement, device: Device
+    config: ResolvedConfig, model: Decoder, placement: Placement, device: Device
 ) -> AdapterLoader | None:
     """With all adapters that there are now; None: the model takes none."""
     if model.adapters is None:
         return None
-    rows, file = config.max_running_requests or 1, config.adapters_file
+    rows, file = config.max_running_requests, config.adapters_file
     table = AdapterTable(model.adapters, placement.shard, rows, device)
     loader = AdapterLoader(table, config.model.served_names, Path(file) if file else None)
     loader.start(config.adapters)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role as EngineRole
-from sluice_contract.config.engine import EngineConfig
 from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.sizing import PlannedConfig
 from sluice_contract.wire.handover import Keys
 from sluice_contract.wire.spans import Record
 
@@ -57,7 +57,7 @@ class Started:
 
 @contextmanager
 def started_role(
-    config: EngineConfig,
+    config: PlannedConfig,
     engine: Engine,
     keys: Keys,
     ready: EngineReady,
@@ -75,7 +75,7 @@ def started_role(
     if config.role is EngineRole.MIXED:
         yield Started(MixedRole(engine.scheduler), ready)
         return
-    kv = config.kv_transfer or KvTransfer()
+    kv = config.kv_transfer
     compose = _prefill if config.role is EngineRole.PREFILL else _decode
     with ExitStack() as stack:
         record = stack.enter_context(recorder(config, "engine"))
@@ -92,7 +92,7 @@ def started_role(
 
 @dataclass(frozen=True)
 class _Parts:
-    config: EngineConfig
+    config: PlannedConfig
     kv: KvTransfer
     engine: Engine
     keys: Keys
@@ -112,7 +112,7 @@ class _Parts:
             "fingerprint": kv_fingerprint(
                 config.model.uri,
                 config.model.revision,
-                config.tensor_parallel_size or 1,
+                config.tensor_parallel_size,
                 self.ready,
             ),
             "backend": self.backend.name,
@@ -129,7 +129,7 @@ def _backend(kv: KvTransfer) -> Iterator[TransferBackend]:
         yield backend
 
 
-def _connect(config: EngineConfig, copiers: Sequence[Socket]) -> Connect:
+def _connect(config: PlannedConfig, copiers: Sequence[Socket]) -> Connect:
     from sluice_runtime.engine.pool_transport import DECODE_BLOCKS, PREFILL_BLOCKS, transport_of
 
     counts = PREFILL_BLOCKS if config.role is EngineRole.PREFILL else DECODE_BLOCKS

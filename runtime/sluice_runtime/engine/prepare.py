@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
-from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.sizing import PlannedConfig
 
 from sluice_runtime.engine.build import Engine
 from sluice_runtime.engine.device import allocation
@@ -23,7 +23,7 @@ SETTING: Final = "cudaGraphMaxBatch"
 _log = logging.getLogger("sluice.engine")
 
 
-def prepare(config: EngineConfig, engine: Engine) -> None:
+def prepare(config: PlannedConfig, engine: Engine) -> None:
     """Runs the first steps, sets the garbage collector, which each capture runs, and captures
     graphs for steps that decode.
 
@@ -33,16 +33,16 @@ def prepare(config: EngineConfig, engine: Engine) -> None:
     warm_up(engine.runner, engine.settings, engine.model.spec.vocabulary_size)
     collect_garbage_rarely()
     if config.role is not Role.PREFILL:
-        capture_graphs(engine, config.cuda_graph_max_batch or 0)
+        capture_graphs(engine, config.cuda_graph_max_batch)
 
 
-def capture_missing_graphs(config: EngineConfig, engine: Engine) -> None:
+def capture_missing_graphs(config: PlannedConfig, engine: Engine) -> None:
     """For an engine that was a prefill engine until now. Without the memory for them, it decodes
     without graphs."""
     if config.role is Role.PREFILL or engine.runner.graph_steps is not None:
         return
     try:
-        capture_graphs(engine, config.cuda_graph_max_batch or 0)
+        capture_graphs(engine, config.cuda_graph_max_batch)
     except OutOfMemoryError as error:
         _log.warning("CUDA graphs: none, %s", error)
 

@@ -19,13 +19,13 @@ from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from sluice_contract.cluster.labels import Role
-from sluice_contract.config.engine import EngineConfig, read_engine_config
+from sluice_contract.config.sizing import ResolvedConfig
 from sluice_contract.http_errors import log_to_stderr
 
 from sluice_runtime.engine.sizing.host import set_library_variables
 from sluice_runtime.errors import StartupError
 from sluice_runtime.model.files import resolve_model
-from sluice_runtime.parallel.processes import CONFIG, MEETING, copies_for, steps_for
+from sluice_runtime.parallel.processes import MEETING, copies_for, read_config, steps_for
 from sluice_runtime.process import exits
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     _end_with(options.parent)
     log_to_stderr(logging.WARNING, f"rank {options.rank}: ")
     try:
-        _follow(read_engine_config(options.folder / CONFIG), options.folder, options.rank)
+        _follow(read_config(options.folder), options.folder, options.rank)
     except StartupError as error:
         return exits.give_up(error.reason, f"rank {options.rank}: {error}", exits.STARTUP)
     except Exception:
@@ -69,7 +69,7 @@ def _end_with(parent: int) -> None:
         sys.exit(exits.FAILED)
 
 
-def _follow(config: EngineConfig, folder: Path, rank: int) -> None:
+def _follow(config: ResolvedConfig, folder: Path, rank: int) -> None:
     files = resolve_model(config.model)
     set_library_variables()
     # Imports torch, which takes seconds: what is wrong with the rest is reported before.
@@ -78,7 +78,7 @@ def _follow(config: EngineConfig, folder: Path, rank: int) -> None:
     from sluice_runtime.engine.prepare import prepare
     from sluice_runtime.parallel.group import joined_group
 
-    place, size = place_of(config.accelerator, rank), config.tensor_parallel_size or 1
+    place, size = place_of(config.accelerator, rank), config.tensor_parallel_size
     with joined_group(rank, size, place, folder / MEETING) as group:
         engine = build_engine(config, files, group=group)
         with closing(engine.runner):

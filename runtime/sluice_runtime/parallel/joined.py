@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from sluice_contract.base import ConfigError
-from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.sizing import ResolvedConfig
 
 from sluice_runtime.errors import InvalidConfigError
 from sluice_runtime.parallel.group import SOLO, Group, joined_group
@@ -29,15 +29,15 @@ class JoinedRanks:
 
 @contextmanager
 def joined_ranks(
-    config: EngineConfig, place: torch.device, on_death: OnDeath = end_process
+    config: ResolvedConfig, place: torch.device, on_death: OnDeath = end_process
 ) -> Iterator[JoinedRanks]:
-    """As many as `tensorParallelSize` of a resolved configuration, this process included, which
+    """As many as `tensorParallelSize`, this process included, which
     computes in `place`.
 
     Raises:
         InvalidConfigError: there are fewer GPUs.
     """
-    size = config.tensor_parallel_size or 1
+    size = config.tensor_parallel_size
     if size == 1:
         yield JoinedRanks(SOLO, None)
         return

@@ -20,7 +20,8 @@ from typing import Final
 
 import msgspec
 import zmq
-from sluice_contract.config.engine import EngineConfig, render_engine_config
+from sluice_contract.config.engine import render_engine_config
+from sluice_contract.config.sizing import ResolvedConfig
 
 from sluice_runtime.process import exits
 from sluice_runtime.process.supervisor import Ending
@@ -67,10 +68,10 @@ def end_process(what: str) -> None:
 
 
 @contextmanager
-def started_ranks(config: EngineConfig, on_death: OnDeath = end_process) -> Iterator[Ranks]:
-    """Ranks 1 and up of `config.tensor_parallel_size`, as processes with the same configuration,
-    which has been resolved. They end with this process, however it ends."""
-    size = config.tensor_parallel_size or 1
+def started_ranks(config: ResolvedConfig, on_death: OnDeath = end_process) -> Iterator[Ranks]:
+    """Ranks 1 and up of `config.tensor_parallel_size`, as processes with the same configuration.
+    They end with this process, however it ends."""
+    size = config.tensor_parallel_size
     folder, context = Path(tempfile.mkdtemp(prefix="sluice-ranks-")), zmq.Context(io_threads=1)
     (folder / CONFIG).write_text(render_engine_config(config))
     ending = threading.Event()
@@ -92,6 +93,11 @@ def started_ranks(config: EngineConfig, on_death: OnDeath = end_process) -> Iter
         _end(running)
         context.destroy(linger=0)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_config(folder: Path) -> ResolvedConfig:
+    """The configuration of a rank's process."""
+    return ResolvedConfig.model_validate_json((folder / CONFIG).read_bytes())
 
 
 def steps_for(folder: Path, rank: int) -> Iterator[Batch]:

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from sluice_contract.base import ConfigError
 from sluice_contract.cluster.labels import Role
-from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig, read_engine_config
-from sluice_contract.config.sizing import resolve_settings
+from sluice_contract.config.sizing import planned_config
 from sluice_contract.config.supported import unsupported, unused_without_adapters
 from sluice_contract.wire.handover import configured_keys
 
@@ -78,10 +77,9 @@ def _validation_errors(config: EngineConfig) -> Iterator[ConfigError]:
             configured_keys(config.handover_key_file, time.monotonic)
         except ConfigError as error:
             yield error
-    accelerator = config.accelerator or Accelerator()
-    yield from unsupported(config, on_cpus=accelerator.is_cpu)
+    yield from unsupported(config, on_cpus=config.accelerator is None or config.accelerator.is_cpu)
     try:
-        resolve_settings(config, accelerator, config.slo)
+        planned_config(config)
     except ConfigError as error:
         yield from error.errors
 

@@ -16,6 +16,7 @@ import uvloop
 from sluice_contract.base import ConfigError
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import read_engine_config
+from sluice_contract.config.sizing import planned_config
 from sluice_contract.http_errors import log_to_stderr
 
 from sluice_runtime.errors import InvalidConfigError, StartupError
@@ -42,7 +43,7 @@ def main() -> int:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             accelerator = Accelerator.model_validate_json(options.accelerator)
-            return runner.run(serve(config, options.endpoint, accelerator, record))
+            return runner.run(serve(planned_config(config), options.endpoint, accelerator, record))
     except ConfigError as error:
         return exits.give_up(InvalidConfigError.reason, str(error), exits.STARTUP)
     except StartupError as error:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sluice_contract.cluster.labels import REVISION_VARIABLE, Role
 from sluice_contract.config.accelerators import Accelerator
 from sluice_contract.config.engine import EngineConfig
-from sluice_contract.config.kv_transfer import KvTransfer
+from sluice_contract.config.sizing import PlannedConfig
 from sluice_contract.wire.handover import Keys, configured_keys
 from sluice_contract.wire.spans import Record
 
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(
-    config: EngineConfig,
+    config: PlannedConfig,
     endpoint: str,
     accelerator: Accelerator | None = None,
     record: Record | None = None,
@@ -89,7 +89,7 @@ async def serve(
 
 
 async def _live(
-    service: Service, config: EngineConfig, url: str, signals: asyncio.Queue[signal.Signals]
+    service: Service, config: PlannedConfig, url: str, signals: asyncio.Queue[signal.Signals]
 ) -> int:
     """From the start of loading to the last response."""
     engine = asyncio.create_task(service.client.run())
@@ -109,7 +109,7 @@ async def _live(
         await asyncio.gather(engine, loading, stop_signal, return_exceptions=True)
 
 
-async def _become_ready(service: Service, config: EngineConfig, url: str) -> None:
+async def _become_ready(service: Service, config: PlannedConfig, url: str) -> None:
     """Reads what the model's files say about text while the engine reads the weights."""
     service.text = await asyncio.to_thread(_model_text, config)
     await service.client.became_ready.wait()
@@ -221,7 +221,7 @@ def _after_failure(failure: EngineFailed) -> int:
 
 
 def _service(
-    config: EngineConfig, link: ApiLink, accelerator: Accelerator, record: Record | None
+    config: PlannedConfig, link: ApiLink, accelerator: Accelerator, record: Record | None
 ) -> Service:
     vllm_names = config.server.metrics_compatibility == "vLLM"
     metrics = EngineMetrics(_kept_slo(config), vllm_names=vllm_names)
@@ -230,17 +230,17 @@ def _service(
         role=config.role,
         max_body_bytes=config.server.max_body_bytes,
         started_unix=int(time.time()),
-        strict_requests=bool(config.strict_requests),
+        strict_requests=config.strict_requests,
         max_choices=config.server.max_choices_per_request,
         model_uri=config.model.uri,
         model_revision=config.model.revision,
-        tensor_parallel_size=config.tensor_parallel_size or 1,
+        tensor_parallel_size=config.tensor_parallel_size,
         host_cache=config.host_cache is not None,
         pool_revision=os.environ.get(REVISION_VARIABLE) or None,
         handover_keys=_handover_keys(config),
         requires_signature=bool(config.server.require_signature),
         accelerator=accelerator,
-        kv_transfer=None if config.role is Role.MIXED else config.kv_transfer or KvTransfer(),
+        kv_transfer=None if config.role is Role.MIXED else config.kv_transfer,
         aliases=tuple(config.model.aliases or ()),
         cors=config.server.cors,
         drain_seconds=config.server.drain_seconds,

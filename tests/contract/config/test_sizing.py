@@ -13,7 +13,7 @@ from sluice_contract.config.engine import (
     parse_engine_config,
     render_engine_config,
 )
-from sluice_contract.config.sizing import Source, apply_resolved, resolve_settings
+from sluice_contract.config.sizing import Source, planned_config, resolve_settings
 from sluice_contract.config.supported import ROWS, unsupported
 from sluice_contract.error_text import known_keys
 
@@ -173,8 +173,8 @@ def test_every_contradiction_is_told_at_once() -> None:
 
 def test_a_rendered_config_reads_back_the_same() -> None:
     config = EngineConfig.model_validate({"model": {"uri": "dummy://qwen3-tiny"}})
-    config = apply_resolved(config, resolve_settings(config, Accelerator()))
-    assert parse_engine_config(render_engine_config(config)) == config
+    planned = planned_config(config)
+    assert planned_config(parse_engine_config(render_engine_config(planned))) == planned
 
 
 @pytest.mark.parametrize(
@@ -259,9 +259,9 @@ def test_what_this_version_lacks_is_refused_by_key() -> None:
 def test_what_is_resolved_for_a_cpu_is_refused_nowhere() -> None:
     """The operator writes resolved values into the engine's file."""
     config = EngineConfig.model_validate({"model": {"uri": "dummy://qwen3-tiny"}})
-    config = apply_resolved(config, resolve_settings(config, Accelerator()))
-    assert config.cuda_graph_max_batch == 0
-    assert not list(unsupported(config))
+    planned = planned_config(config)
+    assert planned.cuda_graph_max_batch == 0
+    assert not list(unsupported(planned))
 
 
 def test_every_refusal_names_a_real_setting() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from sluice_contract.config.engine import EngineConfig, parse_engine_config
+from sluice_contract.config.sizing import ResolvedConfig
 from sluice_operator.cli.main import main
 from sluice_runtime.engine.sizing.plan import resolved, scheduler_settings
 from sluice_runtime.wire.messages import Generate, Sampling
@@ -71,6 +72,7 @@ def test_low_latency_promises_a_time_between_tokens(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("name", READY_MADE)
 def test_it_serves_the_load_it_is_made_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = resolved(engine_config(name, capsys))
+    assert isinstance(config, ResolvedConfig)
     settings = scheduler_settings(config, CONTEXT_TOKENS, pages=4096)
     bench = Bench(settings)
     requests, prompt, answer = LOADS[name]

@@ -18,7 +18,7 @@ from sluice_runtime.model.spec import spec_from
 
 from e2e.model.folder import FOLDER
 from tests.runtime.engine.test_resumed_rows import finished, prefilled_and_answered
-from tests.runtime.harness import engine_config, generate
+from tests.runtime.harness import engine_config, generate, resolved_config
 
 MODEL = "dummy://qwen3-tiny"
 
@@ -94,7 +94,7 @@ def test_a_missing_draft_model_is_named(tmp_path: Path) -> None:
 
 def test_its_weights_and_pages_are_part_of_the_plan() -> None:
     own, both = (
-        model_bytes(engine_config(MODEL, **settings), spec_from(resolve(MODEL).config), 1)
+        model_bytes(resolved_config(MODEL, **settings), spec_from(resolve(MODEL).config), 1)
         for settings in (
             {},
             {"speculation": {"method": "Draft", "draft": {"uri": MODEL}}},

@@ -25,7 +25,6 @@ from sluice_runtime.engine.loop import EngineLoop, Pipeline
 from sluice_runtime.engine.pool_transport import PoolTransport, staged
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.engine.report import StepLog
-from sluice_runtime.engine.sizing.plan import resolved
 from sluice_runtime.handover.transfer.backend import TransferBackend
 from sluice_runtime.handover.transfer.reader import WORKERS
 from sluice_runtime.kv.host_blocks import BlockCounts, HostBlocks
@@ -44,7 +43,7 @@ from sluice_runtime.wire.messages import (
 from sluice_runtime.wire.transport import Wakeup
 
 from tests.patience import PATIENCE_SECONDS
-from tests.runtime.harness import engine_config
+from tests.runtime.harness import resolved_config
 
 KEY = b"k" * 32
 WAIT_SECONDS = 60.0
@@ -130,7 +129,7 @@ def running(role: str, backend: str = "TCP", **settings: Any) -> Iterator[Runnin
     blocks = through_blocks if settings.pop("staged", False) else None
     connect: Connect | None = settings.pop("connect", blocks)
     model, size = settings.pop("model", "dummy://qwen3-tiny"), settings.pop("ranks", 1)
-    config = resolved(engine_config(model, role=Role(role), **settings))
+    config = resolved_config(model, role=Role(role), **settings)
     config = settled = config.model_copy(update={"tensor_parallel_size": size})
     if role != "mixed":
         kv = KvTransfer.model_validate(

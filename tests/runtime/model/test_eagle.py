@@ -17,7 +17,7 @@ from sluice_runtime.model.spec import spec_from
 
 from tests.runtime import eagle_folder
 from tests.runtime.eagle_folder import HEAD, TARGETS, Tensors, random_head, write
-from tests.runtime.harness import engine_config
+from tests.runtime.harness import engine_config, resolved_config
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -177,8 +177,8 @@ def test_its_weights_and_pages_are_part_of_the_plan(
     tensors = random_head(embedding=embedding)
     head = write(tmp_path / "head", HEAD, tensors)
     spec = spec_from(TARGETS["qwen3"])
-    alone = model_bytes(engine_config(str(target)), spec, 1)
-    both = model_bytes(engine_config(**drafting(target, head)), spec, 1)
+    alone = model_bytes(resolved_config(str(target)), spec, 1)
+    both = model_bytes(resolved_config(**drafting(target, head)), spec, 1)
     values = sum(tensor.numel() for name, tensor in tensors.items() if name not in ("d2t", "t2d"))
     assert both.weights - alone.weights == 4 * values
     assert both.token - alone.token == 4 * 2 * 2 * 16
@@ -187,5 +187,5 @@ def test_its_weights_and_pages_are_part_of_the_plan(
     assert engine.pool.draft.shape.bytes_per_token == both.token - alone.token
     assert engine.pool.draft.pages == engine.pool.pages
     loaded = load_head(head_spec(resolve(str(head)), spec), engine.model, engine.device.place)
-    config = engine_config(str(target))
+    config = resolved_config(str(target))
     assert LoadedModel(config, engine.model, 4096, loaded).bytes_per_token == both.token

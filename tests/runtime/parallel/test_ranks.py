@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from sluice_contract.config.accelerators import Accelerator
-from sluice_contract.config.engine import EngineConfig
-from sluice_contract.config.sizing import apply_resolved, resolve_settings
+from sluice_contract.config.sizing import ResolvedConfig
 from sluice_runtime.engine.build import Engine, EngineHooks, build_engine
 from sluice_runtime.engine.prepare import prepare
 from sluice_runtime.model.adapters import adapter_key
@@ -26,7 +24,15 @@ from sluice_runtime.scheduler.pacing import LayerSplit
 from sluice_runtime.wire.messages import Generate, Sampling
 
 from tests.patience import PATIENCE_SECONDS
-from tests.runtime.harness import Recorder, Run, drive, engine_config, generate, run_engine
+from tests.runtime.harness import (
+    Recorder,
+    Run,
+    drive,
+    engine_config,
+    generate,
+    resolved_config,
+    run_engine,
+)
 from tests.runtime.random_adapter import write_random_adapter
 from tests.runtime.scheduler.building import SplitChunk
 
@@ -63,13 +69,13 @@ def requests() -> list[Generate]:
     ]
 
 
-def sharing(model: str = "dummy://qwen3-tiny", **settings: object) -> EngineConfig:
-    """Resolved; users cannot ask for it on CPUs."""
-    config = engine_config(model, tensor_parallel_size=2, **SIZES, **settings)
-    return apply_resolved(config, resolve_settings(config, Accelerator(), None))
+def sharing(model: str = "dummy://qwen3-tiny", **settings: object) -> ResolvedConfig:
+    """Two ranks on CPUs, which users cannot ask for."""
+    config = resolved_config(model, **SIZES, **settings)
+    return config.model_copy(update={"tensor_parallel_size": 2})
 
 
-def first_of_two(config: EngineConfig, ranks: JoinedRanks, hooks: EngineHooks) -> Engine:
+def first_of_two(config: ResolvedConfig, ranks: JoinedRanks, hooks: EngineHooks) -> Engine:
     """As the other rank does it for itself."""
     engine = build_engine(config, resolve(config.model.uri), hooks, group=ranks.group)
     prepare(config, engine)

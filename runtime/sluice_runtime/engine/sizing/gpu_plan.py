@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_contract.config.accelerators import FIXED_MIB, GRAPH_ROW_MIB
-from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
 from sluice_runtime.errors import OutOfMemoryError
@@ -160,7 +160,7 @@ class ModelBytes:
 class PoolQuestion:
     """How much of one GPU the KV pool gets, once the weights are loaded."""
 
-    config: EngineConfig
+    config: ResolvedConfig
     model: ModelBytes
     context_tokens: int
     device: DeviceBytes
@@ -172,7 +172,7 @@ class PoolQuestion:
     @property
     def least_reserved(self) -> int:
         """Bytes of a full step, also one in a long context, the CUDA graphs and a fixed part."""
-        graphs = (self.config.cuda_graph_max_batch or 0) * GRAPH_ROW_MIB
+        graphs = self.config.cuda_graph_max_batch * GRAPH_ROW_MIB
         gathered = self.model.gathered(self.context_tokens) if self.gathers else 0
         return self.step + gathered + (graphs + FIXED_MIB) * MIB
 
@@ -192,28 +192,22 @@ class PoolQuestion:
         return self.affordable_tokens >= self.context_tokens
 
 
-def step_tokens(config: EngineConfig) -> int:
+def step_tokens(config: ResolvedConfig) -> int:
     """Most tokens of one step: a chunk, or maxPrefillTokens without chunks, or one each row."""
-    chunk = config.chunk_size or -1
-    prompts = chunk if chunk != -1 else config.max_prefill_tokens or 1
-    return max(prompts, config.max_running_requests or 1)
+    prompts = config.max_prefill_tokens if config.chunk_size == -1 else config.chunk_size
+    return max(prompts, config.max_running_requests)
 
 
-def percent_of(config: EngineConfig) -> int:
-    """The percent of a GPU's memory that weights and KV pool may take."""
-    return config.memory_percent or 100
-
-
-def memory_share(total_bytes: int, config: EngineConfig) -> int:
+def memory_share(total_bytes: int, config: PlannedConfig) -> int:
     """The bytes of a GPU's memory that weights and KV pool may take."""
-    return total_bytes * percent_of(config) // 100
+    return total_bytes * config.memory_percent // 100
 
 
 def mib(size: float) -> str:
     return f"{int(size) >> 20} MiB"
 
 
-def check_weights(model: ModelBytes, config: EngineConfig, device: DeviceBytes) -> None:
+def check_weights(model: ModelBytes, config: PlannedConfig, device: DeviceBytes) -> None:
     """Whether the weights fit, before they are read.
 
     Raises:
@@ -227,12 +221,12 @@ def check_weights(model: ModelBytes, config: EngineConfig, device: DeviceBytes) 
     stored = f", dequantised from {model.spec.quantised}," if model.spec.quantised else ""
     raise OutOfMemoryError(
         f"model weights{stored} want {mib(model.weights)} of each GPU, and memoryPercent "
-        f"{percent_of(config)} of its {mib(device.total)} is {mib(share)}; {ranks}take GPUs with "
-        f"more than {mib(model.weights * 100 / percent_of(config))}"
+        f"{config.memory_percent} of its {mib(device.total)} is {mib(share)}; {ranks}take GPUs "
+        f"with more than {mib(model.weights * 100 / config.memory_percent)}"
     )
 
 
-def planned_pool_tokens(config: EngineConfig, model: ModelBytes, total_bytes: int) -> int:
+def planned_pool_tokens(config: PlannedConfig, model: ModelBytes, total_bytes: int) -> int:
     """About as many as the KV pool has, before a step was measured: as configured, else what the
     weights leave of memoryPercent of a GPU. Depends on nothing that differs between ranks."""
     if config.kv_pool_tokens is not None:
@@ -249,7 +243,7 @@ def device_pool_pages(question: PoolQuestion) -> int:
     Raises:
         OutOfMemoryError: names phase, bytes wanted and available, and the settings to change.
     """
-    config, page_size = question.config, question.config.page_size or 1
+    config, page_size = question.config, question.config.page_size
     if config.kv_pool_tokens is not None:
         return _configured_pages(question, config.kv_pool_tokens, page_size)
     if not question.fits:
@@ -258,10 +252,10 @@ def device_pool_pages(question: PoolQuestion) -> int:
             f"KV pool allocation: a context of {context} tokens needs "
             f"{mib(context * question.model.token)}; of the {mib(device.total)} of a GPU "
             f"{mib(device.available)} are available, of which {mib(question.reserved)} are kept "
-            f"free (memoryPercent {percent_of(config)}; a full step needs "
+            f"free (memoryPercent {config.memory_percent}; a full step needs "
             f"{mib(question.least_reserved)}); {advice(question)}"
         )
-    useful = (config.max_running_requests or 1) * question.context_tokens
+    useful = config.max_running_requests * question.context_tokens
     return min(question.affordable_tokens, pages_for(useful, page_size) * page_size) // page_size
 
 
@@ -280,7 +274,7 @@ def _configured_pages(question: PoolQuestion, tokens: int, page_size: int) -> in
 
 def advice(question: PoolQuestion) -> str:
     """`lower A to 1 or B to 2, or raise C to 3`; where nothing helps, the memory that would."""
-    page = question.config.page_size or 1
+    page = question.config.page_size
     lower, higher = [], []
     if (context := question.affordable_tokens // page * page) >= SMALLEST_CONTEXT:
         lower.append(f"contextLength to {context}")
@@ -295,14 +289,14 @@ def advice(question: PoolQuestion) -> str:
     return ", or ".join(ways) or f"take GPUs with {mib(_missing(question))} more"
 
 
-def smaller_chunk(config: EngineConfig) -> int:
+def smaller_chunk(config: ResolvedConfig) -> int:
     """To be recommended where nothing is known but that a step did not fit."""
     return next(_chunks(config), SMALLEST_CHUNK)
 
 
-def _chunks(config: EngineConfig) -> Iterator[int]:
+def _chunks(config: ResolvedConfig) -> Iterator[int]:
     """Smaller chunks, halved each time, in whole pages."""
-    page, chunk = config.page_size or 1, step_tokens(config) // 2
+    page, chunk = config.page_size, step_tokens(config) // 2
     while chunk >= max(SMALLEST_CHUNK, page):
         yield chunk // page * page
         chunk //= 2
@@ -327,8 +321,8 @@ def _over(question: PoolQuestion, model: ModelBytes) -> PoolQuestion:
     return replace(question, model=model, device=device, step=step)
 
 
-def _scaled(question: PoolQuestion, model: ModelBytes, config: EngineConfig) -> int:
-    rows = config.max_running_requests or 1
+def _scaled(question: PoolQuestion, model: ModelBytes, config: ResolvedConfig) -> int:
+    rows = config.max_running_requests
     before = question.model.step(step_tokens(question.config), rows)
     return question.step * model.step(step_tokens(config), rows) // before
 
@@ -336,7 +330,7 @@ def _scaled(question: PoolQuestion, model: ModelBytes, config: EngineConfig) -> 
 def _largest_percent(question: PoolQuestion) -> int | None:
     """What a full step leaves, in percent; None if it is no more than the present one."""
     percent = int((1 - question.least_reserved / question.device.total) * 100)
-    return percent if percent > percent_of(question.config) else None
+    return percent if percent > question.config.memory_percent else None
 
 
 def _missing(question: PoolQuestion) -> int:

@@ -18,10 +18,14 @@ from sluice_contract.config.accelerators import (
     Accelerator,
     requests_in_pool,
 )
-from sluice_contract.config.adapters import DEFAULT_MAX_LORAS_PER_BATCH
 from sluice_contract.config.engine import EngineConfig, SloTargets
 from sluice_contract.config.host_cache import bytes_of
-from sluice_contract.config.sizing import API_PROCESS_BYTES, apply_resolved, resolve_settings
+from sluice_contract.config.sizing import (
+    API_PROCESS_BYTES,
+    PlannedConfig,
+    ResolvedConfig,
+    planned_config,
+)
 from sluice_contract.config.supported import unsupported
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
@@ -93,7 +97,7 @@ class RunningRequests:
     message: str
 
 
-def resolved(config: EngineConfig) -> EngineConfig:
+def resolved(config: EngineConfig) -> PlannedConfig:
     """`config` with every setting filled in, but on GPUs maxRunningRequests: see
     `running_requests`.
 
@@ -104,10 +108,9 @@ def resolved(config: EngineConfig) -> EngineConfig:
     for refusal in unsupported(config, on_cpus=accelerator.is_cpu):
         raise InvalidConfigError(str(refusal))
     try:
-        settings = resolve_settings(config, accelerator, config.slo)
+        return planned_config(config)
     except ConfigError as error:
         raise InvalidConfigError(str(error)) from None
-    return apply_resolved(config, settings)
 
 
 def context_length(config: EngineConfig, model_tokens: int) -> int:
@@ -145,7 +148,7 @@ def running_requests(
 
 
 def pool_pages(
-    config: EngineConfig,
+    config: ResolvedConfig,
     context_tokens: int,
     bytes_per_token: int,
     host: HostBytes,
@@ -157,7 +160,7 @@ def pool_pages(
     Raises:
         OutOfMemoryError: names phase, tokens wanted and available, and the setting to lower.
     """
-    page_size, percent = config.page_size or 1, config.memory_percent or 100
+    page_size, percent = config.page_size, config.memory_percent
     spendable = max(0, host.available - max(host.total * (100 - percent) // 100, reserved.total))
     affordable = spendable // bytes_per_token
     if config.kv_pool_tokens is not None:
@@ -172,7 +175,7 @@ def pool_pages(
                 f"{reserved.api_process >> 20} MiB"
             )
         return config.kv_pool_tokens // page_size
-    useful = (config.max_running_requests or 1) * context_tokens
+    useful = config.max_running_requests * context_tokens
     if affordable < min(useful, context_tokens):
         raise OutOfMemoryError(
             f"KV pool allocation: a context of {context_tokens} tokens needs "
@@ -207,28 +210,27 @@ def host_pages(config: EngineConfig, page_bytes: int, host: HostBytes) -> HostPa
 
 
 def scheduler_settings(
-    config: EngineConfig, context_tokens: int, pages: int, layers: int = 1
+    config: ResolvedConfig, context_tokens: int, pages: int, layers: int = 1
 ) -> SchedulerSettings:
-    """`config` with every setting resolved; `layers`: in which a prompt's chunk may be split."""
-    page_size, chunk = config.page_size or 1, config.chunk_size or -1
+    """`layers`: how many a prompt's chunk may be split into."""
     return SchedulerSettings(
-        limits=Limits(context_tokens, pages * page_size),
-        page_size=page_size,
-        chunk_size=None if chunk == -1 else chunk,
-        max_prefill_tokens=config.max_prefill_tokens or context_tokens,
-        min_prefill_tokens=config.min_prefill_tokens or page_size,
-        max_running_requests=config.max_running_requests or 1,
-        max_queued_requests=config.max_queued_requests or 1,
-        mixed=bool(config.mixed_chunk),
-        prefix_cache=bool(config.prefix_cache),
-        eviction=config.prefix_eviction_policy or "lru",
-        policy=config.scheduling_policy or "fcfs",
+        limits=Limits(context_tokens, pages * config.page_size),
+        page_size=config.page_size,
+        chunk_size=None if config.chunk_size == -1 else config.chunk_size,
+        max_prefill_tokens=config.max_prefill_tokens,
+        min_prefill_tokens=config.min_prefill_tokens,
+        max_running_requests=config.max_running_requests,
+        max_queued_requests=config.max_queued_requests,
+        mixed=config.mixed_chunk,
+        prefix_cache=config.prefix_cache,
+        eviction=config.prefix_eviction_policy,
+        policy=config.scheduling_policy,
         seed=config.seed,
-        priority_threshold=config.priority_threshold or 0,
-        conservativeness=(config.reserve_percent or 100) / 100,
+        priority_threshold=config.priority_threshold,
+        conservativeness=config.reserve_percent / 100,
         report_chunks=config.role is not Role.MIXED,  # a decode engine may become a prefill one
         target=_target(config.slo),
-        max_adapters=config.max_loras_per_batch or DEFAULT_MAX_LORAS_PER_BATCH,
+        max_adapters=config.max_loras_per_batch,
         layers=layers,
         draft_tokens=config.speculation.tokens if config.speculation else 0,
         draft_model=bool(config.speculation and config.speculation.draft),

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from sluice_contract.config.accelerators import Accelerator
-from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.accelerators import MIN_RUNNING_REQUESTS, Accelerator
 from sluice_contract.config.host_cache import bytes_of
+from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig, sized_config
 
 from sluice_runtime.engine.device import place_of
 from sluice_runtime.engine.runner import Runner
@@ -92,7 +92,7 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
     return CudaMemory(device) if device.type == "cuda" else None
 
 
-def smallest_gpu_bytes(accelerator: Accelerator | None, ranks: int) -> int | None:
+def smallest_gpu_bytes(accelerator: Accelerator, ranks: int) -> int | None:
     """Memory of the smallest of an engine's GPUs, before any of them is used; None on CPUs, and
     where torch finds no GPU."""
     if place_of(accelerator).type == "cpu":
@@ -105,7 +105,7 @@ def smallest_gpu_bytes(accelerator: Accelerator | None, ranks: int) -> int | Non
 class LoadedModel:
     """What a pool is for."""
 
-    config: EngineConfig
+    config: ResolvedConfig
     model: Decoder
     context_tokens: int
     draft: Decoder | EagleHead | None = None
@@ -133,7 +133,7 @@ def _kv_shape(model: Decoder | EagleHead) -> KvShape:
     return KvShape(spec.layers, kv_heads, spec.head_dim, model.dtype, model.kv_scales)
 
 
-def model_bytes(config: EngineConfig, spec: ModelSpec, ranks: int) -> ModelBytes:
+def model_bytes(config: PlannedConfig, spec: ModelSpec, ranks: int) -> ModelBytes:
     """Before the model and its draft model are loaded: in the configured dtype, or their own."""
     draft = resolve_draft(config)
     kv_itemsize = 1 if config.kv_cache_dtype == "fp8_e4m3" else None
@@ -150,30 +150,32 @@ def model_bytes(config: EngineConfig, spec: ModelSpec, ranks: int) -> ModelBytes
     return replace(own, draft=drafts)
 
 
-def _itemsize(config: EngineConfig, spec: ModelSpec) -> int:
-    dtype = config.dtype or "auto"
-    size: int = getattr(torch, spec.dtype if dtype == "auto" else dtype).itemsize
+def _itemsize(config: PlannedConfig, spec: ModelSpec) -> int:
+    dtype = spec.dtype if config.dtype == "auto" else config.dtype
+    size: int = getattr(torch, dtype).itemsize
     return size
 
 
 def with_running_requests(
-    config: EngineConfig, spec: ModelSpec, total_bytes: int | None
-) -> EngineConfig:
+    config: PlannedConfig, spec: ModelSpec, total_bytes: int | None
+) -> ResolvedConfig:
     """`config` with maxRunningRequests, where it was left out. `total_bytes`: of the smallest GPU
-    of the engine, so that all ranks choose alike; None: on CPUs, or not known.
+    of the engine, so that all ranks choose alike; None: not known.
 
     Raises:
         InvalidConfigError: see `plan.context_length`.
     """
-    if config.max_running_requests is not None or total_bytes is None:
+    if isinstance(config, ResolvedConfig):
         return config
-    ranks = config.tensor_parallel_size or 1
+    if total_bytes is None:
+        return sized_config(config, MIN_RUNNING_REQUESTS)
+    ranks = config.tensor_parallel_size
     pool_tokens = planned_pool_tokens(config, model_bytes(config, spec, ranks), total_bytes)
     context = context_length(config, spec.context_length_tokens)
-    graph_batch = config.cuda_graph_max_batch or 0
+    graph_batch = config.cuda_graph_max_batch
     chosen = running_requests(pool_tokens, graph_batch, spec.vocabulary_size, context, total_bytes)
     _log.info("max_running_requests=%d (%s), %s", chosen.rows, chosen.reason, chosen.message)
-    return config.model_copy(update={"max_running_requests": chosen.rows})
+    return sized_config(config, chosen.rows)
 
 
 def pages_in_host_memory(loaded: LoadedModel, grammar_bytes: int) -> int:
@@ -186,7 +188,7 @@ def pages_in_host_memory(loaded: LoadedModel, grammar_bytes: int) -> int:
     memory = host.memory()
     tier = bytes_of(config.host_cache.memory) if config.host_cache else 0
     free = HostBytes(memory.total, memory.available - tier)
-    rows, vocabulary = config.max_running_requests or 1, loaded.model.spec.vocabulary_size
+    rows, vocabulary = config.max_running_requests, loaded.model.spec.vocabulary_size
     sampling = sampling_bytes(rows, vocabulary, loaded.context_tokens)
     reserved = ReservedMemory(grammar_bytes, sampling)
     return pool_pages(config, loaded.context_tokens, token_bytes, free, reserved)
@@ -195,7 +197,7 @@ def pages_in_host_memory(loaded: LoadedModel, grammar_bytes: int) -> int:
 def tier_pages(loaded: LoadedModel) -> HostPages | None:
     """Pages of the host tier; see `plan.host_pages`."""
     memory = host.memory()
-    page_bytes = loaded.kv_shape.bytes_per_token * (loaded.config.page_size or 1)
+    page_bytes = loaded.kv_shape.bytes_per_token * loaded.config.page_size
     return host_pages(loaded.config, page_bytes, HostBytes(memory.total, memory.available))
 
 
@@ -238,7 +240,7 @@ def pages_in_device_memory(
     except OutOfMemoryError as error:
         raise OutOfMemoryError(f"{error}; chunkSize {smaller_chunk(config)} is next") from None
     # What this step did not do, and requests may ask for: grammars, penalties of long contexts.
-    rows = config.max_running_requests or 1
+    rows = config.max_running_requests
     step = max(step, sampling_bytes(rows, spec.vocabulary_size, loaded.context_tokens))
     part = model_bytes(config, spec, loaded.model.group.size)
     gathers = loaded.model.backend.name == TORCH.name
@@ -253,9 +255,9 @@ def pages_in_device_memory(
     return pool_pages
 
 
-def _pages_of_a_full_step(config: EngineConfig) -> int:
+def _pages_of_a_full_step(config: ResolvedConfig) -> int:
     """A chunk in one row, and all other rows with a token and room for the next."""
-    page, rows = config.page_size or 1, config.max_running_requests or 1
+    page, rows = config.page_size, config.max_running_requests
     return pages_for(step_tokens(config) + 1, page) + rows * pages_for(2, page)
 
 

@@ -279,15 +279,15 @@ CUDA_MIB = 600
 def question(name: str, product: str, gib: float, ranks: int, **settings: Any) -> PoolQuestion:
     """Once the weights are loaded, as far as they can be; a step as large as its bound."""
     accelerator = Accelerator(product=product, memory_mib=int(gib * 1024), count=ranks)
-    config = resolved(
+    planned = resolved(
         EngineConfig.model_validate(
             {"model": {"uri": "dummy://qwen3-tiny"}, "accelerator": accelerator, **settings}
         )
     )
     model, total = ModelBytes(MODELS[name][0], 2, ranks), int(gib * 1024) * MIB
-    config = with_running_requests(config, model.spec, total)
+    config = with_running_requests(planned, model.spec, total)
     device = DeviceBytes(total, max(0, total - CUDA_MIB * MIB - model.weights))
-    step = model.step(step_tokens(config), config.max_running_requests or 1)
+    step = model.step(step_tokens(config), config.max_running_requests)
     return PoolQuestion(config, model, CONTEXT, device, step)
 
 

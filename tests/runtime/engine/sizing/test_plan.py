@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sluice_contract.config.engine import EngineConfig
+from sluice_contract.config.sizing import ResolvedConfig
 from sluice_runtime.engine.sizing.plan import (
     HostBytes,
     ReservedMemory,
@@ -27,10 +28,12 @@ HOST = HostBytes(total=1000 * MIB, available=900 * MIB)
 RESERVED = ReservedMemory(grammars=60 * MIB, sampling=30 * MIB, api_process=10 * MIB)
 
 
-def config(**settings: Any) -> EngineConfig:
-    return resolved(
+def config(**settings: Any) -> ResolvedConfig:
+    config = resolved(
         EngineConfig.model_validate({"model": {"uri": "dummy://qwen3-tiny"}, **settings})
     )
+    assert isinstance(config, ResolvedConfig)
+    return config
 
 
 def test_the_context_is_the_models_unless_a_shorter_one_is_asked_for() -> None:
