@@ -24,6 +24,8 @@ CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "num_hidden_layers": 2,
     "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 512,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,

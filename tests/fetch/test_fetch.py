@@ -141,8 +141,8 @@ def test_resolving_only_prints_the_commit_and_fetches_nothing(
     message.touch()
     monkeypatch.setenv("SLUICE_TERMINATION_LOG", str(message))
     config = {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64}
-    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": True}
-    config |= {"max_position_embeddings": 512, "torch_dtype": 7}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+    config |= {"max_position_embeddings": 512, "intermediate_size": 128, "torch_dtype": 7}
     hub.files["config.json"] = json.dumps(config).encode()
     assert Run(hub, tmp_path, "--resolve-only").code == 0
     assert [line["commit"] for line in Run.lines(capsys)] == [COMMIT]
@@ -154,6 +154,7 @@ def test_resolving_only_prints_the_commit_and_fetches_nothing(
         "kvHeads": 2,
         "headDim": 128,
         "contextTokens": 512,
+        "parameters": 64 * (2 * 512 + 2 * (2 * 6 * 128 + 3 * 128)),
         "commit": COMMIT,
         "bytes": sum(map(len, needed_of(hub).values())),
     }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sluice_contract.config.accelerators import Accelerator, memory_mib_of, requests_in_pool
+from sluice_contract.config.model_shape import kv_values
 from sluice_contract.config.sizing import Value
 
 from sluice_operator.api.status import ModelStatus
@@ -67,7 +68,7 @@ def _computed(
         return KvCapacity(missing=f"the size of {stored} and {dtype} is not known")
     ranks = max(1, accelerator.count)
     number = BYTES[dtype] if settings.get("kv_cache_dtype", "auto") == "auto" else FP8_BYTES
-    token_bytes = 2 * model.layers * model.kv_heads * model.head_dim * number
+    token_bytes = kv_values(model.layers, model.kv_heads, model.head_dim) * number
     if accelerator.is_cpu:
         memory_bytes, place = memory_limit_bytes, "the memory limit"
         unknown = "an engine on CPUs without a memory limit tells it at its start"

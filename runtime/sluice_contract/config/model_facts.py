@@ -10,36 +10,15 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from sluice_contract.base import ContractModel
+from sluice_contract.base import ConfigError, ContractModel
+from sluice_contract.config.model_shape import (
+    MAX_COUNT,
+    architecture_of,
+    language_model,
+    shape_from,
+)
 
 MAX_WORD: Final = 128
-MAX_COUNT: Final = 1 << 53
-"""Larger numbers are not kept exactly by every reader of JSON."""
-
-_GEMMA3: Final = {
-    "head_dim": 256,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "max_position_embeddings": 131_072,
-    "num_attention_heads": 8,
-    "num_hidden_layers": 26,
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": True,
-    "vocab_size": 262_208,
-}
-SIZES: Final[Mapping[str, Mapping[str, int]]] = {
-    "Gemma3ForCausalLM": _GEMMA3,
-    "Gemma3ForConditionalGeneration": _GEMMA3,
-    "Glm4ForCausalLM": {"head_dim": 128, "num_key_value_heads": 2},
-    "GlmForCausalLM": {"head_dim": 128, "num_key_value_heads": 2},
-    "GptOssForCausalLM": {"head_dim": 64, "num_key_value_heads": 8},
-    "MistralForCausalLM": {"num_key_value_heads": 8},
-    "MixtralForCausalLM": {"num_key_value_heads": 8, "num_local_experts": 8},
-    "Qwen3ForCausalLM": {"head_dim": 128},
-    "Qwen3MoeForCausalLM": {"num_key_value_heads": 4},
-}
-"""By architecture: what keys that config.json leaves out mean to transformers, and so to the
-engine, which reads this table too. A key that is null is not left out."""
 
 
 class ModelFacts(ContractModel):
@@ -72,45 +51,26 @@ class ResolvedModel(ModelFacts):
 
 def facts_of(config: Mapping[str, Any]) -> ModelFacts:
     """The facts in a config.json of transformers' form, of a model of several parts those of its
-    language model. What is not as it should be is left to the engine to refuse."""
-    if isinstance(text := config.get("text_config"), Mapping):
-        own = {key: value for key, value in text.items() if value is not None}
-        config = {**config, **own, "architectures": config.get("architectures")}
-    named = config.get("architectures")
-    architecture = _word(named[0]) if isinstance(named, list) and named else None
-    config = {**SIZES.get(architecture or "", {}), **config}
-    heads = _count(config.get("num_attention_heads"))
-    hidden = _count(config.get("hidden_size"))
-    share = _count(hidden // heads) if hidden and heads else None
-    kv_heads = _count(config.get("num_key_value_heads")) or heads
-    head_dim = _count(config.get("head_dim")) or share
-    return ModelFacts(
-        architecture=architecture,
-        layers=_count(config.get("num_hidden_layers")),
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+    language model. Sizes of which one is not as it should be are left to the engine to refuse."""
+    config = language_model(config)
+    facts = ModelFacts(
+        architecture=_word(architecture_of(config)),
         dtype=_word(config.get("dtype") or config.get("torch_dtype")),
-        context_tokens=_count(config.get("max_position_embeddings")),
         quantization=_quantization(config),
-        parameters=_parameters(config, (heads or 0) + (kv_heads or 0), head_dim or 0),
     )
-
-
-def _parameters(config: Mapping[str, Any], heads: int, head_dim: int) -> int | None:
-    """Of embeddings, attention and feed-forward parts, where all layers have experts or none.
-    `heads`: of queries and of keys."""
-    hidden, vocabulary = _count(config.get("hidden_size")), _count(config.get("vocab_size"))
-    layers, width = _count(config.get("num_hidden_layers")), _count(config.get("intermediate_size"))
-    experts = _count(config.get("num_experts")) or _count(config.get("num_local_experts"))
-    # Mixtral's experts are as wide as a feed-forward part is elsewhere.
-    inner = (experts or 1) * (
-        (experts and _count(config.get("moe_intermediate_size"))) or width or 0
+    try:
+        shape = shape_from(config)
+    except ConfigError:
+        return facts
+    return facts.model_copy(
+        update={
+            "layers": shape.layers,
+            "kv_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "context_tokens": shape.context_length_tokens,
+            "parameters": min(shape.parameters, MAX_COUNT),
+        }
     )
-    if not (hidden and vocabulary and layers and inner and heads and head_dim):
-        return None
-    tables = 1 if config.get("tie_word_embeddings") else 2
-    layer = 2 * heads * head_dim + 3 * inner
-    return _count(hidden * (tables * vocabulary + layers * layer))
 
 
 def _quantization(config: Mapping[str, Any]) -> str | None:
@@ -119,12 +79,6 @@ def _quantization(config: Mapping[str, Any]) -> str | None:
             method = value.get("quant_method") if isinstance(value, dict) else None
             return _word(method) or key
     return None
-
-
-def _count(value: object) -> int | None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return None
-    return value if 0 < value < MAX_COUNT else None
 
 
 def _word(value: object) -> str | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from sluice_contract.config.model_shape import kv_values
 from torch import Tensor
 
 CPU: Final = torch.device("cpu")
@@ -58,7 +59,7 @@ class KvShape:
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.stored.itemsize
+        return kv_values(self.layers, self.kv_heads, self.head_dim) * self.stored.itemsize
 
 
 class PagePool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sluice_contract.base import ConfigError
+from sluice_contract.config import model_shape
+
 from sluice_runtime.errors import ModelLoadError
 
 Config = Mapping[str, Any]
@@ -15,11 +18,10 @@ def refused(key: str, value: object, allowed: str) -> ModelLoadError:
 
 
 def whole_number(config: Config, key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise refused(key, value, "a whole number from 1")
-    return value
+    try:
+        return model_shape.whole_number(config, key, default)
+    except ConfigError as error:
+        raise refused(error.key, error.value, error.allowed) from None
 
 
 def object_of(config: Config, key: str) -> Config | None:

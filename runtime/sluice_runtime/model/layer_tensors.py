@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 from sluice_contract.config.engine import KvCacheDtype, WeightDType
+from sluice_contract.config.model_shape import Experts
 from torch import Tensor
 
 from sluice_runtime.kv.pool import CPU
@@ -18,7 +19,7 @@ from sluice_runtime.layers.adapters import SlotShape
 from sluice_runtime.layers.rope import in_order, pair_order
 from sluice_runtime.layers.stack import ExpertsWeights, LayerWeights, MlpWeights
 from sluice_runtime.model.shard import Part, Shape, Shard, Split
-from sluice_runtime.model.spec import Experts, ModelSpec
+from sluice_runtime.model.spec import ModelSpec
 from sluice_runtime.model.variants import ExpertNames
 from sluice_runtime.model.weights import WeightSource
 from sluice_runtime.parallel.group import SOLO, Group

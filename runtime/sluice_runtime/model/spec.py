@@ -7,12 +7,19 @@ Knows no tensor and no file but the parsed config. Both spellings of transformer
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sluice_contract.config.model_facts import SIZES
+from sluice_contract.base import ConfigError
+from sluice_contract.config.model_shape import (
+    EXPERT_COUNTS,
+    WINDOWED,
+    ModelShape,
+    architecture_of,
+    language_model,
+    shape_from,
+)
 
 from sluice_runtime.layers.dense import Activation
 from sluice_runtime.layers.rope import LongRope, Rope
@@ -21,23 +28,7 @@ from sluice_runtime.model.quantised import Format, format_from
 from sluice_runtime.model.rope_config import LAYER_KINDS, ropes
 from sluice_runtime.model.variants import ARCHITECTURES, Variant
 
-_EXPERTS: Final = ("num_experts", "num_local_experts")
-"""Both spellings of their number."""
-_BIAS: Final = ("attention_bias",)
 DTYPES: Final = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Of those layers whose feed-forward part is made of them."""
-
-    layers: frozenset[int]
-    count: int
-    active: int
-    """Of a token."""
-    width: int
-    renormalised: bool
-    """Whether the shares of a token's experts add up to 1."""
 
 
 @dataclass(frozen=True)
@@ -51,28 +42,16 @@ class Windows:
     """Of these layers; None: that of the others."""
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(ModelShape):
     """Everything about a model but its weights."""
 
     architecture: str
     variant: Variant
-    vocabulary_size: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     norm_eps: float
     rope: Rope
-    context_length_tokens: int
-    """At most the sliding window where layers have none of their own: within it attention is full
-    attention."""
-    tied_embeddings: bool
     dtype: str
     """The checkpoint's."""
-    experts: Experts | None = None
     quantised: Format | None = None
     """How the files hold matrices; None: as numbers of a type of `DTYPES`."""
     windows: Windows | None = None
@@ -99,11 +78,10 @@ class ModelSpec:
     @property
     def shared_sizes(self) -> Mapping[str, int]:
         """What ranks divide among them, by name."""
-        width = {self.variant.expert_width: self.experts.width} if self.experts else {}
-        return {
-            "num_key_value_heads": self.kv_heads,
-            "intermediate_size": self.intermediate_size,
-        } | width
+        sizes = {"num_key_value_heads": self.kv_heads, "intermediate_size": self.intermediate_size}
+        if self.experts is None or self.experts.width == self.intermediate_size:
+            return sizes
+        return sizes | {"moe_intermediate_size": self.experts.width}
 
     def serving(self, context_tokens: int) -> ModelSpec:
         """The same for contexts of at most so many tokens: see `LongRope`."""
@@ -122,53 +100,40 @@ def spec_from(config: Config) -> ModelSpec:
     """
     architecture = _architecture(config)
     variant = ARCHITECTURES[architecture]
-    config = _text_config(config) if variant.text_part else config
-    config = {**SIZES.get(architecture, {}), **variant.defaults, **config}
+    if variant.text_part and not isinstance(config.get("text_config"), Mapping):
+        raise refused("text_config", config.get("text_config"), "an object")
+    config = {**variant.defaults, **language_model(config)}
     _refuse_unknown_features(config, variant)
     if variant.bias_by_key:
         variant = replace(variant, qkv_bias=bool(config["attention_bias"]))
-    window = _window(config, variant)
-    heads, hidden = whole_number(config, "num_attention_heads"), whole_number(config, "hidden_size")
-    layers = whole_number(config, "num_hidden_layers")
-    head_dim = whole_number(config, "head_dim", hidden // heads)
-    rope, window_rope = ropes(config, variant, head_dim)
-    context = min(whole_number(config, "max_position_embeddings"), window or sys.maxsize)
-    spec = ModelSpec(
+    shape = _shape(config, variant)
+    rope, window_rope = ropes(config, variant, shape.head_dim)
+    scale = whole_number(config, "query_pre_attn_scalar") if variant.scaled_queries else None
+    return ModelSpec(
+        **vars(shape),
         architecture=architecture,
         variant=variant,
-        vocabulary_size=whole_number(config, "vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=whole_number(config, "intermediate_size"),
-        layers=layers,
-        heads=heads,
-        kv_heads=whole_number(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope=rope,
-        context_length_tokens=context,
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=_dtype(config),
-        experts=_experts(config, layers, variant) if variant.experts else None,
         quantised=format_from(config),
-        windows=_windows(config, variant, layers, window_rope),
+        windows=_windows(config, variant, shape.layers, window_rope),
         activation=variant.activation(config) if variant.activation else None,
-        query_scale=(
-            math.sqrt(head_dim / whole_number(config, "query_pre_attn_scalar"))
-            if variant.scaled_queries
-            else 1.0
-        ),
-    ).serving(context)
-    if heads % spec.kv_heads:
-        raise refused("num_key_value_heads", spec.kv_heads, f"a divisor of {heads} heads")
-    return spec
+        query_scale=math.sqrt(shape.head_dim / scale) if scale else 1.0,
+    ).serving(shape.context_length_tokens)
 
 
-def _text_config(config: Config) -> Config:
-    """Of the language model; what it leaves out stands beside it."""
-    text = config.get("text_config")
-    if not isinstance(text, Mapping):
-        raise refused("text_config", text, "an object")
-    return {**config, **{key: value for key, value in text.items() if value is not None}}
+def _shape(config: Config, variant: Variant) -> ModelShape:
+    try:
+        shape = shape_from(config)
+    except ConfigError as error:
+        raise refused(error.key, error.value, error.allowed) from None
+    if variant.experts and shape.experts is None:
+        key = next((key for key in EXPERT_COUNTS if key in config), EXPERT_COUNTS[0])
+        raise refused(key, config.get(key), "a whole number from 1")
+    if shape.heads % shape.kv_heads:
+        raise refused("num_key_value_heads", shape.kv_heads, f"a divisor of {shape.heads} heads")
+    return shape
 
 
 def _architecture(config: Config) -> str:
@@ -203,30 +168,21 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
 
 
 def _refuse_unknown_features(config: Config, variant: Variant) -> None:
-    read = (*(_EXPERTS if variant.experts else ()), *(_BIAS if variant.bias_by_key else ()))
+    read = {*(EXPERT_COUNTS if variant.experts else ())}
+    read |= {"attention_bias"} if variant.bias_by_key else set()
     for key, usual in FEATURES:
         allowed = variant.features.get(key, usual)
         value = None if key in read else config.get(key)
         if value is not None and value not in allowed:
             raise refused(key, value, " or ".join(["absent", *map(repr, allowed)]))
+    window, off = config.get("sliding_window"), config.get("use_sliding_window") is False
+    allows = variant.whole_every is not None or architecture_of(config) in WINDOWED
+    if window is not None and not off and not allows:
+        raise refused("sliding_window", window, "absent, null, or with use_sliding_window false")
     kinds = LAYER_KINDS if variant.whole_every else LAYER_KINDS[:1]
     for kind in config.get("layer_types") or ():
         if kind not in kinds:
             raise refused("layer_types", kind, " or ".join(map(repr, kinds)))
-
-
-def _window(config: Config, variant: Variant) -> int | None:
-    """Tokens that the last one attends to in every layer, itself included; None: all before it."""
-    if variant.whole_every is not None:
-        return None
-    window = config.get("sliding_window", variant.window_tokens)
-    if window is None:
-        return None
-    if variant.windowed:
-        return whole_number(config, "sliding_window", window)
-    if config.get("use_sliding_window") is not False:
-        raise refused("sliding_window", window, "absent, null, or with use_sliding_window false")
-    return None
 
 
 def _windows(config: Config, variant: Variant, layers: int, rope: Rope | None) -> Windows | None:
@@ -243,25 +199,3 @@ def _windows(config: Config, variant: Variant, layers: int, rope: Rope | None) -
         raise refused("sliding_window", None, "a whole number from 1")
     windowed = frozenset(at for at, kind in enumerate(kinds) if kind == "sliding_attention")
     return Windows(windowed, whole_number(config, "sliding_window"), rope) if windowed else None
-
-
-def _experts(config: Config, layers: int, variant: Variant) -> Experts:
-    key = next((key for key in _EXPERTS if key in config), _EXPERTS[0])
-    count, active = whole_number(config, key), whole_number(config, "num_experts_per_tok")
-    if active > count:
-        raise refused("num_experts_per_tok", active, f"at most {count} ({key})")
-    step, dense = (
-        whole_number(config, "decoder_sparse_step", 1),
-        config.get("mlp_only_layers") or [],
-    )
-    if not isinstance(dense, list):
-        raise refused("mlp_only_layers", dense, "a list of layers")
-    return Experts(
-        layers=frozenset(
-            layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0
-        ),
-        count=count,
-        active=active,
-        width=whole_number(config, variant.expert_width),
-        renormalised=bool(config.get("norm_topk_prob", False)),
-    )

@@ -47,15 +47,9 @@ class Variant:
     """RMS norm over each head of queries and keys before the rotation."""
     qkv_bias: bool = False
     """Queries, keys and values have biases."""
-    window_tokens: int | None = None
-    """What a missing sliding_window means, where the key alone turns windows on."""
-    windowed: bool = False
-    """The key sliding_window alone turns windows on."""
     experts: bool = False
     """Layers have a feed-forward part of experts."""
     expert_names: ExpertNames = ExpertNames()
-    expert_width: str = "moe_intermediate_size"
-    """The key of the width of an expert."""
     norms: NormNames = NormNames()
     whole_qk_norm: bool = False
     """RMS norm over all heads of queries at once, and over those of keys, before the rotation."""
@@ -70,7 +64,7 @@ class Variant:
     fused_gate_up: bool = False
     """The checkpoint has both inputs of the gated part in one matrix."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of keys that may be missing, but sizes: those are in the contract's `SIZES`."""
+    """Of keys that may be missing, but sizes: those are in the contract's `DEFAULTS`."""
     output_bias: bool = False
     """What attention gives out has a bias."""
     sinks: bool = False
@@ -144,21 +138,16 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
     "Qwen2ForCausalLM": Variant(qkv_bias=True),
     "Qwen3MoeForCausalLM": Variant(qk_norm=True, experts=True),
     "LlamaForCausalLM": Variant(),
-    "MistralForCausalLM": Variant(window_tokens=4096, windowed=True),
+    "MistralForCausalLM": Variant(),
     "MixtralForCausalLM": Variant(
-        windowed=True,
         experts=True,
         expert_names=ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
-        expert_width="intermediate_size",
         defaults={
-            "norm_topk_prob": True,
-            "num_experts_per_tok": 2,
             "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
         },
     ),
     "Phi3ForCausalLM": Variant(
-        windowed=True,
         partial_rotary=True,
         fused_qkv=True,
         fused_gate_up=True,
@@ -193,9 +182,7 @@ ARCHITECTURES: Final[Mapping[str, Variant]] = {
         activation=lambda config: ClampedSwiglu(
             float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0))
         ),
-        expert_width="intermediate_size",
         defaults={
-            "norm_topk_prob": True,  # the softmax over the chosen ones
             "rms_norm_eps": 1e-5,
             "rope_theta": 15e4,
             "sliding_window": 128,

@@ -10,7 +10,7 @@ from sluice_runtime.engine.sizing.plan import running_requests
 
 from sluice_simulator.costs import Cost
 from sluice_simulator.explain.arrangements import NAMES, arrangement, impossible
-from sluice_simulator.explain.models import ModelShape, known_shape, shape_from
+from sluice_simulator.explain.models import ExplainedModel, known_model, model_from
 from sluice_simulator.explain.roofline import NoCostError, roofline
 
 
@@ -43,21 +43,21 @@ def answered(question: Question) -> Answer:
     )
 
 
-def _chosen_rows(question: Question, model: ModelShape, cost: Cost) -> int:
+def _chosen_rows(question: Question, model: ExplainedModel, cost: Cost) -> int:
     """The rows that the engine would choose."""
     memory_mib = memory_mib_of(question.accelerator) or 0
     return running_requests(
         cost.kv_pool_tokens,
         question.cuda_graph_max_batch,
-        model.vocabulary,
-        model.context_tokens,
+        model.shape.vocabulary_size,
+        model.shape.context_length_tokens,
         memory_mib << 20,
     ).rows
 
 
-def _model(question: Question) -> ModelShape | None:
+def _model(question: Question) -> ExplainedModel | None:
     if question.model_config_text is not None:
-        shape: ModelShape | None = shape_from(question.model_config_text)
+        model: ExplainedModel | None = model_from(question.model_config_text)
     else:
-        shape = known_shape(question.model_names)
-    return replace(shape, kv_number_bytes=1) if shape and question.has_fp8_pages else shape
+        model = known_model(question.model_names)
+    return replace(model, kv_number_bytes=1) if model and question.has_fp8_pages else model

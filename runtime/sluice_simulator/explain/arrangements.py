@@ -18,7 +18,7 @@ from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
 from sluice_simulator.costs import Cost
-from sluice_simulator.explain.models import ModelShape
+from sluice_simulator.explain.models import ExplainedModel
 from sluice_simulator.fleet import FleetReplay, Pool
 from sluice_simulator.handover import Network
 from sluice_simulator.percentiles import at_shares
@@ -48,7 +48,7 @@ class Figures:
 
 
 def arrangement(
-    name: ArrangementName, question: Question, model: ModelShape, cost: Cost
+    name: ArrangementName, question: Question, model: ExplainedModel, cost: Cost
 ) -> Arrangement:
     """The highest rate of the grid at which two engines keep the promise."""
     busy = 2 * busy_rate(question, cost)
@@ -130,7 +130,7 @@ def _drawn(draw: random.Random, mean: int) -> int:
 
 
 def _played(
-    name: ArrangementName, question: Question, model: ModelShape, cost: Cost, rate: float
+    name: ArrangementName, question: Question, model: ExplainedModel, cost: Cost, rate: float
 ) -> Figures:
     network = Network(BYTES_PER_SECOND, 0.0002, question.page_size * model.kv_bytes)
     trace = trace_at(question, rate)

@@ -1,7 +1,8 @@
-"""The shape of a model: from its config.json, or of well-known ones by name.
+"""The model of an explanation: from its config.json, or a well-known one by name.
 
-Knows dense decoders (Qwen3, Llama) with grouped attention; nothing of devices. The table's numbers
-are those of each model's config.json on Hugging Face.
+Steps are taken to read all experts, as those of many rows do, and each layer all tokens before one,
+also where it has a window. Knows nothing of devices. The table's numbers are those of each model's
+config.json on Hugging Face.
 """
 
 from __future__ import annotations
@@ -12,64 +13,58 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sluice_contract.base import ConfigError
+from sluice_contract.config.model_shape import ModelShape, language_model, shape_from
 from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
 
 BYTES: Final = 2
-"""Of a weight, and of a number in the KV cache: bfloat16."""
+"""A weight, or a number in the KV cache: bfloat16."""
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class ExplainedModel:
     """What decides how long a step takes."""
 
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int
-    context_tokens: int
+    shape: ModelShape
     kv_number_bytes: int = BYTES
-    """Of a number of keys and values."""
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of all layers: attention and a gated MLP."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+    """A number of keys and values."""
 
     @property
     def weight_bytes(self) -> float:
         """Read in each step: layers, and the matrix of the logits."""
-        return float(BYTES * (self.layer_parameters + self.hidden * self.vocabulary))
+        logits = self.shape.hidden_size * self.shape.vocabulary_size
+        return float(BYTES * (self.shape.layer_values + logits))
 
     @property
     def token_flop(self) -> float:
-        """Of a prompt token, without attention; logits are for the last one alone."""
-        return float(2 * self.layer_parameters)
+        """A prompt token without attention; logits are for the last one alone."""
+        return float(2 * self.shape.active_layer_values)
 
     @property
     def pair_flop(self) -> float:
-        """Of a token and one that it attends to: scores, and values."""
-        return float(4 * self.layers * self.heads * self.head_dim)
+        """A token and one that it attends to: scores, and values."""
+        return float(4 * self.shape.layers * self.shape.heads * self.shape.head_dim)
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token: keys and values."""
-        return 2 * self.kv_number_bytes * self.layers * self.kv_heads * self.head_dim
+        """Keys and values of a token."""
+        return self.kv_number_bytes * self.shape.kv_values
 
 
-def _qwen3(size: str, layers: int, hidden: int, heads: int, intermediate: int) -> ModelShape:
-    return ModelShape(f"Qwen3-{size}", layers, hidden, heads, 8, 128, intermediate, 151_936, 40_960)
-
-
-def _llama(size: str, layers: int, hidden: int, heads: int, intermediate: int) -> ModelShape:
-    dim = hidden // heads
-    return ModelShape(
-        f"Llama-3-{size}", layers, hidden, heads, 8, dim, intermediate, 128_256, 131_072
+def _qwen3(size: str, layers: int, hidden: int, heads: int, intermediate: int) -> ExplainedModel:
+    shape = ModelShape(
+        151_936, hidden, intermediate, layers, heads, 8, 128, 40_960, tied_embeddings=hidden < 4096
     )
+    return ExplainedModel(f"Qwen3-{size}", shape)
+
+
+def _llama(size: str, layers: int, hidden: int, heads: int, intermediate: int) -> ExplainedModel:
+    dim, tied = hidden // heads, hidden < 4096
+    shape = ModelShape(
+        128_256, hidden, intermediate, layers, heads, 8, dim, 131_072, tied_embeddings=tied
+    )
+    return ExplainedModel(f"Llama-3-{size}", shape)
 
 
 KNOWN: Final = (
@@ -86,20 +81,20 @@ KNOWN: Final = (
 )
 
 
-def known_shape(names: Iterable[str]) -> ModelShape | None:
+def known_model(names: Iterable[str]) -> ExplainedModel | None:
     """The well-known model that one of the names has in it: family, and size."""
     for name in names:
         plain = re.sub(r"[^a-z0-9.]", "", name.casefold())
-        for shape in KNOWN:
-            family, _, size = shape.name.casefold().rpartition("-")
+        for model in KNOWN:
+            family, _, size = model.name.casefold().rpartition("-")
             pattern = rf"{family.replace('-', '')}(\.\d)?{re.escape(size)}(?![0-9])"
             if re.search(pattern, plain):
-                return shape
+                return model
     return None
 
 
-def shape_from(text: str) -> ModelShape:
-    """The shape in a config.json.
+def model_from(text: str) -> ExplainedModel:
+    """The model of a config.json.
 
     Raises:
         ValueError: it is no JSON object, or lacks a key; the message names the key.
@@ -108,20 +103,12 @@ def shape_from(text: str) -> ModelShape:
     if not isinstance(config, dict):
         raise ValueError("config.json: allowed is a JSON object")
     _refuse_what_no_engine_loads(config)
-    for key in ("num_experts", "num_local_experts"):
-        if value := config.get(key):
-            raise ValueError(f"config.json: {key}: {value!r} is not allowed; allowed: no experts")
-    hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
-    return ModelShape(
-        name=str(config.get("_name_or_path") or config.get("model_type") or "model"),
-        layers=_number(config, "num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_number(config, "num_key_value_heads", heads),
-        head_dim=_number(config, "head_dim", hidden // heads),
-        intermediate=_number(config, "intermediate_size"),
-        vocabulary=_number(config, "vocab_size"),
-        context_tokens=_number(config, "max_position_embeddings"),
+    try:
+        shape = shape_from(language_model(config))
+    except ConfigError as error:
+        raise ValueError(f"config.json: {error}") from None
+    return ExplainedModel(
+        str(config.get("_name_or_path") or config.get("model_type") or "model"), shape
     )
 
 
@@ -134,10 +121,3 @@ def _refuse_what_no_engine_loads(config: dict[str, Any]) -> None:
     if method not in (None, *QUANTISATIONS):
         allowed = ", ".join(QUANTISATIONS)
         raise ValueError(f"config.json: quant_method: {method!r}; allowed: {allowed}")
-
-
-def _number(config: dict[str, Any], key: str, otherwise: int | None = None) -> int:
-    value = config.get(key) or otherwise
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"config.json: {key}: {value!r} is not allowed; allowed: an integer of 1+")
-    return value

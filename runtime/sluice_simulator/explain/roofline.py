@@ -12,7 +12,7 @@ from typing import Final
 from sluice_contract.config.accelerators import PRODUCTS, Accelerator, product_row
 
 from sluice_simulator.costs import Coefficients, Cost
-from sluice_simulator.explain.models import ModelShape
+from sluice_simulator.explain.models import ExplainedModel
 
 REACHED: Final = 0.81
 DOUBLING: Final = 0.9
@@ -23,7 +23,7 @@ class NoCostError(ValueError):
     """There is no cost model; `str()` says why and what helps."""
 
 
-def roofline(model: ModelShape, accelerator: Accelerator, memory_percent: int) -> Cost:
+def roofline(model: ExplainedModel, accelerator: Accelerator, memory_percent: int) -> Cost:
     """The cost of a step of `model` on the GPUs of one engine.
 
     Raises:
@@ -40,7 +40,7 @@ def roofline(model: ModelShape, accelerator: Accelerator, memory_percent: int) -
     memory = (accelerator.memory_mib or row.memory_gib * 1024) * 2**20 * count
     share = memory * memory_percent / 100
     tokens = int((share - model.weight_bytes) // model.kv_bytes)
-    if tokens < min(model.context_tokens, 4096):
+    if tokens < min(model.shape.context_length_tokens, 4096):
         weights = math.ceil(model.weight_bytes / 2**30)
         raise NoCostError(
             f"{model.name} does not fit: its weights are {weights} GiB, and {count} x {row.name} "
@@ -52,7 +52,7 @@ def roofline(model: ModelShape, accelerator: Accelerator, memory_percent: int) -
         source=f"{REACHED:.0%} of {peak.tflops:g} TFLOP/s and {peak.terabytes:g} TB/s"
         + (f", {1 - DOUBLING:.0%} less with each doubling of GPUs" if count > 1 else ""),
         accelerator=accelerator,
-        context_length=model.context_tokens,
+        context_length=model.shape.context_length_tokens,
         kv_pool_tokens=tokens,
         coefficients=Coefficients(
             step=STEP_SECONDS,

@@ -11,7 +11,9 @@ LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 32,
     "hidden_size": 4096,
+    "intermediate_size": 14_336,
     "num_attention_heads": 32,
+    "vocab_size": 128_256,
     "torch_dtype": "bfloat16",
     "max_position_embeddings": 8192,
 }
@@ -48,12 +50,14 @@ QWEN3_8B = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "head_dim": 128,
+    "max_position_embeddings": 40_960,
 }
 QWEN3_30B = QWEN3_8B | {
     "hidden_size": 2048,
     "num_hidden_layers": 48,
     "num_key_value_heads": 4,
     "num_experts": 128,
+    "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
 }
 
@@ -63,6 +67,7 @@ MIXTRAL_8X7B = QWEN3_8B | {
     "intermediate_size": 14_336,
     "num_hidden_layers": 32,
     "num_local_experts": 8,
+    "num_experts_per_tok": 2,
 }
 GPT_OSS_20B = {
     "vocab_size": 201_088,
@@ -73,6 +78,8 @@ GPT_OSS_20B = {
     "num_key_value_heads": 8,
     "head_dim": 64,
     "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 131_072,
 }
 
 

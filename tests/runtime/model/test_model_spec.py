@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from sluice_contract.config import supported
 from sluice_contract.config.model_facts import facts_of
+from sluice_contract.config.model_shape import Experts
 from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.layers.dense import ClampedSwiglu, gelu_and_multiply
 from sluice_runtime.layers.rope import LinearScaling, Rope, YarnScaling
-from sluice_runtime.model.spec import Experts, Windows, spec_from
+from sluice_runtime.model.spec import Windows, spec_from
 from sluice_runtime.model.variants import ARCHITECTURES
 
 from tests.runtime.model.configs import (

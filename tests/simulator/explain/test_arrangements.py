@@ -11,7 +11,7 @@ from sluice_contract.wire.explain import Arrangement, Promise, Question, Request
 from sluice_simulator.explain import __main__ as program
 from sluice_simulator.explain import arrangements
 from sluice_simulator.explain.answer import answered
-from sluice_simulator.explain.models import known_shape
+from sluice_simulator.explain.models import known_model
 from sluice_simulator.explain.roofline import roofline
 
 pytestmark = pytest.mark.process
@@ -45,7 +45,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def borne(name: Any, question: Question) -> Arrangement:
-    model = known_shape(question.model_names)
+    model = known_model(question.model_names)
     assert model is not None
     cost = roofline(model, question.accelerator, question.memory_percent)
     return arrangements.arrangement(name, question, model, cost)
@@ -106,7 +106,7 @@ def test_what_is_not_installed_is_an_answer_and_no_traceback(
 def test_a_rate_above_what_two_engines_compute_is_not_kept_by_a_short_run() -> None:
     """At half more than that, 24 requests have all come before the queue is two seconds long."""
     question = asked(promise=Promise(ttft_seconds=2.0, itl_seconds=10.0, share=0.95))
-    model = known_shape(question.model_names)
+    model = known_model(question.model_names)
     assert model is not None
     cost = roofline(model, question.accelerator, question.memory_percent)
     rate = 3 * arrangements.busy_rate(question, cost)

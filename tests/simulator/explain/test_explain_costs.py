@@ -7,10 +7,10 @@ import json
 import pytest
 from sluice_contract.config.accelerators import Accelerator
 from sluice_simulator.costs import cost_named
-from sluice_simulator.explain.models import KNOWN, known_shape, shape_from
+from sluice_simulator.explain.models import KNOWN, known_model, model_from
 from sluice_simulator.explain.roofline import NoCostError, roofline
 
-LLAMA_8B = next(shape for shape in KNOWN if shape.name == "Llama-3-8B")
+LLAMA_8B = next(model for model in KNOWN if model.name == "Llama-3-8B")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ LLAMA_8B = next(shape for shape in KNOWN if shape.name == "Llama-3-8B")
     ],
 )
 def test_a_well_known_model_is_found_by_name(names: list[str], found: str | None) -> None:
-    shape = known_shape(names)
+    shape = known_model(names)
     assert (shape.name if shape else None) == found
 
 
@@ -44,21 +44,21 @@ def test_a_config_json_gives_a_shape_or_names_the_key() -> None:
         "num_hidden_layers": 32, "intermediate_size": 14_336, "vocab_size": 128_256,
         "max_position_embeddings": 131_072,
     }  # fmt: skip
-    shape = shape_from(json.dumps(config))
+    shape = model_from(json.dumps(config))
     assert (shape.kv_bytes, shape.token_flop) == (LLAMA_8B.kv_bytes, LLAMA_8B.token_flop)
     same = {"pretraining_tp": 2, "rope_scaling": {"type": "linear", "factor": 4.0}}
-    assert shape_from(json.dumps(config | same)) == shape
-    with pytest.raises(ValueError, match="vocab_size: None is not allowed"):
-        shape_from(json.dumps(config | {"vocab_size": None}))
+    assert model_from(json.dumps(config | same)) == shape
+    with pytest.raises(ValueError, match="vocab_size: null is not allowed"):
+        model_from(json.dumps(config | {"vocab_size": None}))
     with pytest.raises(ValueError, match="JSON object"):
-        shape_from("[]")
-    with pytest.raises(ValueError, match="num_experts: 8 is not allowed"):
-        shape_from(json.dumps(config | {"num_experts": 8}))
+        model_from("[]")
+    with pytest.raises(ValueError, match="num_experts_per_tok: null is not allowed"):
+        model_from(json.dumps(config | {"num_experts": 8}))
     with pytest.raises(ValueError, match=r"architectures: 'FalconForCausalLM'; allowed: .*Llama"):
-        shape_from(json.dumps(config | {"architectures": ["FalconForCausalLM"]}))
+        model_from(json.dumps(config | {"architectures": ["FalconForCausalLM"]}))
     quantised = {"quantization_config": {"quant_method": "bitsandbytes"}}
     with pytest.raises(ValueError, match="quant_method: 'bitsandbytes'; allowed: awq"):
-        shape_from(json.dumps(config | quantised))
+        model_from(json.dumps(config | quantised))
 
 
 def test_the_limits_of_a_h200_are_those_of_its_preset() -> None:
@@ -89,3 +89,20 @@ def test_two_gpus_are_faster_and_less_than_twice() -> None:
 def test_why_there_is_no_cost_is_said(accelerator: Accelerator, says: str) -> None:
     with pytest.raises(NoCostError, match=says):
         roofline(LLAMA_8B, accelerator, 77)
+
+
+def test_models_with_experts_or_windows_are_explained_as_the_engine_loads_them() -> None:
+    """Qwen3-30B-A3B: 30.5 billion weights, of which a token takes 3.3, embeddings included."""
+    experts = {
+        "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 48, "num_experts": 128,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 6144,
+        "vocab_size": 151_936, "max_position_embeddings": 40_960,
+    }  # fmt: skip
+    model = model_from(json.dumps(experts))
+    assert model.shape.parameters == pytest.approx(30.5e9, rel=2e-3)
+    embeddings = 2 * model.shape.hidden_size * model.shape.vocabulary_size
+    assert model.token_flop / 2 + embeddings == pytest.approx(3.3e9, rel=2e-2)
+    text = {"hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34}
+    gemma = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    assert model_from(json.dumps(gemma)).kv_bytes == 2 * 2 * 34 * 4 * 256

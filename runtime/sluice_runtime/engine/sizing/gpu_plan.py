@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sluice_contract.config.accelerators import FIXED_MIB, GRAPH_ROW_MIB
+from sluice_contract.config.model_shape import kv_values
 from sluice_contract.config.sizing import PlannedConfig, ResolvedConfig
 
 from sluice_runtime.engine.sampling.memory import sampling_bytes
@@ -103,8 +104,8 @@ class ModelBytes:
         """Keys and values of one token."""
         spec = self.spec
         itemsize = self.kv_itemsize or self.itemsize
-        own = spec.layers * 2 * (spec.kv_heads // self.ranks) * spec.head_dim * itemsize
-        return own + (self.draft.token if self.draft else 0)
+        own = kv_values(spec.layers, spec.kv_heads // self.ranks, spec.head_dim)
+        return own * itemsize + (self.draft.token if self.draft else 0)
 
     def step(self, tokens: int, rows: int) -> int:
         """At most, of a step that computes `tokens` and samples `rows`: what the widest part of a
