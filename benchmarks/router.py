@@ -28,7 +28,7 @@ import uvloop
 from aiohttp import web
 from sluice_contract.cluster.labels import Role
 from sluice_contract.config.kv_transfer import KvFingerprint
-from sluice_contract.wire.load import LoadReport
+from sluice_contract.wire.load import EngineFigures, LoadReport
 from sluice_contract.wire.private_calls import (
     PRIVATE_HEADER,
     AnswerStart,
@@ -303,15 +303,9 @@ def idle_report(role: Role) -> str:
         epoch="bench",
         time_seconds=time.time(),
         draining=False,
-        queued_requests=0,
-        queued_tokens=0,
-        running_requests=0,
+        figures=EngineFigures(kv_pages_total=1, kv_pages_free=1),
         max_running_requests=256,
-        kv_pages_total=1,
-        kv_pages_free=1,
-        kv_pages_evictable=0,
         page_size_tokens=16,
-        queued_work_seconds=0.0,
         private_calls=True,
         answer_identity="m1",
     )

@@ -99,14 +99,13 @@ def metric(kubectl: Kubectl, pod: Pod, name: str, port: int = ENGINE_METRICS) ->
 
 def is_idle(report: LoadReport) -> bool:
     """Whether it holds no request, no room and no page but cached ones."""
-    free = report.kv_pages_free + report.kv_pages_evictable
-    return held_requests(report) == 0 and free == report.kv_pages_total
+    figures = report.figures
+    return held_requests(report) == 0 and figures.kv_pages_available == figures.kv_pages_total
 
 
 def held_requests(report: LoadReport) -> int:
     """Requests that it computes, or that wait in any of its queues."""
-    handed_over = sum(report.queues.model_dump().values())
-    return report.running_requests + report.queued_requests + int(handed_over)
+    return report.figures.requests
 
 
 def wait_until_idle(kubectl: Kubectl, found: list[Pod], within_seconds: float) -> None:

@@ -72,7 +72,9 @@ class Apart:
     def waiting_for_prefill(self) -> int:
         """Requests on the decode engines whose prompt is not there yet."""
         reports = [load_report(self.kubectl, engine) for engine in self.engines(Role.DECODE)]
-        return sum(report.queues.prealloc + report.queues.transfer for report in reports)
+        return sum(
+            report.figures.queues.prealloc + report.figures.queues.transfer for report in reports
+        )
 
     def pod_names(self) -> list[str]:
         """Of all its pods, routers too."""
@@ -163,7 +165,9 @@ def test_an_engine_of_each_pool_is_killed_with_requests_in_it(apart: Apart, tall
     prefill.kill()
     tally.wait_for_more(CLIENTS)
     assert apart.counted(RETRIES) > retries
-    assert poll(lambda: load_report(apart.kubectl, decode).running_requests > 1, REPLACED_SECONDS)
+    assert poll(
+        lambda: load_report(apart.kubectl, decode).figures.running_requests > 1, REPLACED_SECONDS
+    )
     decode.kill()
     tally.wait_for_more(CLIENTS)
     assert apart.counted(RESUMED) > resumed

@@ -115,7 +115,7 @@ def movers(kubectl: Kubectl, service: Service) -> list[Pod]:
 def has_moved(kubectl: Kubectl, service: Service, name: str, *others: str) -> None:
     """Holds once the engine answers in its new pool, beside `others`, and nobody was started."""
     (moved,) = (each for each in pods(kubectl, service, Role.DECODE) if each.name == name)
-    assert load_report(kubectl, moved).finished_requests_total, "it answers in its new role"
+    assert load_report(kubectl, moved).figures.finished_requests_total, "it answers in its new role"
     names = {role: [p.name for p in pods(kubectl, service, role)] for role in Role}
     assert names[Role.DECODE] == sorted([name, *others])
     assert len(names[Role.PREFILL]) == 1

@@ -264,5 +264,4 @@ def _work(engine: EngineSample) -> tuple[bool, int, float, str]:
     serves = engine.condition == "ready"
     if not possible(engine):
         return serves, 2**62, 0.0, engine.name
-    requests = engine.queued_requests + engine.running_requests + engine.inflight_requests
-    return serves, requests, engine.kv_used, engine.name
+    return serves, engine.figures.requests, engine.figures.kv_used, engine.name

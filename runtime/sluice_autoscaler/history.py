@@ -89,9 +89,11 @@ def answered_since(before: Sample | None, sample: Sample) -> Answered:
         old = earlier.get(engine.name)
         if old is None or old.epoch != engine.epoch or not (possible(old) and possible(engine)):
             continue
-        counted = _increase(old.slo_requests_total, engine.slo_requests_total)
+        if old.slo is None or engine.slo is None:
+            continue
+        counted = max(0, engine.slo.requests - old.slo.requests)
         requests += counted
-        in_time += min(counted, _increase(old.slo_in_time_total, engine.slo_in_time_total))
+        in_time += min(counted, max(0, engine.slo.in_time - old.slo.in_time))
     return Answered(requests, in_time)
 
 
@@ -110,10 +112,6 @@ def answered_lately(history: History) -> Answered:
     in_time = sum(answered.in_time for answered in counted)
     missed = sum(answered.requests for answered in counted) - in_time
     waiting = sum(
-        engine.slo_late_requests or 0 for engine in filter(possible, sample.engines or ())
+        engine.slo.late for engine in filter(possible, sample.engines or ()) if engine.slo
     )
     return Answered(in_time + max(missed, waiting), in_time)
-
-
-def _increase(old: int | None, new: int | None) -> int:
-    return 0 if old is None or new is None else max(0, new - old)

@@ -86,8 +86,8 @@ def measure(reports: Reports, sample: Sample, before: Sample | None, known: Meas
         prefill_tokens_per_second=rate,
         marginal_prefill_tokens_per_second=marginal,
         queued_seconds=scale * sum(queued_seconds(engine, rate) for engine in engines),
-        queued_requests=scale * sum(engine.queued_requests for engine in engines),
-        running_requests=scale * sum(engine.running_requests for engine in engines),
+        queued_requests=scale * sum(engine.figures.queued_requests for engine in engines),
+        running_requests=scale * sum(engine.figures.running_requests for engine in engines),
         kv_engines=scale * _kv_engines(engines, pairs),
         row_engines=scale * sum(_rows(engine) for engine in engines),
         itl_seconds=_itl_seconds(engines),
@@ -106,13 +106,14 @@ def pool_rate(
 
 
 def _whole_rate(engine: EngineSample) -> float | None:
-    return engine.prefill_tokens_per_second
+    return engine.figures.prefill_tokens_per_second
 
 
 def marginal_rate(engine: EngineSample) -> float | None:
     """Prompt tokens of a second that an engine gives to prompts alone. Until that is known, of a
     second in which answers have their part; a prefill engine gives all of its time to prompts."""
-    whole, marginal = engine.prefill_tokens_per_second, engine.marginal_prefill_tokens_per_second
+    figures = engine.figures
+    whole, marginal = figures.prefill_tokens_per_second, figures.marginal_prefill_tokens_per_second
     if not whole or not marginal or engine.role is not Role.MIXED:
         return whole
     return min(max(whole, marginal), whole / MIN_PROMPT_SHARE)
@@ -120,12 +121,12 @@ def marginal_rate(engine: EngineSample) -> float | None:
 
 def queued_seconds(engine: EngineSample, rate: float | None) -> float:
     """To compute what waits in one engine, at its own rate if that is known."""
-    own = engine.prefill_tokens_per_second
+    own = engine.figures.prefill_tokens_per_second
     if own and warm(engine):
-        return engine.queued_tokens / own
-    if rate and engine.queued_tokens:
-        return engine.queued_tokens / rate
-    return engine.queued_work_seconds
+        return engine.figures.queued_tokens / own
+    if rate and engine.figures.queued_tokens:
+        return engine.figures.queued_tokens / rate
+    return engine.figures.queued_work_seconds
 
 
 def _kv_engines(engines: Iterable[EngineSample], pairs: Iterable[Pair]) -> float:
@@ -133,49 +134,44 @@ def _kv_engines(engines: Iterable[EngineSample], pairs: Iterable[Pair]) -> float
     and its waiting requests will need as much as those that run."""
     blocked = {new.name: _blocked_requests(old, new) for old, new in pairs}
     return sum(
-        1 + waiting / max(1, engine.running_requests) if waiting else engine.kv_used
+        1 + waiting / max(1, engine.figures.running_requests) if waiting else engine.figures.kv_used
         for engine in engines
-        for waiting in (max(blocked.get(engine.name, 0), engine.prealloc_requests),)
+        for waiting in (max(blocked.get(engine.name, 0), engine.figures.queues.prealloc),)
     )
 
 
 def _blocked_requests(old: EngineSample, new: EngineSample) -> int:
     """Requests that wait though the engine has computed no prompts since the sample before, and has
     rows for them."""
-    waiting = min(old.queued_requests, new.queued_requests)
-    if not waiting or not new.running_requests or new.role is not Role.MIXED:
+    before, now = old.figures, new.figures
+    waiting = min(before.queued_requests, now.queued_requests)
+    if not waiting or not now.running_requests or new.role is not Role.MIXED:
         return 0
-    if new.max_running_requests and new.running_requests >= new.max_running_requests:
+    if new.max_running_requests and now.running_requests >= new.max_running_requests:
         return 0
-    if old.prompt_tokens_total is None or new.prompt_tokens_total is None:
-        return 0
-    arrived = new.prompt_tokens_total - old.prompt_tokens_total
-    computed = arrived - (new.queued_tokens - old.queued_tokens)
+    arrived = now.prompt_tokens_total - before.prompt_tokens_total
+    computed = arrived - (now.queued_tokens - before.queued_tokens)
     return waiting if computed <= 0 else 0
 
 
 def _rows(engine: EngineSample) -> float:
     if not engine.max_running_requests:
         return 0.0
-    return (engine.running_requests + engine.queued_requests) / engine.max_running_requests
+    figures = engine.figures
+    return (figures.running_requests + figures.queued_requests) / engine.max_running_requests
 
 
 def _pending_share(engines: Sequence[EngineSample]) -> float:
-    admitted = sum(engine.running_requests + engine.prealloc_requests for engine in engines)
-    pending = sum(engine.transfer_requests + engine.prealloc_requests for engine in engines)
+    figures = [engine.figures for engine in engines]
+    without_pages = sum(each.queues.prealloc for each in figures)
+    admitted = without_pages + sum(each.running_requests for each in figures)
+    pending = without_pages + sum(each.queues.transfer for each in figures)
     return min(1.0, pending / admitted) if admitted else 0.0
 
 
 def has_work(engine: EngineSample) -> bool:
     """Whether it has any request."""
-    return bool(
-        engine.queued_requests
-        or engine.running_requests
-        or engine.bootstrap_requests
-        or engine.inflight_requests
-        or engine.prealloc_requests
-        or engine.transfer_requests
-    )
+    return engine.figures.requests > 0
 
 
 Pair = tuple[EngineSample, EngineSample]
@@ -194,19 +190,17 @@ def _arrived_seconds(pairs: Iterable[Pair], rate: float | None, scale: float) ->
         return None
     arrived, measurable = 0.0, False
     for old, new in pairs:
-        if old.prompt_tokens_total is None or new.prompt_tokens_total is None:
-            continue
         own = marginal_rate(new) if warm(new) else None
-        arrived += max(0, new.prompt_tokens_total - old.prompt_tokens_total) / (own or rate)
+        tokens = new.figures.prompt_tokens_total - old.figures.prompt_tokens_total
+        arrived += max(0, tokens) / (own or rate)
         measurable = True
     return arrived * scale if measurable else None
 
 
 def _finished_requests(pairs: Iterable[Pair]) -> int | None:
     counts = [
-        max(0, new.finished_requests_total - old.finished_requests_total)
+        max(0, new.figures.finished_requests_total - old.figures.finished_requests_total)
         for old, new in pairs
-        if old.finished_requests_total is not None and new.finished_requests_total is not None
     ]
     return sum(counts) if counts else None
 
@@ -214,9 +208,9 @@ def _finished_requests(pairs: Iterable[Pair]) -> int | None:
 def _itl_seconds(engines: Iterable[EngineSample]) -> float | None:
     """The mean over answers: an engine counts by what it runs."""
     seen = [
-        (max(1, engine.running_requests), engine.itl_seconds)
+        (max(1, engine.figures.running_requests), engine.figures.itl_seconds)
         for engine in engines
-        if engine.itl_seconds is not None and engine.role is not Role.PREFILL
+        if engine.figures.itl_seconds is not None and engine.role is not Role.PREFILL
     ]
     answers = sum(running for running, _ in seen)
     return sum(running * itl for running, itl in seen) / answers if seen else None

@@ -150,8 +150,8 @@ def _waiting_for_decode(sample: Sample, decode: Reports) -> float:
     """Requests without pages, and those that prefill engines have computed and hold until they are
     read. All others in transfer wait for their prompt, and are queued or running in prefill."""
     prefill = reports_of(sample.engines or (), Role.PREFILL)
-    without_pages = sum(engine.prealloc_requests for engine in decode.counted)
-    computed = sum(engine.inflight_requests for engine in prefill.counted)
+    without_pages = sum(engine.figures.queues.prealloc for engine in decode.counted)
+    computed = sum(engine.figures.queues.inflight for engine in prefill.counted)
     return decode.scale * without_pages + prefill.scale * computed
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from sluice_contract.cluster.labels import Role
@@ -68,37 +68,24 @@ def reports_of(engines: Iterable[EngineSample], role: Role) -> Reports:
 
 def possible(engine: EngineSample) -> bool:
     """Whether every number is possible."""
-    counts = (
-        engine.queued_requests,
-        engine.queued_tokens,
-        engine.running_requests,
-        engine.max_running_requests,
-        engine.bootstrap_requests,
-        engine.inflight_requests,
-        engine.prealloc_requests,
-        engine.transfer_requests,
-        engine.prompt_tokens_total or 0,
-        engine.generated_tokens_total or 0,
-        engine.finished_requests_total or 0,
-        engine.slo_requests_total or 0,
-        engine.slo_in_time_total or 0,
-        engine.slo_late_requests or 0,
-        engine.prefill_tokens_per_second or 0.0,
-        engine.marginal_prefill_tokens_per_second or 0.0,
-    )
-    seconds = (engine.queued_work_seconds, engine.itl_seconds or 0.0)
+    numbers = asdict(engine.figures)
+    numbers |= numbers.pop("queues") | (asdict(engine.slo) if engine.slo else {})
+    numbers["max_running_requests"] = engine.max_running_requests
+    limits = {"queued_work_seconds": MAX_SECONDS, "itl_seconds": MAX_SECONDS}
     return (
         engine.age_seconds >= 0
-        and all(_within(count, MAX_COUNT) for count in counts)
-        and all(_within(second, MAX_SECONDS) for second in seconds)
-        and _within(engine.kv_used, 1.0)
+        and all(
+            _within(value, limits.get(name, MAX_COUNT))
+            for name, value in numbers.items()
+            if value is not None
+        )
+        and _within(engine.figures.kv_used, 1.0)
     )
 
 
 def warm(engine: EngineSample) -> bool:
     """Whether its rates count: it has finished enough requests."""
-    finished = engine.finished_requests_total
-    return finished is None or finished >= COLD_REQUESTS
+    return engine.figures.finished_requests_total >= COLD_REQUESTS
 
 
 def _within(value: float, most: float) -> bool:

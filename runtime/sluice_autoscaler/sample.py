@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from sluice_contract.cluster.labels import Role
-from sluice_contract.wire.load import EngineCondition
+from sluice_contract.wire.load import EngineCondition, EngineFigures, SloCounts
+
+IDLE: Final = EngineFigures()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One engine by its last load report. Totals count since `epoch` began; None: not reported."""
+    """One engine by its last load report."""
 
     name: str
     role: Role
@@ -20,35 +23,9 @@ class EngineSample:
     age_seconds: float
     """Of the report, at the moment of the sample."""
     revision: str | None = None
-    queued_requests: int = 0
-    queued_tokens: int = 0
-    """Prompt tokens that are not computed yet."""
-    queued_work_seconds: float = 0.0
-    """To compute them, at the engine's own rate; 0 when that is unknown."""
-    running_requests: int = 0
     max_running_requests: int = 0
-    kv_used: float = 0.0
-    """Share of the pages that requests hold."""
-    bootstrap_requests: int = 0
-    inflight_requests: int = 0
-    prealloc_requests: int = 0
-    transfer_requests: int = 0
-    prefill_tokens_per_second: float | None = None
-    """At which prompts are computed while some are, beside what decodes."""
-    marginal_prefill_tokens_per_second: float | None = None
-    """The inverse of what a prompt token adds to a step that decodes anyway."""
-    itl_seconds: float | None = None
-    """Recent time between two steps that gave an answer tokens."""
-    prompt_tokens_total: int | None = None
-    """Tokens of the prompts that were received, without those of the prefix cache."""
-    generated_tokens_total: int | None = None
-    finished_requests_total: int | None = None
-    slo_requests_total: int | None = None
-    """Requests that ended, or whose first token is late, of an engine with an slo."""
-    slo_in_time_total: int | None = None
-    """Those of them that kept it."""
-    slo_late_requests: int | None = None
-    """Those of them that have no first token yet."""
+    figures: EngineFigures = IDLE
+    slo: SloCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)

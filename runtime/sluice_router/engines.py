@@ -192,11 +192,11 @@ def reported_load(engine: EngineState, now: float, stale_seconds: float) -> floa
     if received is None:
         return None
     report = received.report
-    others = max(0, report.requests - received.own_inflight)
+    others = max(0, report.figures.requests - received.own_inflight)
     share = (others + engine.inflight) / max(1, report.max_running_requests)
-    if not report.has_pages:
+    if not report.figures.kv_pages_available:
         share = max(FULL, share)
-    return share + max(0.0, report.queued_work_seconds)
+    return share + max(0.0, report.figures.queued_work_seconds)
 
 
 def has_capacity(engine: EngineState) -> bool:
@@ -205,9 +205,9 @@ def has_capacity(engine: EngineState) -> bool:
     if received is None:
         return False
     report = received.report
-    requests = max(0, report.requests - received.own_inflight) + engine.inflight
+    requests = max(0, report.figures.requests - received.own_inflight) + engine.inflight
     queue = report.max_queued_requests
-    return report.queued_requests < queue and requests < report.max_running_requests + queue
+    return report.figures.queued_requests < queue and requests < report.max_running_requests + queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,33 +184,34 @@ def _queues_and_rooms(
 
 def queue_length(report: LoadReport) -> int:
     """Requests that wait for a place: of a decode engine for pages."""
-    queues = report.queues
-    return queues.prealloc if report.role is Role.DECODE else report.queued_requests
+    queues = report.figures.queues
+    return queues.prealloc if report.role is Role.DECODE else report.figures.queued_requests
 
 
 def room_of(engine: EngineState, report: LoadReport) -> int:
     """Requests that an engine without a queue could begin now, our own counted live."""
-    if report.queued_work_seconds > IDLE_WORK_SECONDS:
+    figures, received = report.figures, engine.received
+    if figures.queued_work_seconds > IDLE_WORK_SECONDS:
         return 0
-    received = engine.received
     assert received is not None
-    present = max(0, report.requests - received.own_inflight) + engine.inflight
+    present = max(0, figures.requests - received.own_inflight) + engine.inflight
     rows = report.max_running_requests - present
-    pages = report.kv_pages_free + report.kv_pages_evictable
-    used = report.kv_pages_total - pages
-    pages_each = used / report.running_requests if report.running_requests else 0
+    pages = figures.kv_pages_available
+    used = figures.kv_pages_total - pages
+    pages_each = used / figures.running_requests if figures.running_requests else 0
     return max(0, min(rows, math.floor(pages / pages_each) if pages_each else rows))
 
 
 def _prompts_computed(queue: _Queue, place: EngineState, seconds: float) -> int:
     """How many prompts like those of the queue an engine computes until routers look again: more
     would make a queue there. A rate that it has not measured is taken to be that of the queue's."""
-    report = queue.report
+    figures = queue.report.figures
     assert place.received is not None
-    rate = place.received.report.prefill_tokens_per_second or report.prefill_tokens_per_second
-    if report.role is Role.DECODE or rate is None or not report.queued_tokens:
+    own = place.received.report.figures.prefill_tokens_per_second
+    rate = own or figures.prefill_tokens_per_second
+    if queue.report.role is Role.DECODE or rate is None or not figures.queued_tokens:
         return queue.length
-    return max(1, math.floor(seconds * rate * report.queued_requests / report.queued_tokens))
+    return max(1, math.floor(seconds * rate * figures.queued_requests / figures.queued_tokens))
 
 
 def _is_served_by_one(

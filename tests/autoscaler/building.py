@@ -13,6 +13,8 @@ from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.cluster.labels import Role
 
+from tests.figures import with_figures
+
 MIXED, PREFILL, DECODE = Role.MIXED, Role.PREFILL, Role.DECODE
 RATE = 4000.0
 """Prompt tokens a second of an engine."""
@@ -26,7 +28,7 @@ def engine(name: str = "a", role: Role = MIXED, **load: Any) -> EngineSample:
         "prefill_tokens_per_second": RATE, "finished_requests_total": 100,
         "prompt_tokens_total": 0,
     }  # fmt: skip
-    return EngineSample(name, role, **values | load)
+    return EngineSample(name, role, **with_figures(values | load))
 
 
 def pool(role: Role = MIXED, replicas: int = 1, **pods: Any) -> PoolSample:

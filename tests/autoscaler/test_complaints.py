@@ -22,6 +22,7 @@ from tests.autoscaler.building import (
     seen,
     wanting,
 )  # fmt: skip
+from tests.figures import changed
 
 TWO = (PREFILL, DECODE)
 
@@ -37,7 +38,7 @@ def test_survivors_load_is_rescaled_before_a_scale_in() -> None:
 def test_cold_workers_are_left_out_of_rates() -> None:
     cold = engine("new", prefill_tokens_per_second=RATE / 40, finished_requests_total=0)
     warm = engine("old", queued_tokens=int(1.5 * RATE), queued_requests=9)
-    with_work = replace(cold, queued_tokens=int(RATE / 4), queued_requests=9)
+    with_work = changed(cold, queued_tokens=int(RATE / 4), queued_requests=9)
     decision = decide(wanting(), History(), seen([warm, with_work]))
     assert decision.pools[MIXED].measured.prefill_tokens_per_second == RATE
     assert decision.pools[MIXED].measured.queued_seconds == pytest.approx(1.75)
@@ -58,7 +59,7 @@ def test_a_metrics_outage_is_not_idleness(loss: str, minimum: int) -> None:
     service = Service(wanting(minimum=minimum), {MIXED: 5})
     service.settle({MIXED: {"kv_used": 3.5}}, seconds=400)
     reports: dict[str, Any] = {
-        "no router": None, "no engine": [], "odd": [engine(kv_used=math.nan)],
+        "no router": None, "no engine": [], "odd": [engine(queued_work_seconds=math.nan)],
         "stale": [engine(age_seconds=60.0)],
     }  # fmt: skip
     reasons = {"no router": "MetricsMissing", "no engine": "MetricsMissing"}
@@ -248,7 +249,7 @@ def test_an_engine_that_began_anew_has_no_negative_rate() -> None:
     first = engine(prompt_tokens_total=900_000, epoch="1")
     history = History()
     for index, sample in enumerate(
-        [seen([first]), seen([replace(first, epoch="2", prompt_tokens_total=10)])]
+        [seen([first]), seen([engine(prompt_tokens_total=10, epoch="2")])]
     ):
         sample = replace(sample, time_seconds=2.0 * index)
         decision = decide(wanting(), history, sample)

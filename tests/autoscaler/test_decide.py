@@ -24,6 +24,7 @@ from tests.autoscaler.building import (
     seen,
     wanting,
 )  # fmt: skip
+from tests.figures import changed
 
 TWO = (PREFILL, DECODE)
 
@@ -208,8 +209,8 @@ def test_every_decision_says_what_was_seen_in_numbers() -> None:
 def test_a_queue_that_does_not_move_waits_for_pages() -> None:
     """However little work it is: nothing of it is computed until answers end."""
     before = engine(running_requests=40, queued_requests=20, queued_tokens=2000, kv_used=0.6)
-    now = replace(before, queued_requests=30, queued_tokens=3000, prompt_tokens_total=1000)
-    moving = replace(now, prompt_tokens_total=5000)
+    now = changed(before, queued_requests=30, queued_tokens=3000, prompt_tokens_total=1000)
+    moving = changed(now, prompt_tokens_total=5000)
     for sample, desired in ((now, 2), (moving, 1)):
         service = Service(wanting(), {MIXED: 1})
         first = seen([before], at=2.0)
@@ -221,7 +222,7 @@ def test_a_queue_that_does_not_move_waits_for_pages() -> None:
 def test_a_queue_behind_full_rows_waits_for_rows_and_not_for_pages() -> None:
     load: dict[str, Any] = {"max_running_requests": 20, "running_requests": 20, "kv_used": 0.1}
     before = engine(**load, queued_requests=5, queued_tokens=500)
-    now = replace(before, queued_requests=8, queued_tokens=800, prompt_tokens_total=300)
+    now = engine(**load, queued_requests=8, queued_tokens=800, prompt_tokens_total=300)
     first = seen([before], at=2.0)
     history = History((Tick(first, decide(wanting(), History(), first)),))
     found = decide(wanting(), history, seen([now], at=4.0)).pools[MIXED]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,10 @@ QUIET = wanting()
 
 
 def counting(requests: int | None, in_time: int | None, **values: Any) -> EngineSample:
-    return replace(engine("a"), slo_requests_total=requests, slo_in_time_total=in_time, **values)
+    if requests is None or in_time is None:
+        return engine("a", **values)
+    values |= {"slo_requests_total": requests, "slo_in_time_total": in_time}
+    return engine(values.pop("name", "a"), **values)
 
 
 def ticked(*samples: Sample) -> History:

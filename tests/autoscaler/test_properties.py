@@ -15,7 +15,7 @@ from sluice_autoscaler.history import History, Tick
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.cluster.labels import Role
-from sluice_contract.wire.load import EngineCondition
+from sluice_contract.wire.load import EngineCondition, EngineFigures, HandoverQueues
 
 from tests.autoscaler.building import (
     DECODE,
@@ -46,18 +46,21 @@ def any_engine(draw: st.DrawFn, role: Role) -> EngineSample:
         epoch=draw(st.sampled_from("12")),
         condition=draw(CONDITIONS),
         age_seconds=draw(st.one_of(st.floats(0, 2), FLOATS)),
-        queued_requests=draw(COUNTS),
-        queued_tokens=draw(COUNTS),
-        queued_work_seconds=draw(FLOATS),
-        running_requests=draw(COUNTS),
         max_running_requests=draw(COUNTS),
-        kv_used=draw(FLOATS),
-        prealloc_requests=draw(COUNTS),
-        prefill_tokens_per_second=draw(st.one_of(st.none(), FLOATS)),
-        marginal_prefill_tokens_per_second=draw(st.one_of(st.none(), FLOATS)),
-        itl_seconds=draw(st.one_of(st.none(), FLOATS)),
-        prompt_tokens_total=draw(st.one_of(st.none(), COUNTS)),
-        finished_requests_total=draw(st.one_of(st.none(), COUNTS)),
+        figures=EngineFigures(
+            queued_requests=draw(COUNTS),
+            queued_tokens=draw(COUNTS),
+            queued_work_seconds=draw(FLOATS),
+            running_requests=draw(COUNTS),
+            prefill_tokens_per_second=draw(st.one_of(st.none(), FLOATS)),
+            marginal_prefill_tokens_per_second=draw(st.one_of(st.none(), FLOATS)),
+            itl_seconds=draw(st.one_of(st.none(), FLOATS)),
+            prompt_tokens_total=draw(COUNTS),
+            finished_requests_total=draw(COUNTS),
+            kv_pages_total=draw(COUNTS),
+            kv_pages_free=draw(COUNTS),
+            queues=HandoverQueues(prealloc=draw(COUNTS)),
+        ),
     )
 
 

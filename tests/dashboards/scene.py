@@ -88,7 +88,7 @@ def the_prefill_engine_is_killed(service: Service) -> None:
     (prefill,) = service.prefills
     with ThreadPoolExecutor(6) as clients:
         running = [clients.submit(_try, service, text(3000, n)) for n in range(6)]
-        until(lambda: any(engine.load().queues.transfer for engine in service.decodes))
+        until(lambda: any(engine.load().figures.queues.transfer for engine in service.decodes))
         prefill.signal(signal.SIGKILL)
         for each in running:
             each.result()
@@ -99,7 +99,7 @@ def an_engine_is_killed(service: Service) -> None:
     """In the middle of answers, which the other one goes on with."""
     with ThreadPoolExecutor(6) as clients:
         running = [clients.submit(_try, service, text(60, n, max_tokens=1500)) for n in range(6)]
-        until(lambda: all(engine.load().running_requests for engine in service.decodes))
+        until(lambda: all(engine.load().figures.running_requests for engine in service.decodes))
         service.decodes[1].signal(signal.SIGKILL)
         for each in running:
             each.result()
@@ -111,7 +111,7 @@ def an_engine_drains(service: Service) -> None:
     leaving = service.decodes[1]
     with ThreadPoolExecutor(6) as clients:
         running = [clients.submit(_try, service, text(60, n, max_tokens=2500)) for n in range(6)]
-        until(lambda: leaving.load().running_requests > 0)
+        until(lambda: leaving.load().figures.running_requests > 0)
         leaving.process.popen.send_signal(signal.SIGTERM)
         for each in running:
             each.result()
@@ -122,7 +122,7 @@ def the_last_engine_is_killed(service: Service) -> None:
     last = service.decodes[0]
     with ThreadPoolExecutor(6) as clients:
         running = [clients.submit(_try, service, text(60, n, max_tokens=3000)) for n in range(4)]
-        until(lambda: last.load().running_requests > 0)
+        until(lambda: last.load().figures.running_requests > 0)
         last.signal(signal.SIGKILL)
         waiting = [clients.submit(_try, service, text(60, n)) for n in range(2)]
         for each in (*running, *waiting):

@@ -60,11 +60,9 @@ class Service:
 
 def holds_nothing(report: LoadReport) -> bool:
     """No request, no room and no page that is not free or cached."""
-    return (
-        not any(report.queues.to_json_dict().values())
-        and report.running_requests == report.queued_requests == 0
-        and report.kv_pages_free + report.kv_pages_evictable == report.kv_pages_total
-    )
+    figures = report.figures
+    free = figures.kv_pages_available == figures.kv_pages_total
+    return free and figures.requests == 0
 
 
 def processor_seconds(engines: Iterable[EngineProcess]) -> float:

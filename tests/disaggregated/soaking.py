@@ -143,8 +143,8 @@ def _watch(decodes: list[EngineProcess], tally: Tally, stopping: threading.Event
                 report = engine.load()
             except (httpx.HTTPError, ValueError):
                 continue
-            free = report.kv_pages_free + report.kv_pages_evictable
-            tally.pool_use.append(1 - free / report.kv_pages_total)
+            free = report.figures.kv_pages_free + report.figures.kv_pages_evictable
+            tally.pool_use.append(1 - free / report.figures.kv_pages_total)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -81,7 +82,7 @@ def transferring(service: Service, asked: Future[Any]) -> tuple[EngineProcess, E
 
 
 def busy(engines: list[EngineProcess]) -> list[EngineProcess]:
-    return [engine for engine in engines if any(engine.load().queues.to_json_dict().values())]
+    return [engine for engine in engines if any(asdict(engine.load().figures.queues).values())]
 
 
 def running(engines: list[EngineProcess]) -> list[EngineProcess]:
@@ -89,7 +90,7 @@ def running(engines: list[EngineProcess]) -> list[EngineProcess]:
     found: list[EngineProcess] = []
 
     def some() -> bool:
-        found[:] = [engine for engine in engines if engine.load().running_requests]
+        found[:] = [engine for engine in engines if engine.load().figures.running_requests]
         return bool(found)
 
     until(some)
@@ -146,10 +147,10 @@ def test_a_decode_engine_killed_in_an_answer_is_followed_by_another(
     service: Service, clients: ThreadPoolExecutor
 ) -> None:
     asked = text(100, 5, max_tokens=1500)
-    drawn = {engine: engine.load().generated_tokens_total for engine in service.decodes}
+    drawn = {engine: engine.load().figures.generated_tokens_total for engine in service.decodes}
     streaming = clients.submit(ask, service.url, asked, stream=True)
     (decode,) = running(service.decodes)
-    until(lambda: (decode.load().generated_tokens_total or 0) > (drawn[decode] or 0) + 20)
+    until(lambda: (decode.load().figures.generated_tokens_total or 0) > (drawn[decode] or 0) + 20)
     decode.signal(signal.SIGKILL)
     answer = streaming.result()
     assert answer["choices"][0]["text"] == ask(service.url, asked)["choices"][0]["text"]
@@ -199,7 +200,11 @@ def test_a_client_that_goes_leaves_nothing(
             with client.stream("POST", service.url + request.path, json=body) as response:
                 lines = response.iter_lines()  # kept: the connection closes with it
                 next(lines)
-                until(lambda: any(engine.load().running_requests for engine in service.decodes))
+                until(
+                    lambda: any(
+                        engine.load().figures.running_requests for engine in service.decodes
+                    )
+                )
         else:
             impatient = httpx.Timeout(HANG_SECONDS, read=0.4)
             with pytest.raises(httpx.ReadTimeout):
@@ -233,7 +238,7 @@ def test_a_decode_engine_without_pages_waits(service: Service, clients: ThreadPo
     """Each of these takes most of a pool."""
     asked = [text(5000, seed, max_tokens=400) for seed in range(7)]
     answers = [clients.submit(ask, service.url, request) for request in asked]
-    until(lambda: any(engine.load().queues.prealloc for engine in service.decodes))
+    until(lambda: any(engine.load().figures.queues.prealloc for engine in service.decodes))
     small = task("copy", 200, 9)
     check(small, ask(service.url, small))
     for answer in answers:

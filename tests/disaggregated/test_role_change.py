@@ -107,7 +107,7 @@ def test_answers_that_take_too_long_go_on_elsewhere(service: Service) -> None:
     service.idle()
     with ThreadPoolExecutor(2) as clients:
         answers = [clients.submit(ask, service.url, ENDLESS, stream=True) for _ in range(2)]
-        while not all(engine.load().running_requests for engine in service.decodes):
+        while not all(engine.load().figures.running_requests for engine in service.decodes):
             time.sleep(0.01)
         leaving, other = service.decodes
         assert take_role(leaving, "prefill", drain_seconds=0) < IDLE_SECONDS

@@ -21,6 +21,7 @@ from sluice_contract.config.router import (
 from sluice_contract.wire.load import LoadReport
 from sluice_router.serve import Ports, serve
 
+from tests.figures import with_figures
 from tests.patience import PATIENCE_SECONDS
 
 Behaviour = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
@@ -54,7 +55,7 @@ def load_report(**changes: Any) -> LoadReport:
         "revision": "r1",
         "kv_fingerprint": FINGERPRINT,
     }
-    return LoadReport(**(idle | changes))
+    return LoadReport(**with_figures(idle | changes))
 
 
 @dataclass

@@ -383,7 +383,7 @@ async def test_a_report_is_taken_over() -> None:
         await poller.poll_all()
         report = report_of(fleet)
         assert report is not None
-        assert report.queued_requests == 3
+        assert report.figures.queued_requests == 3
 
 
 async def test_a_report_with_many_adapters_is_taken_over() -> None:

@@ -97,7 +97,7 @@ def test_an_update_keeps_what_is_known(fleet: Fleet) -> None:
         assert known.endpoint is A_LEAVING
         assert known.inflight == 1
         assert known.received is not None
-        assert known.received.report.queued_requests == 4
+        assert known.received.report.figures.queued_requests == 4
 
 
 def test_requests_are_counted_while_an_engine_is_off_the_list(fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.cluster.labels import Role
-from sluice_contract.wire.load import DisaggregationQueues
+from sluice_contract.wire.load import HandoverQueues
 from sluice_router.engines import Endpoint, EngineState, Phase, ReceivedReport
 from sluice_router.hand_back import (
     MAX_MOVES,
@@ -44,7 +44,7 @@ def engine(
 
 
 def full(name: str, waiting: int, role: Role = Role.MIXED, **load: Any) -> EngineState:
-    queues = DisaggregationQueues(prealloc=waiting if role is Role.DECODE else 0)
+    queues = HandoverQueues(prealloc=waiting if role is Role.DECODE else 0)
     return engine(name, role, **(FULL | {"queued_requests": waiting, "queues": queues} | load))
 
 

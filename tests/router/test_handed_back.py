@@ -71,7 +71,7 @@ class Service:
 
     async def queued(self, url: str) -> int:
         async with self.client.get(url + "/load") as response:
-            return int((await response.json())["queuedRequests"])
+            return int((await response.json())["figures"]["queuedRequests"])
 
     async def until_all_wait(self) -> None:
         while True:

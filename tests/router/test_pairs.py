@@ -72,7 +72,8 @@ class Pools:
             while True:
                 rows = await self.engines()
                 shown = rows[engine.url]
-                if row.items() <= (shown | shown.get("report", {})).items() and all(
+                report = shown.get("report", {})
+                if row.items() <= (shown | report | report.get("figures", {})).items() and all(
                     "report" in each for each in rows.values()
                 ):
                     return
@@ -221,7 +222,7 @@ async def test_the_second_pair_is_wholly_another_where_there_is_one(tmp_path: Pa
     failed = fakes.refuses(503, code="prefill_failed")
     async with pools(tmp_path, [failed] * 2, prefills=2) as service:
         busy = service.decodes[1]
-        busy.load = busy.load.model_copy(update={"running_requests": 9})
+        busy.load = fakes.load_report(role=Role.DECODE, epoch=busy.load.epoch, running_requests=9)
         await service.known(busy, runningRequests=9)
         status, code, _ = await service.error()
         assert (status, code) == (503, "prefill_failed")

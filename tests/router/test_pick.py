@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.cluster.labels import Role
-from sluice_contract.wire.load import DisaggregationQueues
+from sluice_contract.wire.load import HandoverQueues
 from sluice_router.engines import (
     Endpoint,
     EngineState,
@@ -197,10 +197,10 @@ def test_requests_in_the_queues_of_the_hand_over_count_once() -> None:
     def load(**report: Any) -> float | None:
         return reported_load(engine("e", **report), NOW, STALE_SECONDS)
 
-    queues = DisaggregationQueues(prealloc=2, transfer=3)
+    queues = HandoverQueues(prealloc=2, transfer=3)
     assert load(queues=queues) == 5 / 16
     assert load(queues=queues, queued_requests=2, running_requests=9) == 11 / 16
-    queues = DisaggregationQueues(bootstrap=2, inflight=3)
+    queues = HandoverQueues(bootstrap=2, inflight=3)
     assert load(queues=queues, queued_requests=1, running_requests=1) == 5 / 16
 
 
@@ -325,7 +325,7 @@ def test_engines_of_other_numbers_of_gpus_are_a_pair() -> None:
 
 
 def test_a_decode_engine_without_pages_is_left_to_its_queue() -> None:
-    waiting = DisaggregationQueues(prealloc=200)
+    waiting = HandoverQueues(prealloc=200)
     crowded = decode("crowded", queues=waiting, kv_pages_free=0)
     free = decode("free", running_requests=2, kv_pages_free=60)
     found = pick_pair([prefill("p"), crowded, free], NOW, (DRAW, DRAW), stale_seconds=STALE_SECONDS)

@@ -41,8 +41,6 @@ def _age(engine: EngineLoad) -> float:
 
 
 def _engine(row: EngineLoad, report: LoadReport) -> EngineSample:
-    queues, total = report.queues, report.kv_pages_total
-    held_pages = total - report.kv_pages_free - report.kv_pages_evictable
     return EngineSample(
         name=row.name,
         role=report.role,
@@ -50,23 +48,7 @@ def _engine(row: EngineLoad, report: LoadReport) -> EngineSample:
         condition=row.condition,
         age_seconds=_age(row),
         revision=report.revision,
-        queued_requests=report.queued_requests,
-        queued_tokens=report.queued_tokens,
-        queued_work_seconds=report.queued_work_seconds,
-        running_requests=report.running_requests,
         max_running_requests=report.max_running_requests,
-        kv_used=held_pages / total if total else 0.0,
-        bootstrap_requests=queues.bootstrap,
-        inflight_requests=queues.inflight,
-        prealloc_requests=queues.prealloc,
-        transfer_requests=queues.transfer,
-        prefill_tokens_per_second=report.prefill_tokens_per_second,
-        marginal_prefill_tokens_per_second=report.marginal_prefill_tokens_per_second,
-        itl_seconds=report.itl_seconds,
-        prompt_tokens_total=report.prompt_tokens_total,
-        generated_tokens_total=report.generated_tokens_total,
-        finished_requests_total=report.finished_requests_total,
-        slo_requests_total=report.slo_requests_total,
-        slo_in_time_total=report.slo_in_time_total,
-        slo_late_requests=report.slo_late_requests,
+        figures=report.figures,
+        slo=report.slo,
     )

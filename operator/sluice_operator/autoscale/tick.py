@@ -168,6 +168,4 @@ def is_quiet(settings: Settings, sample: Sample, decision: Decision) -> bool:
 
 
 def _is_idle(engine: EngineSample) -> bool:
-    handed_over = engine.bootstrap_requests + engine.inflight_requests
-    handed_over += engine.prealloc_requests + engine.transfer_requests
-    return not (engine.running_requests or engine.queued_requests or handed_over)
+    return engine.figures.requests == 0

@@ -6,9 +6,11 @@ Cheap to make, read by the router (least loaded) and the autoscaler. Prometheus 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
 
 from sluice_contract.base import ContractModel
 from sluice_contract.cluster.labels import Role
@@ -23,17 +25,91 @@ MIN_PROMPT_SHARE: Final = 0.1
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
-class DisaggregationQueues(ContractModel):
+_PART: Final = ConfigDict(alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False)
+"""How pydantic reads and writes the parts of a `LoadReport`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoverQueues:
     """Lengths, in requests, of the four hand-over queues; all 0 in the mixed role."""
 
+    __pydantic_config__: ClassVar = _PART
+
     bootstrap: Count = 0
-    """Of a prefill engine: rooms whose prompt is not computed; each is queued or running, too."""
+    """Prefill engines: rooms whose prompt is not computed; each is queued or running, too."""
     inflight: Count = 0
-    """Of a prefill engine: computed, and held for the reader; neither queued nor running."""
+    """Prefill engines: computed, and held for the reader; neither queued nor running."""
     prealloc: Count = 0
-    """Of a decode engine: without pages; queued, too."""
+    """Decode engines: without pages; queued, too."""
     transfer: Count = 0
-    """Of a decode engine: with pages, without the prompt; running, too."""
+    """Decode engines: with pages, without the prompt; running, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """An engine's work, as the engine counts and measures it: one value from there through load
+    report and routers to the autoscaler. Totals count since the report's epoch began."""
+
+    __pydantic_config__: ClassVar = _PART
+
+    queued_requests: Count = 0
+    queued_tokens: Count = 0
+    """Prompt tokens not computed yet, of waiting and of partly prefilled requests."""
+    queued_work_seconds: float = 0.0
+    """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""
+    running_requests: Count = 0
+    kv_pages_total: Count = 0
+    kv_pages_free: Count = 0
+    kv_pages_evictable: Count = 0
+    """Pages of cached prefixes that no request uses."""
+    queues: HandoverQueues = HandoverQueues()
+    prefill_tokens_per_second: float | None = None
+    """Rate of prompts while some are computed: tokens by the whole time of their steps, with what
+    decodes beside them. It predicts how long prompts wait; None while unknown."""
+    marginal_prefill_tokens_per_second: float | None = None
+    """The inverse of what a prompt token adds to a step that decodes anyway: counts the work of
+    prompts where that of answers is counted apart. At most 1 / `MIN_PROMPT_SHARE` of the rate
+    above; None while unknown."""
+    itl_seconds: float | None = None
+    """Mean time between two steps that gave an answer tokens, in the last ten seconds: drafts that
+    are kept do not shorten it. None while no answer ran."""
+    prompt_tokens_total: Count = 0
+    """Tokens of received prompts that missed the prefix cache."""
+    generated_tokens_total: Count = 0
+    finished_requests_total: Count = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests in the engine, each counted once: those in the queues of the hand-over are
+        queued or running, too, except those that are held for their reader."""
+        queues = self.queues
+        handed_over = queues.bootstrap + queues.prealloc + queues.transfer
+        return max(self.queued_requests + self.running_requests, handed_over) + queues.inflight
+
+    @property
+    def kv_pages_available(self) -> int:
+        """Pages that a request could get now."""
+        return self.kv_pages_free + self.kv_pages_evictable
+
+    @property
+    def kv_used(self) -> float:
+        """Share of the pages that requests hold."""
+        total = self.kv_pages_total
+        return (total - self.kv_pages_available) / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SloCounts:
+    """Requests of an engine with an slo since its epoch began, each once: answers that ended, and
+    requests whose first token is late, even while they wait."""
+
+    __pydantic_config__: ClassVar = _PART
+
+    requests: Count
+    in_time: Count
+    """Requests that kept the slo."""
+    late: Count
+    """Requests without a first token that are later than the slo allows, now."""
 
 
 MEASURED_BYTES: Final = 16 << 20
@@ -96,17 +172,9 @@ class LoadReport(ContractModel):
     time_seconds: float
     """Unix time at which the engine process made the report."""
     draining: bool
-    queued_requests: Count
-    queued_tokens: Count
-    """Prompt tokens not computed yet, of waiting and of partly prefilled requests."""
-    running_requests: Count
     max_running_requests: Count
     max_queued_requests: Count
-    kv_pages_total: Count
-    kv_pages_free: Count
-    kv_pages_evictable: Count
     page_size_tokens: Count
-    queues: DisaggregationQueues = DisaggregationQueues()
     bootstrap_port: int | None = None
     """Of a prefill engine: where decode engines connect."""
     handover_version: int | None = None
@@ -118,52 +186,17 @@ class LoadReport(ContractModel):
     """Whether it takes private calls, and so goes on with answers that another engine began."""
     answer_identity: str | None = None
     """Opaque: an answer goes on only between engines that say the same."""
-    queued_work_seconds: float
-    """Predicted seconds to compute `queued_tokens` at the measured prefill rate; 0 when unknown."""
-    prefill_tokens_per_second: float | None = None
-    """At which prompts are computed while some are: tokens by the whole time of their steps, with
-    what decodes beside them. It predicts how long prompts wait; absent when unknown."""
-    marginal_prefill_tokens_per_second: float | None = None
-    """The inverse of what a prompt token adds to a step that decodes anyway: counts the work of
-    prompts where that of answers is counted apart. At most 1 / `MIN_PROMPT_SHARE` of the rate
-    above; absent while unknown."""
-    itl_seconds: float | None = None
-    """Mean time between two steps that gave an answer tokens, in the last ten seconds: drafts that
-    are kept do not shorten it. Absent while no answer ran."""
-    prompt_tokens_total: Count | None = None
-    """Since `epoch` began, as are the next two: tokens of the prompts that were received, without
-    those that the prefix cache held."""
-    generated_tokens_total: Count | None = None
-    finished_requests_total: Count | None = None
-    slo_requests_total: Count | None = None
-    """Requests since `epoch` began, each once: answers that ended, and requests whose first token
-    is late, even while they wait. Absent without an slo and in role prefill, with the next two."""
-    slo_in_time_total: Count | None = None
-    """Those of them that kept the engine's slo."""
+    figures: EngineFigures
+    slo: SloCounts | None = None
+    """Absent without an slo and in role prefill."""
     routers: Count = 0
     """Routers that ask for the load, by `ROUTER_HEADER`."""
-    slo_late_requests: Count | None = None
-    """Requests without a first token that are later than the slo allows, now; they are counted
-    in `slo_requests_total`."""
     adapters: dict[str, str] = Field(default_factory=dict)
     """Of the adapters that are loaded: by name, a key that is equal where their files are."""
     adapters_failed: dict[str, str] = Field(default_factory=dict)
     """Of the adapters that could not be loaded: by name, why."""
     adapters_file: str | None = None
     """`adapters_digest` of the file that the engine has followed, as far as it could."""
-
-    @property
-    def requests(self) -> int:
-        """Requests in the engine, each counted once: those in the queues of the hand-over are
-        queued or running, too, except those that are held for their reader."""
-        queues = self.queues
-        handed_over = queues.bootstrap + queues.prealloc + queues.transfer
-        return max(self.queued_requests + self.running_requests, handed_over) + queues.inflight
-
-    @property
-    def has_pages(self) -> bool:
-        """Whether a request could get a page now."""
-        return self.kv_pages_free + self.kv_pages_evictable > 0
 
 
 EngineCondition = Literal["ready", "unready", "draining", "failing"]

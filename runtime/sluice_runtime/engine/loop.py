@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from sluice_contract.cluster.labels import Role as EngineRole
 
 from sluice_runtime.engine.outbox import STEP_LIMIT_SECONDS, HeartbeatThread, Outbox
-from sluice_runtime.engine.report import Now, Pace, StepLog, load_from
+from sluice_runtime.engine.report import Now, Pace, StepLog, figures_from, load_from
 from sluice_runtime.engine.role import LAME_DUCK_SECONDS, MixedRole, Role
 from sluice_runtime.engine.runner import Executor, PendingResult
 from sluice_runtime.grammar.waiting import GrammarQueue
@@ -351,8 +351,11 @@ class EngineLoop:
 
     def _load(self, status: Status) -> Load:
         now = Now(self._clock.monotonic(), self._clock.unix())
+        figures = figures_from(
+            status, self._grammars, self._pace, now.monotonic_seconds, self._role.queues(status)
+        )
         self._known_load = load_from(
-            status, self._grammars, self._pace, now, self._role.load(status)
+            status, self._grammars, figures, now.unix_seconds, self._role.load(status)
         )
         return self._known_load
 

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sluice_contract.wire.load import MIN_PROMPT_SHARE
+from sluice_contract.wire.load import MIN_PROMPT_SHARE, EngineFigures, HandoverQueues
 
 from sluice_runtime.grammar.waiting import GrammarQueue
 from sluice_runtime.scheduler.batch import Batch, shape_of
@@ -137,24 +137,41 @@ class Now(NamedTuple):
     unix_seconds: float
 
 
-def load_from(
-    status: Status,
-    grammars: GrammarQueue,
-    pace: Pace,
-    now: Now,
-    handover: HandoverLoad | None = None,
-) -> Load:
-    """`now`: when `status` was read. Requests that wait for a grammar count as queued."""
+def figures_from(
+    status: Status, grammars: GrammarQueue, pace: Pace, now_seconds: float, queues: HandoverQueues
+) -> EngineFigures:
+    """The engine's figures at `now_seconds`, by the clock of its steps, when `status` was read.
+    Requests that wait for a grammar count as queued."""
     queued_tokens = status.queued_tokens + grammars.prompt_tokens
-    return Load(
-        time_seconds=now.unix_seconds,
+    return EngineFigures(
         queued_requests=status.queued_requests + len(grammars),
         queued_tokens=queued_tokens,
+        queued_work_seconds=queued_tokens * status.pace.token_seconds,
         running_requests=status.running_requests,
         kv_pages_total=status.pages_total,
         kv_pages_free=status.pages_free,
         kv_pages_evictable=status.pages_evictable,
-        queued_work_seconds=queued_tokens * status.pace.token_seconds,
+        queues=queues,
+        prefill_tokens_per_second=pace.prefill_tokens_per_second,
+        marginal_prefill_tokens_per_second=marginal_rate(pace, status.pace.marginal_token_seconds),
+        itl_seconds=pace.itl_seconds(now_seconds),
+        prompt_tokens_total=status.received_prompt_tokens,
+        generated_tokens_total=pace.generated_tokens,
+        finished_requests_total=status.finished_requests,
+    )
+
+
+def load_from(
+    status: Status,
+    grammars: GrammarQueue,
+    figures: EngineFigures,
+    time_seconds: float,
+    handover: HandoverLoad | None = None,
+) -> Load:
+    """`figures` of `status`, and what metrics show besides; `time_seconds`: Unix time."""
+    return Load(
+        time_seconds=time_seconds,
+        figures=figures,
         new_token_ratio=status.new_token_ratio,
         retractions=status.retractions,
         chunk_cuts=status.chunk_cuts,
@@ -168,12 +185,6 @@ def load_from(
         chunk_budgets=dict(status.pace.budgets),
         step_error_ratio=status.pace.error_ratio,
         handover=handover,
-        prefill_tokens_per_second=pace.prefill_tokens_per_second,
-        marginal_prefill_tokens_per_second=marginal_rate(pace, status.pace.marginal_token_seconds),
-        itl_seconds=pace.itl_seconds(now.monotonic_seconds),
-        prompt_tokens=status.received_prompt_tokens,
-        generated_tokens=pace.generated_tokens,
-        finished_requests=status.finished_requests,
         drafted_tokens=status.drafted_tokens,
         accepted_tokens=status.accepted_tokens,
         beta=status.beta,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from sluice_contract.cluster.labels import Role as EngineRole
+from sluice_contract.wire.load import HandoverQueues
 
 from sluice_runtime.scheduler.batch import FinishedChunk
 from sluice_runtime.scheduler.scheduler import Scheduler
@@ -68,8 +69,12 @@ class Role(Protocol):
         """Whether a result is for another engine, and not for the API process."""
         ...
 
+    def queues(self, status: Status) -> HandoverQueues:
+        """Requests on their way between engines."""
+        ...
+
     def load(self, status: Status) -> HandoverLoad | None:
-        """Its part of the load report."""
+        """What the hand-over has done, for metrics."""
         ...
 
 
@@ -114,6 +119,9 @@ class MixedRole:
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
         return False
+
+    def queues(self, status: Status) -> HandoverQueues:
+        return HandoverQueues()
 
     def load(self, status: Status) -> HandoverLoad | None:
         return None

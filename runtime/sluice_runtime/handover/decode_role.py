@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 from sluice_contract.cluster.labels import Role as EngineRole
+from sluice_contract.wire.load import HandoverQueues
 from sluice_contract.wire.spans import Attributes, Record, record_part
 
 from sluice_runtime.handover.arrival import Arrival, ArrivalError
@@ -193,12 +194,12 @@ class DecodeRole:
             self._awaiting.pop(delta.request_id, None)
         return False
 
+    def queues(self, status: Status) -> HandoverQueues:
+        return HandoverQueues(prealloc=status.awaiting_pages, transfer=len(self._rooms))
+
     def load(self, status: Status) -> HandoverLoad:
-        """For the load report."""
         counts = self._reads.counts()
         return HandoverLoad(
-            prealloc=status.awaiting_pages,
-            transfer=len(self._rooms),
             recomputed=status.retractions - self._earlier_retractions,
             read_bytes=counts.read_bytes,
             read_seconds=counts.read_seconds,

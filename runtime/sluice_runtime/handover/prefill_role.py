@@ -16,6 +16,7 @@ from math import inf
 from typing import Final
 
 import msgspec
+from sluice_contract.wire.load import HandoverQueues
 from sluice_contract.wire.spans import Record, record_part
 
 from sluice_runtime.handover.limits import HandoverLimits
@@ -217,15 +218,12 @@ class PrefillRole:
             self._fail(room, "Refused", error, delta.refusal or "prefill_failed")
         return True
 
-    def load(self, status: Status) -> HandoverLoad:
-        """For the load report."""
+    def queues(self, status: Status) -> HandoverQueues:
         finished = sum(room.finished for room in self._rooms.values())
-        return HandoverLoad(
-            bootstrap=len(self._rooms) - finished,
-            inflight=finished,
-            failures=dict(self._failures),
-            draining=self._draining,
-        )
+        return HandoverQueues(bootstrap=len(self._rooms) - finished, inflight=finished)
+
+    def load(self, status: Status) -> HandoverLoad:
+        return HandoverLoad(failures=dict(self._failures), draining=self._draining)
 
     def _announce(self) -> None:
         """Chunks whose pages can be read."""

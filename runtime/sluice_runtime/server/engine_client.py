@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import EngineFigures
 
 from sluice_runtime.errors import (
     AbortedError,
@@ -206,7 +207,7 @@ class EngineClient:
                 f"{choices} more come; allowed: {most} (of {running} maxRunningRequests "
                 f"and {queued} maxQueuedRequests)"
             )
-        waiting = self.load.queued_requests if self.load else 0
+        waiting = self.load.figures.queued_requests if self.load else 0
         if waiting >= queued:
             raise OverloadedError(
                 f"the queue is full: {waiting} requests wait, {choices} more come; allowed: "
@@ -320,9 +321,11 @@ class EngineClient:
     async def rooms_ended(self) -> None:
         """Of a prefill engine that drains: returns when no decode engine needs it any more."""
         while True:
-            handover = self.load.handover if self.load else None
-            if handover and handover.draining and not (handover.bootstrap + handover.inflight):
-                return
+            load = self.load
+            if load and load.handover and load.handover.draining:
+                queues = load.figures.queues
+                if not queues.bootstrap + queues.inflight:
+                    return
             await self._reported.wait()
 
     def flush_cache(self) -> None:
@@ -412,13 +415,7 @@ def _empty_load(ready: EngineReady) -> Load:
     pages = ready.kv_pool_tokens // ready.page_size_tokens
     return Load(
         time_seconds=0.0,
-        queued_requests=0,
-        queued_tokens=0,
-        running_requests=0,
-        kv_pages_total=pages,
-        kv_pages_free=pages,
-        kv_pages_evictable=0,
-        queued_work_seconds=0.0,
+        figures=EngineFigures(kv_pages_total=pages, kv_pages_free=pages),
         new_token_ratio=0.0,
         retractions=0,
         chunk_cuts=0,

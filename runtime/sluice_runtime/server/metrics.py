@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from sluice_contract.cluster import metrics
 from sluice_contract.config.engine import SloTargets
 from sluice_contract.version import VERSION
+from sluice_contract.wire.load import HandoverQueues, SloCounts
 
 from sluice_runtime.server.vllm_metrics import VllmMetrics
 from sluice_runtime.wire.messages import (
@@ -76,15 +77,6 @@ class Timeline:
     def token_seconds(self) -> float:
         """The mean time of a token after the first, kept drafts included."""
         return self.decode_seconds / max(1, self.output_tokens - 1)
-
-
-class SloCounts(NamedTuple):
-    """What the load report says of the slo."""
-
-    requests: int
-    in_time: int
-    late: int
-    """Requests without a first token that are late already."""
 
 
 class KeptSlo:
@@ -210,10 +202,11 @@ class EngineMetrics:
             self._progressed(delta, result.finished_seconds)
 
     def loaded(self, load: Load) -> None:
-        self._gauges["sluice_running_requests"].set(load.running_requests)
-        self._gauges["sluice_queued_requests"].set(load.queued_requests)
-        self._gauges["sluice_queued_tokens"].set(load.queued_tokens)
-        self._gauges["sluice_queued_work_seconds"].set(load.queued_work_seconds)
+        figures = load.figures
+        self._gauges["sluice_running_requests"].set(figures.running_requests)
+        self._gauges["sluice_queued_requests"].set(figures.queued_requests)
+        self._gauges["sluice_queued_tokens"].set(figures.queued_tokens)
+        self._gauges["sluice_queued_work_seconds"].set(figures.queued_work_seconds)
         self._gauges["sluice_grammar_requests"].set(load.grammar_requests)
         self._gauges["sluice_new_token_ratio"].set(load.new_token_ratio)
         self._gauges["sluice_new_token_beta_ratio"].set(load.beta)
@@ -221,13 +214,12 @@ class EngineMetrics:
         self._gauges["sluice_reserve_saved_ratio"].set(load.saved_share)
         self._gauges["sluice_chunk_budget_tokens"].set(load.chunk_budget_tokens)
         self._gauges["sluice_step_prediction_error_ratio"].set(load.step_error_ratio)
-        used = load.kv_pages_total - load.kv_pages_free - load.kv_pages_evictable
         pages = self._gauges["sluice_kv_pages"]
-        pages.labels("used").set(used)
-        pages.labels("free").set(load.kv_pages_free)
-        pages.labels("evictable").set(load.kv_pages_evictable)
-        self._gauges["sluice_token_usage_ratio"].set(used / max(1, load.kv_pages_total))
-        self._raise_to("sluice_uncached_prompt_tokens_total", load.prompt_tokens)
+        pages.labels("used").set(figures.kv_pages_total - figures.kv_pages_available)
+        pages.labels("free").set(figures.kv_pages_free)
+        pages.labels("evictable").set(figures.kv_pages_evictable)
+        self._gauges["sluice_token_usage_ratio"].set(figures.kv_used)
+        self._raise_to("sluice_uncached_prompt_tokens_total", figures.prompt_tokens_total)
         self._raise_to("sluice_retractions_total", load.retractions)
         self._raise_to("sluice_chunk_cuts_total", load.chunk_cuts)
         self._raise_to("sluice_evicted_pages_total", load.evicted_pages)
@@ -243,7 +235,7 @@ class EngineMetrics:
         for mode, steps in load.steps.items():
             self._raise_to("sluice_steps_total", steps, mode)
         if load.handover is not None:
-            self._handed_over(load.handover)
+            self._handed_over(load.handover, figures.queues)
         if load.host_cache is not None:
             self._host_cached(load.host_cache)
 
@@ -258,12 +250,12 @@ class EngineMetrics:
             self._raise_to("sluice_host_cache_copy_seconds_total", seconds, kind)
         self._raise_to("sluice_host_cache_bad_pages_total", load.bad_pages)
 
-    def _handed_over(self, load: HandoverLoad) -> None:
+    def _handed_over(self, load: HandoverLoad, queues: HandoverQueues) -> None:
         requests = self._gauges["sluice_handover_requests"]
-        requests.labels("bootstrap").set(load.bootstrap)
-        requests.labels("inflight").set(load.inflight)
-        requests.labels("prealloc").set(load.prealloc)
-        requests.labels("transfer").set(load.transfer)
+        requests.labels("bootstrap").set(queues.bootstrap)
+        requests.labels("inflight").set(queues.inflight)
+        requests.labels("prealloc").set(queues.prealloc)
+        requests.labels("transfer").set(queues.transfer)
         self._raise_to("sluice_handover_read_bytes_total", load.read_bytes)
         self._raise_to("sluice_handover_read_seconds_total", load.read_seconds)
         self._raise_to("sluice_handover_reads_total", load.reads)

@@ -17,7 +17,6 @@ from sluice_contract.config.kv_transfer import KvFingerprint, KvTransfer
 from sluice_contract.config.server import DEFAULT_MAX_CHOICES_PER_REQUEST
 from sluice_contract.wire.handover import Keys
 from sluice_contract.wire.load import (
-    DisaggregationQueues,
     HandoverWire,
     LoadReport,
     read_rate,
@@ -238,31 +237,16 @@ class Service:
             accelerator=self.identity.accelerator,
             time_seconds=load.time_seconds,
             draining=self.gate.closed or self.changes_role,
-            queued_requests=load.queued_requests,
-            queued_tokens=load.queued_tokens,
-            running_requests=load.running_requests,
             max_running_requests=engine.max_running_requests,
             max_queued_requests=engine.max_queued_requests,
-            kv_pages_total=load.kv_pages_total,
-            kv_pages_free=load.kv_pages_free,
-            kv_pages_evictable=load.kv_pages_evictable,
             page_size_tokens=engine.page_size_tokens,
-            queues=_queues(load.handover),
             bootstrap_port=engine.bootstrap_port or None,
             handover_version=None if role is Role.MIXED else HANDOVER_VERSION,
             handover=_wire(self.identity.kv_transfer, load.handover),
             private_calls=answers and has_keys,
             answer_identity=None if self.text is None else self.answer_identity(),
-            queued_work_seconds=load.queued_work_seconds,
-            prefill_tokens_per_second=load.prefill_tokens_per_second,
-            marginal_prefill_tokens_per_second=load.marginal_prefill_tokens_per_second,
-            itl_seconds=load.itl_seconds,
-            prompt_tokens_total=load.prompt_tokens,
-            generated_tokens_total=load.generated_tokens,
-            finished_requests_total=load.finished_requests,
-            slo_requests_total=slo.requests if slo else None,
-            slo_in_time_total=slo.in_time if slo else None,
-            slo_late_requests=slo.late if slo else None,
+            figures=load.figures,
+            slo=slo,
             routers=len(self._routers),
             adapters=self.adapters,
             adapters_failed=engine.adapters.failed,
@@ -274,17 +258,6 @@ class Service:
         self._routers = {other: until for other, until in self._routers.items() if until > now}
         if name is not None and (name in self._routers or len(self._routers) < _MAX_ROUTERS):
             self._routers[name] = now + router_seconds(name)
-
-
-def _queues(handover: HandoverLoad | None) -> DisaggregationQueues:
-    if handover is None:
-        return DisaggregationQueues()
-    return DisaggregationQueues(
-        bootstrap=handover.bootstrap,
-        inflight=handover.inflight,
-        prealloc=handover.prealloc,
-        transfer=handover.transfer,
-    )
 
 
 def _wire(transfer: KvTransfer | None, handover: HandoverLoad | None) -> HandoverWire | None:

@@ -11,9 +11,10 @@ from typing import Final, Literal
 
 import msgspec
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import EngineFigures
 from sluice_contract.wire.spans import trace_id
 
-PROTOCOL_VERSION: Final = 25
+PROTOCOL_VERSION: Final = 26
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Refusal = Literal[
@@ -242,17 +243,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class HandoverLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests in the queues of the hand-over, and what it has done since the engine took its
-    role."""
+    """What the hand-over has done since the engine took its role."""
 
-    bootstrap: int = 0
-    """Of a prefill engine: opened by a decode engine and not computed yet."""
-    inflight: int = 0
-    """Of a prefill engine: computed, and still held for the reader."""
-    prealloc: int = 0
-    """Of a decode engine: waiting for pages."""
-    transfer: int = 0
-    """Of a decode engine: with pages, and waiting for the prompt."""
     recomputed: int = 0
     """Of a decode engine: retracted requests that it prefilled itself."""
     read_bytes: int = 0
@@ -280,16 +272,11 @@ class HostCacheLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The engine side of `sluice_contract.wire.load.LoadReport`, and of /metrics."""
+    """An engine's figures, and what only its /metrics show."""
 
     time_seconds: float
-    queued_requests: int
-    queued_tokens: int
-    running_requests: int
-    kv_pages_total: int
-    kv_pages_free: int
-    kv_pages_evictable: int
-    queued_work_seconds: float
+    """Unix time."""
+    figures: EngineFigures
     new_token_ratio: float
     retractions: int
     """Since the start of the process; so are the next two."""
@@ -313,15 +300,6 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Mean relative error of the predicted step times."""
     handover: HandoverLoad | None = None
     """Of prefill and decode engines."""
-    prefill_tokens_per_second: float | None = None
-    """As in the load report; so are the next two."""
-    marginal_prefill_tokens_per_second: float | None = None
-    itl_seconds: float | None = None
-    prompt_tokens: int = 0
-    """Since the start, as are the next two: of prompts to compute here, without those that the
-    prefix cache had when they came."""
-    generated_tokens: int = 0
-    finished_requests: int = 0
     drafted_tokens: int = 0
     """Since the start: drafts that were verified; and those of them that answers kept."""
     accepted_tokens: int = 0

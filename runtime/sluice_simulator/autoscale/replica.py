@@ -16,7 +16,7 @@ from typing import Final
 
 from sluice_autoscaler.sample import EngineSample
 from sluice_contract.cluster.labels import Role
-from sluice_contract.wire.load import MIN_PROMPT_SHARE
+from sluice_contract.wire.load import MIN_PROMPT_SHARE, EngineFigures, HandoverQueues
 
 from sluice_simulator.autoscale.constants import Constants
 from sluice_simulator.autoscale.step_times import StepTimes
@@ -53,7 +53,7 @@ class Replica:
         self.received_tokens = self.generated_tokens = self.finished = 0
         self.pace = Pace()
         self._times = times
-        self._kv_pool_tokens = constants.kv_pool_tokens
+        self.kv_pool_tokens = constants.kv_pool_tokens
         self._max_running_requests = constants.max_running_requests
         self._chunk_tokens = constants.chunk_tokens
         self._itl_seconds = constants.promise.itl_seconds
@@ -80,7 +80,7 @@ class Replica:
         share = (self.rows + self.coming + len(self.waiting)) / self._max_running_requests
         if (
             share < 1.0
-            and self._kv_tokens(self._steps) >= self._kv_pool_tokens
+            and self._kv_tokens(self._steps) >= self.kv_pool_tokens
             and self.kv_used(now) >= 1
         ):
             share = 1.0
@@ -103,12 +103,12 @@ class Replica:
 
     def free_rows(self) -> int:
         """Requests that could begin now; 0 with a queue."""
-        if self.waiting or self.reserved_tokens >= self._kv_pool_tokens:
+        if self.waiting or self.reserved_tokens >= self.kv_pool_tokens:
             return 0
         return max(0, self._max_running_requests - self.rows - self.coming - len(self._prompts))
 
     def free_tokens(self) -> int:
-        return self._kv_pool_tokens - self.reserved_tokens
+        return self.kv_pool_tokens - self.reserved_tokens
 
     def seconds_with(self, work: Work) -> float:
         """Predicted time to compute what waits and then the prompt of `work`."""
@@ -146,7 +146,7 @@ class Replica:
         """Whether there is a row and pages for it; an empty engine takes whatever comes."""
         if not self.reserved_tokens:
             return True
-        room = self._kv_pool_tokens - self.reserved_tokens
+        room = self.kv_pool_tokens - self.reserved_tokens
         rows = self.rows + self.coming + len(self._prompts)
         return work.reserved_tokens <= room and rows < self._max_running_requests
 
@@ -218,7 +218,11 @@ class Replica:
 
     def kv_used(self, now: float) -> float:
         """Share of the pool that requests hold."""
-        return min(1.0, self._kv_tokens(self._steps_by(now)) / self._kv_pool_tokens)
+        return self.kv_tokens(now) / self.kv_pool_tokens
+
+    def kv_tokens(self, now: float) -> int:
+        """Tokens of the pool that requests hold, taken for pages of one token."""
+        return min(self.kv_pool_tokens, self._kv_tokens(self._steps_by(now)))
 
     def _kv_tokens(self, steps: int) -> int:
         """After so many steps of several at once."""
@@ -348,19 +352,24 @@ def report(replica: Replica, now: float, constants: Constants) -> EngineSample:
         epoch=replica.name,
         condition="draining" if replica.draining else "ready",
         age_seconds=constants.report_age_seconds,
-        queued_requests=waiting,
-        queued_tokens=replica.queued_tokens,
-        queued_work_seconds=replica.queued_tokens / rate if rate else 0.0,
-        running_requests=running + (replica.coming if decode else 0),
         max_running_requests=constants.max_running_requests,
-        kv_used=replica.kv_used(now),
-        bootstrap_requests=waiting if replica.role is Role.PREFILL else 0,
-        prealloc_requests=waiting if decode else 0,
-        transfer_requests=replica.coming if decode else 0,
-        prefill_tokens_per_second=rate,
-        marginal_prefill_tokens_per_second=replica.pace.marginal_prefill_tokens_per_second,
-        itl_seconds=replica.itl_seconds(now),
-        prompt_tokens_total=replica.received_tokens,
-        generated_tokens_total=replica.generated_tokens,
-        finished_requests_total=replica.finished,
+        figures=EngineFigures(
+            queued_requests=waiting,
+            queued_tokens=replica.queued_tokens,
+            queued_work_seconds=replica.queued_tokens / rate if rate else 0.0,
+            running_requests=running + (replica.coming if decode else 0),
+            kv_pages_total=replica.kv_pool_tokens,
+            kv_pages_free=replica.kv_pool_tokens - replica.kv_tokens(now),
+            queues=HandoverQueues(
+                bootstrap=waiting if replica.role is Role.PREFILL else 0,
+                prealloc=waiting if decode else 0,
+                transfer=replica.coming if decode else 0,
+            ),
+            prefill_tokens_per_second=rate,
+            marginal_prefill_tokens_per_second=replica.pace.marginal_prefill_tokens_per_second,
+            itl_seconds=replica.itl_seconds(now),
+            prompt_tokens_total=replica.received_tokens,
+            generated_tokens_total=replica.generated_tokens,
+            finished_requests_total=replica.finished,
+        ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sluice_autoscaler.sample import PoolSample
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import SloCounts
 from sluice_operator.autoscale.sample import sample_of
 from sluice_operator.scaled import PoolPods
 
@@ -19,7 +20,7 @@ def test_what_waits_is_added_and_the_freshest_report_of_each_engine_counts() -> 
     )
     sample = sample_of(loads, POOLS, 7.0)
     assert sample.engines is not None
-    found = {each.name: (each.queued_requests, each.age_seconds) for each in sample.engines}
+    found = {each.name: (each.figures.queued_requests, each.age_seconds) for each in sample.engines}
     assert found == {"a": (5, 0.1), "b": (2, 0.2)}
     assert (sample.waiting_requests, sample.time_seconds, sample.pools) == (7, 7.0, POOLS)
 
@@ -27,8 +28,7 @@ def test_what_waits_is_added_and_the_freshest_report_of_each_engine_counts() -> 
 def test_what_engines_count_against_the_slo_is_passed_on() -> None:
     reported = row("a", slo_requests_total=9, slo_in_time_total=7, slo_late_requests=1)
     (engine,) = sample_of((load(reported),), POOLS, 0.0).engines or ()
-    assert (engine.slo_requests_total, engine.slo_in_time_total) == (9, 7)
-    assert engine.slo_late_requests == 1
+    assert engine.slo == SloCounts(9, 7, 1)
 
 
 def test_a_router_that_has_not_found_engines_says_nothing_of_them() -> None:
@@ -47,7 +47,7 @@ def test_no_answer_is_not_an_idle_service() -> None:
 def test_pages_that_could_be_evicted_are_not_held() -> None:
     sample = sample_of((load(row("a", kv_pages_free=10, kv_pages_evictable=30)),), POOLS, 0.0)
     assert sample.engines is not None
-    assert sample.engines[0].kv_used == 0.6
+    assert sample.engines[0].figures.kv_used == 0.6
 
 
 def test_rates_are_passed_on_and_those_that_an_older_engine_lacks_are_unknown() -> None:
@@ -56,7 +56,10 @@ def test_rates_are_passed_on_and_those_that_an_older_engine_lacks_are_unknown() 
     sample = sample_of((load(newer, older),), POOLS, 0.0)
     assert sample.engines is not None
     rates = [
-        (engine.prefill_tokens_per_second, engine.marginal_prefill_tokens_per_second)
+        (
+            engine.figures.prefill_tokens_per_second,
+            engine.figures.marginal_prefill_tokens_per_second,
+        )
         for engine in sample.engines
     ]
     assert rates == [(3.0, 4.0), (3.0, None)]

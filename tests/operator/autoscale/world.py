@@ -20,6 +20,7 @@ from sluice_operator.kube.errors import RequestError
 from sluice_operator.kube.kinds import INFERENCE_SERVICE, Manifest
 from sluice_operator.scaled import PoolPods, ScaledPool, ScaledService
 
+from tests.figures import with_figures
 from tests.operator.examples import service
 from tests.operator.virtual_time import FakeClock
 
@@ -36,7 +37,7 @@ def report(role: Role = Role.MIXED, **values: Any) -> LoadReport:
         "kv_pages_total": 100, "kv_pages_free": 100, "kv_pages_evictable": 0,
         "page_size_tokens": 16, "queued_work_seconds": 0.0,
     }  # fmt: skip
-    return LoadReport(**idle | values)
+    return LoadReport(**with_figures(idle | values))
 
 
 def row(name: str, age_seconds: float = 0.5, **values: Any) -> EngineLoad:

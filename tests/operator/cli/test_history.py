@@ -16,6 +16,7 @@ from sluice_autoscaler.journal import Journal
 from sluice_autoscaler.sample import EngineSample, PoolSample, Sample
 from sluice_autoscaler.settings import PoolLimits, Settings
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import EngineFigures
 from sluice_operator.autoscale.journals import journal_manifest
 from sluice_operator.cli.main import main
 
@@ -31,7 +32,12 @@ SETTINGS = Settings({Role.MIXED: PoolLimits(1, 8)})
 
 def journal() -> Journal:
     engine = EngineSample(
-        "chat-0", Role.MIXED, "e", "ready", 0.5, queued_work_seconds=9.0, queued_tokens=9000
+        "chat-0",
+        Role.MIXED,
+        "e",
+        "ready",
+        0.5,
+        figures=EngineFigures(queued_work_seconds=9.0, queued_tokens=9000),
     )
     seen = Sample(100.0, {Role.MIXED: PoolSample(Role.MIXED, 1, 1)}, (engine,))
     blind = replace(seen, time_seconds=102.0, engines=None)

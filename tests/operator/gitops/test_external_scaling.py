@@ -12,7 +12,7 @@ import pytest
 import yaml
 from sluice_contract.cluster.labels import API_VERSION
 from sluice_contract.cluster.metrics import ENGINE
-from sluice_contract.wire.load import DisaggregationQueues
+from sluice_contract.wire.load import HandoverQueues
 from sluice_operator.kube.kinds import ENGINE_POOL, of_kind
 from sluice_operator.service.observe import ServiceObserved
 from sluice_operator.service.plan import ServicePlan, plan_service
@@ -94,7 +94,7 @@ def test_queue_lengths_are_those_that_our_targets_count(files: tuple[str, str]) 
     assert "sluice_queued_requests" in prefill
     assert "prefill" in prefill
     assert "sluice_handover_requests" in decode
-    assert {queue for queue in DisaggregationQueues.model_fields if queue in decode} == {
+    assert {queue for queue in HandoverQueues.__dataclass_fields__ if queue in decode} == {
         "prealloc",
         "inflight",
     }

@@ -59,7 +59,7 @@ class FakeRouter:
 
 def _is_busy(load: ServiceLoad) -> bool:
     reports = (engine.report for engine in load.engines if engine.report is not None)
-    return load.waiting_requests > 0 or any(report.requests > 0 for report in reports)
+    return load.waiting_requests > 0 or any(report.figures.requests > 0 for report in reports)
 
 
 @asynccontextmanager

@@ -155,7 +155,7 @@ async def test_the_engine_with_the_least_work_goes_to_the_other_pool(
     (idle,) = (
         name
         for name, report in reports.items()
-        if report and report.role is Role.PREFILL and not report.queued_requests
+        if report and report.role is Role.PREFILL and not report.figures.queued_requests
     )
     await wants_another_split(cluster, namespace, on_gpus=on_gpus)
     assert await has_moved(cluster, namespace, before) == idle

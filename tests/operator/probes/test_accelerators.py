@@ -16,10 +16,9 @@ from tests.operator.virtual_time import FakeClock
 
 H200 = Accelerator(product="NVIDIA-H200", memory_mib=143_771, count=1)
 LOAD = {
-    "role": "mixed", "epoch": "e", "timeSeconds": 1.0, "draining": False, "queuedRequests": 0,
-    "queuedTokens": 0, "runningRequests": 0, "maxRunningRequests": 1, "maxQueuedRequests": 1,
-    "kvPagesTotal": 1,
-    "kvPagesFree": 1, "kvPagesEvictable": 0, "pageSizeTokens": 1, "queuedWorkSeconds": 0.0,
+    "role": "mixed", "epoch": "e", "timeSeconds": 1.0, "draining": False, "figures": {},
+    "maxRunningRequests": 1, "maxQueuedRequests": 1,
+    "pageSizeTokens": 1,
 }  # fmt: skip
 
 

@@ -82,8 +82,8 @@ async def test_it_serves_until_sigterm(tmp_path: Path) -> None:
                     assert delta.finish_reason == "length"
                     link.send(Abort("long"))
             if any(delta.finish_reason == "abort" for delta in step.deltas):
-                available = step.load.kv_pages_free + step.load.kv_pages_evictable
-                assert available == step.load.kv_pages_total
+                available = step.load.figures.kv_pages_available
+                assert available == step.load.figures.kv_pages_total
                 break
         assert len(answer) == 5
         process.terminate()

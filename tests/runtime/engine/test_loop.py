@@ -105,7 +105,7 @@ def test_one_message_a_step_carries_all_tokens_and_the_load(
     assert [len(step.deltas) for step in link.steps] == [2, 2, 1]
     assert link.answer("a") == answer_to(range(5), 3)
     last = link.steps[-1]
-    assert (last.load.running_requests, last.load.kv_pages_free) == (0, 2048)
+    assert (last.load.figures.running_requests, last.load.figures.kv_pages_free) == (0, 2048)
     steps = {mode: count for mode, count in last.load.steps.items() if count}
     assert steps == {"EXTEND": 1, "DECODE": 2}
     assert last.load.time_seconds == 1.7e9
@@ -118,17 +118,21 @@ def test_the_load_counts_prompts_without_what_was_cached_and_requests_that_finis
     loop = loop_on(link, prefix_cache=True)
     link.coming.append([ask("a", 40, 3)])
     turns(loop, 4)
-    assert not link.steps[-1].load.queued_tokens
+    assert not link.steps[-1].load.figures.queued_tokens
     link.coming.append([ask("b", 40, 2), ask("c", 50, 400)])
     turns(loop, 3)
     link.coming.append([Abort("c")])
     turns(loop, 2)
     load = link.steps[-1].load
-    assert load.prompt_tokens == 40 + (40 - 32) + (50 - 32)  # two whole pages were cached
-    assert load.finished_requests == 2
-    assert load.generated_tokens == len(link.answer("a") + link.answer("b") + link.answer("c"))
-    assert load.prefill_tokens_per_second is not None
-    assert load.itl_seconds is not None
+    assert load.figures.prompt_tokens_total == 40 + (40 - 32) + (
+        50 - 32
+    )  # two whole pages were cached
+    assert load.figures.finished_requests_total == 2
+    assert load.figures.generated_tokens_total == len(
+        link.answer("a") + link.answer("b") + link.answer("c")
+    )
+    assert load.figures.prefill_tokens_per_second is not None
+    assert load.figures.itl_seconds is not None
 
 
 def test_it_waits_for_messages_and_sends_heartbeats_only_while_idle(
@@ -165,7 +169,7 @@ def test_an_abort_ends_the_request_once(link: FakeLink, loop: EngineLoop) -> Non
     link.coming.append([Abort("a"), Abort("a"), Abort("unknown")])
     turns(loop, 4)
     assert link.ends("a") == [("abort", None)]
-    assert link.steps[-1].load.kv_pages_free == 2048
+    assert link.steps[-1].load.figures.kv_pages_free == 2048
 
 
 def test_tokens_are_withheld_without_credit_and_released_even_while_idle(
@@ -190,7 +194,7 @@ def test_a_request_whose_client_stopped_reading_is_ended(link: FakeLink, loop: E
     assert end[0] == "error"
     assert "slow reader" in (end[1] or "")
     assert link.answer("a") == answer_to(range(5), 10 + 64 + 1)
-    assert link.steps[-1].load.kv_pages_free == 2048
+    assert link.steps[-1].load.figures.kv_pages_free == 2048
 
 
 def test_flushing_empties_the_prefix_cache(caplog: pytest.LogCaptureFixture) -> None:
@@ -205,7 +209,7 @@ def test_flushing_empties_the_prefix_cache(caplog: pytest.LogCaptureFixture) -> 
         turns(loop, 4)
     deltas = [delta for step in link.steps for delta in step.deltas]
     assert [(d.request_id, d.cached_tokens) for d in deltas] == [("a", 0), ("b", 8), ("c", 0)]
-    assert [step.load.kv_pages_evictable for step in link.steps] == [2, 2, 2]
+    assert [step.load.figures.kv_pages_evictable for step in link.steps] == [2, 2, 2]
     cached = [r.getMessage().split("#cached-token: ")[1][0] for r in caplog.records]
     assert cached == ["0", "8", "0"]
 
@@ -236,8 +240,8 @@ def test_the_prefill_rate_predicts_the_queued_work(link: FakeLink, loop: EngineL
     turns(loop, 1)
     load = link.steps[0].load
     # 64 tokens in two ticks, one of which it took to plan the step; 136 to go.
-    assert load.queued_tokens == 136
-    assert load.queued_work_seconds == pytest.approx(136 / 32)
+    assert load.figures.queued_tokens == 136
+    assert load.figures.queued_work_seconds == pytest.approx(136 / 32)
 
 
 def test_log_lines_have_the_form_that_operators_know(
@@ -317,5 +321,7 @@ def test_once_the_cost_of_steps_is_known_it_predicts_the_queued_work(
     load = link.steps[-1].load
     # A step of 64 tokens takes as long as the ones before it: from one result to the next.
     gaps = [later.finished_seconds - s.finished_seconds for s, later in pairwise(link.steps)]
-    assert load.queued_tokens > 100
-    assert load.queued_work_seconds == pytest.approx(load.queued_tokens / 64 * gaps[-1], rel=0.2)
+    assert load.figures.queued_tokens > 100
+    assert load.figures.queued_work_seconds == pytest.approx(
+        load.figures.queued_tokens / 64 * gaps[-1], rel=0.2
+    )

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sluice_contract.config.accelerators import Accelerator
+from sluice_contract.wire.load import EngineFigures
 from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
 from sluice_runtime.engine.outbox import (
     STEP_LIMIT_SECONDS,
@@ -123,7 +124,14 @@ def test_every_token_arrives_once_and_in_order(credit: int, steps: list[int | No
     assert [*got, *last.token_ids] == list(range(1, made + 2))
 
 
-LOAD = Load(1.0, 3, 40, 2, 8, 5, 0, 0.0, 0.7, 0, 0, {})
+LOAD = Load(
+    time_seconds=1.0,
+    figures=EngineFigures(),
+    new_token_ratio=0.7,
+    retractions=0,
+    chunk_cuts=0,
+    steps={},
+)
 
 
 class ManualClock:

@@ -296,8 +296,9 @@ def test_no_other_decode_engine_ends_a_room(kind: type[Cancel | Received]) -> No
         pair.turns()
     pair.wire.from_another(kind(room_of(pair)))
     pair.turns(2)
-    load = pair.prefill_role.load(pair.prefill.scheduler.status())
-    assert (load.inflight, load.failures) == (1, {})
+    status = pair.prefill.scheduler.status()
+    assert pair.prefill_role.queues(status).inflight == 1
+    assert pair.prefill_role.load(status).failures == {}
     pair.pages.held = False
     pair.turns(10)
     assert pair.decode.link.answer("a") == answer_to(range(40), 3)

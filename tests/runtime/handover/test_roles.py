@@ -7,6 +7,7 @@ import logging
 import msgspec
 import pytest
 from sluice_contract.cluster.labels import Role
+from sluice_contract.wire.load import HandoverQueues
 from sluice_runtime.handover.limits import HandoverLimits
 from sluice_runtime.handover.messages import (
     Attested,
@@ -136,14 +137,14 @@ def test_the_queues_and_reads_are_in_the_load() -> None:
     pair.ask(ask("a", 50, 2), ask("b", 50, 2))
     pair.turns(12)
     decode, prefill = pair.decode_role, pair.prefill_role
-    load = decode.load(pair.decode.scheduler.status())
-    assert (load.prealloc, load.transfer) == (1, 1)
-    load = prefill.load(pair.prefill.scheduler.status())
-    assert (load.bootstrap, load.inflight) == (0, 1)
+    both = {"prealloc": 1, "transfer": 1}
+    assert decode.queues(pair.decode.scheduler.status()) == HandoverQueues(**both)
+    assert prefill.queues(pair.prefill.scheduler.status()) == HandoverQueues(inflight=1)
     pair.pages.held = False
     pair.turns(30)
+    assert decode.queues(pair.decode.scheduler.status()) == HandoverQueues()
     load = decode.load(pair.decode.scheduler.status())
-    assert (load.prealloc, load.transfer, load.read_seconds) == (0, 0, 0.5)
+    assert load.read_seconds == 0.5
     assert load.read_bytes > 0
     assert load.failures == {}
 
@@ -158,13 +159,13 @@ def test_every_request_of_the_hand_over_is_queued_or_running_but_those_held_for_
     for _ in range(60):
         pair.turns(1)
         status = pair.decode.scheduler.status()
-        load = pair.decode_role.load(status)
-        assert load.prealloc <= status.queued_requests
-        assert load.transfer <= status.running_requests
+        queues = pair.decode_role.queues(status)
+        assert queues.prealloc <= status.queued_requests
+        assert queues.transfer <= status.running_requests
         status = pair.prefill.scheduler.status()
-        load = pair.prefill_role.load(status)
-        assert load.bootstrap == status.queued_requests + status.running_requests
-        seen += load.bootstrap
+        queues = pair.prefill_role.queues(status)
+        assert queues.bootstrap == status.queued_requests + status.running_requests
+        seen += queues.bootstrap
     assert seen > 0
     pair.check_empty()
 
@@ -250,8 +251,9 @@ def test_a_draining_prefill_engine_finishes_its_rooms_and_soon_opens_none() -> N
     assert "draining" in (pair.end("late").error or "")
     assert "prefill-0" in (pair.end("late").error or "")
     pair.check_empty()
-    load = pair.prefill_role.load(pair.prefill.scheduler.status())
-    assert (load.draining, load.bootstrap, load.inflight) == (True, 0, 0)
+    status = pair.prefill.scheduler.status()
+    assert pair.prefill_role.load(status).draining
+    assert pair.prefill_role.queues(status) == HandoverQueues()
 
 
 def test_a_fault_of_the_request_is_passed_on_so_are_a_full_queue_and_an_engine_that_leaves() -> (

@@ -36,8 +36,9 @@ def generated_tokens(url: str) -> float:
 
 def runs(report: LoadReport, requests: int) -> bool:
     """Whether so many requests run and hold pages, or none of either; by one report."""
-    holds = report.kv_pages_free + report.kv_pages_evictable < report.kv_pages_total
-    return report.running_requests == requests and holds == (requests > 0)
+    figures = report.figures
+    holds = figures.kv_pages_available < figures.kv_pages_total
+    return figures.running_requests == requests and holds == (requests > 0)
 
 
 def client(url: str) -> openai.OpenAI:

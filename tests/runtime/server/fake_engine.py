@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from sluice_contract.wire.load import EngineFigures, HandoverQueues
 from sluice_runtime.engine.loop import HEARTBEAT_SECONDS
 from sluice_runtime.wire.messages import (
     PROTOCOL_VERSION,
@@ -63,16 +64,27 @@ READY = EngineReady(
 )
 
 
-def load(running: int, queued: int = 0) -> Load:
+NO_QUEUES = HandoverQueues()
+
+
+def load(running: int, queued: int = 0, queues: HandoverQueues = NO_QUEUES) -> Load:
     return Load(
         time_seconds=12.5,
-        queued_requests=queued,
-        queued_tokens=queued * 10,
-        running_requests=running,
-        kv_pages_total=POOL_TOKENS // PAGE_TOKENS,
-        kv_pages_free=POOL_TOKENS // PAGE_TOKENS - running,
-        kv_pages_evictable=0,
-        queued_work_seconds=0.25,
+        figures=EngineFigures(
+            queued_requests=queued,
+            queued_tokens=queued * 10,
+            running_requests=running,
+            kv_pages_total=POOL_TOKENS // PAGE_TOKENS,
+            kv_pages_free=POOL_TOKENS // PAGE_TOKENS - running,
+            queued_work_seconds=0.25,
+            queues=queues,
+            prefill_tokens_per_second=1500.0,
+            marginal_prefill_tokens_per_second=2500.0,
+            itl_seconds=0.025,
+            prompt_tokens_total=700,
+            generated_tokens_total=90,
+            finished_requests_total=6,
+        ),
         new_token_ratio=0.7,
         retractions=2,
         chunk_cuts=3,
@@ -97,12 +109,6 @@ def load(running: int, queued: int = 0) -> Load:
         chunk_budget_tokens=384,
         chunk_budgets={"Target": 7},
         step_error_ratio=0.125,
-        prefill_tokens_per_second=1500.0,
-        marginal_prefill_tokens_per_second=2500.0,
-        itl_seconds=0.025,
-        prompt_tokens=700,
-        generated_tokens=90,
-        finished_requests=6,
     )
 
 

@@ -29,7 +29,7 @@ async def test_a_full_queue_is_a_429_with_retry_after(server: Server) -> None:
     await until(
         lambda: (
             server.service.client.load is not None
-            and server.service.client.load.queued_requests == 8
+            and server.service.client.load.figures.queued_requests == 8
         )
     )
     response = await server.http.post(COMPLETIONS, json=completion())

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -15,13 +16,13 @@ import msgspec
 import pytest
 from sluice_contract.cluster.labels import Role
 from sluice_contract.wire.handover import PREFILL_HEADER, Bound, PrefillRef, signed_header
-from sluice_contract.wire.load import MEASURED_BYTES
+from sluice_contract.wire.load import MEASURED_BYTES, HandoverQueues
 from sluice_runtime.handover.messages import HANDOVER_VERSION
 from sluice_runtime.wire.messages import Generate, HandoverLoad, Heartbeat, PrefillEngine, Refusal
 from sluice_runtime.wire.transport import private_endpoint
 
 from tests.runtime.server.conftest import MODEL, Server, running_server, until
-from tests.runtime.server.fake_engine import READY, load
+from tests.runtime.server.fake_engine import NO_QUEUES, READY, load
 
 KEY = b"k" * 32
 PREFILL = PrefillRef(host="10.0.0.7", port=8998, epoch="e7", name="chat-prefill-x")
@@ -158,14 +159,14 @@ async def test_a_failed_prefill_has_codes_of_its_own(code: Refusal) -> None:
 
 async def test_the_load_report_tells_queues_and_where_decode_engines_connect() -> None:
     async with server_of(Role.PREFILL) as server:
-        queues = HandoverLoad(bootstrap=1, inflight=2, prealloc=3, transfer=4)
+        queues = HandoverQueues(bootstrap=1, inflight=2, prealloc=3, transfer=4)
         server.engine.say(msgspec.structs.replace(READY, bootstrap_port=9123))
-        await shown(server, queues)
+        await shown(server, HandoverLoad(), queues)
         report = (await server.http.get("/load")).json()
         assert report["role"] == "prefill"
         assert report["bootstrapPort"] == 9123
         assert report["handoverVersion"] == HANDOVER_VERSION
-        assert report["queues"] == {"bootstrap": 1, "inflight": 2, "prealloc": 3, "transfer": 4}
+        assert report["figures"]["queues"] == asdict(queues)
 
 
 async def test_a_mixed_engine_reports_no_port_and_no_queues() -> None:
@@ -174,7 +175,7 @@ async def test_a_mixed_engine_reports_no_port_and_no_queues() -> None:
         assert "bootstrapPort" not in report
         assert "handoverVersion" not in report
         assert "handover" not in report
-        assert set(report["queues"].values()) == {0}
+        assert set(report["figures"]["queues"].values()) == {0}
 
 
 @pytest.mark.parametrize(
@@ -194,15 +195,13 @@ async def test_the_hand_over_is_in_the_metrics() -> None:
     async with server_of(Role.DECODE) as server:
         for times in (1, 2):  # totals of the engine, so the second report replaces the first
             handover = HandoverLoad(
-                bootstrap=5,
-                transfer=4,
                 recomputed=3 * times,
                 read_bytes=1000 * times,
                 read_seconds=0.5 * times,
                 reads=2 * times,
                 failures={"checksum": times},
             )
-            await shown(server, handover)
+            await shown(server, handover, HandoverQueues(bootstrap=5, transfer=4))
         text = (await server.http.get("/metrics")).text
     assert metric(text, 'requests{queue="bootstrap"}') == 5
     assert metric(text, 'requests{queue="transfer"}') == 4
@@ -213,9 +212,9 @@ async def test_the_hand_over_is_in_the_metrics() -> None:
     assert metric(text, 'failures_total{reason="checksum"}') == 2
 
 
-async def shown(server: Server, handover: HandoverLoad) -> None:
+async def shown(server: Server, handover: HandoverLoad, queues: HandoverQueues = NO_QUEUES) -> None:
     """The engine reports it, and the server has heard."""
-    said = msgspec.structs.replace(load(0), handover=handover)
+    said = msgspec.structs.replace(load(0, queues=queues), handover=handover)
     server.engine.say(Heartbeat(said))
     await until(lambda: server.service.client.load == said)
 

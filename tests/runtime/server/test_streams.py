@@ -174,12 +174,17 @@ async def test_load_and_metrics_show_the_engines_report(endpoint: str) -> None:
         await server.http.post(COMPLETIONS, json=streamed("abc"))
         await server.http.post(COMPLETIONS, json={"model": MODEL, "prompt": 1})
         load = (await server.http.get("/load")).json()
-        assert (load["kvPagesTotal"], load["epoch"], load["queuedWorkSeconds"]) == (64, "e1", 0.25)
+        figures = load["figures"]
+        assert (figures["kvPagesTotal"], load["epoch"], figures["queuedWorkSeconds"]) == (
+            64,
+            "e1",
+            0.25,
+        )
         assert load["privateCalls"] is False  # without a key
-        assert (load["prefillTokensPerSecond"], load["itlSeconds"]) == (1500.0, 0.025)
-        assert load["marginalPrefillTokensPerSecond"] == 2500.0
+        assert (figures["prefillTokensPerSecond"], figures["itlSeconds"]) == (1500.0, 0.025)
+        assert figures["marginalPrefillTokensPerSecond"] == 2500.0
         totals = ("promptTokensTotal", "generatedTokensTotal", "finishedRequestsTotal")
-        assert [load[total] for total in totals] == [700, 90, 6]
+        assert [figures[total] for total in totals] == [700, 90, 6]
         text = (await server.http.get("/metrics")).text
         for line in (
             'sluice_requests_total{outcome="stop"} 1.0',

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from sluice_contract.wire.load import EngineFigures
 from sluice_runtime.wire.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -44,7 +45,7 @@ from sluice_runtime.wire.transport import (
 from tests.busy_machine import Stopwatch
 from tests.patience import PATIENCE_SECONDS
 
-LOAD = Load(1.0, 0, 0, 0, 8, 8, 0, 0.0, 0.7, 0, 0, {"DECODE": 3})
+LOAD = Load(1.0, EngineFigures(kv_pages_total=8, kv_pages_free=8), 0.7, 0, 0, {"DECODE": 3})
 READY = EngineReady(PROTOCOL_VERSION, "epoch", 128, 256, 16, 8, 8, 259, "float32")
 
 

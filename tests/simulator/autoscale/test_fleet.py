@@ -39,7 +39,7 @@ def test_every_request_ends_whatever_a_policy_wants(roles: list[Role], seed: int
         assert itl_seconds(work) >= StepTimes(AZURE).base_seconds or work.output_tokens == 1
     assert trail.peak <= 6
     assert max(pods for _, pods, _ in trail.counts) <= 6
-    finished = sum(e.finished_requests_total or 0 for e in policy.samples[-1].engines or ())
+    finished = sum(e.figures.finished_requests_total or 0 for e in policy.samples[-1].engines or ())
     assert finished <= len(trail.works) * len(roles)
     for sample in policy.samples:
         held = sum(p.ready + p.starting + p.surplus for p in sample.pools.values())

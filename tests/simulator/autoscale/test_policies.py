@@ -17,6 +17,7 @@ from sluice_simulator.autoscale.policies.hpa import (
 )
 from sluice_simulator.autoscale.policies.keda import SHIPPED_PACING, KedaTokenAware, Thresholds
 
+from tests.figures import with_figures
 from tests.simulator.autoscale.scenes import chats
 
 
@@ -69,7 +70,7 @@ def test_growth_is_limited_and_shrinking_waits_for_the_highest_recommendation() 
 
 
 def engine(name: str, **load: float) -> EngineSample:
-    return EngineSample(name, Role.MIXED, name, "ready", 0.5, **load)  # type: ignore[arg-type]
+    return EngineSample(name, Role.MIXED, name, "ready", 0.5, **with_figures(load))
 
 
 def sample(*engines: EngineSample, seconds: float = 15.0) -> Sample:

@@ -167,10 +167,10 @@ def _slo(scaling: Manifest, pools: Iterable[PoolRow]) -> Text:
     if (share := scaling.get("inTimePercent")) is not None:
         text.append(f"{share} % of {scaling.get('inTimeRequests', 0):,} requests kept it")
     reports = [engine.report for pool in pools for engine in pool.engines if engine.report]
-    counting = [report for report in reports if report.slo_late_requests is not None]
-    if waiting := sum(report.queued_requests for report in counting):
+    counting = [report for report in reports if report.slo is not None]
+    if waiting := sum(report.figures.queued_requests for report in counting):
         text.append(f"{'; ' if text else ''}{waiting:,} wait now", STYLES["busy"])
-    if late := sum(report.slo_late_requests or 0 for report in counting):
+    if late := sum(report.slo.late for report in counting if report.slo):
         text.append(f"{', ' if text else ''}{late:,} are late", STYLES["bad"])
     return text
 
@@ -237,12 +237,12 @@ def _pool_state(row: PoolRow) -> Text:
 
 def _cells(reports: list[LoadReport], look: Look) -> list[Text]:
     """Queue, running, KV pages and ITL of one engine or of several together."""
-    queued = sum(report.queued_requests for report in reports)
-    running = sum(report.running_requests for report in reports)
+    queued = sum(report.figures.queued_requests for report in reports)
+    running = sum(report.figures.running_requests for report in reports)
     limit = sum(report.max_running_requests for report in reports)
-    pages = sum(report.kv_pages_total for report in reports)
-    free = sum(report.kv_pages_free for report in reports)
-    cached = sum(report.kv_pages_evictable for report in reports)
+    pages = sum(report.figures.kv_pages_total for report in reports)
+    free = sum(report.figures.kv_pages_free for report in reports)
+    cached = sum(report.figures.kv_pages_evictable for report in reports)
     if not reports:
         return [Text("-", QUIET)] * 4
     held = (pages - free - cached) / max(1, pages)
@@ -257,9 +257,9 @@ def _cells(reports: list[LoadReport], look: Look) -> list[Text]:
 def _itl(reports: Iterable[LoadReport]) -> str:
     """Mean over engines that decode, each weighted by what it runs."""
     timed = [
-        (report.itl_seconds, max(1, report.running_requests))
+        (report.figures.itl_seconds, max(1, report.figures.running_requests))
         for report in reports
-        if report.itl_seconds is not None
+        if report.figures.itl_seconds is not None
     ]
     if not timed:
         return "-"

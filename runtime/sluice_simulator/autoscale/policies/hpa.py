@@ -25,9 +25,9 @@ TOLERANCE: Final = 0.1
 MetricOf = Callable[[EngineSample], float]
 
 METRICS: Final[Mapping[str, MetricOf]] = {
-    "requests": lambda engine: engine.queued_requests + engine.running_requests,
-    "waiting": lambda engine: engine.queued_requests,
-    "kv": lambda engine: engine.kv_used,
+    "requests": lambda engine: engine.figures.queued_requests + engine.figures.running_requests,
+    "waiting": lambda engine: engine.figures.queued_requests,
+    "kv": lambda engine: engine.figures.kv_used,
 }
 
 

@@ -70,10 +70,10 @@ class KedaTokenAware:
         engines, pool = ready_engines(sample, role), sample.pools[role]
         desired = 1
         if role is not Role.DECODE:
-            backlog = sum(engine.queued_tokens for engine in engines) / self._peak
+            backlog = sum(engine.figures.queued_tokens for engine in engines) / self._peak
             desired = external_metric_replicas(pool, backlog, self._thresholds.backlog_seconds)
         if role is not Role.PREFILL:
-            kv_used = sum(engine.kv_used for engine in engines)
+            kv_used = sum(engine.figures.kv_used for engine in engines)
             desired = max(
                 desired, external_metric_replicas(pool, kv_used, self._thresholds.kv_used)
             )

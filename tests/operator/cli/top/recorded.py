@@ -11,6 +11,8 @@ from sluice_operator.cli.top.snapshot import RouterLoad, Snapshot, missing_right
 from sluice_operator.kube.kinds import Manifest
 from sluice_operator.scaled import DELETION_COST, VICTIM
 
+from tests.figures import with_figures
+
 NOW: Final = datetime(2026, 11, 28, 11, 2, 3, tzinfo=UTC)
 H100: Final = "NVIDIA-H100-80GB-HBM3"
 NO_POOLS: Final = "revisions are not shown: " + missing_right(
@@ -83,23 +85,24 @@ def load(name: str, role: str, queued: int, running: int, held: int, **more: Any
     """An engine of 256 rows and 1000 pages, 300 of which at most hold the prefix cache."""
     cached = min(300, 1000 - held)
     condition = more.pop("condition", "ready")
+    figures = {
+        "queued_requests": queued,
+        "queued_tokens": queued * 1000,
+        "running_requests": running,
+        "kv_pages_total": 1000,
+        "kv_pages_free": 1000 - held - cached,
+        "kv_pages_evictable": cached,
+    }
     report = LoadReport.model_validate_json(
         LoadReport(
             role=labels.Role(role),
             epoch="e",
             time_seconds=0.0,
             draining=condition == "draining",
-            queued_requests=queued,
-            queued_tokens=queued * 1000,
-            running_requests=running,
             max_running_requests=256,
             max_queued_requests=4096,
-            kv_pages_total=1000,
-            kv_pages_free=1000 - held - cached,
-            kv_pages_evictable=cached,
             page_size_tokens=16,
-            queued_work_seconds=0.0,
-            **more,
+            **with_figures(figures | more),
         ).model_dump_json()
     )
     return EngineLoad(
