@@ -2,7 +2,7 @@
 
 Pages that the prefix cache evicted are copied out before the step that may write to them; on a GPU
 on a stream of its own, for whose event the step waits there. A thread copies returning pages while
-steps run, in the order in which batches ask; another one moves pages to disk, so that no step waits
+steps run, in the order in which batches ask. Another one moves pages to disk, so that no step waits
 for it. Each step reports which copies have ended. Pages read from the file are checked by xxh3: a
 page that is not as it was written counts as missing. Knows slots and pages, not what is in them.
 """
@@ -121,7 +121,7 @@ class HostCache:
         self._memory_pages = pages.memory
         on_gpu = pool.data.device.type == "cuda"
         with allocation("host cache", f"{pages.memory} pages", "hostCache.memory"):
-            # Beside its slots, one through which pages of a GPU come from disk.
+            # One more than its slots: pages of a GPU come from disk through it.
             self._memory = zeros(((pages.memory + on_gpu) * pool.page_bytes,), torch.uint8)
             if on_gpu:
                 _pin(self._memory)

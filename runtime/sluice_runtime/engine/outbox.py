@@ -7,7 +7,7 @@ delta of a request carries all withheld tokens, so credit is exceeded by the bou
 
 Heartbeats keep a long step from being mistaken for a hang. A separate thread sends them, since the
 engine's thread is inside the model. Both threads use one ZMQ socket, which only one may use at a
-time: the heartbeat thread sends only between the start and the end of a step, under a lock that
+time. So the heartbeat thread sends only between the start and the end of a step, under a lock that
 both take. Each heartbeat repeats the load from before the step. A step older than the limit counts
 as hung and gets no more heartbeats.
 """

@@ -3,9 +3,9 @@
 A step has three parts. Prepare: the host works out what goes where, from lengths and pages alone.
 Launch: copies, forward pass and sampling; on a device the host does not wait for any of them, and
 each step feeds its tokens to the next one there. Land: the host waits for the results and reads
-them. An executor runs the steps in the order in which they were launched: in the loop's own thread;
-in a second one, so that the loop can plan the next step meanwhile; or on a device that computes in
-parallel anyway. Knows the model and the pool, not requests: what a token means is up to the
+them. An executor runs the steps in the order in which they were launched. It uses the loop's
+thread, a second one, so that the loop can plan the next step meanwhile, or a device that computes
+in parallel anyway. Knows the model and the pool, not requests: what a token means is up to the
 scheduler.
 """
 

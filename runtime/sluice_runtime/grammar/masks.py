@@ -1,6 +1,6 @@
 """Moves answers through their grammars, and masks the next token of each. Imports no torch.
 
-While a device computes a step, the engine's thread follows the rows that have a grammar; the
+While a device computes a step, the engine's thread follows the rows that have a grammar. The
 library's calls run in parallel in a few threads, without the interpreter's lock, and are
 bounded by its own limits. Knows requests by their messages, and no logits.
 """

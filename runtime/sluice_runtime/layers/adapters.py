@@ -4,7 +4,7 @@ own adapter.
 The adapters of a step lie in slots, padded to one rank. The product with A is computed for all
 tokens and slots, and set to zero where a slot is not the token's, before the product with B. So no
 shape depends on which tokens use what, nothing is read back from a device, and graphs can be
-captured; it costs little, since slots x rank is small next to a matrix's width. Knows no file
+captured. It costs little, since slots x rank is small next to a matrix's width. Knows no file
 and no request.
 """
 

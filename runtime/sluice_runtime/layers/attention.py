@@ -4,8 +4,8 @@
 runner makes it once a step, every layer's attention reads it. Rows that extend come first, rows
 that decode after them, one token each.
 
-A backend norms and rotates queries and keys, stores keys and values in the page pool and lets every
-token attend to all tokens before it in its row, whether the row extends or decodes.
+A backend norms and rotates queries and keys, and stores keys and values in the page pool. Every
+token then attends to all tokens before it in its row, whether the row extends or decodes.
 """
 
 from __future__ import annotations

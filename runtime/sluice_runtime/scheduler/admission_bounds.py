@@ -86,9 +86,9 @@ class AdapterSlots:
     """Adapters that the next step may have rows of: at most `most` different ones, including those
     of the rows that run.
 
-    A request whose adapter has no slot is skipped, and others go on. Once it has waited for
-    CLAIM_SECONDS it claims a slot: of the adapters in use, the one with the fewest rows takes no
-    new requests until its last row has ended. The smallest number of rows can only fall meanwhile,
+    A request whose adapter has no slot is skipped for others. Once it has waited for CLAIM_SECONDS
+    it claims a slot. Of the adapters in use, the one with the fewest rows then takes no new
+    requests until its last row has ended. The smallest number of rows can only fall meanwhile,
     so the slot comes free when answers end that run now. `add` is called for every request that
     joins the step.
     """

@@ -157,7 +157,7 @@ class CostModel:
             evidence.add(shape.features, likely, scale)
             self._extends += bool(shape.extend_tokens)
         else:
-            # Beside rows that hardly change, a group is too small a part to tell their errors from.
+            # With rows that hardly change, a group is too small to separate from their errors.
             prompts = (0.0, shape.extend_tokens, shape.extend_context_products, 0.0, 0.0)
             rest = self._without_prompts(shape)
             self._groups.add(prompts, max(0.0, likely - rest), scale)

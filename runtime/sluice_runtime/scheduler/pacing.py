@@ -4,8 +4,8 @@
 and asks for the next budget. A step takes the time since the results before it, as its readers see
 it, unless the engine rested between.
 
-The budget is a fixed number, or with a target for the time between tokens the most that keeps it:
-the cost model says how many prompt tokens fit with the rows that decode. Until it has seen enough
+The budget is a fixed number, or with a target for the time between tokens the most that keeps it.
+The cost model says how many prompt tokens fit with the rows that decode. Until it has seen enough
 steps the budget stays small, and it never goes far beyond what was seen: no prediction reaches that
 far. Budgets count the decode rows too, as `chunkSize` does. Where the target has no time for the
 smallest chunk, a larger one may be computed in groups of layers, one a step, if that takes each

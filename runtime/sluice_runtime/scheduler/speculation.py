@@ -1,8 +1,8 @@
 """Chooses which rows of a step are verified, and with how many drafts.
 
-A draft goes to the row that is most likely to keep it, as long as its chance is worth its time: the
-step's expected tokens over its expected seconds grow. Both are measured: how often a row's drafts
-were right, also of those that were not verified, and how long steps of so many tokens take. So a
+A draft goes to the row that is most likely to keep it, as long as its chance is worth its time. The
+step's expected tokens over its expected seconds must grow. Both are measured: how often a row's
+drafts were right, including those not verified, and how long steps of so many tokens take. So a
 row that copies nothing drafts nothing, and a batch that is full enough to be bound by computation
 drafts less or nothing.
 

@@ -2,8 +2,8 @@
 promised ITL, and plans that have them ready in time. No bound: requests may be missed, and work may
 wait.
 
-At T seconds a step, an engine has T - base left for prompts and for reading context, where of the
-base only the step itself counts with prompts: reading the weights hides behind them. With the
+At T seconds a step, an engine has T - base left for prompts and for reading context. With prompts,
+only the step itself counts of the base: reading the weights hides behind them. With the
 rows that a rate brings, that is linear in the requests: each takes (prompt + output x context read)
 / (1 - base / T) of an engine. The limits of pages and rows are linear, too; the greatest of the
 three counts.

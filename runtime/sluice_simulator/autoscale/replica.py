@@ -1,7 +1,7 @@
 """One engine of a light fleet: a queue of prompts, rows that decode, and the running step.
 
 Like an engine with an `slo`, it computes prompts together with the rows, as many tokens a step as
-keep the promised ITL, and its queue is in the order of slack. Without prompts, several steps are
+keep the promised ITL. Its queue is in the order of slack. Without prompts, several steps are
 taken at once, until an answer ends; new work then waits for the end of the running step. Pages are
 reserved for half of an answer, the average that rows hold. The caller keeps the time.
 """
