@@ -54,7 +54,7 @@ class Simulation:
     overlap: bool
     mode: str
     runs: Mapping[str, Run]
-    """By policy."""
+    """Runs by policy."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "sluice simulate") -> int:

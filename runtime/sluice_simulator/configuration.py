@@ -1,4 +1,4 @@
-"""From an engine's configuration and a cost model to the scheduler's settings.
+"""Builds the scheduler's settings from an engine's configuration and a cost model.
 
 The functions are the engine's own, with the cost model's accelerator in place of a real one.
 Settings that a simulation cannot honour are refused.
@@ -90,7 +90,7 @@ def _promises_ttft(config: EngineConfig) -> bool:
 
 
 def settings_for(config: EngineConfig, cost: Cost, policy: str) -> SchedulerSettings:
-    """What the scheduler is built from, on the cost model's accelerator.
+    """Settings of the scheduler, on the cost model's accelerator.
 
     Raises:
         UnusableConfigError: a setting that a simulation with this cost model cannot honour.

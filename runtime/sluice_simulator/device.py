@@ -29,23 +29,23 @@ class Device(Protocol):
 
     @property
     def ahead(self) -> int:
-        """Batches that are launched before the results of the one before are in: 1 or 0."""
+        """Batches that are launched before the results of an earlier one are in: 1 or 0."""
         ...
 
     def run(self, batch: Batch) -> tuple[SampledTokens, float]:
-        """The batch's tokens, and how long they took."""
+        """The batch's tokens, and the seconds that they took."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Leap:
-    """Decode steps taken at once: each a little longer than the one before, as contexts grow."""
+    """Decode steps taken at once, each a little longer than the previous one, as contexts grow."""
 
     requests: tuple[int, ...]
-    """Those that got a token in every step."""
+    """Numbers of the requests that got a token in every step."""
     steps: int
     first_seconds: float
-    """From the results before to those of the first step; the device's and the host's part."""
+    """Time from earlier results to those of the first step; the device's and the host's part."""
     last_seconds: float
     busy_seconds: float
     """The device's part of all steps."""
@@ -86,7 +86,7 @@ class SimulatedDevice:
         return self._rows.forward(batch), self.seconds(shape_of(batch))
 
     def seconds(self, shape: StepShape) -> float:
-        """A step that only reports outcomes takes no time."""
+        """Duration of a step; one that only reports outcomes takes no time."""
         if not (shape.extend_tokens or shape.decode_rows):
             return 0.0
         return self._cost.seconds(shape)
@@ -124,5 +124,5 @@ class SimulatedDevice:
         )
 
     def _period(self, seconds: float) -> float:
-        """From one step's results to the next one's."""
+        """Time from one step's results to the next one's."""
         return max(seconds, self.host_seconds) if self.ahead else seconds + self.host_seconds

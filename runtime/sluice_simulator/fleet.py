@@ -43,7 +43,7 @@ from sluice_simulator.traces.request import Trace
 from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
 
 DRAWN: Final = 3
-"""Engines that the router draws."""
+"""Number of engines that the router draws."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,24 @@ class Pool:
 
 
 class NoGrammars:
-    """Traces have none."""
+    """Grammar queue that is never used: requests of a trace have no grammar."""
 
     def add(self, message: Generate) -> None:
         raise AssertionError("no request of a trace has a grammar")
 
     def abort(self, request_id: str) -> None:
-        """Nothing waits here."""
+        """Does nothing: no request waits here."""
 
     def resumed(self, request_id: str, token: int) -> None:
-        """No answer follows one."""
+        """Does nothing: no answer follows a grammar."""
 
     def ended(self, request_id: str) -> None:
-        """No answer follows one."""
+        """Does nothing: no answer follows a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A batch that the device has."""
+    """A batch that was given to the device."""
 
     batch: Batch
     tokens: SampledTokens
@@ -93,7 +93,7 @@ class FleetEngine:
         record: Record,
         on_delta: Callable[[TokenDelta], None],
     ) -> None:
-        """`on_delta`: called with what clients get."""
+        """`on_delta`: called with each delta for clients."""
         self._calendar = wires.calendar
         self._settings = settings = replace(pool.settings, report_chunks=pool.role is Role.PREFILL)
         pages = settings.limits.kv_pool_tokens // settings.page_size
@@ -201,7 +201,7 @@ class FleetReplay:
             for number, pool in enumerate(engine_pools)
         ]
         self._serving: dict[str, list[FleetEngine]] = {}
-        """Of each request: the engine that answers it, and before its first token the one that
+        """Engines of each request: the one that answers it, and before its first token the one that
         computes its prompt."""
 
     def run(self) -> FleetReplayed:

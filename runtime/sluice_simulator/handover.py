@@ -37,7 +37,7 @@ from sluice_runtime.wire.messages import PrefillEngine
 
 
 class Calendar:
-    """What happens when; seconds of the trace."""
+    """Schedule of events; times are seconds of the trace."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,7 +48,7 @@ class Calendar:
         heapq.heappush(self._events, (seconds, next(self._order), event))
 
     def run(self) -> None:
-        """Runs until no event is left."""
+        """Runs all events, including those that they add."""
         while self._events:
             self.now, _, event = heapq.heappop(self._events)
             event()
@@ -56,27 +56,27 @@ class Calendar:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Of each engine, and between any two."""
+    """Network of each engine, and between any two."""
 
     bytes_per_second: float
     latency_seconds: float
-    """Of a message, and of a read beside its bytes."""
+    """Latency of a message, and of a read besides the time of its bytes."""
     page_bytes: int
 
 
 @dataclass
 class HandOvers:
-    """What all rooms have seen."""
+    """Measurements over all rooms."""
 
     read_bytes: int = 0
     hidden_bytes: int = 0
-    """Of reads that ended before the prompt's last chunk was computed."""
+    """Bytes of reads that ended before the prompt's last chunk was computed."""
     seconds: list[float] = field(default_factory=list)
-    """Of each prompt, from its last chunk until its request could decode."""
+    """Seconds of each prompt from its last chunk until its request could decode."""
 
 
 class Wires:
-    """Connects engines, which are numbered."""
+    """Connections between engines, which are numbered."""
 
     def __init__(self, calendar: Calendar, network: Network) -> None:
         self.calendar = calendar
@@ -85,26 +85,27 @@ class Wires:
         self.prefills: dict[int, PrefillEnd] = {}
         self.decodes: dict[int, DecodeEnd] = {}
         self._free_seconds: defaultdict[int, float] = defaultdict(float)
-        """When the wire of an engine has nothing more to carry."""
+        """Time from which the wire of an engine is free, by engine."""
         self._finished: dict[int, float] = {}
-        """When the last chunk of a room was computed."""
+        """Time at which the last chunk was computed, by room."""
 
     def later(self, event: Callable[[], None]) -> None:
-        """Calls something after the latency of the network."""
+        """Calls `event` after the latency of the network."""
         self.calendar.at(self.calendar.now + self.network.latency_seconds, event)
 
     def finished(self, room: int) -> None:
         self._finished[room] = self.calendar.now
 
     def closed(self, room: int) -> None:
-        """The room is closed: its request decodes, or has failed."""
+        """Closes a room: its request decodes, or has failed."""
         if (finished := self._finished.pop(room, None)) is not None:
             self.seen.seconds.append(self.calendar.now - finished)
 
     def read(
         self, room: int, engines: tuple[int, int], pages: int, ended: Callable[[], None]
     ) -> None:
-        """`ended` is called when the bytes of so many pages have gone from one to the other."""
+        """Reads so many pages, and calls `ended` when their bytes have gone from one engine to the
+        other."""
         size, free = pages * self.network.page_bytes, self._free_seconds
         begun = max(self.calendar.now, *(free[engine] for engine in engines))
         for engine in engines:
@@ -119,7 +120,8 @@ class Wires:
 
 
 class PrefillEnd:
-    """See `PrefillPort`. `wake`: something has come."""
+    """Prefill engine's end of the wires: see `PrefillPort`. `wake` is called when something has
+    come."""
 
     def __init__(self, wires: Wires, engine: int, wake: Callable[[], None]) -> None:
         self._wires = wires
@@ -154,7 +156,7 @@ class PrefillEnd:
 
 
 class DecodeEnd:
-    """See `DecodePort`."""
+    """Decode engine's end of the wires: see `DecodePort`."""
 
     def __init__(self, wires: Wires, engine: int, wake: Callable[[], None]) -> None:
         self._wires = wires
@@ -189,7 +191,7 @@ class DecodeEnd:
 
 
 class PagesEnd:
-    """See `PagePort`."""
+    """Reads of pages over the wires: see `PagePort`."""
 
     def __init__(self, wires: Wires, engine: int, wake: Callable[[], None]) -> None:
         self._wires = wires
@@ -202,7 +204,7 @@ class PagesEnd:
         self._wires.read(read.room, engines, len(read.page_ids), lambda: self._ended(read.number))
 
     def cancel(self, room: int) -> None:
-        """What was submitted is read."""
+        """Does nothing: what was submitted is read."""
 
     def finished(self) -> list[PagesRead]:
         read, self._read = self._read, []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a set of values; all 0 for an empty one."""
+    """Mean, percentiles and maximum of a set of values; all 0 for an empty one."""
 
     count: int = 0
     mean: float = 0.0
@@ -20,7 +20,7 @@ class Spread:
 
 
 def spread(values: Sequence[float], counts: Sequence[int] | None = None) -> Spread:
-    """Of `values`, each seen `counts` times (once, if absent)."""
+    """Spread of `values`, each with its number of occurrences in `counts` (1, if absent)."""
     weighted = sorted(zip(values, counts or [1] * len(values), strict=True))
     total = sum(count for _, count in weighted)
     if not total:
@@ -33,7 +33,8 @@ def spread(values: Sequence[float], counts: Sequence[int] | None = None) -> Spre
 def at_shares(
     weighted: Sequence[tuple[float, int]], total: int, shares: Iterable[float]
 ) -> list[float]:
-    """The smallest value that a share of all do not exceed, for each of the rising `shares`."""
+    """Smallest value for each of the rising `shares` that this share of all does not
+    exceed."""
     values, seen, index = [], 0, -1
     for share in shares:
         while seen < share * total:
@@ -44,6 +45,6 @@ def at_shares(
 
 
 def percentiles(values: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """The same of values that are each seen once; at least one."""
+    """Percentiles of values that occur once each; there is at least one."""
     ordered = sorted(values)
     return [ordered[max(0, math.ceil(share * len(ordered)) - 1)] for share in shares]

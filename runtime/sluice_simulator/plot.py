@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 SUFFIXES: Final = (".png", ".svg")
 DISTINCT_COLOURS: Final = 10
-"""Of matplotlib's own cycle; the one for more has 20."""
+"""Number of colours in matplotlib's own cycle; the one for more has 20."""
 NARROWEST: Final = 1.2
 WIDEST: Final = 4.5
-"""Points, of lines: the last run's, and about what the first of several has."""
+"""Width of lines in points: of the last run's, and about of the first of several."""
 MAX_POINTS: Final = 400
-"""Points of a curve: more are not seen, and make an SVG heavy."""
+"""Maximum points of a curve: more cannot be seen, and make an SVG heavy."""
 
 
 def check_plot(path: Path) -> None:
-    """Before anything is simulated.
+    """Checks the path of a picture before anything is simulated.
 
     Raises:
         UnusableConfigError: a suffix that is not drawn, a place where no file can be made, or

@@ -1,4 +1,4 @@
-"""What a simulation saw: a timeline a request, gaps between tokens, the pool over time.
+"""Record of a simulation: a timeline for each request, gaps between tokens, the pool over time.
 
 Collects; decides and prints nothing.
 """
@@ -19,7 +19,7 @@ from sluice_simulator.traces.tokens import request_number
 
 @dataclass(slots=True)
 class Timeline:
-    """One request; seconds on the trace's clock, None while it has not happened."""
+    """Times of one request on the trace's clock; None while the event has not happened."""
 
     request: TraceRequest
     started_seconds: float | None = None
@@ -33,7 +33,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class Weighted:
-    """Values with how often each was seen; equal neighbours are one entry."""
+    """Values with their number of occurrences; equal neighbours are one entry."""
 
     values: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The engine at one moment."""
+    """State of the engine at one moment."""
 
     seconds: float
     usage_ratio: float
@@ -57,7 +57,7 @@ class Sample:
 
 
 class Record:
-    """Fed by the engine after every step, or after several that were taken at once."""
+    """Record that the engine fills after every step, or after several that were taken at once."""
 
     def __init__(self, requests: Sequence[TraceRequest], sample_seconds: float) -> None:
         self.timelines = [Timeline(request) for request in requests]
@@ -77,7 +77,8 @@ class Record:
         seconds: float,
         ended: float,
     ) -> None:
-        """A step that was planned at one time, ended at another, and took the device `seconds`."""
+        """Records a step that was planned at one time, ended at another, and took the device
+        `seconds`."""
         if batch.added_rows:
             self._start(batch, planned)
         self.tokens(outcomes, ended)
@@ -85,7 +86,7 @@ class Record:
         self.ended_seconds = ended
 
     def tokens(self, outcomes: Iterable[TokenDelta], ended: float) -> None:
-        """What clients get at `ended`."""
+        """Records tokens and ends that clients get at `ended`."""
         for outcome in outcomes:
             timeline = self.timelines[int(outcome.request_id)]
             if outcome.token_ids:
@@ -96,7 +97,7 @@ class Record:
                 self._ended_requests += 1
 
     def leap(self, leap: Leap, ended: float) -> None:
-        """Decode steps taken at once, the last of which ended at `ended`."""
+        """Records decode steps taken at once, the last of which ended at `ended`."""
         first_token = ended - leap.seconds + leap.first_seconds
         for index in leap.requests:
             timeline = self.timelines[index]
@@ -110,7 +111,7 @@ class Record:
         self.ended_seconds = ended
 
     def open_requests(self, arrived: int) -> int:
-        """Of the first `arrived` requests, those that have not ended."""
+        """Number of the first `arrived` requests that have not ended."""
         return arrived - self._ended_requests
 
     @property
@@ -118,7 +119,7 @@ class Record:
         return self._next_sample
 
     def sample(self, status: Status, now: float) -> None:
-        """The state at `now`; the next sample is an interval later."""
+        """Samples the state at `now`; the next sample is an interval later."""
         self.samples.append(
             Sample(now, status.usage_ratio, status.running_requests, status.queued_requests)
         )

@@ -25,19 +25,20 @@ from sluice_simulator.traces.tokens import END_OF_ANSWER, prompt_ids
 GREEDY: Final = Sampling(temperature=0.0)
 LEAST_LEAP: Final = 2
 LEAST_OVERLAPPED_LEAP: Final = 6
-"""With overlap the step in flight ends first, and nothing runs while the next one is planned."""
+"""Minimum steps of a leap with overlap: the step in flight ends first, and nothing runs while the
+next one is planned."""
 MAX_BESIDE_QUEUE: Final = 32
-"""Decode steps after which a queue is put in order again: it may depend on the time."""
+"""Maximum decode steps before a queue is put in order again: the order may depend on the time."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to simulate; only `static` changes what the engine would do."""
+    """Options of a simulation; only `static` changes what the engine would do."""
 
     max_tokens: int = 2048
-    """What clients ask for; a longer answer of the trace is asked for at its length."""
+    """The max_tokens of requests; a longer answer of the trace is requested at its length."""
     sample_seconds: float = 1.0
-    """Between two samples of the pool."""
+    """Time between two samples of the pool."""
     static: bool = False
     """The baseline: a batch is filled once, and the next one begins when all of it has ended."""
 
@@ -52,7 +53,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A batch that the device has."""
+    """A batch that was given to the device."""
 
     batch: Batch
     tokens: SampledTokens
@@ -82,12 +83,12 @@ class Replay:
         self._record = Record(trace.requests, options.sample_seconds)
         self._pending: deque[PendingStep] = deque()
         self._free_seconds = 0.0
-        """When the device has nothing more to do."""
+        """Time at which the device has nothing more to do."""
         self._arrived = 0
         self._now = 0.0
 
     def run(self) -> Replayed:
-        """Until every request of the trace has ended."""
+        """Runs until every request of the trace has ended."""
         while True:
             self._arrive()
             batch = self._plan()
@@ -99,7 +100,7 @@ class Replay:
                 return Replayed(self._record, self._scheduler.status())
 
     def _arrive(self) -> None:
-        """Hands over what has arrived; to a static batch only while it is empty."""
+        """Adds the requests that have arrived; a static batch gets them only while it is empty."""
         first, most = self._arrived, self._most_at_once
         if most is not None and self._record.open_requests(first):
             return
@@ -122,7 +123,7 @@ class Replay:
             self._arrived += 1
 
     def _plan(self) -> Batch | None:
-        """The next batch; the device begins with it once the one before has ended."""
+        """The next batch; the device begins with it once the previous one has ended."""
         planned = self._now
         if (batch := self._scheduler.next_batch(planned)) is None:
             return None
@@ -134,7 +135,7 @@ class Replay:
         return batch
 
     def _land(self) -> None:
-        """The oldest batch in flight, and what follows if it only decoded."""
+        """Takes in the oldest batch in flight, and decode steps that follow if it only decoded."""
         pending = self._pending.popleft()
         self._now = max(self._now, pending.ended_seconds)
         outcomes = self._scheduler.process(pending.batch, pending.tokens, self._now).deltas
@@ -147,7 +148,8 @@ class Replay:
             self._record.sample(self._scheduler.status(), self._now)
 
     def _leap(self, leaper: Leaper) -> None:
-        """As far as nothing happens: no arrival, no end of an answer, no sample, no shortage."""
+        """Takes steps at once as long as nothing happens: no arrival, no end of an answer, no
+        sample, no shortage."""
         least = LEAST_OVERLAPPED_LEAP if self._pending else LEAST_LEAP
         if (most := self._max_steps(leaper)) < least:
             return

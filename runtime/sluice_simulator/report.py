@@ -1,4 +1,4 @@
-"""What a simulation shows: one frozen summary, from the record of a run."""
+"""Result of a simulation: one frozen summary, from the record of a run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Summary:
     itl: Spread
     e2e: Spread
     queued: Spread
-    """From arrival to the first step."""
+    """Time from arrival to the first step."""
     urgent_ttft: Spread
-    """Of requests with a priority above 0."""
+    """TTFT of requests with a priority above 0."""
     small_tenants_ttft: Spread
-    """Of requests that are not the busiest routing key's; empty where there is one key."""
+    """TTFT of requests that do not have the busiest routing key; empty where there is one key."""
     finished: int
     failed: int
-    """Refused or ended with an error."""
+    """Number of requests that were refused or ended with an error."""
     first_error: str | None
     seconds: float
-    """From the start of the trace to the last token."""
+    """Time from the start of the trace to the last token."""
     busy_seconds: float
     prompt_tokens: int
     cached_tokens: int
@@ -47,7 +47,7 @@ class Summary:
 
     @property
     def output_rate(self) -> float:
-        """Tokens per second of the run."""
+        """Generated tokens per second of the run."""
         return self.output_tokens / self.seconds if self.seconds else 0.0
 
     @property
@@ -56,11 +56,11 @@ class Summary:
 
     @property
     def cached_share(self) -> float:
-        """Of the prompt tokens."""
+        """Share of the prompt tokens that were cached."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, the rates among them."""
+        """Plain values, including the rates."""
         return asdict(self) | {
             "output_rate": self.output_rate,
             "input_rate": self.input_rate,
@@ -69,7 +69,7 @@ class Summary:
 
 
 def summarise(record: Record, status: Status) -> Summary:
-    """`status` is the scheduler's at the end."""
+    """Summary of a run; `status` is the scheduler's at the end."""
     served = [line for line in record.timelines if line.error is None and line.tokens]
     usage = [sample.usage_ratio for sample in record.samples] or [0.0]
     running = [sample.running for sample in record.samples] or [0]

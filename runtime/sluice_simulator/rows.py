@@ -1,4 +1,4 @@
-"""The runner's side of a simulated step: how long each row is, and its next token.
+"""The runner's side of a simulated step: the length of each row, and its next token.
 
 Keys and values are represented by a length. The next token depends on the row's length only, so
 chunks, retractions and steps in flight change no answer.
@@ -20,7 +20,7 @@ class Row:
     """A request while it has a row; lengths in tokens."""
 
     request: int
-    """Its number in the trace."""
+    """Number of the request in the trace."""
     length: int
     last_length: int
     """Length of the row when its answer's last token is drawn."""

@@ -14,7 +14,7 @@ from sluice_simulator.traces.request import Trace
 
 
 def duration(seconds: float) -> str:
-    """Three digits with a unit that suits them."""
+    """Time with three digits, in a unit that suits them."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
     if seconds < 1.0:
@@ -35,7 +35,7 @@ def number(value: float) -> str:
 
 
 def headline(trace: Trace, settings: SchedulerSettings, cost: Cost) -> str:
-    """What was simulated: two lines."""
+    """Two lines about what was simulated."""
     rate = len(trace.requests) / trace.seconds if trace.seconds else 0.0
     arrivals = f"in {duration(trace.seconds)} ({rate:.3g}/s)" if rate else "at once"
     chunk = "off" if settings.chunk_size is None else number(settings.chunk_size)
@@ -53,7 +53,7 @@ def headline(trace: Trace, settings: SchedulerSettings, cost: Cost) -> str:
 
 
 def one_run(summary: Summary) -> str:
-    """What failed, times by percentile, then what the engine did."""
+    """Failures, times by percentile, then what the engine did."""
     rows = [
         ("", "mean", "p50", "p90", "p99", "worst"),
         *(
@@ -70,7 +70,7 @@ def one_run(summary: Summary) -> str:
 
 
 def failures(summary: Summary) -> str:
-    """How many requests failed, and why the first did; empty when none did."""
+    """Number of failed requests and the reason of the first; empty when none failed."""
     if not summary.failed:
         return ""
     of = number(summary.finished + summary.failed)
@@ -78,7 +78,7 @@ def failures(summary: Summary) -> str:
 
 
 def facts_of(summary: Summary) -> str:
-    """One line a fact."""
+    """Facts about a run, one a line."""
     steps = ", ".join(f"{number(n)} {mode}" for mode, n in summary.steps.items() if n)
     busy = summary.busy_seconds / summary.seconds if summary.seconds else 0.0
     facts = (
@@ -128,7 +128,7 @@ SMALL_TENANTS: Final[Columns] = (
 
 
 def comparison(first_column: str, runs: Mapping[str, Summary]) -> str:
-    """What failed, then a row a run; urgent requests and small tenants have columns where there
+    """Failures, then a row for each run; urgent requests and small tenants have columns where there
     are any."""
     columns = [*COLUMNS]
     columns += URGENT if any(run.urgent_ttft.count for run in runs.values()) else ()
@@ -140,7 +140,8 @@ def comparison(first_column: str, runs: Mapping[str, Summary]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns to their widest cell: the first to the left, the others to the right."""
+    """Table with columns as wide as their widest cell: the first to the left, the others to the
+    right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

@@ -1,7 +1,7 @@
 """The engine process: `python -m sluice_runtime.engine --config FILE --endpoint ipc://PATH
 [--accelerator JSON]`.
 
-Started by the supervisor beside the API process; talks to it over the endpoint and nothing else.
+Started by the supervisor next to the API process; talks to it over the endpoint only.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Ends:
-    """What the engine's loop waits for."""
+    """Sources of events that the engine's loop waits for."""
 
     link: EngineLink
     wakeup: Wakeup
     stops: Sequence[int]
-    """Signals that have come."""
+    """Numbers of the signals that have come."""
     ranks: JoinedRanks
 
 
 def read_config(path: Path, accelerator_json: str | None) -> EngineConfig:
-    """The file's. Sizes of a GPU that it does not name are those of `accelerator_json`, if given:
-    the one that was found.
+    """Configuration of the file. Sizes of a GPU that it does not name come from `accelerator_json`,
+    the detected one, if given.
 
     Raises:
         InvalidConfigError: the file cannot be read or used.
@@ -147,7 +147,7 @@ def _serve(config: EngineConfig, link: EngineLink, wakeup: Wakeup) -> None:
 
 
 def _run(config: ResolvedConfig, engine: Engine, keys: Keys, ends: Ends) -> None:
-    """From the first step to the signal."""
+    """Runs the engine from its first step to the signal, in one role after the other."""
     from sluice_runtime.engine.prepare import capture_missing_graphs, prepare
 
     prepare(config, engine)
@@ -173,8 +173,8 @@ def _run_in_role(
     *,
     took: bool = False,
 ) -> Role | None:
-    """From the first step in the role of `config` to the signal, or to another role, which is
-    returned. `took`: the engine had another role before."""
+    """Runs the engine in the role of `config`, until the signal or a change to another role, which
+    is returned. `took`: the engine had another role before."""
     from sluice_runtime.engine.handover import started_role
     from sluice_runtime.engine.loop import Clock, EngineLoop, Pipeline
     from sluice_runtime.engine.outbox import step_limit_seconds

@@ -26,10 +26,11 @@ from sluice_runtime.wire.messages import Adapters, LoadedAdapter
 _log = logging.getLogger("sluice.engine")
 
 MAX_WHY: Final = 512
-"""Characters of why an adapter is not loaded, which load reports carry; the log has all."""
+"""Maximum characters of the reason why an adapter is not loaded, in load reports; the log has
+all."""
 POLL_SECONDS: Final = 1.0
 RETRY_POLLS: Final = 10
-"""How often the file is looked at between two attempts to load an adapter that failed."""
+"""Polls of the file between two attempts to load an adapter that failed."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class FileAdapters:
-    """What the file names, and what of it could be loaded."""
+    """Adapters that the file names: those that are loaded, and the reason why others are not."""
 
     loaded: tuple[Loaded, ...] = ()
     failed: Mapping[AdapterRef, str] = field(default_factory=dict)
@@ -60,28 +61,28 @@ class AdapterScheduler(Protocol):
 
 
 class AdapterLoader:
-    """What the first rank has loaded, requests may name; other ranks follow the same file, so that
-    no step reads one. Used by the engine's loop, and by a thread of its own, which replaces
-    `_in_file`."""
+    """Loads adapters from the configuration and from a file, which all ranks follow, so that no
+    step reads one. Requests may name what the first rank has loaded. Used by the engine's loop, and
+    by a thread of its own, which replaces `_in_file`."""
 
     def __init__(self, table: AdapterTable, names: Iterable[str], file: Path | None) -> None:
-        """`names`: of the model, which no adapter may have. `file`: one to follow."""
+        """`names`: of the model, which no adapter may have. `file`: the one to follow, if any."""
         self.table = table
         self._names = frozenset(names)
         self._file = file
         self._configured: tuple[Loaded, ...] = ()
-        """From the engine's own configuration: they stay."""
+        """Adapters of the engine's own configuration; they stay."""
         self._in_file = FileAdapters()
-        """Of the file; a whole value at any time."""
+        """Adapters of the file; always a whole value, replaced at once."""
         self._announced: FileAdapters | None = None
-        """What the scheduler knows of."""
+        """Value of `_in_file` that the scheduler was told last."""
         self._leaving: dict[str, None] = {}
         """Keys of adapters that take no new requests, in order."""
         self._unread = ""
-        """Why the last attempt to read the file failed."""
+        """Reason why the last attempt to read the file failed."""
 
     def start(self, refs: Iterable[AdapterRef]) -> None:
-        """Loads `refs`, and what of the file there is now.
+        """Loads `refs`, and the adapters that the file names now.
 
         Raises:
             ModelLoadError: one of `refs` cannot be used; one line that says why.
@@ -92,7 +93,8 @@ class AdapterLoader:
 
     @contextmanager
     def following(self, on_change: Callable[[], None]) -> Iterator[None]:
-        """Meanwhile changes of the file are loaded; `on_change` is called after each."""
+        """Follows the file inside this context: changes are loaded, and `on_change` is called after
+        each."""
         if self._file is None:
             yield
             return
@@ -107,7 +109,7 @@ class AdapterLoader:
 
     @property
     def adapters(self) -> Adapters:
-        """What the scheduler knows of."""
+        """Adapters that the scheduler knows, and those that could not be loaded."""
         in_file = self._announced or FileAdapters()
         return Adapters(
             [LoadedAdapter(a.ref.name, a.key) for a in (*self._configured, *in_file.loaded)],
@@ -116,8 +118,8 @@ class AdapterLoader:
         )
 
     def take_change(self, scheduler: AdapterScheduler) -> Adapters | None:
-        """To be called between steps: tells the scheduler which adapters requests may name, and
-        frees those that no request uses any more. Returns all that there are now, if that has
+        """Tells the scheduler which adapters requests may name, and frees those that no request
+        uses any more. Called between steps. Returns all adapters there are now, if they have
         changed."""
         for key in [key for key in self._leaving if not scheduler.has_adapter(key)]:
             self.table.forget(key)
@@ -135,8 +137,8 @@ class AdapterLoader:
         return self.adapters
 
     def take_change_beside_rows(self) -> None:
-        """The same on a rank for which no scheduler decides: what has gone stays as long as a row
-        has it."""
+        """Does what `take_change` does on a rank without a scheduler: an adapter that has gone
+        stays as long as a row has it."""
         self.take_change(_Rows(self.table))
 
     def _follow(self, on_change: Callable[[], None], closed: threading.Event) -> None:
@@ -147,8 +149,8 @@ class AdapterLoader:
                 on_change()
 
     def look(self, *, retries: bool = False) -> bool:
-        """Loads what has come into the file; whether something is other than before. `retries`:
-        also what could not be loaded before."""
+        """Loads adapters that are new in the file; returns whether anything has changed. `retries`:
+        also tries those that could not be loaded before."""
         assert self._file is not None
         file, before = self._file, self._in_file
         try:
@@ -173,8 +175,8 @@ class AdapterLoader:
     def _loaded(
         self, refs: Iterable[AdapterRef], failed: dict[AdapterRef, str]
     ) -> Iterator[Loaded]:
-        """Those of `refs` that are or can be loaded; why others cannot goes into `failed`, and the
-        version before, if there is one, stays."""
+        """Adapters of `refs` that are or can be loaded. The reason why others cannot goes into
+        `failed`; their earlier version stays, if there is one."""
         known = {loaded.ref: loaded for loaded in self._in_file.loaded}
         before = {loaded.ref.name: loaded for loaded in self._in_file.loaded}
         names = self._names | {loaded.ref.name for loaded in self._configured}
@@ -208,13 +210,13 @@ class AdapterLoader:
 
 
 class _Rows:
-    """Rows instead of requests."""
+    """Stand-in for the scheduler that looks at rows instead of requests."""
 
     def __init__(self, table: AdapterTable) -> None:
         self._table = table
 
     def take_adapters(self, folders: Mapping[str, str]) -> None:
-        """The first rank says which rows have which."""
+        """Does nothing: the first rank decides which rows have which adapter."""
 
     def has_adapter(self, key: str) -> bool:
         return self._table.has_row_of(key)

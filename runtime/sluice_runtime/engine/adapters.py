@@ -1,7 +1,7 @@
-"""The adapters of one rank: which row has which, which are in slots.
+"""Adapters of one rank: which row has which, and which are in the device's slots.
 
 An adapter that was read stays in the host's memory, and is copied into a slot of the device when a
-row of a step has it: that of the adapter that was used least recently, but for those of the same
+row of a step has it. The slot is that of the least recently used adapter, without those of the same
 step, which the scheduler keeps few enough. A rank after the first that has not read one yet when a
 row first has it reads it within the step. Knows no layer and no file format.
 """
@@ -29,16 +29,16 @@ class AdapterTable:
         self._shard = shard
         self._device = device
         self._loaded: dict[str, Adapter] = {}
-        """Until they are forgotten."""
+        """Adapters in the host's memory, by key, until they are forgotten."""
         self._rows: list[str] = [""] * rows
-        """The key of each row's adapter, or nothing."""
+        """Key of each row's adapter; empty: none."""
         self._folders: dict[str, Path] = {}
-        """Where those of rows are."""
+        """Folders of the adapters that rows have, by key."""
         self._slots: OrderedDict[str, int] = OrderedDict()
-        """By key, those used least recently first."""
+        """Slots by key, least recently used first."""
 
     def read(self, folder: Path) -> Adapter:
-        """What this rank needs of an adapter; may be called in any thread.
+        """Reads this rank's part of an adapter; may be called in any thread.
 
         Raises:
             ModelLoadError: it cannot be used; one line that says why.
@@ -46,19 +46,19 @@ class AdapterTable:
         return read_adapter(folder, self._bank, self._shard)
 
     def add(self, key: str, adapter: Adapter) -> None:
-        """Rows may have it from now on."""
+        """Adds an adapter, which rows may have from now on."""
         self._loaded[key] = adapter
 
     def forget(self, key: str) -> None:
-        """No row has it, or will have it."""
+        """Removes an adapter that no row has or will have."""
         del self._loaded[key]
 
     def has_row_of(self, key: str) -> bool:
-        """Whether a row has it."""
+        """Whether a row has this adapter."""
         return key in self._rows
 
     def apply(self, batch: Batch) -> None:
-        """Takes in which rows have gone and come."""
+        """Applies the batch's dropped and added rows."""
         for row in batch.dropped_rows:
             self._rows[row] = ""
         for added in batch.added_rows:
@@ -66,7 +66,8 @@ class AdapterTable:
             self._folders[added.adapter] = Path(added.adapter_folder)
 
     def use(self, host: HostInputs) -> None:
-        """The next forward pass adds to each token what its row's adapter adds."""
+        """Prepares the bank, so that the next forward pass adds to each token what its row's
+        adapter adds."""
         keys = [self._rows[row] for row in host.rows.rows]
         in_step = dict.fromkeys(filter(None, keys))
         if not in_step:

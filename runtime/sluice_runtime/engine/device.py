@@ -21,18 +21,18 @@ from sluice_runtime.errors import AcceleratorMissingError, OutOfMemoryError, Ste
 
 CPU: Final = torch.device("cpu")
 STAGING_BUFFERS: Final = 64
-"""Two steps are under way at most; each uploads a few times, once more for each scored prompt, and
-up to four times for each block of rows that it samples."""
+"""Number of staging buffers. Two steps are in flight at most. Each uploads a few times, once more
+for each scored prompt, and up to four times for each block of rows that it samples."""
 _SMALLEST_BYTES: Final = 1 << 16
 SIGNS: Final = ("can't allocate memory", "not enough memory", "out of memory")
 
 Column = NDArray[Any]
-"""[n] of one of numpy's types that torch has too."""
+"""Array [n] of one of numpy's types that torch has too."""
 Whole = NDArray[np.int64]
 Real = NDArray[np.float64]
 Marks = NDArray[np.bool_]
 Fetched = Callable[[], list[Tensor]]
-"""Waits for the tensors to arrive in the host's memory."""
+"""Function that waits for the tensors to arrive in the host's memory."""
 
 
 class Event(Protocol):
@@ -51,7 +51,7 @@ class Device(Protocol):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the host goes on while the device computes."""
+        """Whether the host continues while the device computes."""
         ...
 
     def upload(self, columns: Sequence[Column]) -> Sequence[Tensor]:
@@ -69,7 +69,7 @@ class Device(Protocol):
 
 
 def upload_mixed(device: Device, columns: Sequence[Whole | Real]) -> list[Tensor]:
-    """One tensor for each of the columns; one copy carries whole numbers and others."""
+    """One tensor for each column; one copy carries whole numbers and others."""
     words: list[NDArray[Any]] = [column.view(np.int64) for column in columns]
     received = zip(columns, device.upload(words), strict=True)
     return [
@@ -97,7 +97,7 @@ class HostDevice:
 
 
 class StreamDevice:
-    """A device that works off a stream of copies and kernels, beside the host."""
+    """A device that processes a stream of copies and kernels while the host continues."""
 
     asynchronous: Final = True
 
@@ -115,7 +115,7 @@ class StreamDevice:
         self._next = 0
 
     def upload(self, columns: Sequence[Column]) -> Sequence[Tensor]:
-        """Waits only if all buffers are being read."""
+        """Uploads through a staging buffer; waits only if all of them are being read."""
         staging = self._ring[self._next]
         self._next = (self._next + 1) % len(self._ring)
         staged = staging.filled(columns)
@@ -127,7 +127,7 @@ class StreamDevice:
         return torch.from_numpy(table).to(self.place, copy=True)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """torch copies into pinned memory of its own when asked not to wait."""
+        """Starts the copies; torch uses pinned memory of its own when asked not to wait."""
         event = self._event()
         sent = [tensor.to(CPU, non_blocking=True) for tensor in tensors]
         event.record()
@@ -161,12 +161,12 @@ class _StagingBuffer:
         return staged
 
     def sent(self) -> None:
-        """The copy is in the stream."""
+        """Records that the copy is in the stream."""
         self._read.record()
 
 
 def place_of(accelerator: Accelerator | None, index: int = 0) -> torch.device:
-    """Where an engine with this accelerator computes; `index`: which GPU of the container."""
+    """Place where an engine with this accelerator computes; `index`: which GPU of the container."""
     on_cpu = accelerator is None or accelerator.is_cpu
     return CPU if on_cpu else torch.device("cuda", index)
 

@@ -30,9 +30,9 @@ from sluice_runtime.model.decoder import Decoder
 from sluice_runtime.scheduler.batch import Batch, ExtendRow, ForwardMode
 
 _PIECE: Final = 512
-"""Tokens that are computed at once: so a long prompt takes little memory."""
+"""Maximum tokens that are computed at once, so that a long prompt takes little memory."""
 _FEW: Final = 8
-"""Tokens of one row."""
+"""Maximum lacking tokens of a row that are computed together with its last token."""
 
 
 class DraftDraws:
@@ -44,7 +44,8 @@ class DraftDraws:
         self._device = device
 
     def behind(self, step: Tensor, places: Numbers, drafts: int) -> DraftsBefore | None:
-        """What is drawn behind each of `places` of the step, and so many drafts."""
+        """Drafts before the tokens to be drawn, `drafts` of each row, the last ones at `places` of
+        the step; None: there are none."""
         if not drafts:
             return None
         counts = np.full(len(places), drafts)
@@ -53,7 +54,8 @@ class DraftDraws:
     def draw(
         self, logits: Tensor, rows: Numbers, positions: Numbers, drafts: DraftsBefore | None = None
     ) -> Tensor:
-        """[r, vocabulary] → [r] tokens. What has no distribution drafts any token."""
+        """Draws tokens: [r, vocabulary] → [r]. A row without a distribution gets any token as
+        draft."""
         numbers, matchers = rows.tolist(), self._matchers
         if matchers.used and matchers.follows(numbers):
             keep_to_grammars(logits, matchers, numbers, positions, drafts, self._device)
@@ -71,7 +73,7 @@ class DraftModel:
         draws: DraftDraws,
         device: Device,
     ) -> None:
-        """`pool`: its own, as many pages as the model's."""
+        """`pool`: the draft model's own, with as many pages as the model's."""
         self._model = model
         self._pool = pool
         self._rows = rows
@@ -97,8 +99,8 @@ class DraftModel:
         return propose_in_turn(host, inputs, self._device, tokens_after)
 
     def _first(self, batch: Batch) -> Tensor:
-        """The first draft of each verified row, once what the draft model lacks is computed: [r].
-        A few tokens are computed with the row's last one, which saves a pass."""
+        """First draft of each verified row [r], once what the draft model lacks is computed. A few
+        tokens are computed with the row's last one, which saves a pass."""
         verified = {row.row for row in batch.verify_rows}
         few = {row.row: row for row in batch.draft_rows if len(row.token_ids) <= _FEW}
         few = {number: row for number, row in few.items() if number in verified}
@@ -114,7 +116,7 @@ class DraftModel:
             self._extend(rows)
 
     def _extend(self, rows: Sequence[ExtendRow]) -> tuple[HostInputs, StepInputs, Tensor]:
-        """One pass over tokens that are known."""
+        """Computes tokens that are known, in one pass."""
         host = host_inputs(Batch(0, ForwardMode.EXTEND, extend_rows=tuple(rows)), self._rows)
         inputs = step_inputs(host, self._rows, self._device)
         step = inputs.token_ids, inputs.positions
@@ -123,7 +125,8 @@ class DraftModel:
     def _next(
         self, rows: Numbers, positions: Numbers, inputs: StepInputs, places: Numbers, drafts: int
     ) -> Tensor:
-        """The token after that at each of `places` of the step, and so many drafts: [r]."""
+        """Next tokens [r]: those after `places` of the step, where each row has so many drafts
+        already."""
         position, layout, place = single_tokens(self._rows, rows, positions, self._device, places)
         hidden = self._model.hidden(inputs.token_ids[place], position, self._pool, layout)
         logits = self._model.logits(hidden)
@@ -137,7 +140,7 @@ class DraftModel:
         positions: Numbers,
         drafts: DraftsBefore | None = None,
     ) -> Tensor:
-        """[r, vocabulary] → [r] tokens."""
+        """Draws tokens on the first rank, for all ranks: [r, vocabulary] → [r]."""
         group = self._model.group
         if group.rank > 0:
             tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
@@ -172,8 +175,8 @@ def propose_in_turn(
 def single_tokens(
     table: RowTable, rows: Numbers, positions: Numbers, device: Device, more: Numbers
 ) -> tuple[Tensor, TokenLayout, Tensor]:
-    """A token of each of `rows`, which decodes: positions and layout, and `more` beside them on the
-    device."""
+    """Inputs for one token of each of `rows`, which decodes: positions and layout, with `more` sent
+    in the same copy."""
     numbers = RowNumbers(rows, np.arange(len(rows) + 1), positions + 1)
     pages = table.pages[rows, positions // table.page_size]
     columns = (positions, pages, positions % table.page_size, more)
@@ -194,8 +197,8 @@ def single_tokens(
 
 
 def _passes(rows: Sequence[ExtendRow]) -> Iterator[list[ExtendRow]]:
-    """In pieces of `_PIECE` tokens at most, and as many rows at once as have no more than that. A
-    piece that others follow fills its last page."""
+    """Pieces of at most `_PIECE` tokens, each with as many rows as fit. A piece that others follow
+    fills its last page."""
     together: list[ExtendRow] = []
     room = _PIECE
     for row in rows:
@@ -213,5 +216,5 @@ def _passes(rows: Sequence[ExtendRow]) -> Iterator[list[ExtendRow]]:
 
 
 def _joined(lacking: ExtendRow, last: ExtendRow) -> ExtendRow:
-    """What is lacking of a row, and its last token."""
+    """The lacking tokens of a row together with its last token."""
     return ExtendRow(last.row, lacking.start, lacking.token_ids + last.token_ids, last.samples)

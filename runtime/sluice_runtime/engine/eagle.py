@@ -1,9 +1,9 @@
 """Drafts of an EAGLE-3 head, which computes every step after the model.
 
-It needs the hidden states of every token of a row, and nobody keeps them. So it never lags behind:
-its keys and values lie in pages with the numbers of the model's, and share their fate, in the
-prefix cache, too. Of each row it keeps its own hidden states of the last tokens, of which the one
-before the row's last token proposes the first draft. The others cost a pass of the head each.
+It needs the hidden states of every token of a row, which are not kept. So it never lags behind: its
+keys and values lie in pages with the numbers of the model's, and share their fate, in the prefix
+cache, too. Of each row it keeps its own hidden states of the last tokens. The one before the row's
+last token proposes the first draft; each further draft costs a pass of the head.
 
 A cached page was computed with the token that followed it then. So at the end of a shared prefix
 the head may read of one other token. That costs drafts, not answers. Knows no request.
@@ -39,30 +39,31 @@ class EagleDrafts:
         device: Device,
         most: int,
     ) -> None:
-        """`pool`: its own, as many pages as the model's; `most`: drafts of a row."""
+        """`pool`: the head's own, with as many pages as the model's; `most`: maximum drafts of a
+        row."""
         self._head = head
         self._pool = pool
         self._rows = rows
         self._draws = draws
         self._device = device
         self._width = most + 1
-        """Tokens of a row that a step computes behind which one is drawn, at most."""
+        """Maximum tokens of a row in a step behind which a token is drawn."""
         size = (len(rows.lengths) * self._width, head.spec.hidden_size)
         self._kept = torch.zeros(size, dtype=head.dtype, device=device.place)
-        """[rows x width, h] The head's hidden states; see `_slots`."""
+        """Hidden states of the head, [rows x width, h]; see `_slots`."""
         self._states: Tensor | None = None
-        """[n, 3 x the model's h] Of the step that the model has computed."""
+        """Hidden states that the model computed in this step, [n, 3 x the model's h]."""
 
     def model_hidden(self, model: Decoder, inputs: StepInputs, pool: PagePool) -> Tensor:
-        """[n, h]: the model's step, of which `follow` has the hidden states."""
+        """Hidden states [n, h] of the model's step; keeps those that `follow` needs."""
         step = inputs.token_ids, inputs.positions, pool, inputs.layout
         hidden, self._states = model.tapped(*step, self._head.taps)
         return hidden
 
     def follow(self, batch: Batch, host: HostInputs, inputs: StepInputs, tokens: Tensor) -> None:
-        """The head's step, after the model's. tokens: [m] those that were drawn; each is the token
-        after its own, of a verified row as far as its drafts were right. What the head computes of
-        others is written anew with the next tokens."""
+        """Runs the head's step after the model's. tokens: [m] drawn; each is the token after its
+        own, of a verified row as far as its drafts were right. States computed from wrong drafts
+        are overwritten with the next tokens."""
         states, self._states = self._states, None
         assert states is not None
         slots = self._slots(host.sampled_rows, host.sampled_contexts - 1)
@@ -90,8 +91,8 @@ class EagleDrafts:
     def _next(
         self, rows: Numbers, positions: Numbers, inputs: StepInputs, places: Numbers
     ) -> Tensor:
-        """[r, h]: of the positions before those of drafts at `places`, from the head's own hidden
-        state before that."""
+        """Hidden states [r, h] of the positions before the drafts at `places`, from the head's own
+        state of the position before that."""
         slots = [self._slots(rows, positions - 2), self._slots(rows, positions - 1)]
         position, layout, others = single_tokens(
             self._rows, rows, positions - 1, self._device, np.concatenate((places, *slots))
@@ -103,12 +104,12 @@ class EagleDrafts:
         return hidden
 
     def _slots(self, rows: Numbers, positions: Numbers) -> Numbers:
-        """Where the hidden states of these tokens are kept: a row's last ones have one each."""
+        """Slots that keep the hidden states of these tokens: a row's last ones have one each."""
         return rows * self._width + positions % self._width
 
 
 def _next_ids(prompts: Sequence[ExtendRow], host: HostInputs) -> Numbers:
-    """[n] the token after each, but for those that are drawn."""
+    """Token after each of the step's n tokens, except for those that are drawn."""
     after = np.roll(host.token_ids, -1)
     ends = host.rows.begins[1 : len(prompts) + 1] - 1
     after[ends] = [row.next_token for row in prompts]

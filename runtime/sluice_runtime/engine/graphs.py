@@ -24,18 +24,19 @@ from sluice_runtime.kv.pool import PagePool
 from sluice_runtime.layers.attention import GraphAttention, RowNumbers, TokenLayout
 
 Replay = Callable[[], None]
-"""Computes again what was captured, from what the same tensors hold now."""
+"""Computes what was captured once more, from the present content of the same tensors."""
 Capture = Callable[[Callable[[], None]], Replay]
 AGAIN_BYTES: Final = 8 << 30
-"""Of keys and values that a step may read more than once, so as to be a graph: 2 ms on an H200,
-where launching a step of Llama-3-8B's shape without a graph takes 13 ms."""
+"""Maximum bytes of keys and values that a step may read more than once in order to be a graph. They
+take 2 ms on an H200, where launching a step of Llama-3-8B's shape without a graph takes 13 ms."""
 _SMALL: Final = (1, 2, 4, 8, 12)
 _SPANS: Final = ((16, 256, 8), (272, 496, 16), (512, 4096, 32))
-"""(first, last, apart): padding costs at most a third of a step up to 16 rows, and 6 % from 256."""
+"""(first, last, distance) of captured batch sizes. Padding costs at most a third of a step up to 16
+rows, and 6 % from 256."""
 
 
 def graph_batches(largest: int) -> tuple[int, ...]:
-    """Ascending; the last is `largest` itself, so that every batch up to it has a graph."""
+    """Batch sizes to capture, ascending; the last is `largest`, so that every batch has a graph."""
     if largest < 1:
         return ()
     usual = (*_SMALL, *(size for a, b, apart in _SPANS for size in range(a, b + 1, apart)))
@@ -49,7 +50,7 @@ def batch_for(rows: int, batches: Sequence[int]) -> int | None:
 
 
 class Forward(Protocol):
-    """`model.decoder.Decoder.hidden`."""
+    """Signature of `model.decoder.Decoder.hidden`."""
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, pool: PagePool, layout: TokenLayout
@@ -58,7 +59,7 @@ class Forward(Protocol):
 
 @dataclass(frozen=True)
 class GraphInputs:
-    """Tensors that graphs read and write: [rows of the largest], and [the same, hidden size]."""
+    """Tensors that graphs read and write: [rows of the largest], `hidden` [rows, hidden size]."""
 
     token_ids: Tensor
     positions: Tensor
@@ -74,10 +75,10 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """The graphs of an engine."""
+    """All graphs of an engine, by batch size."""
 
     def __init__(self, pool: PagePool, hidden_size: int, batches: tuple[int, ...]) -> None:
-        """`batches`: ascending, one at least."""
+        """`batches`: batch sizes, ascending, one at least."""
         self._pool = pool
         self._batches = batches
         self._graphs: dict[int, _Graph] = {}
@@ -95,15 +96,15 @@ class DecodeGraphs:
     def capture(
         self, forward: Forward, attention_of: Callable[[int], GraphAttention], capture: Capture
     ) -> None:
-        """The largest first: smaller ones use its memory again."""
+        """Captures all graphs, the largest first: smaller ones use its memory again."""
         for batch in reversed(self._batches):
             attention = attention_of(batch)
             attention.plan(None)
             self._graphs[batch] = _Graph(attention, capture(self._step(forward, attention)))
 
     def hidden(self, token_ids: Tensor, positions: Tensor, layout: TokenLayout) -> Tensor | None:
-        """token_ids, positions [n] → [n, h], valid until the next call; None: no graph serves this
-        step, since there are too many tokens, or their contexts are too long."""
+        """Hidden states for token_ids, positions [n] → [n, h], valid until the next call. None: no
+        graph serves this step, since it has too many tokens, or their contexts are too long."""
         rows = len(token_ids)
         batch = batch_for(rows, self._batches)
         if batch is None or (layout.extends and self._reads_again(layout) > AGAIN_BYTES):
@@ -143,8 +144,8 @@ class DecodeGraphs:
 
 
 def _layout(inputs: GraphInputs, attention: GraphAttention) -> TokenLayout:
-    """Rows of one token. Where their contexts lie is in the plan of their attention, so the rest of
-    the layout is only well formed."""
+    """Layout for rows of one token. Their attention's plan says where their contexts lie, so the
+    rest is only well formed."""
     rows = np.arange(attention.batch + 1)
     numbers = RowNumbers(rows[:-1], rows, np.ones_like(rows[:-1]))
     begins = torch.from_numpy(rows).to(inputs.pages.device)

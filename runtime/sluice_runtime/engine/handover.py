@@ -1,4 +1,4 @@
-"""Composes what a prefill or decode engine has beside the loop: key, pool, connections and role.
+"""Composes what a prefill or decode engine has besides the loop: key, pool, connections and role.
 
 Transfer backends are imported by these roles only.
 """
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Started:
-    """What the loop and the API process get."""
+    """Role of the loop, and start message for the API process."""
 
     role: Role
     ready: EngineReady
@@ -65,9 +65,9 @@ def started_role(
     copiers: Sequence[Socket] = (),
     connect: Connect | None = None,
 ) -> Iterator[Started]:
-    """The role of `config`, with its threads until the end; an engine may have another one after
-    it. `keys`: the service's; `wake`: ends the loop's wait; `copiers`: see `transport_of`;
-    `connect`: in place of it.
+    """Starts the role of `config`, whose threads run until the context ends; another role may
+    follow. `keys`: the service's; `wake`: ends the loop's wait; `copiers`: see `transport_of`;
+    `connect`: replaces it.
 
     Raises:
         StartupError: one line that names key, value and what is allowed.
@@ -104,7 +104,7 @@ class _Parts:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What both roles say of themselves."""
+        """Fields that both roles state about this engine in their hellos."""
         config = self.config
         return {
             "keys": self.keys,

@@ -1,11 +1,10 @@
 """The host tier's memory and file, and the copies that a batch asks for.
 
 Pages that the prefix cache evicted are copied out before the step that may write to them; on a GPU
-on a stream of its own, for whose event the step waits there. What comes back is copied by a thread
-beside the steps, in the order in which batches ask; what moves to disk by another, so that nobody
-waits for it. Each step tells which copies have ended. What is read from the file is checked by
-xxh3: a page that is not as it was written counts as not there. Knows slots and pages, not what is
-in them.
+on a stream of its own, for whose event the step waits there. A thread copies returning pages while
+steps run, in the order in which batches ask. Another one moves pages to disk, so that no step waits
+for it. Each step reports which copies have ended. Pages read from the file are checked by xxh3: a
+page that is not as it was written counts as missing. Knows slots and pages, not what is in them.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from sluice_runtime.scheduler.batch import Batch, ForwardMode, HostCopied, Sampl
 from sluice_runtime.scheduler.settings import HostPages
 
 IDLE_SECONDS: Final = 0.005
-"""How long a step without rows waits for a copy. New requests wait for such a step."""
+"""Time that a step without rows waits for a copy to end. New requests wait for such a step."""
 
 FILE: Final = "host-cache"
 TOUCHED_AHEAD_BYTES: Final = 256 << 20
-"""Memory of the host that is backed before it is needed: the first write to a page of memory takes
-several times as long as the next. More than a long prompt evicts."""
+"""Host memory that is backed ahead of use, more than a long prompt evicts. The first write to a
+page of memory takes several times as long as the next."""
 _MADV_POPULATE_WRITE: Final = 23
-"""Linux 5.14. It changes no content."""
+"""Advice MADV_POPULATE_WRITE of madvise, since Linux 5.14. It changes no content."""
 
 logger = logging.getLogger("sluice.engine")
 
@@ -56,8 +55,8 @@ class DiskPages:
     """Slots of one page each in a file."""
 
     def __init__(self, folder: str | None, page_bytes: int) -> None:
-        """`folder`: None for a file without a name. Else it has one, so that the limit of a pod's
-        volume counts it, and what a former process left is dropped.
+        """`folder`: None for a file without a name. Otherwise the file has one, so that the limit
+        of a pod's volume counts it, and what a former process left is dropped.
 
         Raises:
             InvalidConfigError: there is no such folder, or another engine uses it.
@@ -69,10 +68,10 @@ class DiskPages:
             raise InvalidConfigError(str(ConfigError("hostCacheFolder", folder, allowed))) from None
         self._page_bytes = page_bytes
         self._checksums: dict[int, int] = {}
-        """By slot."""
+        """Checksums of what was written, by slot."""
 
     def write(self, slot: int, page: memoryview) -> bool:
-        """Whether the disk has taken it."""
+        """Writes a page to a slot; returns whether the disk has taken it."""
         self._checksums[slot] = xxhash.xxh3_64_intdigest(page)
         try:
             at = slot * self._page_bytes
@@ -82,7 +81,7 @@ class DiskPages:
             return False
 
     def read(self, slot: int, into: memoryview) -> bool:
-        """Whether it is what was written there."""
+        """Reads a slot; returns whether the content is what was written there."""
         try:
             read_bytes = os.preadv(self._file.fileno(), [into], slot * self._page_bytes)
         except OSError as error:
@@ -112,7 +111,7 @@ def _file_in(folder: str | None) -> FileIO:
 
 
 class HostCache:
-    """Memory and file of the tier, beside a pool."""
+    """Memory and file of the host tier, next to a pool."""
 
     def __init__(self, pool: PagePool, pages: HostPages, folder: str | None = None) -> None:
         """Raises:
@@ -122,7 +121,7 @@ class HostCache:
         self._memory_pages = pages.memory
         on_gpu = pool.data.device.type == "cuda"
         with allocation("host cache", f"{pages.memory} pages", "hostCache.memory"):
-            # Beside its slots, one through which pages of a GPU come from disk.
+            # One more than its slots: pages of a GPU come from disk through it.
             self._memory = zeros(((pages.memory + on_gpu) * pool.page_bytes,), torch.uint8)
             if on_gpu:
                 _pin(self._memory)
@@ -137,12 +136,12 @@ class HostCache:
         self._spiller = ThreadPoolExecutor(1, "host-cache-spill")
         self._jobs: list[Future[HostCopied]] = []
         self._saved: torch.cuda.Event | None = None
-        """On a GPU, the last copies out."""
+        """Event of the last copies out, on a GPU; None before the first and on a CPU."""
         self._touched_bytes = self._memory.numel() if on_gpu else 0
         self._touch(0)
 
     def over(self, runner: StepLauncher) -> HostCacheRunner:
-        """A runner whose steps also copy."""
+        """A runner whose steps also begin the copies of their batch."""
         return HostCacheRunner(runner, self)
 
     def begin(self, batch: Batch) -> None:
@@ -165,7 +164,7 @@ class HostCache:
         return tuple(job.result() for job in ended)
 
     def close(self) -> None:
-        """Waits for the copies that run."""
+        """Waits for the running copies."""
         for thread in (self._loader, self._spiller):
             thread.shutdown(wait=True, cancel_futures=True)
         if self._disk is not None:
@@ -178,7 +177,7 @@ class HostCache:
         step: int,
         pairs: Sequence[Pair],
     ) -> None:
-        """Copies once what was saved so far is in the host's memory."""
+        """Schedules copies for after everything saved so far is in the host's memory."""
 
         def run(saved: torch.cuda.Event | None) -> HostCopied:
             if saved is not None:
@@ -205,7 +204,7 @@ class HostCache:
             self._touch(max(at + size for at, _, size in moves))
 
     def _touch(self, used_bytes: int) -> None:
-        """Has memory behind what is used backed, beside the steps. Slots are used in order."""
+        """Backs memory behind what is used, in another thread. Slots are used in order."""
         first = max(self._touched_bytes, used_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(self._memory.numel(), used_bytes + TOUCHED_AHEAD_BYTES)
         if first < end:
@@ -245,7 +244,7 @@ class HostCache:
         return memory[number * self._page_bytes : (number + 1) * self._page_bytes]
 
     def _moves(self, pairs: Iterable[Pair]) -> list[Move]:
-        """Of (slot, page); neighbours on both sides are one copy."""
+        """Copies for (slot, page) pairs; neighbours on both sides are joined into one."""
         size, moves = self._page_bytes, list[Move]()
         for slot, page in sorted(pairs):
             at, first = slot * size, page * size
@@ -257,7 +256,7 @@ class HostCache:
 
 
 def _pin(memory: Tensor) -> None:
-    """As it is: torch's own pinned memory is rounded up to a power of two."""
+    """Pins memory in place: torch's own pinned memory is rounded up to a power of two."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(error):
@@ -282,7 +281,7 @@ class HostCacheRunner:
 
 
 class _CopyingStep:
-    """A step whose results tell of copies, too."""
+    """A step whose results also report copies."""
 
     def __init__(self, step: Landing, batch: Batch, cache: HostCache) -> None:
         self._step = step

@@ -42,7 +42,7 @@ from sluice_runtime.wire.messages import (
 
 HEARTBEAT_SECONDS: Final = 1.0
 ROLE_LOOK_SECONDS: Final = 0.02
-"""The same while it only waits for taking another role."""
+"""Idle poll interval while a role change is pending."""
 DRAINING: Final = "the engine is draining and takes no new requests"
 CHANGING: Final = "the engine takes another role, and no new requests before"
 
@@ -54,42 +54,42 @@ class Clock:
     monotonic: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time
     heartbeat_seconds: float = HEARTBEAT_SECONDS
-    """An engine that has nothing else to send sends a heartbeat this often."""
+    """Interval of heartbeats from an engine that has nothing else to send."""
     step_limit_seconds: float = STEP_LIMIT_SECONDS
-    """A step that takes longer is hung, and sends no heartbeats any more."""
+    """Duration from which a step counts as hung, and sends no more heartbeats."""
 
 
 class Link(Protocol):
     """The engine's end of the transport."""
 
     def poll(self, timeout_seconds: float) -> list[ToEngine]:
-        """Messages that have arrived, after waiting for the first at most so long, or until a
-        grammar has been compiled."""
+        """Messages that have arrived. Waits for the first at most so long, or until a grammar is
+        compiled."""
         ...
 
     def send(self, message: ToApi) -> None:
-        """Never blocks."""
+        """Sends a message; never blocks."""
         ...
 
 
 class AdapterSource(Protocol):
-    """Where adapters come from."""
+    """Source of changes to the adapters that requests may name."""
 
     def take_change(self, scheduler: Scheduler) -> Adapters | None:
-        """Tells the scheduler of what has changed, if something has."""
+        """Tells the scheduler about changes, if there are any; returns all adapters then."""
         ...
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a request passes in an engine, in this order."""
+    """Stages that a request passes in an engine, in this order."""
 
     grammars: GrammarQueue
     """Compiles the request's grammar, if it has one."""
     scheduler: Scheduler
-    """Plans the request's steps."""
+    """Plans the steps of requests."""
     executor: Executor
-    """Runs them."""
+    """Runs the planned steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,18 @@ class PendingStep:
     batch: Batch
     result: PendingResult
     planned_seconds: float
-    """How long planning it took."""
+    """Duration of planning the batch."""
     launched_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """The engine is to take another role once what it has begun has ended."""
+    """Pending change to another role, once what the engine has begun has ended."""
 
     role: EngineRole
     refuses_from: float
-    """Until then routers that do not know yet may send more."""
+    """Time from which new requests are refused; until then routers that do not know of the change
+    may send some."""
     gives_up_at: float
 
 
@@ -153,8 +154,8 @@ class EngineLoop:
         self._known_load = self._load_now()
 
     def run(self, stopping: Callable[[], bool]) -> EngineRole | None:
-        """Steps until `stopping()`, which is called between steps and once a second while idle; or
-        until another role can be taken, and returns that."""
+        """Steps until `stopping()`, which is called between steps and once a second while idle.
+        Also ends when another role can be taken, and returns that."""
         with self._heartbeat.running():
             while not stopping():
                 self.step()
@@ -169,7 +170,8 @@ class EngineLoop:
 
     def step(self) -> None:
         """One turn: receives messages, launches a batch, and finishes the oldest pending step
-        unless it may run on beside the new one; or waits up to a second for messages."""
+        unless it may run on while the new one does. Without work it waits up to a second for
+        messages."""
         for message in self._link.poll(self._poll_timeout_seconds()):
             self._receive(message)
         self._take_adapters()
@@ -200,7 +202,7 @@ class EngineLoop:
 
     def _finish(self, pending: PendingStep) -> None:
         """Waits for the results of a step and sends them. A step that was launched ahead begins
-        when the one before it ends."""
+        when the previous one ends."""
         batch, since = pending.batch, max(pending.launched_seconds, self._finished_seconds)
         with self._heartbeat.step(self._known_load, since):
             result = pending.result()
@@ -229,7 +231,7 @@ class EngineLoop:
         self._log.step(batch, status, finished)
 
     def _poll_timeout_seconds(self) -> float:
-        """How long to wait for the first message."""
+        """Time to wait for the first message."""
         if not self._idle:
             return 0.0
         return ROLE_LOOK_SECONDS if self._change else self._heartbeat_seconds
@@ -267,7 +269,7 @@ class EngineLoop:
             self._grammars.add(message)
 
     def _refused(self, message: Generate) -> TokenDelta | None:
-        """The end of a request that is not taken."""
+        """The end of a request that is refused; None if it is accepted."""
         if self._draining:
             return TokenDelta(message.request_id, (), "error", DRAINING, refusal="unavailable")
         if self._change and self._clock.monotonic() >= self._change.refuses_from:
@@ -284,7 +286,8 @@ class EngineLoop:
         self._role.drain(message.lame_duck_seconds)
 
     def _may_leave(self, change: RoleChange) -> bool:
-        """Whether nothing that was begun in this role is left. An engine that drains ends in it."""
+        """Whether nothing that was begun in this role is left. A draining engine ends in its
+        role."""
         now = self._clock.monotonic()
         if now >= max(change.gives_up_at, change.refuses_from):
             self._role.give_up(CHANGING)
@@ -323,7 +326,7 @@ class EngineLoop:
             self._send_outside_step(self._deltas(deltas, now), now)
 
     def _idle_turn(self, now: float) -> None:
-        """Nothing runs: sends deltas that new credit released, or a heartbeat when it is due."""
+        """Sends deltas that new credit released, or a heartbeat when it is due; nothing runs."""
         if not self._idle:
             self._pace.forget_decode()
             self._checked = False
@@ -335,8 +338,8 @@ class EngineLoop:
             self._send(Heartbeat(self._load_now()))
 
     def _check(self) -> None:
-        """Once in each idle period, and not at its start: with a large pool it takes milliseconds,
-        and a request that arrives at once would wait for it."""
+        """Checks integrity once in each idle period, and not at its start: with a large pool it
+        takes milliseconds, and a request that arrives at once would wait for it."""
         if not self._checked:
             self._scheduler.check_integrity()
             self._checked = True

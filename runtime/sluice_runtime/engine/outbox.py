@@ -1,5 +1,5 @@
-"""What leaves the engine: tokens as far as a request's credit allows, and heartbeats while a step
-computes. Knows neither socket nor scheduler.
+"""Messages that leave the engine: tokens as far as a request's credit allows, and heartbeats while
+a step computes. Knows neither socket nor scheduler.
 
 A request whose credit is spent keeps running, and its tokens are withheld here. Beyond a bound the
 loop ends it, so that a client that stopped reading does not hold pages or memory for long. The last
@@ -7,7 +7,7 @@ delta of a request carries all withheld tokens, so credit is exceeded by the bou
 
 Heartbeats keep a long step from being mistaken for a hang. A separate thread sends them, since the
 engine's thread is inside the model. Both threads use one ZMQ socket, which only one may use at a
-time: the heartbeat thread sends only between the start and the end of a step, under a lock that
+time. So the heartbeat thread sends only between the start and the end of a step, under a lock that
 both take. Each heartbeat repeats the load from before the step. A step older than the limit counts
 as hung and gets no more heartbeats.
 """
@@ -27,15 +27,15 @@ from sluice_runtime.wire.messages import Heartbeat, Load, TokenDelta, TokenLogpr
 
 MAX_WITHHELD_TOKENS: Final = 4096
 STEP_LIMIT_SECONDS: Final = 600.0
-"""A step on CPUs that takes longer is hung. The largest prompts on the slowest hosts take minutes.
-"""
+"""Duration from which a step on CPUs is hung. The largest prompts on the slowest hosts take
+minutes."""
 GPU_STEP_LIMIT_SECONDS: Final = 60.0
-"""The same on GPUs, where a step takes seconds at most. What hangs there hangs while the host waits
+"""Duration from which a step on GPUs is hung; steps there take seconds at most. The host then waits
 for the device: in a kernel, or in a collective operation with a rank that is gone."""
 
 
 def step_limit_seconds(accelerator: Accelerator | None) -> float:
-    """How long a step of an engine there may take."""
+    """Maximum duration of a step of an engine with this accelerator."""
     is_cpu = accelerator is None or accelerator.is_cpu
     return STEP_LIMIT_SECONDS if is_cpu else GPU_STEP_LIMIT_SECONDS
 
@@ -45,7 +45,7 @@ class _Account:
     credit: int
     withheld: tuple[int, ...] = ()
     scores: tuple[TokenLogprob, ...] = ()
-    """Of the withheld tokens, if the request asked for logprobs."""
+    """Logprobs of the withheld tokens, if the request asked for them."""
 
     def take(self, delta: TokenDelta, max_tokens: int | None = None) -> TokenDelta:
         """`delta` with the withheld tokens first and its own last, cut to `max_tokens`; the rest is
@@ -64,7 +64,7 @@ class Outbox:
         self._accounts: dict[str, _Account] = {}
 
     def open(self, request_id: str, credit: int) -> None:
-        """A new request; an id in use keeps its account."""
+        """Opens the account of a new request; an id in use keeps its account."""
         self._accounts.setdefault(request_id, _Account(credit))
 
     def grant(self, request_id: str, credit: int) -> TokenDelta | None:
@@ -117,12 +117,12 @@ class HeartbeatThread:
         self._limit_seconds = limit_seconds
         self._lock = threading.Lock()
         self._load: Load | None = None
-        """None between steps."""
+        """Load that heartbeats carry; None between steps."""
         self._began_seconds = 0.0
 
     @contextmanager
     def step(self, load: Load, began_seconds: float) -> Iterator[None]:
-        """Around the computation of a step; its heartbeats carry `load`."""
+        """Marks the computation of a step, whose heartbeats carry `load`."""
         with self._lock:
             self._load, self._began_seconds = load, began_seconds
         try:
@@ -133,7 +133,7 @@ class HeartbeatThread:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The thread runs inside this context; nothing is sent after it."""
+        """Runs the thread inside this context; nothing is sent after it."""
         stopped = threading.Event()
         thread = threading.Thread(target=self._run, args=(stopped,), name="heartbeat", daemon=True)
         thread.start()

@@ -1,10 +1,10 @@
-"""How the pages of this engine's pool get to other engines, and theirs into it.
+"""Transport of pages between this engine's pool and other engines.
 
 On a host a transfer backend that is authenticated reaches the pool itself. A device's pool is
-reached by RDMA where the adapter can read the device's memory. Else everything goes through blocks
-of host memory, and nobody else reaches the pool. So do pages of engines with another number of
-ranks, whatever the pool: they are divided by heads on their way. Blocks of a host's pool take no
-memory until the first of them comes.
+reached by RDMA where the adapter can read the device's memory. Otherwise all pages go through
+blocks of host memory, and no other engine reaches the pool. Pages of engines with another number of
+ranks always go through blocks, where they are divided by heads. Blocks of a host's pool take no
+memory until the first such page comes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ from sluice_runtime.parallel.page_copies import RankBlocks
 from sluice_runtime.parallel.processes import Socket
 
 PREFILL_BLOCKS: Final = BlockCounts(shared=16, private=1)
-"""1 GiB: as much as is copied and not read yet; and one for the publisher's checksums."""
+"""Blocks of a prefill engine: 1 GiB shared, as much as is copied and not read yet; one private for
+the publisher's checksums."""
 DECODE_BLOCKS: Final = BlockCounts(shared=2 * WORKERS, private=WORKERS)
-"""One for each thread, and as many that late reads may cost; and for each thread's checksums."""
+"""Blocks of a decode engine: one shared for each thread, and as many that late reads may cost; one
+private for each thread's checksums."""
 
 _log = logging.getLogger("sluice.handover")
 Wake = Callable[[], None]
@@ -45,28 +47,28 @@ Staged = HostBlocks | RankBlocks
 
 
 class PoolTransport(Protocol):
-    """One engine uses either `publisher` or `landing`, once."""
+    """Ways of the pages of one engine, which uses either `publisher` or `landing`, once."""
 
     @property
     def local(self) -> LocalPages:
-        """Where `landing` takes our pages to be."""
+        """Addresses at which `landing` takes our pages to be."""
         ...
 
     @property
     def memory(self) -> PeerMemory:
-        """What others read."""
+        """Memory that other engines read."""
         ...
 
     def publisher(self, page_tokens: int, wake: Wake) -> PagePublisher:
-        """Closed by the caller."""
+        """Publisher of our pages; the caller closes it."""
         ...
 
     def landing(self) -> Landing: ...
 
 
 class HostTransport:
-    """For a pool in host memory that the backend reaches. Raises TransferError where it cannot be
-    registered."""
+    """Transport for a pool in host memory that the backend reaches. Raises TransferError where it
+    cannot be registered."""
 
     def __init__(self, pool: PagePool, backend: TransferBackend, counts: BlockCounts) -> None:
         backend.register(pool.address, pool.pages * pool.page_bytes)
@@ -88,8 +90,9 @@ class HostTransport:
 
 @dataclass(frozen=True)
 class BlockTransport:
-    """For a pool in a device's memory, or one that nobody else may reach. `checksum`: of pages,
-    where they are. `direct`: the backend has the pool registered; else the shared blocks."""
+    """Transport for a pool in a device's memory, or one that no other engine may reach. `checksum`:
+    of pages in place. `direct`: the backend has the pool registered; otherwise the shared
+    blocks."""
 
     local: LocalPages
     pages: int
@@ -132,7 +135,8 @@ def transport_of(
     counts: BlockCounts,
     copiers: Sequence[Socket] = (),
 ) -> PoolTransport:
-    """`copiers`: to the other ranks of this engine, which hold their heads of every page.
+    """Transport that suits the pool and the backend. `copiers`: sockets of the other ranks of this
+    engine, which hold their heads of every page.
 
     Raises:
         TransferError: neither the pool nor blocks of the host can be registered.
@@ -155,8 +159,8 @@ def transport_of(
 def staged(
     pool: PagePool, backend: TransferBackend, blocks: Staged, *, in_place: bool = False
 ) -> BlockTransport:
-    """Everything goes through `blocks`; nobody else reaches the pool. `in_place`: the pool is in
-    host memory, and checked where it is; so it is without private blocks."""
+    """Transport through `blocks` alone; no other engine reaches the pool. `in_place`: the pool is
+    in host memory and checked in place, as is any pool without private blocks."""
     backend.register(blocks.address, blocks.shared_bytes)
     _log.info(
         "KV transfer: through %d blocks of %d MiB of host memory",

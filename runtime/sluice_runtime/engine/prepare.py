@@ -1,6 +1,5 @@
-"""What every rank of an engine does between loading and its first step, in this order: the first
-steps, the garbage collector, CUDA graphs of the steps that decode.
-"""
+"""Work of every rank between loading and its first step, in this order: the warm-up steps, the
+garbage collector, CUDA graphs of the steps that decode."""
 
 from __future__ import annotations
 
@@ -37,8 +36,8 @@ def prepare(config: PlannedConfig, engine: Engine) -> None:
 
 
 def capture_missing_graphs(config: PlannedConfig, engine: Engine) -> None:
-    """For an engine that was a prefill engine until now. Without the memory for them, it decodes
-    without graphs."""
+    """Captures the graphs of an engine that was a prefill engine until now. If memory is too short
+    for them, it decodes without graphs."""
     if config.role is Role.PREFILL or engine.runner.graph_steps is not None:
         return
     try:
@@ -50,7 +49,7 @@ def capture_missing_graphs(config: PlannedConfig, engine: Engine) -> None:
 def capture_graphs(
     engine: Engine, largest: int, begin_capture: Callable[[], Capture] = CudaCapture
 ) -> None:
-    """From now on the engine replays graphs for decode steps of up to `largest` rows.
+    """Captures graphs, which the engine replays for decode steps of up to `largest` rows.
 
     Raises:
         OutOfMemoryError: names the setting to lower.

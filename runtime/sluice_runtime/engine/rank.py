@@ -61,7 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end_with(parent: int) -> None:
-    """Signals of a terminal or of Kubernetes are for rank 0, which ends the others."""
+    """Ignores signals of a terminal or of Kubernetes: they are for rank 0, which ends the
+    others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -98,7 +99,7 @@ def _follow(config: ResolvedConfig, folder: Path, rank: int) -> None:
 
 
 def _copy(pool: PagePool, folder: Path, rank: int, ranks: int) -> None:
-    """In a thread of its own, beside the steps; the process ends with it."""
+    """Copies pages in a thread of its own while steps run; the process ends with it."""
     from sluice_runtime.parallel.page_copies import copy_pages
 
     try:

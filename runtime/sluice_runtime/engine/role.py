@@ -1,4 +1,4 @@
-"""What an engine does with requests besides computing them: the loop's one place for roles.
+"""The role of an engine: its work with requests besides computing them, in one place of the loop.
 
 A mixed engine does nothing more. Prefill and decode engines speak with each other here.
 """
@@ -17,11 +17,11 @@ from sluice_runtime.scheduler.status import Status
 from sluice_runtime.wire.messages import Generate, HandBack, HandoverLoad, TokenDelta
 
 LAME_DUCK_SECONDS: Final = 3.0
-"""How long a prefill engine that is to end takes new rooms: until routers know."""
+"""Time for which a prefill engine that is to end takes new rooms: until routers know."""
 
 
 class Role(Protocol):
-    """Called by the loop between steps, in this order; no method waits."""
+    """Hooks that the loop calls between steps, in this order; no method waits."""
 
     @property
     def busy(self) -> bool:
@@ -29,40 +29,41 @@ class Role(Protocol):
         ...
 
     def refusal(self, message: Generate) -> str | None:
-        """Why a request of the API process is not taken, if so."""
+        """Explains why a request of the API process is not accepted; None if it is."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """The API process ends a request; the loop tells grammars and scheduler itself."""
+        """Takes in that the API process ends a request; the loop tells grammars and scheduler
+        itself."""
         ...
 
     def hand_back(self, message: HandBack, now: float) -> int:
-        """Ends requests that have not begun; returns how many."""
+        """Ends requests that have not begun; returns their number."""
         ...
 
     def drain(self, lame_duck_seconds: float) -> None:
-        """What was accepted is finished, and nothing else. `lame_duck_seconds`: how long other
-        engines may still ask for more."""
+        """Begins draining: accepted work is finished, and nothing new is accepted.
+        `lame_duck_seconds`: how long other engines may still ask for more."""
         ...
 
     def give_up(self, error: str) -> None:
-        """Ends what other engines still need it for."""
+        """Ends the work for which other engines still need this one."""
         ...
 
     def receive(self, now: float) -> None:
-        """Takes in what has come from other engines."""
+        """Takes in messages from other engines."""
         ...
 
     def admit(self, message: Generate) -> None:
-        """A request that has no grammar, or whose grammar is compiled."""
+        """Admits a request that has no grammar, or whose grammar is compiled."""
         ...
 
     def plan(self, now: float) -> None:
-        """The next batch is about to be made."""
+        """Prepares for the next batch, which is about to be made."""
         ...
 
     def computed(self, chunks: Iterable[FinishedChunk]) -> None:
-        """Chunks of prompts whose pages are complete now."""
+        """Takes in chunks of prompts whose pages are complete now."""
         ...
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
@@ -92,7 +93,7 @@ class MixedRole:
         return "this engine computes prompts itself; it takes none from a prefill engine"
 
     def abort(self, request_id: str) -> None:
-        """No other engine knows of it."""
+        """Does nothing: no other engine knows of the request."""
 
     def hand_back(self, message: HandBack, now: float) -> int:
         if message.waits_for is not EngineRole.MIXED:
@@ -100,22 +101,22 @@ class MixedRole:
         return self._scheduler.hand_back(message.requests, message.most, now)
 
     def drain(self, lame_duck_seconds: float) -> None:
-        """The loop refuses new requests."""
+        """Does nothing: the loop refuses new requests."""
 
     def give_up(self, error: str) -> None:
-        """No other engine needs it."""
+        """Does nothing: no other engine needs this one."""
 
     def receive(self, now: float) -> None:
-        """There are no other engines."""
+        """Does nothing: there are no other engines."""
 
     def admit(self, message: Generate) -> None:
         self._scheduler.add(message)
 
     def plan(self, now: float) -> None:
-        """There is nothing to request from other engines."""
+        """Does nothing: there is nothing to request from other engines."""
 
     def computed(self, chunks: Iterable[FinishedChunk]) -> None:
-        """No other engine waits for them."""
+        """Does nothing: no other engine waits for the chunks."""
 
     def takes(self, delta: TokenDelta, now: float) -> bool:
         return False

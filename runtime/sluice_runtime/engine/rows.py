@@ -37,23 +37,24 @@ class RowTable:
         self._page_counts = [0] * rows
         self.page_size = pool.page_size
         self.pages: Numbers = np.full((rows, max_pages), pool.padding_page, np.int64)
-        """[rows, max_pages], on the host."""
+        """Page table [rows, max_pages] on the host."""
         self.page_table = device.mirror(self.pages)
-        """The same on the device, as of the last `send`."""
+        """Page table on the device, as of the last `send`."""
         self.lengths: Numbers = np.zeros(rows, np.int64)
         """Tokens of each row in the pool."""
         self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device.place)
-        """Sampled last, not in the pool yet: the input of a decode step. On the device."""
+        """Last sampled token of each row, on the device: not in the pool yet, the input of a decode
+        step."""
         self._changed: list[Numbers] = []
-        """Places in the page table that the device does not have yet."""
+        """Places in the page table that the device lacks."""
         self._known_tokens: dict[int, int] = {}
-        """By row, last tokens that the device does not have yet."""
+        """Last tokens that the device lacks, by row."""
         self._to_clear: list[int] = []
         """Pages that are to be zeroed."""
 
     def apply(self, batch: Batch) -> None:
-        """Pages replaced, rows trimmed, rows dropped, rows added, pages appended: in this order.
-        `send` follows before anything of the batch is computed."""
+        """Applies, in this order: pages replaced, rows trimmed, rows dropped, rows added, pages
+        appended. `send` follows before anything of the batch is computed."""
         for replaced in batch.replaced_pages:
             self._set_pages(replaced.row, replaced.first, replaced.page_ids)
         for trimmed in batch.trimmed_rows:
@@ -74,7 +75,8 @@ class RowTable:
             self._clear_last_pages(batch, resumed)
 
     def send(self) -> None:
-        """Brings the device up to date; what memory was too short for stays for the next time."""
+        """Brings the device up to date. Updates for which there was too little memory remain for
+        the next call."""
         if not (self._changed or self._known_tokens or self._to_clear):
             return
         # Places may be there twice; their values are those of now, so it does not matter.
@@ -91,7 +93,8 @@ class RowTable:
         self._changed, self._known_tokens, self._to_clear = [], {}, []
 
     def _clear_last_pages(self, batch: Batch, resumed: set[int]) -> None:
-        """Of a row that is resumed, only a page that it gets to go on: it comes second."""
+        """Marks the last page of each row for zeroing. Of a resumed row only the page that it
+        continues on, which comes second."""
         for appended in batch.appended_pages:
             if appended.row in resumed:
                 resumed.remove(appended.row)
@@ -128,24 +131,24 @@ class HostInputs:
     token drawn."""
 
     token_ids: Numbers
-    """[n]; those of decode rows, which come last, are not known here."""
+    """Token ids [n]; those of decode rows, which come last, are unknown here."""
     positions: Numbers
-    """[n]"""
+    """Positions [n] in their rows."""
     pages: Numbers
-    """[n]"""
+    """Pages [n] of the pool."""
     offsets: Numbers
-    """[n]"""
+    """Offsets [n] within their pages."""
     rows: RowNumbers
     extends: int
-    """Rows of several tokens: those that extend, then those that are verified."""
+    """Number of rows of several tokens: those that extend, then those that are verified."""
     drafts: Numbers
-    """Of each row that is verified: its tokens but the first."""
+    """Draft count of each verified row: its tokens without the first."""
     sampled_tokens: Numbers
-    """[m] indices into the n tokens."""
+    """Indices [m] into the n tokens."""
     sampled_rows: Numbers
-    """[m] their rows."""
+    """Rows [m] of the sampled tokens."""
     sampling_rows: tuple[int, ...]
-    """[m] The same, see `Batch.sampling_rows`."""
+    """Rows [m] of the sampled tokens, as a tuple: see `Batch.sampling_rows`."""
 
     @property
     def decodes(self) -> int:
@@ -153,12 +156,12 @@ class HostInputs:
 
     @property
     def sampled_contexts(self) -> Numbers:
-        """[m] tokens before each sampled one: its position."""
+        """Tokens before each sampled one [m], which is its position."""
         return self.positions[self.sampled_tokens] + 1
 
     @property
     def sampled_drafts(self) -> Numbers:
-        """[m] how many drafts are before each sampled token."""
+        """Number of drafts before each sampled token [m]."""
         counts = self.drafts + 1
         verified = np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
         drafts = np.zeros_like(self.sampled_tokens)
@@ -172,18 +175,18 @@ class StepInputs:
     """n tokens, of which m are followed by a sampled one; on the device."""
 
     token_ids: Tensor
-    """[n]"""
+    """Token ids [n]."""
     positions: Tensor
-    """[n]"""
+    """Positions [n] in their rows."""
     layout: TokenLayout
     sampled_tokens: Tensor
-    """[m] indices into the n tokens."""
+    """Indices [m] into the n tokens."""
     sampled_rows: Tensor
-    """[m] rows, in the order of `Batch.sampling_rows`."""
+    """Rows [m], in the order of `Batch.sampling_rows`."""
 
     def of_first_row(self) -> tuple[StepInputs, StepInputs]:
-        """The tokens of the first row, which extends, and those of the others, without what is
-        sampled."""
+        """The tokens of the first row, which extends, and those of the others, without the sampled
+        ones."""
         first, others = self.layout.after_row(1)
         tokens = len(first.pages)
         return (
@@ -238,8 +241,8 @@ def host_inputs(batch: Batch, rows: RowTable) -> HostInputs:
 
 
 def step_inputs(host: HostInputs, rows: RowTable, device: Device) -> StepInputs:
-    """One copy to the device; decode rows get their token from `rows`, which must be up to date
-    there."""
+    """Inputs on the device, in one copy. Decode rows get their token from `rows`, which must be up
+    to date there."""
     numbers = host.rows
     (
         token_ids, positions, pages, offsets,

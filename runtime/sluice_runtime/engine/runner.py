@@ -3,9 +3,9 @@
 A step has three parts. Prepare: the host works out what goes where, from lengths and pages alone.
 Launch: copies, forward pass and sampling; on a device the host does not wait for any of them, and
 each step feeds its tokens to the next one there. Land: the host waits for the results and reads
-them. An executor runs the steps in the order in which they were launched: in the loop's own thread;
-in a second one, so that the loop can plan the next step meanwhile; or on a device that computes
-beside the host anyway. Knows the model and the pool, not requests: what a token means is up to the
+them. An executor runs the steps in the order in which they were launched. It uses the loop's
+thread, a second one, so that the loop can plan the next step meanwhile, or a device that computes
+in parallel anyway. Knows the model and the pool, not requests: what a token means is up to the
 scheduler.
 """
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 STEP_SETTINGS: Final = "chunkSize, maxRunningRequests or kvPoolTokens"
 """Settings to lower when a step runs out of memory."""
 OnLogits = Callable[[Batch, Tensor], None]
-"""Called with each step's logits [m, vocabulary]; used by the agreement tests."""
+"""Callback with each step's logits [m, vocabulary]; used by the agreement tests."""
 
 
 @dataclass(frozen=True)
 class RowSizes:
-    """How many rows there are, and of how many tokens at most."""
+    """Number of rows, and maximum tokens of each."""
 
     rows: int
     context_length_tokens: int
@@ -56,14 +56,14 @@ class RowSizes:
 
 @dataclass(frozen=True)
 class RowState:
-    """What is kept for each row from step to step."""
+    """State of each row from step to step."""
 
     table: RowTable
     sampling: SamplingTable
     matchers: Matchers
-    """Of the rows' grammars."""
+    """Matchers of the rows' grammars."""
     adapters: AdapterTable | None = None
-    """None: there will be none."""
+    """Adapters of the rows; None: the engine has none."""
 
 
 def allocated_rows(
@@ -123,7 +123,7 @@ class Runner:
         self._last: LaunchedStep | None = None
         self._graphs: DecodeGraphs | None = None
         self._between_layers: Tensor | None = None
-        """[n, h] What left the last group of layers that more groups follow."""
+        """Hidden states [n, h] after the last group of layers, if more groups follow."""
 
     def forward(self, batch: Batch) -> SampledTokens:
         """Runs the step; tokens in the order of `batch.sampling_rows`."""
@@ -155,12 +155,12 @@ class Runner:
         return self._last
 
     def replay(self, graphs: DecodeGraphs) -> None:
-        """From now on `graphs`, which captured this runner's model and pool, compute the steps that
-        they can."""
+        """Lets `graphs`, which captured this runner's model and pool, compute the steps that they
+        can."""
         self._graphs = graphs
 
     def follow_with(self, head: EagleDrafts) -> None:
-        """From now on `head` computes every step after the model."""
+        """Lets `head` compute every step after the model."""
         self._head = head
 
     @property
@@ -169,7 +169,7 @@ class Runner:
         return self._graphs.replays if self._graphs else None
 
     def close(self) -> None:
-        """Drops the graphs. Before ranks part: NCCL waits until no graph has one of its calls."""
+        """Drops the graphs, before ranks part: NCCL waits until no graph has one of its calls."""
         self._graphs = None
 
     @contextmanager
@@ -184,7 +184,7 @@ class Runner:
             self._model = model
 
     def _compute(self, batch: Batch, host: HostInputs) -> Callable[[], SampledTokens]:
-        """Launches all of the step; returns what reads its results."""
+        """Launches all of the step; returns a function that reads its results."""
         self._sampling.apply(batch)
         self._rows.send()
         if batch.mode is ForwardMode.IDLE:
@@ -211,8 +211,8 @@ class Runner:
         return partial(_scored_results, batch, fetched, accept, scores, logprobs.finished(batch))
 
     def _before(self, batch: Batch, host: HostInputs, inputs: StepInputs) -> DraftsBefore | None:
-        """The drafts before the step's sampled tokens; None: nothing is verified. What a model has
-        proposed is on its way to the host from now on, if masks need to know it."""
+        """The drafts before the step's sampled tokens; None: nothing is verified. Drafts that a
+        model has proposed are sent to the host from here, if masks need them."""
         if not batch.verify_rows:
             return None
         read: Callable[[], list[int]] = host.token_ids.tolist
@@ -222,7 +222,7 @@ class Runner:
         return DraftsBefore(inputs.token_ids, host.sampled_tokens, host.sampled_drafts, read)
 
     def _hidden(self, inputs: StepInputs) -> Tensor:
-        """[n, h], by a graph where one was captured for such a step."""
+        """Hidden states [n, h], from a graph where one was captured for such a step."""
         if self._head is not None:
             return self._head.model_hidden(self._model, inputs, self._pool)
         step, pool = (inputs.token_ids, inputs.positions), self._pool
@@ -230,13 +230,13 @@ class Runner:
         return self._model.hidden(*step, pool, inputs.layout) if hidden is None else hidden
 
     def _follow(self, batch: Batch, host: HostInputs, inputs: StepInputs, tokens: Tensor) -> None:
-        """What comes after the results of a step, so that nobody waits for it."""
+        """Runs the draft head after the results of a step were sent: nothing waits for it."""
         if self._head is not None:
             self._head.follow(batch, host, inputs, tokens)
 
     def _split(self, batch: Batch, inputs: StepInputs) -> Tensor:
-        """[n, h]: the prompt's tokens after this step's group of layers, then the other rows'
-        tokens after all of them."""
+        """Hidden states [n, h]: the prompt's tokens after this step's group of layers, then the
+        other rows' tokens after all of them."""
         assert batch.layers is not None
         first, end = batch.layers.first, batch.layers.end
         prompt, others = inputs.of_first_row()
@@ -258,8 +258,8 @@ class Runner:
         hidden: Tensor,
         before: DraftsBefore | None,
     ) -> tuple[Tensor, StepLogprobs | None]:
-        """[n, h] → [m] tokens, and logprobs of the rows that ask; logits are computed for the m
-        rows that sample and no others."""
+        """Draws tokens: [n, h] → [m], and logprobs of the rows that ask. Logits are computed only
+        for the m rows that sample."""
         if not len(host.sampled_tokens):
             return inputs.sampled_rows, None
         logits = self._model.logits(hidden[inputs.sampled_tokens])
@@ -277,7 +277,7 @@ class Runner:
         return tokens, step_logprobs
 
     def _drawn(self, host: HostInputs, logits: Tensor, drafts: DraftsBefore | None) -> Tensor:
-        """[m, vocabulary] → [m] tokens; on ranks after the first, room for the first one's."""
+        """Draws tokens: [m, vocabulary] → [m]; later ranks only allocate room for them."""
         if self._model.group.rank > 0:
             return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         if self._matchers.used and self._matchers.follows(host.sampling_rows):
@@ -288,7 +288,7 @@ class Runner:
         return self._sampling.sample(logits, host.sampling_rows, host.sampled_contexts, drafts)
 
     def _accepting(self, rows: Sequence[int]) -> Accept:
-        """What gives the tokens of these rows to their matchers."""
+        """A function that gives the tokens of these rows to their matchers."""
         return self._matchers.accepting(rows) if self._matchers.used else _accept_nothing
 
     def _without_memory(self, batch: Batch, error: str) -> Callable[[], SampledTokens]:
@@ -306,16 +306,16 @@ class Runner:
 
 
 Accept = Callable[[Sequence[int]], None]
-"""Gives the step's tokens to the matchers of its rows."""
+"""Function that gives the step's tokens to the matchers of its rows."""
 
 
 def _accept_nothing(tokens: Sequence[int]) -> None:
-    """No row has a grammar."""
+    """Does nothing: no row has a grammar."""
 
 
 @torch.inference_mode()
 def _results(batch: Batch, fetched: Fetched, accept: Accept) -> SampledTokens:
-    """Waits for the step. Its tokens are read and its matchers have them."""
+    """Waits for the step, reads its tokens and gives them to its matchers."""
     (drawn,) = fetched()
     tokens, drafts = _split(batch, drawn)
     accept(tokens)
@@ -330,8 +330,8 @@ def _scored_results(
     step_scores: StepScores,
     prompts: Mapping[int, list[TokenLogprob]],
 ) -> SampledTokens:
-    """See `_results`; of a step in which a row asks for logprobs. `prompts`: of prompts that end in
-    this step, by row."""
+    """Does what `_results` does, for a step in which a row asks for logprobs. `prompts`: scores of
+    prompts that end in this step, by row."""
     drawn, *tables = fetched()
     tokens, drafts = _split(batch, drawn)
     accept(tokens)
@@ -346,18 +346,18 @@ def _scored_results(
 
 
 def _joined(tokens: Tensor, drafts: list[Tensor]) -> Tensor:
-    """[m], [drafts] → [m + drafts]: one copy carries both."""
+    """Joins [m] and [drafts] to [m + drafts], so that one copy carries both."""
     return torch.cat([tokens, *drafts]) if drafts else tokens
 
 
 def _split(batch: Batch, joined: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """See `_joined`."""
+    """Splits what `_joined` has joined."""
     numbers, tokens = joined.tolist(), len(batch.sampling_rows)
     return tuple(numbers[:tokens]), tuple(numbers[tokens:])
 
 
 PendingResult = Callable[[], SampledTokens]
-"""Waits for a step and returns its results, or raises what the step raised."""
+"""Function that waits for a step and returns its results, or raises what the step raised."""
 
 
 class StepRunner(Protocol):
@@ -381,7 +381,7 @@ class StepLauncher(StepRunner, Protocol):
 
 
 class AnnouncingRunner:
-    """A runner of which other ranks hear before it launches."""
+    """A runner that announces each batch to the other ranks before it launches."""
 
     def __init__(self, runner: StepLauncher, announce: Callable[[Batch], None]) -> None:
         self._runner = runner
@@ -398,11 +398,11 @@ class AnnouncingRunner:
 
 
 class Executor(Protocol):
-    """Takes batches."""
+    """Runs batches."""
 
     @property
     def ahead(self) -> int:
-        """Batches that may be launched before the results of the one before them are known."""
+        """Maximum batches that may be launched before the results of an earlier one are known."""
         ...
 
     def launch(self, batch: Batch) -> PendingResult: ...
@@ -436,7 +436,7 @@ class OverlapExecutor:
         return self._thread.submit(self._runner.forward, batch).result
 
     def close(self) -> None:
-        """Takes no more batches. Returns at once, even while one runs."""
+        """Stops taking batches. Returns at once, even while one runs."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 

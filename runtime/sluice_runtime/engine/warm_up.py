@@ -30,7 +30,7 @@ from sluice_runtime.wire.messages import Sampling
 
 _GREEDY: Final = Sampling(temperature=0.0)
 _COSTLIEST: Final = Sampling(top_p=0.9, presence_penalty=0.1, repetition_penalty=1.1)
-"""Takes the most memory of all ways to sample."""
+"""Sampling parameters that take the most memory."""
 _TOP_LOGPROBS: Final = 1
 
 
@@ -85,7 +85,8 @@ def _run(runner: WarmUpRunner, batch: Batch) -> None:
 
 
 def _prompt_lengths(settings: SchedulerSettings) -> list[int]:
-    """By row: one long prompt, and prompts of one token in all other rows that the pool holds."""
+    """Prompt lengths by row: one long prompt, and prompts of one token in all other rows that the
+    pool holds."""
     page, limits = settings.page_size, settings.limits
     pool_pages, short_pages = limits.kv_pool_tokens // page, pages_for(2, page)
     rows = min(settings.max_running_requests, pool_pages // short_pages)
@@ -98,8 +99,8 @@ def _prompt_lengths(settings: SchedulerSettings) -> list[int]:
 
 
 def _largest_step(lengths: list[int], page_size: int, sampled_at_once: int) -> Batch:
-    """Rows after the first `sampled_at_once` are greedy: to sample them all in the costliest way
-    would take no more memory, but many seconds with a large vocabulary."""
+    """The first step. Rows after the first `sampled_at_once` are greedy: sampling them all in the
+    costliest way would take no more memory, but many seconds with a large vocabulary."""
     samplings = (_COSTLIEST if row < sampled_at_once else _GREEDY for row in range(len(lengths)))
     return Batch(
         step=0,
@@ -116,7 +117,7 @@ def _largest_step(lengths: list[int], page_size: int, sampled_at_once: int) -> B
 
 
 def _pages(lengths: list[int], page_size: int) -> tuple[PagesAppended, ...]:
-    """For each row's prompt and one token more."""
+    """Pages for each row's prompt and one token more."""
     appended, first = [], 0
     for row, length in enumerate(lengths):
         end = first + pages_for(length + 1, page_size)

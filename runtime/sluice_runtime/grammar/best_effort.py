@@ -1,10 +1,10 @@
-"""Best-effort schemas: keywords that the grammar library does not take are left out. Imports no
+"""Best-effort schemas: leaves out keywords that the grammar library does not accept. Imports no
 torch.
 
-The library refuses a schema as a whole. The smallest part that it does not take by itself is looked
-for, and the keyword without which it takes that part. All checks of one request together are given
-at most `MAX_CHECKED_CHARACTERS`, and at most `MAX_CHECK_SECONDS` and one check more of a processor;
-a schema for which nothing is left is given up.
+The library refuses a schema as a whole. So the smallest part that it does not accept by itself is
+searched, and the keyword without which it accepts that part. All checks of one request together get
+at most `MAX_CHECKED_CHARACTERS`, and at most `MAX_CHECK_SECONDS` and one check more of processor
+time. A schema for which nothing is left is given up.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sluice_runtime.grammar.schema_keywords import LEFT_WITH, at
 
 
 def without_patterns(usable: Usable, budget: CheckBudget) -> list[str] | None:
-    """Takes the patterns that the library does not take out of a schema; the places that were left
-    out. None: the schema is given up."""
+    """Takes unaccepted patterns out of a schema; returns the places that were left out. None: the
+    schema is given up."""
     return _within(lambda: _without_patterns(usable, budget))
 
 
@@ -40,13 +40,13 @@ def _without_patterns(usable: Usable, budget: CheckBudget) -> list[str]:
 
 
 def fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
-    """Takes what the library does not take out of a schema; the places that were left out. None:
-    the schema is given up."""
+    """Takes everything unaccepted out of a schema; returns the places that were left out. None: the
+    schema is given up."""
     return _within(lambda: _fitted(usable, budget))
 
 
 def _within(search: Callable[[], list[str] | None]) -> list[str] | None:
-    """What a search finds before the checks are spent and where the library does not fail."""
+    """Result of a search; None if the checks are spent before, or the library fails."""
 
     def run() -> list[str] | None:
         try:
@@ -77,7 +77,8 @@ def _fitted(usable: Usable, budget: CheckBudget) -> list[str] | None:
 
 
 def _culprits(root: Any, part: dict[str, Any], budget: CheckBudget) -> list[str]:
-    """A keyword without which the library takes a schema, or all that it takes by no means."""
+    """A keyword without which the library accepts a schema, or all that it does not accept
+    alone."""
 
     def invalid(schema: Any) -> str:
         return budget.invalid(root, schema)
@@ -89,7 +90,7 @@ def _culprits(root: Any, part: dict[str, Any], budget: CheckBudget) -> list[str]
 
 
 def _origin(usable: Usable, place: str) -> str:
-    """The place in the client's schema."""
+    """Place in the client's schema."""
     for now, before in usable.moved.items():
         if place == now or place.startswith(f"{now}."):
             return (before + place[len(now) :]).lstrip(".")

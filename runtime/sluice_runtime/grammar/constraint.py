@@ -1,5 +1,4 @@
-"""What a request asks for as a grammar of the library, checked and compiled within limits. Imports
-no torch.
+"""Grammars of requests for the library, checked and compiled within limits. Imports no torch.
 
 The API process checks and the engine compiles, both with `LIMITS`: the library counts its steps and
 stops by itself, so neither needs a process that could be killed.
@@ -32,46 +31,49 @@ LIMITS: Final = LLParserLimits(
     initial_lexer_fuel=100_000,
     verbose_errors=False,
 )
-"""Below the library's own: one mask of an ambiguous grammar takes up to 0.13 s then, and a matcher
-`sizing.plan.MATCHER_BYTES`. Ordinary grammars use up to 15,000 items with 150,000 tokens, and fewer
-than 500 states; a string of bounded length 5 or 6 for each byte of an answer. Its lexer takes up to
-half a unit of fuel for each of 65,536 characters, and 14,000 for a pattern with `\\p{L}`."""
+"""Limits below the library's own. One mask of an ambiguous grammar then takes up to 0.13 s, and a
+matcher `sizing.plan.MATCHER_BYTES`. Ordinary grammars use up to 15,000 items with 150,000 tokens,
+and fewer than 500 states; a string of bounded length 5 or 6 for each byte of an answer. Its lexer
+takes up to half a unit of fuel for each of 65,536 characters, and 14,000 for a pattern with
+`\\p{L}`."""
 MAX_CHECKED_CHARACTERS: Final = 1_000_000
 MAX_CHECK_SECONDS: Final = 0.15
-"""Time of a processor in which, beside the characters above, one request's schemas are searched
-for what the library does not take."""
+"""Maximum processor time, besides the characters above, to search one request's schemas for what
+the library does not accept."""
 _CHECK_CHARACTERS: Final = 1_000
-"""What a check costs beside the schema's length."""
+"""Fixed cost of a check in characters, besides the schema's length."""
 _MAX_WHITESPACE: Final = 32
-"""Characters between two words of JSON: enough to indent; a weak model that may write more writes
-nothing else."""
+"""Maximum characters between two words of JSON: enough to indent. A weak model that may write more
+writes nothing else."""
 _GUIDANCE: Final = {"whitespace_pattern": rf"[ \n\r\t]{{1,{_MAX_WHITESPACE}}}"}
 _STACK_BYTES: Final = 256 << 20
-"""The library's compiler is recursive; 65,536 characters nest less than this. Untouched pages cost
-nothing."""
+"""Stack size for the library's recursive compiler; 65,536 characters nest less than this. Untouched
+pages cost nothing."""
 _STACK_SIZE: Final = threading.Lock()
-"""The size is the process's: several threads set and restore it."""
+"""Lock around the process's stack size, which several threads set and restore."""
 _MAX_SHOWN: Final = 300
 LIBRARY_FAILED: Final = "the grammar library failed with it"
 _WHERE: Final = re.compile(
     r"^at \d+\(\d+\): |failed to compile JSON schema: |invalid regex .* \(in regex\): "
     r"|; \w+ in regex .*$"
 )
-"""What the library says of its own language, into which the client's grammar was written."""
+"""Parts of messages about the library's own language, into which the client's grammar was
+written."""
 _UNSATISFIABLE: Final = "Unsatisfiable"
-"""What it says of a schema that no value fits."""
+"""Part of the library's message about a schema that no value fits."""
 _ResultT = TypeVar("_ResultT")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CompiledGrammar:
-    """Of one request."""
+    """Compiled grammar of one request."""
 
     matcher: LLMatcher
-    """At the grammar's begin."""
+    """Matcher at the grammar's beginning."""
     compile: Callable[[], LLMatcher]
-    """Makes one more, that shares nothing; to be called in a thread with a large stack."""
+    """Function that makes another matcher, which shares nothing. Call it in a thread with a large
+    stack."""
 
 
 def json_rule(schema: Any) -> str:
@@ -97,7 +99,7 @@ _KINDS: Final[Mapping[GrammarKind, Callable[[str], str]]] = {
 
 
 def _written(kind: GrammarKind, text: str) -> str:
-    """The grammar as the library takes it.
+    """Converts the grammar to the library's language.
 
     Raises:
         GrammarError: it is none.
@@ -109,7 +111,7 @@ def _written(kind: GrammarKind, text: str) -> str:
 
 
 def invalid_grammar(grammar: str) -> str:
-    """Why the library does not take a grammar in Lark, or not within `LIMITS`; "": it does.
+    """Explains why the library does not accept a grammar in Lark within `LIMITS`; "": it does.
 
     Raises:
         GrammarUnavailableError: the library failed with it.
@@ -118,7 +120,7 @@ def invalid_grammar(grammar: str) -> str:
 
 
 def refuse_unusable(kind: GrammarKind, text: str) -> None:
-    """Refuses what the library does not take, or not within `LIMITS`.
+    """Refuses grammars that the library does not accept within `LIMITS`.
 
     Raises:
         GrammarError: of the grammar; in a schema it says where.
@@ -133,7 +135,7 @@ def refuse_unusable(kind: GrammarKind, text: str) -> None:
 
 
 def refusal_place(schema: Any, reason: str) -> str:
-    """The place in a schema for which the library does not take it, and why."""
+    """Place in a schema that the library does not accept, and the reason."""
 
     def search() -> tuple[str, str]:
         budget = CheckBudget()
@@ -153,7 +155,7 @@ def refusal_place(schema: Any, reason: str) -> str:
 
 
 def compiled(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> CompiledGrammar:
-    """Compiles a grammar; to be called in a thread with a large stack.
+    """Compiles a grammar; call it in a thread with a large stack.
 
     Raises:
         GrammarError: the library does not take it, or not within `LIMITS`.
@@ -167,14 +169,15 @@ def compiled(tokenizer: LLTokenizer, kind: GrammarKind, text: str) -> CompiledGr
 
 
 def first_line(message: str) -> str:
-    """What the library says, on one line and cut short."""
+    """The library's message on one line, cut short."""
     lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
     message = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
     return _WHERE.sub("", message.removeprefix("error:").strip())[:_MAX_SHOWN]
 
 
 def _refusal(message: str) -> str:
-    """Why the library takes no grammar, for the client; RuntimeError where the fault is its own."""
+    """Reason why the library accepts no grammar, for the client; RuntimeError where the fault is
+    its own."""
     line = first_line(message)
     if line.startswith("panic"):
         raise RuntimeError(line)
@@ -182,8 +185,8 @@ def _refusal(message: str) -> str:
 
 
 def with_deep_stack(call: Callable[[], _ResultT]) -> _ResultT:
-    """Calls in a thread whose stack is large, and waits for it; GrammarUnavailableError, and a line
-    in the log, where it fails."""
+    """Calls in a thread with a large stack, and waits for the result. Raises
+    GrammarUnavailableError and writes a line to the log if the call fails."""
     results: list[_ResultT] = []
 
     def run() -> None:
@@ -214,12 +217,12 @@ def start_deep_thread(target: Callable[[], None], name: str) -> threading.Thread
 
 
 class ChecksSpentError(Exception):
-    """No more checks are made for the request."""
+    """Error: the request's budget of checks is spent."""
 
 
 class CheckBudget:
-    """What the checks of one request may still cost. The library does not say what a check took it,
-    so its time counts, too; `clock`: that of the thread which checks, in seconds."""
+    """Budget of the checks of one request. The library does not report the cost of a check, so time
+    counts, too. `clock`: that of the checking thread, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._characters = MAX_CHECKED_CHARACTERS
@@ -229,17 +232,18 @@ class CheckBudget:
         """Reasons by grammar: a repeated check costs a tenth of its characters, and no time."""
 
     def invalid(self, root: Any, part: Any) -> str:
-        """Why the library does not take a part of a schema (`usable_schema`) by itself; "": it
-        does. To be called in a thread with a large stack.
+        """Explains why the library does not accept a part of a schema (`usable_schema`) by itself;
+        "": it does. Call it in a thread with a large stack.
 
         Raises:
-            ChecksSpentError: nobody knows.
+            ChecksSpentError: it is unknown, as the budget is spent.
         """
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return self._check(f"start: {json_rule(definitions | part)}")
 
     def invalid_grammar(self, grammar: str) -> str:
-        """Why the library does not take a grammar in Lark, or that nobody knows; "": it does."""
+        """Explains why the library does not accept a grammar in Lark, or that it was not checked;
+        "": it does."""
 
         def check() -> str:
             try:
@@ -270,8 +274,8 @@ def _invalid(grammar: str) -> str:
 
 
 def invalid_patterns(root: Any, budget: CheckBudget) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """The strings in a schema whose pattern the library does not take: their places, and why. They
-    are the usual fault, and each pattern takes one short check."""
+    """Strings in a schema whose pattern the library does not accept: their places, and the reasons.
+    They are the usual fault, and each pattern takes one short check."""
     pending: list[tuple[str, object]] = [("", root)]
     seen = set[str]()
     while pending:
@@ -289,8 +293,7 @@ def invalid_patterns(root: Any, budget: CheckBudget) -> Iterator[tuple[str, dict
 
 
 def _referred(schema: Mapping[str, Any], root: Any, seen: set[str]) -> Iterator[tuple[str, object]]:
-    """The place and the target of a schema's reference, if it is not in `seen`, to which it is
-    added."""
+    """Place and target of a schema's reference, if it is not in `seen`, to which it is added."""
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
         seen.add(reference)
@@ -300,7 +303,8 @@ def _referred(schema: Mapping[str, Any], root: Any, seen: set[str]) -> Iterator[
 def innermost_invalid(
     root: Any, invalid: Callable[[Any], str], reason: str
 ) -> tuple[str, dict[str, Any], str]:
-    """The smallest schema in `root` that is not taken by itself: its place, and why."""
+    """The smallest schema in `root` that is not accepted by itself: its place, itself, and the
+    reason."""
     schema, path, seen = root, "", set[str]()
     while True:
         parts: list[tuple[str, object]] = [*subschemas(schema, path)]
@@ -317,7 +321,7 @@ def innermost_invalid(
 
 
 def culprit(part: dict[str, Any], invalid: Callable[[Any], str]) -> str | None:
-    """A keyword without which the library takes a schema; None: no single one."""
+    """A keyword without which the library accepts a schema; None: no single one."""
     for key in _candidates(part):
         if not invalid({name: value for name, value in part.items() if name != key}):
             return key

@@ -1,4 +1,4 @@
-"""Clients' EBNF (GBNF, as in llama.cpp) as Lark for the grammar library; pure.
+"""Converts clients' EBNF (GBNF, as in llama.cpp) to Lark for the grammar library; pure.
 
 The library's lexer takes the longest match of each terminal. So that this loses nothing, all that
 is not recursive becomes one terminal: a grammar without recursion is one regular expression.
@@ -29,12 +29,12 @@ from sluice_runtime.errors import GrammarError
 
 _ROOT: Final = "root"
 _LARK_RULE: Final = re.compile(r"^[ \t]*[?!]?\w+(\.\d+)?[ \t]*:(?!:=)", re.MULTILINE)
-"""The begin of a rule in Lark."""
+"""Beginning of a rule in Lark."""
 _ESCAPED: Final = re.compile(r"(\\\\)|\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
 
 
 def lark_of(ebnf: str) -> str:
-    """The same grammar, from its rule `root`, as Lark.
+    """The grammar from its rule `root`, as Lark.
 
     Raises:
         GrammarError: it is no such grammar.
@@ -50,7 +50,7 @@ def lark_of(ebnf: str) -> str:
 
 
 def _character(escape: re.Match[str]) -> str:
-    """The character itself, as the library's parser drops zeros; what has a meaning stays."""
+    """The character itself, as the library's parser drops zeros; escapes with a meaning stay."""
     if escape[1]:
         return escape[1]
     code = int(escape[2] or escape[3], 16)
@@ -105,7 +105,7 @@ class _Lark:
         raise AssertionError(node)
 
     def _parts(self, parts: Sequence[ASTNode]) -> Iterator[str]:
-        """Neighbours without recursion are one terminal."""
+        """Parts of a sequence; neighbours without recursion are joined into one terminal."""
         for plain, group in groupby(parts, self._is_plain):
             if plain:
                 yield self._lifted(" ".join(map(self._terminal, group)))
@@ -148,7 +148,7 @@ def _references(node: ASTNode) -> Iterator[str]:
 
 
 def _not_recursive(uses: Mapping[str, set[str]]) -> set[str]:
-    """The rules that lead to none that leads to itself."""
+    """Rules from which no rule that leads to itself is reached."""
     order, plain = TopologicalSorter(uses), set[str]()
     with suppress(CycleError):
         order.prepare()

@@ -1,4 +1,4 @@
-"""Clients' JSON schemas as the grammar library takes them; pure.
+"""Rewrites clients' JSON schemas for the grammar library; pure.
 
 Keywords that the library does not enforce are refused, or left out where a schema is best effort,
 with their place. Objects without `additionalProperties` are closed where that is asked for, a
@@ -42,14 +42,14 @@ class Usable(NamedTuple):
 
     schema: Any
     left_out: list[str]
-    """Places of keywords that a best-effort schema does not have."""
+    """Places of keywords that were left out of a best-effort schema."""
     moved: Mapping[str, str]
-    """Places of schemas that were moved or copied, by where they are now."""
+    """Original places of schemas that were moved or copied, by their present place."""
 
 
 def usable_schema(schema: object, *, closed: bool = True, steps: Steps | None = None) -> Any:
     """The schema for the library. `closed`: objects have no properties, and tuples no items, that
-    it does not name; `steps`: those left to the request.
+    it does not name; `steps`: the request's remaining ones.
 
     Raises:
         GrammarError: a part of it would not be enforced; says where.
@@ -77,8 +77,8 @@ def subschemas(schema: object, path: str = "") -> list[tuple[str, Any]]:
 
 
 class _Rewriting:
-    """One schema. A schema is a `member` where it stands beside other restrictions of its value:
-    then what is said of the whole is not said of it alone."""
+    """Rewriting of one schema. A schema is a `member` where other restrictions of its value stand
+    next to it: then rules about the whole do not apply to it alone."""
 
     def __init__(
         self, root: object, closed: bool, steps: Steps, *, best_effort: bool = False
@@ -107,7 +107,7 @@ class _Rewriting:
         return Usable(schema, list(self._left_out), moved)
 
     def _leave_out(self, place: str, error: GrammarError) -> None:
-        """Notes what is left out of a best-effort schema; raises the error of another."""
+        """Records what is left out of a best-effort schema; raises the error if it is none."""
         if not self._best_effort:
             raise error
         self._left_out[place] = None
@@ -156,7 +156,7 @@ class _Rewriting:
         return schema
 
     def _with_reference(self, schema: dict[str, Any], path: str, *, member: bool) -> dict[str, Any]:
-        """With a reference to a definition that is rewritten as it is used here."""
+        """The schema with a reference to a definition that is rewritten for its use here."""
         reference = schema.get("$ref")
         if not isinstance(reference, str) or target_of(reference, self._root) is None:
             return schema  # the library says what is wrong with it
@@ -183,7 +183,7 @@ class _Rewriting:
         *,
         member: bool,
     ) -> dict[str, Any]:
-        """With what is said of several restrictions of one value together."""
+        """The schema with what several restrictions of one value imply together."""
         parts = schema["allOf"] if isinstance(schema.get("allOf"), list) else []
         if "oneOf" in schema:
             parts = [*parts, {"anyOf": schema.pop("oneOf")}]
@@ -204,7 +204,7 @@ class _Rewriting:
         return schema
 
     def _complete(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """With every required name among the properties, and closed."""
+        """The schema with every required name among the properties, and closed."""
         properties = schema.get("properties", {})
         required = [name for name in list_of(schema, "required") if isinstance(name, str)]
         missing = [name for name in required if name not in properties]
@@ -226,7 +226,8 @@ class _Rewriting:
         return schema
 
     def _with_names(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """With `propertyNames` as the properties that it names, or as a pattern of them."""
+        """The schema with `propertyNames` as the properties that it names, or as a pattern of
+        them."""
         if "propertyNames" not in schema:
             return schema
         rest = {key: value for key, value in schema.items() if key != "propertyNames"}
@@ -248,7 +249,7 @@ class _Rewriting:
 
 
 def _named_properties(names: object, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Keywords that hold the names of properties to a schema; None: none do."""
+    """Keywords that restrict the names of properties like a schema; None: there are none."""
     if names is True or names == {}:
         return {}
     if not isinstance(names, dict) or names.get("type", "string") != "string":
@@ -289,7 +290,7 @@ def _pattern_of_names(limits: Mapping[str, Any]) -> str | None:
 
 
 def _leads_through_keywords(reference: str) -> bool:
-    """Whether the target of a reference is a schema that is rewritten where it stands."""
+    """Whether the target of a reference is a schema that is rewritten in place."""
     left = iter(reference[2:].split("/") if len(reference) > 1 else [])
     for step in left:
         if step in MAPS or step in LISTS:
@@ -300,7 +301,7 @@ def _leads_through_keywords(reference: str) -> bool:
 
 
 def _restrictions(schema: dict[str, Any]) -> dict[str, Any]:
-    """Only what the library has to know; it refuses some keys that say nothing."""
+    """The keys that the library has to know; it refuses some keys without a meaning."""
     kept = {key: value for key, value in schema.items() if key in RESTRICTING or key in MAPS}
     if isinstance(kept.get("format"), str) and kept["format"] not in FORMATS:
         del kept["format"]
@@ -308,7 +309,7 @@ def _restrictions(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tuples(schema: dict[str, Any]) -> dict[str, Any]:
-    """With the tuples of drafts up to 2019-09 as those of 2020-12."""
+    """The schema with tuples of drafts up to 2019-09 in the form of 2020-12."""
     rest = schema.pop("additionalItems", None)
     if isinstance(schema.get("items"), list) and "prefixItems" not in schema:
         first = schema.pop("items")
@@ -325,14 +326,14 @@ def _with_portable_patterns(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_whole_tuple(schema: Mapping[str, Any]) -> bool:
-    """Whether a tuple says nothing of items beyond those that it names."""
+    """Whether a tuple has no rule for items beyond those that it names."""
     named = len(list_of(schema, "prefixItems"))
     bounds = [schema.get(key, 0) for key in ("minItems", "maxItems")]
     return named > 0 and all(IS_OF_TYPE["integer"](bound) and bound <= named for bound in bounds)
 
 
 def _with_evaluated(schema: dict[str, Any]) -> dict[str, Any]:
-    """With what is said of the rest, where nothing stands beside it."""
+    """The schema with its rules for the rest, if no other schema stands next to it."""
     for key, same in (
         ("unevaluatedProperties", "additionalProperties"),
         ("unevaluatedItems", "items"),
@@ -344,8 +345,8 @@ def _with_evaluated(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
-    """With the types that its keywords apply to, if it has none; objects and arrays of which it
-    says nothing have any contents."""
+    """The schema with the types that its keywords apply to, if it has none. Objects and arrays
+    without rules may have any contents."""
     if any(key in schema for key in (*IN_PLACE, "const", "enum")):
         return schema
     implied = sorted({IMPLIED_TYPE[key] for key in schema.keys() & IMPLIED_TYPE.keys()})
@@ -360,7 +361,7 @@ def _typed(schema: dict[str, Any]) -> dict[str, Any]:
 def _replaced(
     schema: dict[str, Any], path: str, replace: Callable[[str, Any, str], Any]
 ) -> dict[str, Any]:
-    """With what `replace` returns of each schema directly in it, its keyword and its place."""
+    """The schema with `replace`'s result for each schema directly in it, by keyword and place."""
     result = dict(schema)
     for key, value in schema.items():
         place = at(path, key)

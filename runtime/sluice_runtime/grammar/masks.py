@@ -1,7 +1,7 @@
 """Moves answers through their grammars, and masks the next token of each. Imports no torch.
 
-While a device computes a step, the engine's thread follows the rows that have a grammar; the
-library's calls run beside each other in a few threads, without the interpreter's lock, and are
+While a device computes a step, the engine's thread follows the rows that have a grammar. The
+library's calls run in parallel in a few threads, without the interpreter's lock, and are
 bounded by its own limits. Knows requests by their messages, and no logits.
 """
 
@@ -32,18 +32,18 @@ from sluice_runtime.scheduler.batch import NO_TOKEN, Batch
 from sluice_runtime.wire.messages import Generate, Grammar
 
 MAX_MEAN_SECONDS: Final = 0.015
-"""Of a processor, for each token of an answer: ordinary schemas take 0.1 to 0.5 ms."""
+"""Maximum mean processor time for each token of an answer: ordinary schemas take 0.1 to 0.5 ms."""
 FREE_SECONDS: Final = 0.05
-"""An answer may take so much more in all."""
+"""Processor time that an answer may take in all, besides the mean."""
 AHEAD_SECONDS: Final = 0.003
-"""The same for each mask of an answer that may have drafts, also of those behind drafts: where
-masks take more, none is computed ahead, so that each counts as the answer's own."""
+"""Maximum mean processor time for masks of an answer that may have drafts. Where masks take more,
+none is computed ahead, so that each counts as the answer's own."""
 AHEAD_FREE_TOKENS: Final = 10
 MIN_RENEWED_TOKENS: Final = 50
 MIN_RENEWED_SHARE: Final = 1 / 8
-"""A matcher is made anew only where so many tokens, and such a share of the answer, have come since
-it was made. Compiling an ordinary grammar takes 2 to 40 ms of the step, reading an answer again up
-to 16 ms for 1,000 tokens."""
+"""Minimum share of an answer's tokens since its matcher was made, and MIN_RENEWED_TOKENS their
+number, before it is made again. Compiling an ordinary grammar takes 2 to 40 ms of the step, reading
+an answer again up to 16 ms for 1,000 tokens."""
 _WORD_BITS: Final = 32
 _BITS: Final = np.left_shift(np.uint32(1), np.arange(_WORD_BITS, dtype=np.uint32)).view(np.int32)
 _SIMPLER: Final = "; write it without repeats within repeats such as (a{0,60}){0,60}"
@@ -53,7 +53,8 @@ SlowReason = Literal["slow", "stuck", "failed"]
 
 
 class GiveUp(NamedTuple):
-    """Why an answer's grammar is given up; its request is at fault, unless the library failed."""
+    """Reason why an answer's grammar is given up; its request is at fault, unless the library
+    failed."""
 
     reason: SlowReason
     error: str
@@ -74,26 +75,26 @@ REFUSED: Final = GiveUp(
 )
 FAILED: Final = GiveUp("failed", LIBRARY_FAILED)
 _MANY_STATES_SAID: Final = "too many states"
-"""What the library says of a long answer, and where a grammar has many patterns."""
+"""Part of the library's message about a long answer, or a grammar with many patterns."""
 _LIMIT_SAID: Final = (
     "too many expressions constructed",
     "Too many items",
     "items; max is",
     "fuel exhausted",
 )
-"""What the library says where an answer reaches one of its limits."""
+"""Parts of the library's messages where an answer reaches one of its limits."""
 _DEAD_END_SAID: Final = (
     "NoExtension",
     "doesn't satisfy the grammar",
     "parser stopped in consume_token",
 )
-"""What it says where nothing may follow, or not what was drawn elsewhere."""
+"""Parts of the library's messages where nothing may follow, or not what was drawn elsewhere."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class GivenUp:
-    """A request that ends, since its grammar was given up."""
+    """A request that ends because its grammar was given up."""
 
     request_id: str
     grammar: Grammar
@@ -102,23 +103,24 @@ class GivenUp:
 
 @dataclass(frozen=True)
 class Masks:
-    """Of k rows of a step."""
+    """Masks of k rows of a step."""
 
     places: Sequence[int]
-    """[k] which of the step's rows."""
+    """Places [k] among the step's rows."""
     words: NDArray[np.int32]
-    """[k, vocabulary / 32]: a bit for each token that is allowed, the lowest first."""
+    """Bits [k, vocabulary / 32]: one for each token that is allowed, the lowest first."""
 
 
 class Matcher:
     """One answer and its grammar, which was compiled for this answer alone, since copies share the
     states that the library counts. A mask creates 5 or 6 of them for each byte of a string with a
-    bounded length, and a token that is taken in one a byte: where they are too many, a new matcher
-    takes in the answer again. `end`: the token that ends answers in the grammar, behind the
+    bounded length, and a token that is taken in creates one a byte. Where there are too many, a new
+    matcher takes in the answer again. `end`: the token that ends answers in the grammar, behind the
     vocabulary.
 
-    It may look ahead of the answer, at drafts. What goes wrong there is not the answer's fault: it
-    is never given up for it."""
+    It may look ahead of the answer, at drafts. Errors there are not the answer's fault: its grammar
+    is never given up for them.
+    """
 
     def __init__(self, compiled: CompiledGrammar, end: int, message: Generate) -> None:
         assert message.grammar is not None
@@ -129,36 +131,36 @@ class Matcher:
         self._prompt_tokens = len(message.prompt_ids)
         self._stops = message.stop_token_ids
         self._tokens = list(message.generated_ids)
-        """Of the answer, as drawn so far."""
+        """Tokens of the answer, as drawn so far."""
         self._resumed = bool(message.generated_ids)
         """Whether its first tokens come from outside, and may be any."""
         self._state = compiled.matcher
         self._made_at = 0
-        """How many tokens the answer had when the state was made."""
+        """Number of the answer's tokens when the state was made."""
         self._taken = 0
-        """How many of the tokens the state has taken in."""
+        """Number of tokens that the state has taken in."""
         self._ahead: list[int] = []
-        """Drafts that it has taken in behind them."""
+        """Drafts that the state has taken in behind these tokens."""
         self._saw_drafts = False
-        """Since it was made."""
+        """Whether the state has seen drafts since it was made."""
         self._looks_ahead = True
         self._ended = False
         self._masks: dict[int, NDArray[np.int32]] = {}
-        """By tokens before it, behind what was taken in."""
+        """Precomputed masks, keyed by the number of accepted tokens ahead of each."""
         self._seconds = self._turns = 0.0
-        """Of the answer's own masks, and how many."""
+        """Processor time of the answer's own masks; `_turns` is their number."""
         self._seconds_ahead = self._turns_ahead = 0.0
-        """The same of those behind drafts."""
+        """Processor time of the masks behind drafts; `_turns_ahead` is their number."""
         self.given_up: GivenUp | None = None
 
     def accept(self, token: int) -> None:
-        """The token that was drawn with the last mask; the next mask takes it in. After drafts all
-        that were drawn: those that are not kept are forgotten with the next mask."""
+        """Adds the token that was drawn with the last mask; the next mask takes it in. After drafts
+        all drawn tokens are added, and those that are not kept are removed with the next mask."""
         self._tokens.append(token)
 
     def fill(self, context_tokens: int, words: NDArray[np.int32]) -> None:
         """Writes the mask behind the row's first `context_tokens` tokens. It allows all tokens once
-        the answer has ended, or was given up."""
+        the answer has ended, or its grammar was given up."""
         assert self.given_up is None
         began = time.thread_time()
         answered = context_tokens - self._prompt_tokens
@@ -177,9 +179,9 @@ class Matcher:
             words[:] = -1
 
     def fill_behind(self, drafts: Sequence[int], words: NDArray[np.int32]) -> None:
-        """Writes the mask behind the answer and drafts that may follow it; `fill` came before. It
-        allows no token where the grammar forbids a draft, and where nobody knows: then nothing is
-        drawn there in this step."""
+        """Writes the mask behind the answer and drafts that may follow it, after a call of `fill`.
+        It allows no token where the grammar forbids a draft or the mask is unknown: nothing is
+        drawn there then."""
         words[:] = 0
         if self.given_up or self._is_slow_ahead() or not self._looks_ahead:
             return
@@ -190,7 +192,8 @@ class Matcher:
         self._seconds_ahead += time.thread_time() - began
 
     def _is_slow_ahead(self) -> bool:
-        """By all masks, as those behind drafts may be the only slow ones."""
+        """Whether masks ahead are too slow, judged by all masks: those behind drafts may be the
+        only slow ones."""
         turns = self._turns + self._turns_ahead + AHEAD_FREE_TOKENS
         return self._seconds + self._seconds_ahead > AHEAD_SECONDS * turns
 
@@ -222,12 +225,12 @@ class Matcher:
         return self._renew(answered) or self._follow(answered, words)
 
     def _is_old(self, answered: int) -> bool:
-        """Whether the state may have too many states for what the answer has made."""
+        """Whether the answer has grown enough since the state was made to make a new one."""
         least = max(MIN_RENEWED_TOKENS, MIN_RENEWED_SHARE * answered)
         return answered - self._made_at >= least
 
     def _renew(self, answered: int) -> GiveUp | None:
-        """A new matcher, which has taken in nothing."""
+        """Replaces the state by a new matcher, which has taken in nothing."""
         del self._state  # two at once would take twice the memory
         try:
             self._state, seconds = with_deep_stack(lambda: _timed(self._compile))
@@ -239,7 +242,7 @@ class Matcher:
         return None
 
     def _settle(self, answered: int) -> GiveUp | None:
-        """Drafts that were drawn are part of the answer. What was taken in and is not, goes."""
+        """Moves kept drafts to the answer, and takes back what is not part of it."""
         if self._saw_drafts and self._state.is_error():
             self._looks_ahead = self._is_old(answered)
             return self._renew(answered)
@@ -259,7 +262,7 @@ class Matcher:
         self._ahead = []
 
     def _go_back(self, tokens: int) -> None:
-        """The state forgets so many tokens."""
+        """Takes so many tokens back from the state."""
         if not tokens:
             return
         self._masks = {
@@ -285,7 +288,7 @@ class Matcher:
         return self._mask(answered, words)
 
     def _mask(self, answered: int, words: NDArray[np.int32]) -> GiveUp | None:
-        """Behind what was taken in, which are so many tokens."""
+        """Writes the mask behind the tokens that were taken in; `answered` is their number."""
         if (mask := self._masks.get(answered)) is not None:
             words[:] = mask
             return None
@@ -319,7 +322,7 @@ class Matcher:
         return (ends or self._state.validate_tokens([token]) == 1) and self._take(token) is None
 
     def _failure(self) -> GiveUp:
-        """Why the library can go no further."""
+        """Reason why the library cannot continue."""
         error = first_line(self._state.get_error())
         if _MANY_STATES_SAID in error:
             return GiveUp("slow", f"following it takes too much ({error}){_SHORTER}")
@@ -331,8 +334,8 @@ class Matcher:
         return FAILED
 
     def _end_with(self, words: NDArray[np.int32], *, may_end: bool) -> None:
-        """The model's tokens that end an answer instead of the library's. Some of them have text,
-        which a string could hold: drawn there, they would cut the answer."""
+        """Allows the model's end tokens in place of the library's. Some of them have text, which a
+        string could hold: drawn there, they would cut the answer."""
         words[self._end // _WORD_BITS] &= ~_BITS[self._end % _WORD_BITS]
         if not may_end:
             _forbid(words, self.grammar.end_token_ids)
@@ -342,7 +345,7 @@ class Matcher:
 
 
 def _timed(compile_: Callable[[], LLMatcher]) -> tuple[LLMatcher, float]:
-    """With the seconds of a processor that it took."""
+    """A new matcher, and the processor seconds that making it took."""
     began = time.thread_time()
     return compile_(), time.thread_time() - began
 
@@ -362,14 +365,15 @@ def _forbid(words: NDArray[np.int32], tokens: Iterable[int]) -> None:
 
 
 class Matchers:
-    """Matchers by request, and by the rows that run now. `threads`: at most so many fill masks."""
+    """Matchers by request, and by the rows that run now. `threads`: maximum threads that fill
+    masks."""
 
     def __init__(self, vocabulary_size: int, threads: int = 1) -> None:
         self._words = -(-(vocabulary_size + 1) // _WORD_BITS)
         self._end = vocabulary_size
         self._threads = ThreadPoolExecutor(threads, "masks") if threads > 1 else None
         self._given_up: deque[tuple[int, GivenUp]] = deque()
-        """With the step in which each was given up."""
+        """Requests whose grammar was given up, with the step in which that happened."""
         self._step = 0
         self.used = False
         """Whether a request has had a grammar; until then no step has to call anything here."""
@@ -377,17 +381,19 @@ class Matchers:
         self._rows: dict[int, Matcher] = {}
 
     def open(self, message: Generate, compiled: CompiledGrammar) -> None:
-        """Before the request joins the scheduler."""
+        """Adds a matcher for a request, before it joins the scheduler."""
         self.used = True
         self._requests[message.request_id] = Matcher(compiled, self._end, message)
 
     def resumed(self, request_id: str, token: int) -> None:
-        """Its first token was drawn by another engine. No step knows the request yet."""
+        """Adds the first token of a request, drawn by another engine. No step knows the request
+        yet."""
         if matcher := self._requests.get(request_id):
             matcher.accept(token)
 
     def close(self, request_id: str) -> None:
-        """The request has ended; unknown ids are ignored. Its row may be in one more step."""
+        """Removes a request that has ended; unknown ids are ignored. Its row may be in one more
+        step."""
         self._requests.pop(request_id, None)
 
     def follow(self, batch: Batch) -> None:
@@ -400,7 +406,7 @@ class Matchers:
                 self._rows[added.row] = matcher
 
     def follows(self, rows: Sequence[int]) -> bool:
-        """Whether one of the rows has a grammar: its mask needs all tokens before it."""
+        """Whether one of the rows has a grammar: its mask needs all earlier tokens."""
         return any(row in self._rows for row in rows)
 
     def masks(
@@ -409,9 +415,9 @@ class Matchers:
         context_tokens: Sequence[int],
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> Masks | None:
-        """Of those of `rows` that follow a grammar, behind so many tokens of each; None: no row
-        does. `drafts`: by place, which of these tokens are drafts: the last ones. A row may come
-        several times in a row, with more and more of them."""
+        """Masks of those of `rows` that follow a grammar, after so many tokens of each; None: no
+        row does. `drafts`: by place, the last of these tokens that are drafts. A row may come
+        several times, with more and more of them."""
         if not self._rows:
             return None
         rows_matched = [(place, self._rows.get(row)) for place, row in enumerate(rows)]
@@ -433,8 +439,8 @@ class Matchers:
         return Masks([place for place, _ in matched], words)
 
     def accepting(self, rows: Sequence[int]) -> Callable[[Sequence[int]], None]:
-        """Takes the tokens that a step draws for `rows`, in their order. The matchers are those of
-        now: when the tokens are known, the next step may have dropped rows."""
+        """A function that takes the tokens that a step draws for `rows`, in their order. The
+        matchers are fixed now: when the tokens are known, the next step may have dropped rows."""
         matched = [(place, self._rows[row]) for place, row in enumerate(rows) if row in self._rows]
 
         def accept(tokens: Sequence[int]) -> None:

@@ -1,5 +1,5 @@
-"""Patterns of JSON Schema, which are regular expressions of ECMAScript, for the grammar library;
-pure.
+"""Converts patterns of JSON Schema, which are ECMAScript's regular expressions, for the grammar
+library; pure.
 
 A pattern is searched for: a value fits where the pattern matches any part of it. The library does
 so for strings in JSON. `searched` writes it out for texts that are not quoted.
@@ -16,7 +16,7 @@ from sluice_runtime.errors import GrammarError
 ANY_TEXT: Final = r"[\s\S]*"
 _NO_LINE_END: Final = r"[^\n\r\u{2028}\u{2029}]"
 _MAX_VARIANTS: Final = 64
-"""Most alternatives of a pattern whose anchors are written out."""
+"""Maximum alternatives of a pattern whose anchors are written out."""
 _PIECE: Final = re.compile(
     r"\\u\{[0-9a-fA-F]+\}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|\\u[0-9a-fA-F]{4}|\\x[0-9a-fA-F]{2}|\\c[A-Za-z]|\\[pP]\{[^}]*\}|\\."
@@ -28,7 +28,7 @@ _QUANTIFIER: Final = re.compile(r"[*+?]\??|\{\d+(?:,\d*)?\}\??")
 
 
 def portable(pattern: str) -> str:
-    """A pattern of ECMAScript as the library spells it. What the library does not know stays."""
+    """A pattern of ECMAScript in the library's spelling. What the library does not know stays."""
     written: list[str] = []
     pieces = iter(_PIECE.findall(pattern))
     ecma = "(?s)" not in pattern  # other languages' spelling of a dot that is any character
@@ -82,7 +82,7 @@ _Item = str | _Group
 
 
 def searched(pattern: str) -> str:
-    """The expression of all texts in which the pattern matches, without anchors.
+    """Expression for all texts in which the pattern matches, without anchors.
 
     Raises:
         GrammarError: an anchor stands where it is not at an edge, or there are too many variants.
@@ -109,7 +109,7 @@ def _variants(alternatives: list[list[_Item]]) -> Iterator[str]:
 
 
 def _pieces(pattern: str) -> list[str]:
-    """The pieces of a pattern, a class of characters as one."""
+    """Pieces of a pattern, a class of characters as one."""
     pieces, source = list[str](), iter(_PIECE.findall(pattern))
     for piece in source:
         pieces.append(_class(piece, source) if piece in ("[", "[^") else piece)
@@ -118,7 +118,7 @@ def _pieces(pattern: str) -> list[str]:
 
 
 def _alternatives(pieces: list[str]) -> list[list[_Item]]:
-    """The alternatives up to the end of a group; takes its pieces from the end of the list."""
+    """Alternatives up to the end of a group; takes their pieces from the end of the list."""
     alternatives: list[list[_Item]] = [[]]
     while pieces:
         piece = pieces.pop()
@@ -137,7 +137,7 @@ def _alternatives(pieces: list[str]) -> list[list[_Item]]:
 
 
 def _starts(sequence: list[_Item]) -> Iterator[tuple[bool, list[_Item]]]:
-    """The sequence without anchors at its start, by variants; whether each began with one."""
+    """The sequence without anchors at its start, by variants, and whether each began with one."""
     first = sequence[0] if sequence else ""
     if first == "^":
         yield from ((True, rest) for _, rest in _starts(sequence[1:]))
@@ -150,7 +150,7 @@ def _starts(sequence: list[_Item]) -> Iterator[tuple[bool, list[_Item]]]:
 
 
 def _ends(sequence: list[_Item]) -> Iterator[tuple[bool, list[_Item]]]:
-    """The sequence without anchors at its end, by variants; whether each ended with one."""
+    """The sequence without anchors at its end, by variants, and whether each ended with one."""
     last = sequence[-1] if sequence else ""
     if last == "$":
         yield from ((True, rest) for _, rest in _ends(sequence[:-1]))

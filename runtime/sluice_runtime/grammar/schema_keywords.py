@@ -1,6 +1,7 @@
-"""What the keywords of a JSON schema say, before it is rewritten for the grammar library; pure.
+"""Keywords of a JSON schema, before it is rewritten for the grammar library; pure.
 
-Which of them the library does not enforce, and what several restrictions of one value say together.
+Finds keywords that the library does not enforce, and what several restrictions of one value mean
+together.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from sluice_runtime.grammar.patterns import portable
 
 MAX_DEPTH: Final = 64
 MAX_PROPERTIES: Final = 1_000
-"""Of one object: the library's time grows with their square."""
+"""Maximum properties of one object: the library's time grows with their square."""
 MAX_MULTIPLE: Final = 1024
-"""The library's automaton has a state for each remainder."""
+"""Maximum `multipleOf`: the library's automaton has a state for each remainder."""
 _MAX_FOLLOWED: Final = 64
-"""References, from one that may lead to itself."""
+"""Maximum references that are followed, from one that may lead to itself."""
 MAX_COMBINATIONS: Final = 1_000
-"""Of alternatives that stand beside each other: the library writes each out."""
+"""Maximum combinations of alternatives for one value: the library writes each out."""
 MAX_TOGETHER: Final = 500
-"""Schemas about one value that stand beside each other, each as often as it is referred to: the
-library writes each out."""
+"""Maximum schemas about one value, each counted as often as it is referred to: the library writes
+each out."""
 MAX_STEPS: Final = 30_000
-"""Schemas that are looked at for one request."""
+"""Maximum schemas that are looked at for one request."""
 _NAMES_PER_STEP: Final = 8
 
 SCHEMAS: Final = ("additionalProperties", "items", "unevaluatedItems", "unevaluatedProperties")
 LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
 MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
-"""Keywords that hold a schema, a list of schemas, and schemas by name."""
+"""Keywords that hold schemas by name; LISTS hold lists of schemas, SCHEMAS a schema."""
 IGNORED: Final = frozenset(
     {
         *("$dynamicRef", "$recursiveRef", "contains", "dependencies", "not", "uniqueItems"),
@@ -45,7 +46,7 @@ IGNORED: Final = frozenset(
 )
 """Keywords that restrict values and that the library does not know."""
 _NEEDS: Final = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
-"""Keywords that say nothing without another."""
+"""Keywords that have no meaning without another, by keyword."""
 _SAYS_NOTHING: Final[Mapping[str, object]] = {
     "uniqueItems": False,
     "not": False,
@@ -66,13 +67,14 @@ IMPLIED_TYPE: Final[Mapping[str, str]] = {
     }.items()
     for key in keys.split()
 }
-"""The type whose values a keyword restricts."""
+"""Type whose values a keyword restricts."""
 LEFT_WITH: Final = {
     "properties": "additionalProperties",
     "patternProperties": "additionalProperties",
     "prefixItems": "items",
 }
-"""What is about the rest of a value, and is left out with the keyword that says of which."""
+"""Keywords about the rest of a value, by the keyword that defines the rest; both are left out
+together."""
 IN_PLACE: Final = ("$ref", "anyOf", "oneOf", "allOf")
 """Keywords whose schemas are about the value itself."""
 RESTRICTING: Final = (
@@ -81,7 +83,7 @@ RESTRICTING: Final = (
     | set(LISTS)
     | {"additionalItems", "multipleOf", "type", "const", "enum", "$ref"}
 )
-"""Any other key is an annotation."""
+"""All keys that restrict values; any other key is an annotation."""
 FORMATS: Final = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 )
@@ -100,17 +102,17 @@ IS_OF_TYPE: Final[Mapping[str, Callable[[object], bool]]] = {
 
 
 def at(path: str, key: str) -> str:
-    """The place of a keyword of the schema at `path`."""
+    """Place of a keyword in the schema at `path`."""
     return f"{path}.{key}" if path else key
 
 
 def refused(place: str, value: object, allowed: str, why: str = "is not allowed") -> GrammarError:
-    """The error for a keyword's value."""
+    """Error for a keyword's value."""
     return GrammarError(f"{place}: {shown_json(value)} {why}; allowed: {allowed}")
 
 
 def target_of(reference: object, root: object) -> object:
-    """The target of a reference within a schema; None: there is none."""
+    """Target of a reference within a schema; None: there is none."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     target = root
@@ -126,13 +128,13 @@ def target_of(reference: object, root: object) -> object:
 
 
 class Steps:
-    """What looking at the schemas of one request may still cost."""
+    """Budget of steps through the schemas of one request."""
 
     def __init__(self) -> None:
         self._left = MAX_STEPS
 
     def take(self, count: int = 1) -> None:
-        """Raises GrammarError where nothing is left."""
+        """Takes steps from the budget; raises GrammarError if there are too few left."""
         self._left -= count
         if self._left < 0:
             raise GrammarError(
@@ -143,17 +145,17 @@ class Steps:
 
 @dataclass
 class ConjunctionFacts:
-    """What restrictions of one value say together."""
+    """Facts that restrictions of one value imply together."""
 
     names: dict[str, None] = field(default_factory=dict)
-    """Of properties that have a schema."""
+    """Names of properties that have a schema."""
     patterns: dict[str, None] = field(default_factory=dict)
     required: dict[str, None] = field(default_factory=dict)
     kinds: set[str] = field(default_factory=set)
     """Types that the keywords are about."""
     is_typed: bool = False
     is_open: bool = False
-    """Whether one of them says which other properties there may be."""
+    """Whether one of the restrictions has a rule for other properties."""
 
 
 def facts_of(schema: dict[str, Any], root: object, steps: Steps) -> ConjunctionFacts:
@@ -177,7 +179,7 @@ def facts_of(schema: dict[str, Any], root: object, steps: Steps) -> ConjunctionF
 
 
 def parts_in_place(schema: Mapping[str, Any], root: object, seen: set[str]) -> Iterator[object]:
-    """The schemas that are about the same value; `seen`: references that were followed."""
+    """Schemas that are about the same value; `seen`: references that were followed."""
     for key in ("anyOf", "oneOf", "allOf"):
         yield from list_of(schema, key)
     reference = schema.get("$ref")
@@ -279,7 +281,7 @@ def _knows_evaluated(schema: Mapping[str, Any], root: object, steps: Steps) -> b
 
 
 class _Combinations:
-    """How many alternatives the library writes out for a schema, about."""
+    """Estimate of the alternatives that the library writes out for a schema."""
 
     def __init__(self, root: object, steps: Steps) -> None:
         self._root = root
@@ -304,7 +306,8 @@ class _Combinations:
         return self._counts[id(schema)]
 
     def together(self, schema: object, depth: int = 0) -> int:
-        """How many schemas are about the value of a schema, with itself; at most one too many."""
+        """Number of schemas about a schema's value, itself included; at most one over the
+        maximum."""
         if not isinstance(schema, dict):
             return 1
         if depth > MAX_DEPTH:

@@ -25,7 +25,7 @@ _BYTE_VALUES: Final = 256
 
 
 def unusable(files: ModelFiles) -> str | None:
-    """Why grammars cannot be used with a model, for a person; None: they can."""
+    """Explains for a person why grammars cannot be used with a model; None: they can."""
     if files.folder is None:
         return None
     try:
@@ -76,14 +76,15 @@ def _spelling(path: Path) -> Callable[[str], bytes]:
 
 
 def _byte_level(text: str) -> bytes:
-    """One character a byte; a token with any other character is not an ordinary one."""
+    """Bytes of a byte-level token: one a character. A token with any other character is not
+    ordinary."""
     if any(character not in BYTE_OF_SYMBOL for character in text):
         return b""
     return bytes(BYTE_OF_SYMBOL[character] for character in text)
 
 
 def _byte_fallback(text: str) -> bytes:
-    """`<0x0A>` is a byte, and U+2581 a space."""
+    """Bytes of a byte-fallback token: `<0x0A>` is a byte, and U+2581 a space."""
     if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
         return bytes([int(text[3:5], 16)])
     return text.replace("\u2581", " ").encode()
@@ -101,7 +102,8 @@ class _Tokens:
         self.tree: LLTokenizer | None = None
 
     def __call__(self, text: bytes) -> list[int]:
-        """Where only one text may follow, the library allows its first token alone: the longest."""
+        """Tokens of a text. Where only one text may follow, the library allows its first token
+        alone: the longest."""
         return self.tree.greedy_tokenize(text.decode()) if self.tree else []
 
 

@@ -32,19 +32,20 @@ from sluice_runtime.grammar.vocabulary import tokenizer_of
 from sluice_runtime.wire.messages import Generate, Grammar, Refusal, TokenDelta
 
 MAX_COMPILING: Final = 16
-"""Handed to the thread at once: a tenant that comes later waits for so many at most."""
+"""Maximum grammars handed to the thread at once: a tenant that comes later waits for these at
+most."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The grammar of one request, or why there is none."""
+    """The grammar of one request, or the reason why there is none."""
 
     grammar: CompiledGrammar | None = None
     error: str = ""
     failure: str = ""
-    """The same, where the library is at fault."""
+    """Error that is the library's fault; `error` is the request's."""
     seconds: float = 0.0
 
 
@@ -67,7 +68,7 @@ class CompileThread:
             self._thread = start_deep_thread(self._run, "grammars")
 
     def submit(self, job: int, grammar: Grammar) -> None:
-        """A later `finished` has it, with its number."""
+        """Hands a grammar to the thread; a later `finished` returns it, with its number."""
         try:
             self.warm_up()
         except RuntimeError:
@@ -77,7 +78,7 @@ class CompileThread:
             self._jobs.put((job, grammar))
 
     def finished(self) -> list[tuple[int, Compiled]]:
-        """What was compiled or refused since the last call; never waits."""
+        """Grammars that were compiled or refused since the last call; never waits."""
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def close(self) -> None:
@@ -120,7 +121,7 @@ class Released:
 
 
 class GrammarCounts:
-    """Since the start of the engine."""
+    """Counters since the start of the engine."""
 
     def __init__(self) -> None:
         self.compilations = dict.fromkeys(("compiled", "refused", "failed"), 0)
@@ -136,7 +137,7 @@ class GrammarCounts:
 
 
 class GrammarQueue:
-    """Belongs to the engine's loop. Opens a matcher for each request that leaves it to run.
+    """Queue of the engine's loop. Opens a matcher for each request that leaves it to run.
 
     `most`: so many live at once, with those being compiled; the tenant with the fewest goes next.
     """
@@ -146,13 +147,13 @@ class GrammarQueue:
         self._matchers = matchers
         self._most = most
         self._waiting: dict[str, dict[str, Generate]] = {}
-        """By tenant, that was served longest ago first, and request."""
+        """Waiting requests by id, by tenant; the tenant served longest ago comes first."""
         self._jobs = itertools.count()
         self._compiling: dict[int, Generate] = {}
         self._aborted: set[int] = set()
-        """Of these nobody waits for the result."""
+        """Jobs of `_compiling` whose requests were aborted, so their result is dropped."""
         self._open: dict[str, str] = {}
-        """The tenants of requests that have their matcher."""
+        """Tenants of requests that have their matcher."""
         self._released = Released()
         self.counts = GrammarCounts()
 
@@ -161,16 +162,16 @@ class GrammarQueue:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all waiting requests."""
+        """Tokens of all waiting requests."""
         return sum(len(message.token_ids) for message in self._queued())
 
     def add(self, message: Generate) -> None:
-        """A request with a grammar; a later `released` returns it."""
+        """Queues a request with a grammar; a later `released` returns it."""
         self._waiting.setdefault(message.tenant, {})[message.request_id] = message
         self._start()
 
     def abort(self, request_id: str) -> None:
-        """Its compilation goes on. Unknown ids are ignored."""
+        """Ends a waiting request; its compilation continues. Unknown ids are ignored."""
         if self._leave(request_id):
             self._released.ended.append(TokenDelta(request_id, (), "abort"))
 
@@ -188,7 +189,7 @@ class GrammarQueue:
         return released
 
     def resumed(self, request_id: str, token: int) -> None:
-        """The first token of an answer was drawn elsewhere; it may have no grammar."""
+        """Takes the first token of an answer that was drawn elsewhere; it may have no grammar."""
         self._matchers.resumed(request_id, token)
 
     def given_up(self, step: int) -> list[TokenDelta]:
@@ -199,7 +200,7 @@ class GrammarQueue:
         return [self._ended_by(given_up) for given_up in self._matchers.take_given_up(step)]
 
     def ended(self, request_id: str) -> None:
-        """A request that ran has ended; unknown ids are ignored."""
+        """Closes the matcher of a request that has ended; unknown ids are ignored."""
         if self._open.pop(request_id, None) is not None:
             self._matchers.close(request_id)
             self._start()
@@ -210,7 +211,7 @@ class GrammarQueue:
         return waiting + [message for job, message in compiling if job not in self._aborted]
 
     def _start(self) -> None:
-        """Has compiled what there is room for."""
+        """Starts compiling as many grammars as there is room for."""
         while (
             self._waiting
             and len(self._compiling) < MAX_COMPILING
@@ -238,7 +239,7 @@ class GrammarQueue:
         return _end(given_up.request_id, given_up.grammar, given_up.why.error, failed=failed)
 
     def _leave(self, request_id: str) -> bool:
-        """Takes back a request that waits; whether there was one."""
+        """Takes back a request that waits; returns whether there was one."""
         for tenant, group in self._waiting.items():
             if group.pop(request_id, None):
                 if not group:
@@ -263,6 +264,6 @@ class GrammarQueue:
 
 
 def _end(request_id: str, grammar: Grammar, error: str, *, failed: bool) -> TokenDelta:
-    """Of a request whose grammar cannot be used; `failed`: the library is at fault."""
+    """The end of a request whose grammar cannot be used; `failed`: the library is at fault."""
     why: Refusal = "uncompiled" if failed else "invalid"
     return TokenDelta(request_id, (), "error", f"{grammar.field}: {error}", refusal=why)

@@ -1,12 +1,12 @@
-"""Host memory through which pages of a pool leave and arrive, where nobody else can reach the pool,
-or should.
+"""Host memory through which pages of a pool leave and arrive, where others cannot or should not
+reach the pool.
 
 Blocks of whole pages, pinned where the pool is on a device, so that copies run at the bus's speed.
 Pages of real models have megabytes, so each run of neighbours is one copy and nothing is packed
-first. Pages of an engine of other tensor parallelism are divided by heads on their way: there a
+first. Pages of an engine of other tensor parallelism are divided by heads on their way. There a
 page has one part for each rank of that engine, `[layer, 2, token, head, dim]`. So the heads of a
 rank of ours are strided pieces of one part, or several whole parts. Knows neither transfers nor
-requests; who has which block is its users' affair.
+requests; its users decide which block is whose.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from torch import Tensor
 from sluice_runtime.kv.pool import PagePool
 
 BLOCK_BYTES: Final = 64 << 20
-"""Long enough for the bus, short enough that copying, checking and sending overlap."""
+"""Size of a block: long enough for the bus, short enough that copying, checking and sending
+overlap."""
 
 Range = tuple[int, int]
-"""First byte in the pool, and how many."""
+"""First byte in the pool, and length."""
 Move = tuple[int, int, int]
-"""First byte of the host's memory, first byte in the pool, how many."""
+"""First byte in the host's memory, first byte in the pool, length."""
 
 
 class Share(NamedTuple):
-    """What a pool has of every page: the heads of one of the ranks."""
+    """Share that a pool has of every page: the heads of one rank."""
 
     rank: int
     ranks: int
@@ -45,15 +46,15 @@ class HeadRange(NamedTuple):
 
     part: int
     first: int
-    """The first of them, within the part."""
+    """First of the heads, within the part."""
     own: int
-    """The first of them, within the rank's own heads."""
+    """First of the heads, within the rank's own heads."""
     heads: int
 
 
 def head_ranges(heads: int, parts: int, rank: int, ranks: int) -> tuple[HeadRange, ...]:
-    """Where the heads of `rank` are in a page of `parts` parts, in order. `heads`: of the model,
-    which both numbers divide."""
+    """Ranges that hold the heads of `rank` in a page of `parts` parts, in order. `heads`: of the
+    model, which both numbers divide."""
     assert heads % parts == heads % ranks == 0, "engines refuse other numbers"
     in_part, own = heads // parts, heads // ranks
     start, end, ranges = rank * own, (rank + 1) * own, list[HeadRange]()
@@ -64,16 +65,16 @@ def head_ranges(heads: int, parts: int, rank: int, ranks: int) -> tuple[HeadRang
 
 
 class BlockCounts(NamedTuple):
-    """How many blocks there are."""
+    """Number of blocks of each kind."""
 
     shared: int
-    """The first ones: the transfer backend reads and fills them, and maybe others."""
+    """First blocks: the transfer backend reads and fills them, and other engines may."""
     private: int = 0
-    """Behind them, for nobody else."""
+    """Blocks behind the shared ones, which no other engine reaches."""
 
 
 class PoolCopies:
-    """Copies between a pool and memory of the host, beside the steps; from any thread."""
+    """Copies between a pool and memory of the host, in parallel to the steps; from any thread."""
 
     def __init__(self, pool: PagePool, host: Tensor, share: Share = WHOLE) -> None:
         """`host`: [byte]; pinned, or copies from and to a GPU are slow and wait for each other."""
@@ -89,13 +90,13 @@ class PoolCopies:
             self._stream = torch.cuda.Stream(pool.data.device)  # type: ignore[no-untyped-call]
 
     def copy(self, moves: Iterable[Move], *, to_pool: bool) -> None:
-        """Returns when all is copied; what was launched on the device and not waited for may be
-        missing."""
+        """Copies, and returns when all is copied. Pending work of the device may be missing in the
+        copies."""
         if (copied := self.start(moves, to_pool=to_pool)) is not None:
             copied.synchronize()
 
     def start(self, moves: Iterable[Move], *, to_pool: bool) -> torch.cuda.Event | None:
-        """Returns at once what says that all is copied; None: it is."""
+        """Begins to copy; returns an event of its end at once. None: it has ended."""
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             for at, first, length in moves:
                 assert 0 <= first < first + length <= self._pool.numel(), "outside of the pool"
@@ -108,8 +109,8 @@ class PoolCopies:
         return self._stream.record_event() if self._stream is not None else None
 
     def copy_heads(self, copies: Iterable[tuple[int, int]], parts: int, *, to_pool: bool) -> None:
-        """As `copy`, of our heads of whole pages: (place in the host's memory, page of the pool).
-        In the host's memory a page has the `parts` of an engine of so many ranks."""
+        """Copies our heads of whole pages, as `copy` does: (place in the host's memory, page of the
+        pool). In the host's memory a page has the `parts` of an engine of so many ranks."""
         (rank, ranks), (pages, rows, own, dim) = self._share, self._heads.shape
         heads = own * ranks
         ranges = head_ranges(heads, parts, rank, ranks)
@@ -131,7 +132,7 @@ class PoolCopies:
 
 
 def pages_of(ranges: Sequence[Range], page_bytes: int) -> tuple[int, ...]:
-    """Of ranges that are whole pages."""
+    """Page numbers of ranges that are whole pages."""
     assert all(first % page_bytes == 0 == length % page_bytes for first, length in ranges), (
         "whole pages"
     )
@@ -143,12 +144,13 @@ def pages_of(ranges: Sequence[Range], page_bytes: int) -> tuple[int, ...]:
 
 
 class HostBlocks:
-    """Every method may be called from any thread; a block is used by one at a time."""
+    """Blocks of host memory for one pool. Every method may be called from any thread; a block is
+    used by one at a time."""
 
     def __init__(self, pool: PagePool, counts: BlockCounts, block_bytes: int = BLOCK_BYTES) -> None:
         self.counts = counts
         self.parts: Final = 1
-        """Of a page of the pool."""
+        """Number of parts of a page of the pool."""
         self.page_bytes = pool.page_bytes
         self.block_pages = max(1, block_bytes // pool.page_bytes)
         self.block_bytes = self.block_pages * pool.page_bytes
@@ -159,7 +161,7 @@ class HostBlocks:
 
     @property
     def address(self) -> int:
-        """Of block 0; the others follow without a gap."""
+        """Address of block 0; the others follow without a gap."""
         return self._host.data_ptr()
 
     @property
@@ -170,13 +172,13 @@ class HostBlocks:
         return self.address + block * self.block_bytes
 
     def to_host(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
-        """Copies ranges of the pool into a block, one behind the other. Returns when they are
-        there; what was launched on the device and not waited for may be missing. `parts`: whole
-        pages, in the block those of an engine of so many ranks; None: as in the pool."""
+        """Copies ranges of the pool into a block, one behind the other, and returns when they are
+        there. Pending work of the device may be missing. `parts`: ranges are whole pages, which in
+        the block have the parts of an engine of so many ranks; None: as in the pool."""
         self._copy(block, ranges, parts, to_pool=False)
 
     def to_device(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
-        """Copies what a block begins with into ranges of the pool. Returns when it is there."""
+        """Copies the beginning of a block into ranges of the pool. Returns when it is there."""
         self._copy(block, ranges, parts, to_pool=True)
 
     def _copy(

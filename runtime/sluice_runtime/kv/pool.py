@@ -30,7 +30,7 @@ FP8_MAX: Final = torch.finfo(FP8).max
 
 @dataclass(frozen=True, eq=False)
 class KvScales:
-    """What numbers of 8 bits are multiplied by. Float32, on the host: [layers, key heads]."""
+    """Factors on numbers of 8 bits. Float32, on the host: [layers, key heads]."""
 
     keys: Tensor
     values: Tensor
@@ -48,13 +48,13 @@ class KvShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    """Of what is computed with them."""
+    """Type of computations with keys and values."""
     scales: KvScales | None = None
-    """Pages hold 8 bits; None: pages hold `dtype`."""
+    """Scales of pages with 8 bits; None: pages hold `dtype`."""
 
     @property
     def stored(self) -> torch.dtype:
-        """What pages hold."""
+        """Type that pages hold."""
         return self.dtype if self.scales is None else FP8
 
     @property
@@ -75,7 +75,8 @@ class PagePool:
     ) -> None:
         self.shape = shape
         self.draft = PagePool(draft, pages, page_size, device) if draft else None
-        """Of the draft model: whoever holds a page holds the one with its number there, too."""
+        """Pool of the draft model, if there is one. A page's holder also holds the page with its
+        number there."""
         self.pages = pages
         self.page_size = page_size
         # [page, layer, 2, token, head, dim]
@@ -92,7 +93,7 @@ class PagePool:
 
     @property
     def address(self) -> int:
-        """Of page 0; page `n` begins `n * page_bytes` further."""
+        """Address of page 0; page `n` begins `n * page_bytes` further."""
         return self.data.data_ptr()
 
     @property
@@ -134,7 +135,7 @@ class PagePool:
 
 
 class _Fp8:
-    """Keys and values as pages hold them, and back. Stored they are bytes."""
+    """Conversion of keys and values to what pages hold, as bytes, and back."""
 
     def __init__(self, shape: KvShape, scales: KvScales, device: torch.device) -> None:
         self._dtype = shape.dtype
@@ -143,15 +144,16 @@ class _Fp8:
         self._scales = torch.stack((scales.keys, scales.values))[..., None].to(device)
         every = torch.arange(256, dtype=torch.uint8).view(FP8)
         self._table = every.to(shape.dtype) if device.type == "cpu" else None
-        """On CPUs a table is 4 times as fast as torch's cast: 2 ns of a number."""
+        """Values of all bytes, on CPUs: a table is 4 times as fast as torch's cast, 2 ns a
+        number."""
 
     def stored(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """[n, head, dim] each → bytes."""
+        """Bytes of keys and values, [n, head, dim] each."""
         key_scale, value_scale = self._scales[:, layer]
         return _bytes(keys, key_scale), _bytes(values, value_scale)
 
     def read(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Bytes [..., head, dim] → numbers."""
+        """Numbers of bytes [..., head, dim]."""
         key_scale, value_scale = self._scales[:, layer]
         return self._numbers(keys, key_scale), self._numbers(values, value_scale)
 

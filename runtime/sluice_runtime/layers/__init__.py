@@ -1,1 +1,1 @@
-"""Parts of which the architectures in `model` are made: plain functions and values over tensors."""
+"""Parts that the architectures in `model` are made of: plain functions and values over tensors."""

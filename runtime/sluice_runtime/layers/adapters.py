@@ -4,7 +4,7 @@ own adapter.
 The adapters of a step lie in slots, padded to one rank. The product with A is computed for all
 tokens and slots, and set to zero where a slot is not the token's, before the product with B. So no
 shape depends on which tokens use what, nothing is read back from a device, and graphs can be
-captured; it costs little, since slots x rank is small beside the width of a matrix. Knows no file
+captured. It costs little, since slots x rank is small next to a matrix's width. Knows no file
 and no request.
 """
 
@@ -21,18 +21,18 @@ from torch import Tensor
 from sluice_runtime.layers.dense import Linear
 
 NO_SLOT: Final = -1
-"""Of a token without an adapter."""
+"""Slot number of a token without an adapter."""
 
 
 class Place(NamedTuple):
-    """A matrix of the checkpoint: a field of `layers.stack.LayerWeights`, and of which layer."""
+    """A matrix of the checkpoint: a layer, and a field of `layers.stack.LayerWeights`."""
 
     layer: int
     field: str
 
 
 class Pair(NamedTuple):
-    """Of one adapter and one matrix: this rank's part, scaled."""
+    """Matrices A and B of one adapter for one matrix: this rank's part, scaled."""
 
     a: Tensor
     """[r, in]."""
@@ -47,7 +47,7 @@ class SlotShape:
     slots: int
     rank: int
     max_tokens: int
-    """Of a step."""
+    """Maximum tokens of a step."""
 
 
 class AdapterBank:
@@ -64,17 +64,17 @@ class AdapterBank:
         self.dtype = dtype
         self.device = device
         self.head_order = head_order
-        """Of the numbers of a query and of a key: see `layers.rope.pair_order`."""
+        """Order of the numbers of a query and of a key: see `layers.rope.pair_order`."""
         self.used = shape.slots
-        """Slots that the step computes: the first ones. 0: no token has an adapter."""
+        """Number of slots that the step computes, the first ones; 0: no token has an adapter."""
         self.foreign = torch.ones((shape.max_tokens, shape.slots), dtype=torch.bool, device=device)
-        """Whether a slot is not that of a token of the step."""
+        """Whether a token of the step does not have this slot: [max_tokens, slots]."""
         self._numbers = torch.arange(shape.slots, device=device)
         self._parts: dict[Place, tuple[AdaptedLinear, int]] = {}
 
     def adapted(self, multiply: Linear, layer: int, weights: Mapping[str, Tensor]) -> Linear:
-        """`multiply` and what adapters add to it; it is the product with `weights` [out, in], by
-        field, joined in this order."""
+        """The product with adapters' additions. `multiply` is the product with `weights` [out, in],
+        by field, joined in this order."""
         linear = AdaptedLinear(multiply, self, [tuple(w.shape) for w in weights.values()])
         for index, field in enumerate(weights):
             self._parts[Place(layer, field)] = linear, index
@@ -86,28 +86,28 @@ class AdapterBank:
             yield place, linear.shapes[part]
 
     def place(self, slot: int, pairs: Mapping[Place, Pair]) -> None:
-        """From the next step on the slot has this adapter; matrices that it leaves out it does not
-        change."""
+        """Puts an adapter into a slot from the next step on. Matrices without a pair are not
+        changed."""
         for place, (linear, part) in self._parts.items():
             linear.place(slot, part, pairs.get(place))
 
     def use(self, slots: Tensor, used: int) -> None:
-        """The slot of each token of the next step, or NO_SLOT: [n]. All are below `used`."""
+        """Sets the slot of each token of the next step, or NO_SLOT: [n]. All are below `used`."""
         self.used = used
         torch.ne(slots[:, None], self._numbers, out=self.foreign[: len(slots)])
 
     def use_none(self, tokens: int) -> None:
-        """No token of the next step, which has so many, has an adapter."""
+        """Prepares for a step of so many tokens without adapters."""
         self.used = 0
         self.foreign[:tokens].fill_(True)  # for graphs, which compute all slots
 
     def use_all(self) -> None:
-        """Steps compute all slots, whatever tokens have: as it must be in a captured graph."""
+        """Makes steps compute all slots, whatever tokens have: a captured graph needs that."""
         self.used = self.shape.slots
 
 
 class AdaptedLinear:
-    """See `layers.dense.Linear`: one or several matrices of a checkpoint, joined."""
+    """One or several matrices of a checkpoint, joined, with adapters: see `layers.dense.Linear`."""
 
     def __init__(
         self, multiply: Linear, bank: AdapterBank, shapes: Sequence[tuple[int, ...]]
@@ -141,7 +141,7 @@ class AdaptedLinear:
         return y
 
     def place(self, slot: int, part: int, pair: Pair | None) -> None:
-        """See `AdapterBank.place`."""
+        """Puts a pair into a slot of one part: see `AdapterBank.place`."""
         a, b = self._a[slot, part], self._b[part][slot]
         rank = 0 if pair is None else len(pair.a)
         a[rank:].zero_()

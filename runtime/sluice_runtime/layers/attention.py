@@ -1,11 +1,11 @@
-"""What a step's attention is given and what it computes: the interface between model and backends.
+"""Input and output of a step's attention: the interface between model and backends.
 
 `TokenLayout` says where each token of a step comes from and goes to: flat tokens, rows, pages. The
 runner makes it once a step, every layer's attention reads it. Rows that extend come first, rows
 that decode after them, one token each.
 
-A backend norms and rotates queries and keys, stores keys and values in the page pool and lets every
-token attend to all tokens before it in its row, whether the row extends or decodes.
+A backend norms and rotates queries and keys, and stores keys and values in the page pool. Every
+token then attends to all tokens before it in its row, whether the row extends or decodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowNumbers:
-    """What the host knows of a step's r rows, for whoever plans: nothing is read back."""
+    """Numbers of a step's r rows that the host knows, for planning: nothing is read back."""
 
     rows: Numbers
     """[r]"""
@@ -36,7 +36,7 @@ class RowNumbers:
     """[r]"""
 
     def page_counts(self, page_size: int) -> Numbers:
-        """[r] pages that hold each row's context."""
+        """Pages that hold each row's context [r]."""
         return -(-self.contexts // page_size)
 
 
@@ -54,7 +54,7 @@ class GraphAttention(Protocol):
         ...
 
     def plan(self, layout: TokenLayout | None) -> None:
-        """For a step that decodes, which `holds` let through; None: padding only."""
+        """Plans for a decode step for which `holds` is true; None: padding only."""
         ...
 
     def run(
@@ -81,16 +81,17 @@ class TokenLayout:
     contexts: Tensor
     """[r] tokens of each row in the pool after this step."""
     extends: int
-    """How many of the rows extend."""
+    """Number of rows that extend."""
     numbers: RowNumbers
     """`rows`, `begins` and `contexts` on the host."""
     planned: GraphAttention | None = None
-    """What has planned for these rows already, since planning cannot be captured in a graph."""
+    """Attention that has planned for these rows already, since planning cannot be captured in a
+    graph."""
 
     def of_single_tokens(self) -> TokenLayout:
-        """The same tokens, each as a row that decodes. What they attend to stays the same, since a
-        layer stores the keys and values of all tokens before it attends; but each reads the
-        whole context before it."""
+        """Layout in which each token is a row that decodes. Tokens attend to the same tokens as
+        before, since a layer stores the keys and values of all tokens before it attends. But each
+        reads the whole context before it."""
         numbers = self.numbers
         counts, tokens = np.diff(numbers.begins), int(numbers.begins[-1])
         places = np.arange(tokens + 1)
@@ -108,7 +109,8 @@ class TokenLayout:
         )
 
     def after_row(self, rows: int) -> tuple[TokenLayout, TokenLayout]:
-        """The first `rows` rows, which extend, and the others, each as a step of its own."""
+        """Layouts of the first `rows` rows, which extend, and of the others, each as its own
+        step."""
         numbers = self.numbers
         tokens = int(numbers.begins[rows])
         first = RowNumbers(numbers.rows[:rows], numbers.begins[: rows + 1], numbers.contexts[:rows])
@@ -141,12 +143,12 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """How layers attend that do not take the softmax over all tokens before."""
+    """Rule of layers that do not take the softmax over all earlier tokens."""
 
     window_tokens: int | None = None
-    """How many tokens each attends to, itself included; None: all before it."""
+    """Number of tokens that each attends to, itself included; None: all before it."""
     sinks: Mapping[int, Tensor] = field(default_factory=dict)
-    """By layer, [heads]: one more score of each head, whose share no token has."""
+    """Sinks [heads] by layer: one more score of each head, whose share goes to no token."""
 
 
 class Attention(Protocol):

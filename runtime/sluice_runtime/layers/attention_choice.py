@@ -1,4 +1,4 @@
-"""Which backend computes attention, and why: a pure choice from what is known of the device, the
+"""Chooses the backend that computes attention, with the reason: a pure choice from the device, the
 model's heads and what is installed.
 
 Knows neither torch's devices nor the backends themselves: `layers.backend` finds out the one and
@@ -18,16 +18,17 @@ from sluice_runtime.errors import InvalidConfigError
 
 Name = Literal["native", "torch", "flashinfer"]
 Prefill = Literal["auto", "fa2", "fa3"]
-"""Which of flashinfer's kernels compute prompts; auto: chosen for each step."""
+"""Kernels of flashinfer that compute prompts; auto: chosen for each step."""
 Vendor = Literal["NVIDIA", "AMD"]
 Capability = tuple[int, int]
 
 KEY: Final = "attentionBackend"
 FLASHINFER_DTYPES: Final = ("bfloat16", "float16")
 FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
-"""Its templates are made for these."""
+"""Head dimensions for which its templates are made."""
 FLASHINFER_FROM: Final[Capability] = (7, 5)
-"""Turing: the first with the matrix instructions that its kernels use."""
+"""Minimum compute capability, Turing's: the first with the matrix instructions that its kernels
+use."""
 HOPPER: Final = 9
 """Major compute capability that FA3 has kernels for."""
 NAMES: Final[Mapping[AttentionBackend, Name]] = {
@@ -41,7 +42,7 @@ PREFILL: Final[Mapping[AttentionBackend, Prefill]] = {
     "flashinfer-fa2": "fa2",
     "flashinfer-fa3": "fa3",
 }
-"""Values of `attentionBackend` that fix what computes prompts."""
+"""Values of `attentionBackend` that fix the kernels for prompts."""
 NEEDS_CPU: Final = "it computes on CPUs"
 NEEDS_NVIDIA: Final = "it computes on NVIDIA's GPUs"
 FP8_PAGES: Final = "pages of 8 bits (kvCacheDtype)"
@@ -50,11 +51,11 @@ UNTRIED: Final = "nobody has run this engine on GPUs of AMD"
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a GPU can do."""
+    """Vendor and capability of a GPU."""
 
     vendor: Vendor
     capability: Capability = (0, 0)
-    """Of NVIDIA's: the compute capability, e.g. (9, 0) for sm_90."""
+    """Compute capability of an NVIDIA GPU, e.g. (9, 0) for sm_90."""
 
     def __str__(self) -> str:
         return "AMD" if self.vendor == "AMD" else f"sm_{self.capability[0]}{self.capability[1]}"
@@ -62,51 +63,52 @@ class Gpu:
 
 @dataclass(frozen=True)
 class FlashinferState:
-    """What of flashinfer is at hand for one model on one GPU."""
+    """Availability of flashinfer for one model on one GPU."""
 
     missing: str | None = None
-    """Why it cannot be used; None: it can."""
+    """Reason why it cannot be used; None: it can."""
     to_compile: int = 0
-    """Modules that were not built ahead. nvcc makes each at its first call, in minutes."""
+    """Number of modules that were not built ahead. nvcc makes each at its first call, in
+    minutes."""
     fa3_missing: str | None = None
-    """Why FA3 is not at hand on Hopper; None: it was built ahead."""
+    """Reason why FA3 is unavailable on Hopper; None: it was built ahead."""
     compiler: bool = False
-    """Whether there is nvcc."""
+    """Whether nvcc is installed."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What the choice depends on."""
+    """Facts that the choice depends on."""
 
     dtype: str
-    """Of activations, and of the KV pool."""
+    """Type of activations and of the KV pool."""
     head_dim: int
     gpu: Gpu | None = None
-    """None: CPUs compute."""
+    """GPU that computes; None: CPUs do."""
     native_missing: str | None = None
-    """Why there are no compiled kernels; None: there are."""
+    """Reason why there are no compiled kernels; None: there are."""
     native_isa: str = ""
     """Instruction set that the compiled kernels use here."""
     native_dtypes: tuple[str, ...] = ()
     flashinfer: FlashinferState = FlashinferState()
     fp8_pages: bool = False
-    """The KV pool's numbers have 8 bits."""
+    """Whether the KV pool's numbers have 8 bits."""
     special: str = ""
-    """What of the model's attention plain torch computes alone, e.g. sliding windows."""
+    """Feature of the model's attention that only plain torch computes, e.g. sliding windows."""
 
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """A backend, and for the log why it is that one."""
+    """A backend, and the reason for the choice, for the log."""
 
     name: Name
     message: str
     prefill: Prefill = "fa2"
-    """Of flashinfer."""
+    """Kernels of flashinfer that compute prompts."""
 
 
 def choose_attention(situation: Situation, setting: AttentionBackend = "auto") -> AttentionChoice:
-    """The fastest that can compute the model here, or the one that `setting` names.
+    """The fastest backend that can compute the model here, or the one that `setting` names.
 
     Raises:
         InvalidConfigError: that one cannot; names key, value, what is allowed and why.
@@ -141,7 +143,8 @@ def _refusal(
 
 
 def _prefill(situation: Situation) -> Prefill:
-    """FA3 only if it was built ahead: it is slow to compile, and FA2 computes everything."""
+    """Kernels for prompts. FA3 only if it was built ahead: it is slow to compile, and FA2 computes
+    everything."""
     on_hopper = situation.gpu is not None and situation.gpu.capability[0] == HOPPER
     has_fa3 = on_hopper and not situation.fp8_pages and situation.flashinfer.fa3_missing is None
     return "auto" if has_fa3 else "fa2"
@@ -179,7 +182,7 @@ def _named(name: Name, situation: Situation) -> str:
 
 
 def _obstacles(situation: Situation) -> Mapping[Name, str | None]:
-    """By backend, why it cannot compute the model here; None: it can. The fastest first."""
+    """Reasons why backends cannot compute the model here; None: it can. The fastest first."""
     return {
         "native": _without_native(situation),
         "flashinfer": _without_flashinfer(situation),

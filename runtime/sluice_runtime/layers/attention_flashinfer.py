@@ -34,7 +34,7 @@ from sluice_runtime.layers.flashinfer_workspace import HeadShape, step_workspace
 from sluice_runtime.layers.rope import Angles, storing_step
 
 LAYOUT: Final = "NHD"
-"""[page, token, head, dim], in flashinfer's words."""
+"""Layout [page, token, head, dim], by flashinfer's name."""
 
 
 class CopyEvent(Protocol):
@@ -51,7 +51,8 @@ class StepWrapper:
     def __init__(
         self, library: Library, kind: Kind, wrapper: Wrapper, copied: CopyEvent | None
     ) -> None:
-        """`copied`: None where the plan is not copied, since the device is the host."""
+        """`copied`: event of the last plan's copy; None where the device is the host, so nothing is
+        copied."""
         self._library = library
         self._kind = kind
         self._wrapper = wrapper
@@ -60,7 +61,7 @@ class StepWrapper:
         self.run = wrapper.run
 
     def plan(self, pool: PagePool, layout: TokenLayout, part: Part, heads: int) -> None:
-        """For the `run`s of one step."""
+        """Plans for the `run`s of one step."""
         if self._copied is not None:
             self._copied.synchronize()
         indices = page_indices(layout, part, pool.page_size)
@@ -107,7 +108,7 @@ class StepWrapper:
 
 
 def constants(pool: PagePool, heads: int) -> dict[str, Any]:
-    """The arguments of every plan that no step changes."""
+    """Arguments of every plan that no step changes."""
     shape = pool.shape
     return {
         "num_qo_heads": heads,
@@ -121,26 +122,28 @@ def constants(pool: PagePool, heads: int) -> dict[str, Any]:
 
 
 def on_host(numbers: NDArray[Any], *, pinned: bool) -> Tensor:
-    """Pinned memory of torch's own, which it does not use again before a copy from it is made."""
+    """Tensor on the host. Pinned memory is torch's own, which it does not use again before a copy
+    from it is made."""
     tensor = torch.from_numpy(numbers)
     return tensor.pin_memory() if pinned else tensor
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """Keys and values of one layer, as wrappers are given them."""
+    """Keys and values of one layer, as wrappers take them."""
 
     views: tuple[Tensor, Tensor]
     """[page, token, head, dim]"""
     queries: Tensor | None = None
-    """[heads, 1] What queries are multiplied by; None: nothing."""
+    """Factors [heads, 1] on the queries; None: 1."""
     scales: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `run`."""
 
 
 def layer_caches(pool: PagePool, heads: int) -> list[LayerCache]:
-    """By layer. The wrappers take one scale for all keys of a layer, since it becomes part of the
-    softmax's; the scale of values is multiplied with what they return, so it may differ."""
+    """Caches by layer. The wrappers take one scale for all keys of a layer, since it becomes part
+    of the softmax's. The scale of values is multiplied with their result, so it may differ by
+    head."""
     views = [(at[:, 0], at[:, 1]) for at in pool.data.unbind(1)]
     if (scales := pool.shape.scales) is None:
         return [LayerCache(view) for view in views]
@@ -156,7 +159,7 @@ def layer_caches(pool: PagePool, heads: int) -> list[LayerCache]:
 
 
 def _scale(by_head: Tensor, group: int, place: torch.device) -> float | Tensor:
-    """[key heads] → one number, or [query heads, 1]."""
+    """Scale for `run`: [key heads] → one number, or [query heads, 1]."""
     first = float(by_head[0])
     if bool((by_head == first).all()):
         return first
@@ -164,7 +167,7 @@ def _scale(by_head: Tensor, group: int, place: torch.device) -> float | Tensor:
 
 
 class FlashinferAttention:
-    """Makes the attention of each step; owns the wrappers and their workspace, which it makes when
+    """Makes the attention of each step. Owns the wrappers and their workspace, which it makes when
     it sees the first step's heads."""
 
     def __init__(self, target: Target, library: Library) -> None:
@@ -193,7 +196,7 @@ class FlashinferAttention:
             yield part.tokens, wrappers[part.kind]
 
     def caches(self, pool: PagePool, heads: int) -> list[LayerCache]:
-        """See `layer_caches`."""
+        """Caches of the pool's layers, made once: see `layer_caches`."""
         if self._caches is None or self._caches[0] is not pool:
             self._caches = pool, layer_caches(pool, heads)
         return self._caches[1]
@@ -220,7 +223,7 @@ class FlashinferAttention:
 
 
 def copy_event(place: torch.device) -> CopyEvent | None:
-    """None where nothing is copied."""
+    """Event for copies of plans; None on a CPU, where nothing is copied."""
     if place.type == "cpu":
         return None
     event: CopyEvent = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -232,7 +235,7 @@ def _key_heads(pool: PagePool) -> tuple[int, int]:
 
 
 class FlashinferStep:
-    """Attention of one step, planned when its first layer tells the number of heads, if no graph
+    """Attention of one step. Its first layer shows the number of heads, and plans, unless a graph
     has planned for it."""
 
     def __init__(

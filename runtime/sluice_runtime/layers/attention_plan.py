@@ -1,4 +1,4 @@
-"""What a paged attention kernel plans with, from what the host knows of a step's rows.
+"""Plans of paged attention kernels, from what the host knows of a step's rows.
 
 Pure and without a device, so that nothing is read back from one. Knows lengths, not page numbers:
 those are gathered on the device (`page_indices`).
@@ -21,14 +21,14 @@ PrefillKernels = Literal["fa2", "fa3"]
 Kind = Literal["fa2", "fa3", "decode"]
 
 LARGE_TILE_OVER: Final = 64
-"""FA2 computes tiles of 128 queries if the rows have more than so many on average, counted once for
-each query head of a key head, else of 64 or 16 (`FA2DetermineCtaTileQ` in flashinfer's utils.cuh).
-"""
+"""Minimum mean number of queries for FA2's tiles of 128, counted once for each query head of a key
+head. Below it tiles have 64 or 16 (`FA2DetermineCtaTileQ` in flashinfer's utils.cuh)."""
 FA3_TILE: Final = 128
-"""Queries of one head that FA3 computes in a block, which reads all keys before them: it does not
+"""Queries of one head that FA3 computes in a block, which reads all keys before them. It does not
 split keys, so fewer blocks than multiprocessors leave some of these idle (`PrefillSM90Plan`)."""
 FA3_BLOCKS_PER_SM: Final = 2
-"""With fewer, FA2 computes the prompts, which splits keys and packs the heads of a key head."""
+"""Minimum blocks per multiprocessor for FA3. With fewer, FA2 computes the prompts, which splits
+keys and packs the heads of a key head."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AttentionPlan:
 
     @property
     def most_queries(self) -> int:
-        """Of one row."""
+        """Maximum number of queries of one row."""
         return int(np.diff(self.qo_indptr).max())
 
 
@@ -70,7 +70,7 @@ class Part:
 def plan_rows(
     begins: NDArray[np.int64], contexts: NDArray[np.int64], page_size: int
 ) -> AttentionPlan:
-    """begins [r + 1] of consecutive rows, which need not begin at 0; contexts [r]."""
+    """Plan for consecutive rows. begins: [r + 1], need not begin at 0; contexts: [r]."""
     counts = -(-contexts // page_size)
     return AttentionPlan(
         qo_indptr=(begins - begins[0]).astype(np.int32),
@@ -92,8 +92,8 @@ def padded(plan: AttentionPlan, rows: int) -> AttentionPlan:
 def parts_of(
     numbers: RowNumbers, extends: int, page_size: int, group: int, kernels: PrefillKernels
 ) -> tuple[Part, ...]:
-    """The step's rows in one part, or rows that extend and rows that decode apart; `group`: query
-    heads of each key head; `kernels`: of the rows that extend."""
+    """The step's rows in one part, or rows that extend and rows that decode apart. `group`: query
+    heads of each key head; `kernels`: those for rows that extend."""
     rows = len(numbers.rows)
     if extends == 0:
         return (_part("decode", numbers, slice(0, rows), page_size),)
@@ -108,7 +108,7 @@ def parts_of(
 def prefill_kernels(
     numbers: RowNumbers, extends: int, heads: int, multiprocessors: int
 ) -> PrefillKernels:
-    """What computes the prompts of a step where both can: FA3, if its blocks fill the GPU."""
+    """Kernels for the prompts of a step where both kinds can: FA3, if its blocks fill the GPU."""
     queries = np.diff(numbers.begins[: extends + 1])
     blocks = heads * int((-(-queries // FA3_TILE)).sum())
     return "fa3" if blocks >= FA3_BLOCKS_PER_SM * multiprocessors else "fa2"
@@ -128,8 +128,8 @@ def _part(kind: Kind, numbers: RowNumbers, rows: slice, page_size: int) -> Part:
 
 
 def page_indices(layout: TokenLayout, part: Part, page_size: int) -> Tensor:
-    """[p] int32 on the device: the pages of the part's rows, one row after the other. The same few
-    operations for any number of pages, and none waits."""
+    """Pages [p] int32 of the part's rows, on the device, one row after the other. It takes the same
+    few operations for any number of pages, and none waits."""
     counts = (layout.contexts[part.rows] + (page_size - 1)) // page_size
     pages = part.plan.pages
     row_of_page = torch.repeat_interleave(counts, output_size=pages)

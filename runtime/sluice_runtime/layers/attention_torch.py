@@ -23,14 +23,15 @@ from sluice_runtime.layers.dense import HeadNorm
 from sluice_runtime.layers.rope import Angles, rotate_and_store, rotation
 
 SPAN_BYTES: Final = 1 << 20
-"""Keys and values of one layer that decode rows gather at a time, on CPUs."""
+"""Size of keys and values of one layer that decode rows gather at a time, on CPUs."""
 GPU_SPAN_BYTES: Final = 256 << 20
-"""The same on GPUs, where each span costs several launches."""
+"""Size of keys and values that decode rows gather at a time on GPUs, where a span takes several
+launches."""
 MASK_BYTES: Final = 128 << 20
-"""Most that a mask of extend rows takes, and that all those take which are kept for other layers.
-While one is made, it takes as much again."""
+"""Maximum size of a mask of extend rows, and of all those that are kept for other layers. While one
+is made, it takes as much again."""
 _ALIGNED: Final = 16
-"""Values: torch copies masks whose rows begin elsewhere, for its kernels for GPUs."""
+"""Alignment in values: torch copies masks whose rows begin elsewhere, for its kernels for GPUs."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class ExtendSpan:
     begin: int
     end: int
     known: int
-    """Tokens of the row in `page_ids`."""
+    """Number of the row's tokens in `page_ids`."""
     page_ids: Tensor
-    """[pages] the last ones of the row, as far back as these tokens attend."""
+    """Pages of the row [pages], the last ones, as far back as these tokens attend."""
     begins_row: bool
-    """Each token attends to all tokens before it, which are those of the span: no mask is needed,
-    and nothing of the row was in the pool."""
+    """Whether the span begins its row. Then each token attends to all of the span before it, no
+    mask is needed, and nothing of the row was in the pool."""
 
     @property
     def tokens(self) -> int:
@@ -57,16 +58,16 @@ class DecodeSpan:
     """Decode rows of similar length."""
 
     tokens: Tensor
-    """[rows] their flat tokens."""
+    """Flat tokens of the rows [rows]."""
     page_ids: Tensor
-    """[rows, pages of the longest]."""
+    """Pages [rows, pages of the longest]."""
     mask: Tensor
-    """[rows, 1, 1, slots], added to scores: the same for all heads. With sinks one slot more, the
-    last, which all see."""
+    """Mask [rows, 1, 1, slots] that is added to scores, equal for all heads. With sinks it has one
+    slot more, the last, which all see."""
 
 
 class TorchAttention:
-    """Attention of one step. Masks are made once and serve all layers, but those of extend rows
+    """Attention of one step. Masks are made once and serve all layers, except those of extend rows
     that are too large to be kept."""
 
     def __init__(
@@ -84,7 +85,7 @@ class TorchAttention:
         self._extends = list(_extend_spans(pool, layout, window))
         self._decodes = list(_decode_spans(pool, layout, self._rule))
         self._masks: dict[tuple[int, int], Tensor] = {}
-        """Of extend rows, by flat tokens [begin, end)."""
+        """Masks of extend rows, by flat tokens [begin, end)."""
         self._kept_bytes = 0
 
     def attend(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
@@ -108,7 +109,8 @@ class TorchAttention:
         known: tuple[Tensor, Tensor],
         out: Tensor,
     ) -> None:
-        """queries, out [span's tokens, head, dim]; known: their keys and values."""
+        """Attends with one extend row. queries, out: [span's tokens, head, dim]; known: their keys
+        and values."""
         # Of 8 bits the pool does not hold them as they are.
         if not span.begins_row or self._pool.shape.scales is not None:
             keys, values = self._pool.gather(layer, span.page_ids)
@@ -131,7 +133,7 @@ class TorchAttention:
             out[piece] = _extend(queries[piece], *known, mask, scale)[..., :dim]
 
     def _decode(self, layer: int, span: DecodeSpan, queries: Tensor) -> Tensor:
-        """[rows, head, dim] of the span's tokens."""
+        """Output [rows, head, dim] of the span's tokens."""
         keys, values = self._pool.gather(layer, span.page_ids)
         dim, sinks = queries.shape[-1], self._rule.sinks.get(layer)
         scale = dim**-0.5
@@ -140,7 +142,7 @@ class TorchAttention:
         return _decode(queries, keys, values, span.mask[..., : keys.shape[1]], scale)[..., :dim]
 
     def _mask(self, span: ExtendSpan, piece: slice, copies: int) -> Tensor:
-        """`_causal_mask`, so many times."""
+        """`_causal_mask` of the piece, repeated `copies` times."""
         key = span.begin + piece.start, span.begin + piece.stop
         if (kept := self._masks.get(key)) is not None:
             return kept
@@ -163,9 +165,10 @@ def _aligned(values: int) -> int:
 def _with_sinks(
     queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """queries [n, head, dim]; keys, values [..., tokens, kv_head, dim]; sinks [head] → the same
-    with one token more, the last, to which a query head's score is its sink and whose value is
-    zero. A dimension more holds these scores; seven others, which are zero, keep rows aligned."""
+    """Queries, keys and values with one token more, the last: its score is a query head's sink, and
+    its value is zero. queries: [n, head, dim]; keys, values: [..., tokens, kv_head, dim]; sinks:
+    [head]. One dimension more holds these scores; seven others, which are zero, keep rows
+    aligned."""
     wide = F.pad(queries, (0, 8))
     wide[..., queries.shape[-1]] = sinks
     keys, values = (F.pad(x, (0, 8, 0, 0, 0, 1)) for x in (keys, values))
@@ -196,8 +199,8 @@ def _extend(
 def _extend_folded(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
 ) -> Tensor:
-    """See `_extend`. The fused kernel with masks has no groups: the query heads that share a key
-    head are its query positions, as in `_decode`, so that no key is repeated."""
+    """Output of `_extend` on GPUs. The fused kernel with masks has no groups. So the query heads
+    that share a key head are its query positions, as in `_decode`, and no key is repeated."""
     tokens, heads, dim = queries.shape
     kv_heads = keys.shape[1]
     # [kv_head, group x n, dim]
@@ -261,15 +264,15 @@ def _decode_spans(pool: PagePool, layout: TokenLayout, rule: AttentionRule) -> I
 
 
 def _window_pages(window: int, page_size: int) -> int:
-    """At most, that it touches: one token at least is in the last one."""
+    """Maximum pages that a window touches: one token at least is in the last one."""
     return 1 - (1 - window) // page_size
 
 
 def _last_pages(
     pool: PagePool, layout: TokenLayout, span: tuple[Tensor, Tensor, int], window: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Of rows, [r], their contexts, [r], and the most pages that one reads: page ids and mask of a
-    `DecodeSpan`."""
+    """Page ids and mask of a `DecodeSpan`, for rows [r], their contexts [r], and the maximum pages
+    that one reads."""
     rows, contexts, most = span
     places = torch.arange(most * pool.page_size, device=contexts.device)
     if window is None:
@@ -281,14 +284,14 @@ def _last_pages(
 
 
 def _added(hidden: Tensor, pool: PagePool) -> Tensor:
-    """[rows, slots] → [rows, 1, 1, slots]: what is added to scores."""
+    """Mask that is added to scores: [rows, slots] → [rows, 1, 1, slots]."""
     mask = torch.zeros(hidden.shape, dtype=pool.shape.dtype, device=hidden.device)
     return mask.masked_fill_(hidden, float("-inf"))[:, None, None]
 
 
 def _causal_mask(span: ExtendSpan, piece: slice, window: int | None, pool: PagePool) -> Tensor:
-    """[tokens of the piece, known and some more], added to scores: all see what is beyond `known`,
-    where a sink may be."""
+    """Mask [tokens of the piece, known and some more] that is added to scores. All tokens see what
+    is beyond `known`, where a sink may be."""
     shape = piece.stop - piece.start, _aligned(span.known + 1)
     hidden = torch.full(shape, float("-inf"), dtype=pool.shape.dtype, device=pool.data.device)
     own = span.known - span.tokens + piece.start

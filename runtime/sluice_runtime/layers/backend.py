@@ -50,7 +50,7 @@ from sluice_runtime.layers.stacks import Operators, PlainStack, ShardedStack
 
 @dataclass(frozen=True)
 class Backend:
-    """The parts of a model."""
+    """Functions that compute the parts of a model."""
 
     name: str
     operators: Operators
@@ -59,12 +59,13 @@ class Backend:
     """Whether attention reads slots that were not written yet, so that they must not hold NaN."""
     to_float: Callable[[Tensor], Tensor]
     draw: Callable[[Tensor, Draws | None], Tensor]
-    """See `layers.draw.draw`."""
+    """Draws tokens: see `layers.draw.draw`."""
     sample_rows: Callable[[Tensor, Tensor], Tensor] | None = None
-    """See `sluice_kernels.reference.sample_rows`: restricts and draws at once, in no memory but the
-    tokens'. None: several operations do so, `draw` among them."""
+    """Restricts and draws at once, in no memory but the tokens': see
+    `sluice_kernels.reference.sample_rows`. None: several operations do so, `draw` among them."""
     graph_wrappers: Callable[[PagePool, int], GraphWrappers] | None = None
-    """For a pool and a number of query heads: attention that graphs may capture, if there is."""
+    """Attention that graphs may capture, for a pool and a number of query heads; None: there is
+    none."""
 
 
 class NativeAttention:
@@ -147,11 +148,11 @@ _INT8: Final = replace(_NATIVE, linear=int8_linear)
 NATIVE_INT8: Final = replace(
     NATIVE, operators=_INT8, layers=partial(_native_layers, _INT8, pack_int8)
 )
-"""With matrices of 8 bits: steps that decode read half of the bytes."""
+"""Backend with matrices of 8 bits: steps that decode read half of the bytes."""
 
 
 def with_weights(backend: Backend, setting: WeightDType) -> Backend:
-    """The same with matrices of the type that `weightDtype` names.
+    """The backend with matrices of the type that `weightDtype` names.
 
     Raises:
         InvalidConfigError: that backend has none of the type.
@@ -165,8 +166,8 @@ def with_weights(backend: Backend, setting: WeightDType) -> Backend:
 
 
 def with_pages(backend: Backend, setting: KvCacheDtype) -> Backend:
-    """The same over pages of the type that `kvCacheDtype` names. The compiled kernels read none of
-    8 bits: with them plain torch attends, and they compute the rest."""
+    """The backend over pages of the type that `kvCacheDtype` names. The compiled kernels read none
+    of 8 bits: with them plain torch attends, and they compute the rest."""
     if setting == "auto" or backend.name != NATIVE.name:
         return backend
     operators = replace(backend.operators, attention=TorchAttention)
@@ -179,7 +180,7 @@ def with_pages(backend: Backend, setting: KvCacheDtype) -> Backend:
 
 
 def _row_sampler(device: torch.device) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The kernel, on NVIDIA's GPUs."""
+    """The kernel that samples rows, on NVIDIA's GPUs; None elsewhere."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     # Registered where there is a GPU only.
@@ -194,7 +195,7 @@ def _torch(device: torch.device, _: Prefill) -> Backend:
 
 
 def flashinfer_backend(device: torch.device, prefill: Prefill) -> Backend:
-    """Wrappers and workspaces are the device's, so there is one backend for each."""
+    """Backend for one device, to which its wrappers and workspaces belong."""
     target, library = target_at(device, prefill), flashinfer_library()
     own = FlashinferOperators(library)
     attention = FlashinferAttention(target, library)
@@ -216,12 +217,12 @@ BACKENDS: Final[Mapping[Name, Callable[[torch.device, Prefill], Backend]]] = {
     "torch": _torch,
     "flashinfer": flashinfer_backend,
 }
-"""By the name that `attentionBackend` has for it."""
+"""Backends by their name in `attentionBackend`."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend, and for the log why it is that one."""
+    """A backend, and the reason for the choice, for the log."""
 
     backend: Backend
     message: str
@@ -235,7 +236,7 @@ def choose_backend(
     pages: KvCacheDtype = "auto",
     special: str = "",
 ) -> Choice:
-    """The fastest there is for a model on `device`, or the one that `setting` names; `special`: see
+    """The fastest backend for a model on `device`, or the one that `setting` names; `special`: see
     `Situation`.
 
     Raises:
@@ -249,7 +250,7 @@ def choose_backend(
 def situation(
     dtype: torch.dtype, head_dim: int, device: torch.device, pages: KvCacheDtype = "auto"
 ) -> Situation:
-    """What is installed and built here, as far as `device` can use it."""
+    """Backends that are installed and built here, as far as `device` can use them."""
     name, fp8 = _name(dtype), pages == "fp8_e4m3"
     if device.type != "cpu":
         vendor: Vendor = "AMD" if torch.version.hip else "NVIDIA"

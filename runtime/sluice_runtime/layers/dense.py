@@ -1,6 +1,5 @@
-"""What a layer computes of each token alone: RMS norm, matrix products, the gated activation. Knows
-no model.
-"""
+"""Computations of a layer on each token alone: RMS norm, matrix products, the gated activation.
+Knows no model."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm of x + delta, which x becomes."""
+    """The norm of x + delta; x becomes that sum."""
     return rms_norm(x.add_(delta), weight, eps)
 
 
@@ -59,7 +58,8 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 Multiply = Callable[[Tensor, Tensor | None], Linear]
-"""`linear`, or what computes about the same: of a weight [out, in], and a bias or none."""
+"""Function like `linear`, which computes about the same: of a weight [out, in], and a bias or
+None."""
 
 
 def int8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -74,7 +74,7 @@ def int8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 
 def pack_int8(weight: Tensor) -> native.Int8Matrix:
-    """`weight` [out, in] as the nearest of 255 numbers, the same distance apart for each output."""
+    """Packs `weight` [out, in] as the nearest of 255 numbers, equally spaced for each output."""
     wide = weight.float()
     largest = wide.abs().amax(1) if weight.shape[1] else wide.new_zeros(len(wide))
     scales = largest / 127
@@ -83,7 +83,8 @@ def pack_int8(weight: Tensor) -> native.Int8Matrix:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """`weight` in oneDNN's order where that pays, else as it is; oneDNN takes no empty ones."""
+    """Packs `weight` in oneDNN's order where that pays, otherwise returns it; oneDNN takes no empty
+    ones."""
     if weight.device.type == "cpu" and weight.numel() > 0 and _onednn_packs(weight.dtype):
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         return packed
@@ -114,14 +115,15 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 def gelu_and_multiply(gate_up: Tensor) -> Tensor:
-    """gelu(gate) x up, by its approximation with tanh."""
+    """gelu(gate) x up, with gelu's tanh approximation."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
 
 
 @dataclass(frozen=True)
 class ClampedSwiglu:
-    """gate x sigmoid(alpha x gate) x (up + 1), of a gate of at most `limit` and an up within it."""
+    """gate x sigmoid(alpha x gate) x (up + 1), with gate at most `limit`, and up from -`limit` to
+    `limit`."""
 
     alpha: float
     limit: float

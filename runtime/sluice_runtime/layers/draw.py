@@ -21,24 +21,24 @@ from torch import Tensor
 from sluice_runtime.scheduler.batch import NO_TOKEN
 
 GREEDY_BELOW: Final = 1e-5
-"""Temperature under which the most probable token is taken: softmax would give it all the mass."""
+"""Temperature below which the most probable token is taken: softmax would give it all the mass."""
 _BLOCK: Final = 256
-"""Tokens whose mass is summed before the running sum is taken: that of all tokens, in float64,
-would be read and written several times."""
+"""Tokens per block whose mass is summed before the running sum. A running sum of all tokens, in
+float64, would be read and written several times."""
 _TRIAL_TOKENS: Final = 1024
-"""So many tokens nearly always reach the mass; sorting the whole vocabulary is slow."""
+"""Tokens that nearly always reach the mass; sorting the whole vocabulary is slow."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How m rows draw, if some do not take their most probable token."""
+    """Draws of m rows, if some do not take their most probable token."""
 
     temperatures: Tensor
     """[m] float32."""
     uniforms: Tensor
     """[m] float64 in [0, 1)."""
     places: Tensor | None
-    """[k] which of the rows have a temperature of GREEDY_BELOW or more; None: all."""
+    """Indices [k] of rows with a temperature of GREEDY_BELOW or more; None: all."""
 
 
 def draw(logits: Tensor, draws: Draws | None) -> Tensor:
@@ -72,7 +72,7 @@ def _from_distribution(below: Tensor, temperatures: Tensor, uniforms: Tensor) ->
 
 
 def _block_sums(weights: Tensor) -> Tensor:
-    """[k, v] → [k, blocks] float64."""
+    """Mass of each block of tokens: [k, v] → [k, blocks] float64."""
     whole = weights.shape[1] // _BLOCK * _BLOCK
     blocks = weights[:, :whole].view(len(weights), -1, _BLOCK).sum(-1, dtype=torch.float64)
     rest = weights[:, whole:].sum(-1, keepdim=True, dtype=torch.float64)
@@ -80,8 +80,8 @@ def _block_sums(weights: Tensor) -> Tensor:
 
 
 def _find(masses: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row the first place at which the running sum of `masses` exceeds the target, and
-    what of the target is left for it. [k, n], [k] → [k], [k]"""
+    """First place of each row at which the running sum of `masses` exceeds the target, and what is
+    left of the target for it. [k, n], [k] → [k], [k]"""
     running = masses.cumsum(-1)
     whole = running[:, -1]
     # Rounding must not put the target at the end of the range, where no token is.
@@ -93,7 +93,7 @@ def _find(masses: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_native(logits: Tensor, draws: Draws | None) -> Tensor:
-    """See `layers.draw.draw`."""
+    """Draws by the compiled kernel: see `layers.draw.draw`."""
     if draws is None:
         nothing = torch.zeros(len(logits), dtype=torch.float64)
         return native.draw(logits, nothing.float(), nothing, GREEDY_BELOW)
@@ -120,8 +120,8 @@ def nucleus(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
 def _of_largest(
     logits: Tensor, temperature: Tensor, top_p: Tensor, width: int
 ) -> tuple[Tensor, Tensor]:
-    """[k] least logits if the `width` largest tokens hold the mass, and the [k] numbers of tokens
-    before the last, which are `width` or more if they do not."""
+    """Least logits [k] if the `width` largest tokens hold the mass, and the number [k] of tokens
+    before the last. That is `width` or more if they do not hold it."""
     vocabulary = logits.shape[1]
     ordered = logits.topk(width).values
     log_mass = -torch.log_softmax(scaled(logits, temperature), -1).amax(-1, keepdim=True)
@@ -131,5 +131,5 @@ def _of_largest(
 
 
 def scaled(logits: Tensor, temperature: Tensor) -> Tensor:
-    """The largest becomes 0 before the division, so that no quotient exceeds it."""
+    """Logits less the row's largest, divided by the temperature, so that none exceeds 0."""
     return (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]

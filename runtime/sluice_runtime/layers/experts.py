@@ -22,16 +22,16 @@ from sluice_runtime.layers.dense import Activation, Linear, Multiply, linear
 from sluice_runtime.layers.stack import ExpertsWeights
 
 GroupedLinear = Callable[[Tensor, Tensor], Tensor]
-"""[m, in], in the order of the experts, and how many each has, [e] → [m, out]."""
+"""Function of [m, in], in the order of the experts, and their token counts [e] → [m, out]."""
 _GROUPING_MAJORS: Final = (9, 10)
-"""Of compute capabilities, whose GPUs have that kernel. On others (8, 11, 12) torch 2.11 computes
-group by group, with sizes that it copies to the host (`_grouped_mm_fallback`)."""
+"""Major compute capabilities of GPUs that have that kernel. On others (8, 11, 12) torch 2.11
+computes group by group, with sizes that it copies to the host (`_grouped_mm_fallback`)."""
 
 
 def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply = linear) -> Linear:
-    """[n, h] → [n, h]; of a rank that has a part of each expert, its part of the sum. `multiply`:
-    of an expert's matrices, where each has its own product. What is returned holds none of
-    `weights` that it has joined or packed."""
+    """The feed-forward part: [n, h] → [n, h]; on a rank that has a part of each expert, its part of
+    the sum. `multiply`: for an expert's matrices, where each has its own product. The result holds
+    none of `weights` that it has joined or packed."""
     parts, router = weights.experts, Router.of(weights)
     gate_up_biases, down_biases = zip(*(part.biases for part in parts), strict=True)
     gate_up = Products([(part.gate, part.up) for part in parts], gate_up_biases)
@@ -44,7 +44,7 @@ def experts(weights: ExpertsWeights, activation: Activation, multiply: Multiply 
 
 
 def can_group(weight: Tensor) -> bool:
-    """Whether torch has a kernel for grouped products of that type on that device: otherwise it
+    """Whether torch has a kernel for grouped products of that type on that device. Otherwise it
     reads the groups' sizes on the host."""
     if weight.dtype != torch.bfloat16 or torch.version.hip is not None:
         return False
@@ -55,7 +55,7 @@ def can_group(weight: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Router:
-    """What chooses experts: `ExpertsWeights` without the experts."""
+    """Router that chooses experts: `ExpertsWeights` without the experts."""
 
     weight: Tensor
     """[e, h]."""
@@ -71,16 +71,16 @@ class Router:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the router chose."""
+    """Experts that the router chose for each token."""
 
     experts: Tensor
-    """[n, k]."""
+    """Experts [n, k]."""
     shares: Tensor
-    """[n, k], of the sum, in the type of the tokens."""
+    """Shares [n, k] of the sum, in the type of the tokens."""
 
 
 def chosen(x: Tensor, router: Router) -> Choice:
-    """For tokens [n, h]; probabilities are computed in float32."""
+    """The choice for tokens [n, h]; probabilities are computed in float32."""
     probabilities = F.linear(x, router.weight, router.bias).softmax(-1, dtype=torch.float32)
     shares, best = probabilities.topk(router.active, dim=-1)
     if router.renormalised:
@@ -93,10 +93,10 @@ class Products:
     """One matrix of each expert."""
 
     weights: Sequence[tuple[Tensor, ...]]
-    """[out, in], or parts of it, one below the other. These parts have the same shapes in all
-    experts."""
+    """Matrices [out, in], or parts of each, one below the other. The parts have the same shapes in
+    all experts."""
     biases: Sequence[Tensor | None]
-    """[out]; all experts have one, or none."""
+    """Biases [out]; all experts have one, or none."""
 
     def each(self, multiply: Multiply) -> list[Linear]:
         own = zip(self.weights, self.biases, strict=True)
@@ -106,7 +106,7 @@ class Products:
 
 
 def looped(matrices: Products, multiply: Multiply = linear) -> GroupedLinear:
-    """A product for each expert that has tokens; the host reads how many."""
+    """A product for each expert that has tokens; the host reads the counts."""
     products = matrices.each(multiply)
 
     def apply(x: Tensor, counts: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def looped(matrices: Products, multiply: Multiply = linear) -> GroupedLinear:
 
 
 def in_one_call(matrices: Products) -> GroupedLinear:
-    """All products in one kernel."""
+    """All products in one kernel call."""
     joined = torch.cat([matrix for parts in matrices.weights for matrix in parts])
     shape = (count := len(matrices.biases)), len(joined) // count, joined.shape[1]
     stacked = joined.view(shape).transpose(1, 2)
@@ -135,7 +135,7 @@ def in_one_call(matrices: Products) -> GroupedLinear:
 
 @dataclass(frozen=True)
 class SortedExperts:
-    """Each token once for each of its experts, in the order of the experts."""
+    """Computes each token once for each of its experts, in the order of the experts."""
 
     router: Router
     gate_up: GroupedLinear
@@ -157,7 +157,8 @@ class SortedExperts:
 
 
 class EveryExpert:
-    """All experts for all tokens, with a share of zero where a token did not choose one."""
+    """Computes all experts for all tokens; those that a token did not choose have a share of
+    zero."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""flashinfer's decode wrappers for CUDA graphs: one for each batch size, over buffers they share.
+"""Decode wrappers of flashinfer for CUDA graphs: one for each batch size, over shared buffers.
 
 What a graph has captured reads the same addresses in every replay, so a plan writes there; planning
 itself cannot be captured, and comes before each replay. Only wrappers made like these may be
@@ -30,16 +30,17 @@ from sluice_runtime.layers.flashinfer_library import Library, Target
 from sluice_runtime.layers.flashinfer_workspace import HeadShape, graph_workspace_bytes
 
 INT_WORKSPACE_BYTES: Final = 512 << 10
-"""A plan of 4,096 rows takes less than 200 KiB of it. Each wrapper has as much pinned memory."""
+"""Size of the integer workspace, of which a plan of 4,096 rows takes less than 200 KiB. Each
+wrapper has as much pinned memory."""
 LISTED_PAGES: Final = 4
-"""How many pages a step's rows may have together, as a multiple of the pool's: rows share pages. A
-step with more runs without a graph."""
+"""Maximum pages that a step's rows may have together, as a multiple of the pool's: rows share
+pages. A step with more runs without a graph."""
 NO_ROWS: Final = AttentionPlan(np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True)
 class GraphBuffers:
-    """What all sizes share, since graphs of one stream run one after the other."""
+    """Buffers that all batch sizes share, since graphs of one stream run one after the other."""
 
     indptr: Tensor
     """[rows of the largest + 1]"""
@@ -53,7 +54,7 @@ class GraphBuffers:
 
 
 class GraphWrapper:
-    """Computes `batch` rows of one token; those that no step fills are padding."""
+    """Computes `batch` rows of one token; those that a step does not fill are padding."""
 
     def __init__(
         self, library: Library, buffers: GraphBuffers, batch: int, pool: PagePool, heads: int
@@ -88,7 +89,7 @@ class GraphWrapper:
         return rows <= self.batch and counts.sum() + self.batch - rows <= len(self._buffers.indices)
 
     def plan(self, layout: TokenLayout | None) -> None:
-        """For a step that decodes, which `holds` let through; None: padding only."""
+        """Plans for a decode step for which `holds` is true; None: padding only."""
         plan = self._list_pages(layout)
         pinned = self._copied is not None
         indptr = on_host(plan.kv_indptr, pinned=pinned)
@@ -115,7 +116,7 @@ class GraphWrapper:
             self._copied.record()
 
     def _list_pages(self, layout: TokenLayout | None) -> AttentionPlan:
-        """Writes the pages of the step's rows, and of padding: the page that nobody has."""
+        """Lists the pages of the step's rows, and the padding page for rows of padding."""
         page_size, plan, indices = self._pool.page_size, NO_ROWS, self._buffers.indices
         if layout is not None:
             (part,) = parts_of(layout.numbers, 0, page_size, 1, "fa2")
@@ -137,7 +138,8 @@ class GraphWrappers:
         self._buffers: GraphBuffers | None = None
 
     def wrapper(self, batch: int) -> GraphWrapper:
-        """The first is the largest: the buffers are as large as it needs."""
+        """Wrapper for a batch size. The first call is for the largest, which the buffers are made
+        for."""
         self._buffers = self._buffers or self._allocated(batch)
         return GraphWrapper(self._library, self._buffers, batch, self._pool, self._heads)
 

@@ -1,5 +1,5 @@
-"""flashinfer as far as it is used here: whether it is at hand, what its wrappers are called with,
-and what the device is like that it computes on.
+"""The parts of flashinfer that are used here: whether it is installed, its wrappers' signatures,
+and the properties of the device that it computes on.
 
 It is imported on the way to a GPU only: its import takes seconds, and an engine on CPUs does not
 have it.
@@ -21,14 +21,14 @@ from sluice_runtime.layers.flashinfer_operators import Kernels
 
 PACKAGE: Final = "flashinfer-python"
 VERSION: Final = flashinfer_ahead.VERSION
-"""Its signatures and the sizes of its workspaces are those of this version, too."""
+"""Version whose signatures and workspace sizes are used here."""
 
 
 class Wrapper(Protocol):
-    """Of flashinfer, for paged keys and values; made for either prefill or decode."""
+    """Wrapper of flashinfer for paged keys and values; made for either prefill or decode."""
 
     _paged_kv_last_page_len_buf: Tensor
-    """Of decode wrappers: what `run` reads. [rows] int32 on the device."""
+    """Lengths that `run` of decode wrappers reads: [rows] int32 on the device."""
 
     def plan(self, **arguments: Any) -> None:
         """Prepares the next `run`s; fills a pinned buffer and copies it in the current stream."""
@@ -43,13 +43,13 @@ class Wrapper(Protocol):
     def run(
         self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], /, *, out: Tensor, **scales: Any
     ) -> Tensor:
-        """scales: `k_scale`, a float, and `v_scale`, a float or a tensor [heads, 1], of a cache of
-        8 bits."""
+        """Computes attention. scales, of a cache of 8 bits: `k_scale`, a float, and `v_scale`, a
+        float or a tensor [heads, 1]."""
         ...
 
 
 class Library(Kernels, Protocol):
-    """What is used of the module `flashinfer`."""
+    """Functions and classes of the module `flashinfer` that are used here."""
 
     def BatchPrefillWithPagedKVCacheWrapper(  # noqa: N802
         self, float_workspace_buffer: Tensor, **arguments: Any
@@ -66,17 +66,17 @@ class Library(Kernels, Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU, and what of it decides about kernels and workspaces."""
+    """A GPU with the properties that decide about kernels and workspaces."""
 
     place: torch.device
     capability: tuple[int, int]
     multiprocessors: int
     prefill: Prefill = "fa2"
-    """What computes prompts."""
+    """Kernels that compute prompts."""
 
 
 def target_at(place: torch.device, prefill: Prefill) -> Target:
-    """What torch knows of the GPU."""
+    """Properties of the GPU, from torch."""
     properties = torch.cuda.get_device_properties(place)
     capability = properties.major, properties.minor
     return Target(place, capability, properties.multi_processor_count, prefill)
@@ -107,7 +107,7 @@ def flashinfer_state(
 
 
 def flashinfer_library() -> Library:
-    """Imports it; its kernels are those that were built ahead, where there are any."""
+    """Imports flashinfer; its kernels are those that were built ahead, where there are any."""
     flashinfer_ahead.use_built()
     library: Library = importlib.import_module("flashinfer")
     return library

@@ -1,7 +1,7 @@
-"""Norms and activation by flashinfer's kernels, which fuse what torch does in several.
+"""Norms and activation by flashinfer's kernels, which fuse what torch does in several operations.
 
-What its kernels do not take is computed by torch: float32, norms with a weight for each head,
-rows that do not begin at a multiple of 16 bytes, no rows at all. Knows no model.
+Torch computes what the kernels do not accept: float32, norms with a weight for each head, rows that
+do not begin at a multiple of 16 bytes, no rows at all. Knows no model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VECTOR_BYTES: Final = 16
 
 
 class Kernels(Protocol):
-    """What is used of the module `flashinfer` here."""
+    """Functions of the module `flashinfer` that are used here."""
 
     def rmsnorm(self, input: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
@@ -36,7 +36,7 @@ class Kernels(Protocol):
 
 
 class FlashinferOperators:
-    """See `layers.dense` for what each computes."""
+    """Norms and activation by kernels: see `layers.dense` for what each computes."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -47,7 +47,7 @@ class FlashinferOperators:
         return self._kernels.rmsnorm(x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """The result is in the memory of `delta`."""
+        """The norm of x + delta, in the memory of `delta`."""
         if not (_is_taken(x, weight) and _is_taken(delta, weight)):
             return dense.add_rms_norm(x, delta, weight, eps)
         self._kernels.fused_add_rmsnorm(delta, x, weight, eps)

@@ -1,4 +1,4 @@
-"""Bytes of the float workspace that flashinfer's kernels want, from the shape of the heads.
+"""Size of the float workspace that flashinfer's kernels need, from the shape of the heads.
 
 Where it splits a row's keys among several blocks, each block leaves a partial result there. The
 formulas are those of `PrefillPlan` and `DecodePlan` in scheduler.cuh of flashinfer 0.6.13, at their
@@ -12,12 +12,13 @@ from typing import Final
 
 FLOAT_BYTES: Final = 4
 BLOCKS_PER_SM: Final = 2
-"""Of the kernels for prefill, which also decode on tensor cores."""
+"""Blocks per multiprocessor of the prefill kernels, which also decode on tensor cores."""
 DECODE_BLOCKS_PER_SM: Final = 16
-"""Of the decode kernel: no more blocks of 128 threads fit."""
+"""Blocks per multiprocessor of the decode kernel: no more blocks of 128 threads fit."""
 ALIGNMENT: Final = 1 << 20
 TENSOR_CORES_FROM: Final = 4
-"""Query heads of a key head from which a decode row fills enough of a matrix instruction."""
+"""Minimum query heads of a key head with which a decode row fills enough of a matrix
+instruction."""
 AMPERE: Final = 8
 """Major compute capability from which kernels have tiles of 16 queries."""
 
@@ -41,15 +42,15 @@ class HeadShape:
 
 
 def step_workspace_bytes(shape: HeadShape, multiprocessors: int) -> int:
-    """For steps of any rows, planned one by one."""
+    """Bytes for steps of any rows, planned one by one."""
     tile = 128 if shape.head_dim < 256 else 64
     blocks = BLOCKS_PER_SM * multiprocessors // shape.kv_heads
     return _rounded(shape.heads * blocks * tile * _partial_bytes(shape))
 
 
 def graph_workspace_bytes(shape: HeadShape, multiprocessors: int, batch: int, major: int) -> int:
-    """For graphs of decode steps of up to `batch` rows, in which rows are always split; `major`:
-    of the compute capability."""
+    """Bytes for graphs of decode steps of up to `batch` rows, in which rows are always split;
+    `major`: of the compute capability."""
     if not shape.tensor_core_decode:
         blocks = DECODE_BLOCKS_PER_SM * multiprocessors // shape.kv_heads
         return _rounded(shape.heads * blocks * _partial_bytes(shape))
@@ -60,10 +61,10 @@ def graph_workspace_bytes(shape: HeadShape, multiprocessors: int, batch: int, ma
 
 
 def _partial_bytes(shape: HeadShape) -> int:
-    """Of one query and head: a sum of values, and its weight."""
+    """Bytes of one query and head: a sum of values, and its weight."""
     return (shape.head_dim + 1) * FLOAT_BYTES
 
 
 def _rounded(size: int) -> int:
-    """With room for the alignment of its two parts."""
+    """Size with room for the alignment of its two parts."""
     return (size // ALIGNMENT + 1) * ALIGNMENT

@@ -49,11 +49,11 @@ class LongRope:
 
     short: tuple[float, ...]
     long: tuple[float, ...]
-    """[rotated / 2]"""
+    """Factors for contexts beyond the original length; both lists are [rotated / 2]."""
     original_context_tokens: int
     magnitude: float
     context_tokens: int = 0
-    """The longest context that is served."""
+    """Longest context that is served."""
 
     @property
     def is_long(self) -> bool:
@@ -79,7 +79,7 @@ class YarnScaling:
     truncate: bool
     """Whether the blend begins and ends at whole pairs."""
     attention_factor: float | None = None
-    """By which queries and keys grow; None: by what follows from `factor`."""
+    """Factor on queries and keys; None: it follows from `factor`."""
 
     @property
     def magnitude(self) -> float:
@@ -90,25 +90,25 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class Rope:
-    """How positions turn into angles."""
+    """Rules by which positions turn into angles."""
 
     theta: float
     scaling: Llama3Scaling | LinearScaling | YarnScaling | LongRope | None = None
     rotated: int | None = None
-    """Numbers of a head that are rotated, the first ones; None: all."""
+    """Number of values of a head that are rotated, the first ones; None: all."""
     interleaved: bool = False
-    """Whether a pair's numbers are neighbours in the checkpoint; else they are half of what is
+    """Whether a pair's numbers are neighbours in the checkpoint; otherwise they are half of what is
     rotated apart."""
 
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Of the pairs of a head."""
+    """Frequencies of the pairs of a head."""
 
     values: Tensor
-    """[head_dim / 2], float32; 0: such a pair does not turn."""
+    """Angle per position, [head_dim / 2], float32; 0: such a pair does not turn."""
     magnitudes: Tensor | None = None
-    """[head_dim / 2], float32: by which its numbers are multiplied; None: by 1."""
+    """Factors on the numbers of each pair, [head_dim / 2], float32; None: 1."""
 
     def to(self, device: torch.device) -> Frequencies:
         magnitudes = None if self.magnitudes is None else self.magnitudes.to(device)
@@ -116,7 +116,7 @@ class Frequencies:
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Frequencies:
-    """For heads whose numbers are in the order of `pair_order`."""
+    """Frequencies for heads whose numbers are in the order of `pair_order`."""
     rotated, scaling = rope.rotated or head_dim, rope.scaling
     exponents = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
     frequencies = 1.0 / (rope.theta**exponents)
@@ -137,7 +137,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Frequencies:
 
 
 def pair_order(rope: Rope, head_dim: int) -> Tensor | None:
-    """[head_dim]: which number of a checkpoint's head is at each place of ours, where the pair of
+    """Order [head_dim]: the number of a checkpoint's head at each place of ours, where the pair of
     `i` is `i + head_dim / 2`; None: each at its own."""
     rotated = rope.rotated or head_dim
     if rotated == head_dim and not rope.interleaved:
@@ -153,7 +153,7 @@ def _yarn(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
     pairs = len(frequencies)
 
     def pair(turns: float) -> float:
-        """Which one turns so often in the original context."""
+        """Number of the pair that turns so often in the original context."""
         wavelength = scaling.original_context_tokens / (turns * 2 * math.pi)
         return pairs * math.log(wavelength) / math.log(theta)
 
@@ -174,7 +174,7 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def in_order(rows: Tensor, order: Tensor) -> Tensor:
-    """[heads x head_dim, ...], each head's rows in the order of `pair_order`."""
+    """Rows [heads x head_dim, ...] with each head's in the order of `pair_order`."""
     heads = rows.reshape(-1, len(order), *rows.shape[1:])
     return heads.index_select(1, order.to(rows.device)).flatten(0, 1)
 
@@ -189,7 +189,7 @@ class Angles:
 
 
 def angles_of(frequencies: Frequencies, positions: Tensor) -> Angles:
-    """positions: [n]."""
+    """Angles of positions [n]."""
     angles = positions.float()[:, None] * frequencies.values
     cos, sin = angles.cos(), angles.sin()
     if (magnitudes := frequencies.magnitudes) is not None:
@@ -210,7 +210,7 @@ class Rotation:
 
 
 def rotation(angles: Angles, dtype: torch.dtype) -> Rotation:
-    """For vectors of `dtype`."""
+    """Rotation of vectors of `dtype`."""
     cos, sin = angles.cos[:, None], angles.sin[:, None]
     return Rotation(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
 
@@ -222,7 +222,7 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
 
 
 class StoringStep(Protocol):
-    """One step, over all layers."""
+    """Work on one step's queries, keys and values before attention, over all layers."""
 
     def queries(self, layer: int, qkv: Tensor, head_norm: HeadNorm | None) -> Tensor:
         """qkv [n, heads + 2 x key heads, dim] → [n, heads, dim]; keys and values are stored."""
@@ -230,8 +230,8 @@ class StoringStep(Protocol):
 
 
 def storing_step(pool: PagePool, layout: TokenLayout, angles: Angles) -> StoringStep:
-    """By the kernel where the pool is on an NVIDIA GPU, whose numbers of 16 bits it computes in 32.
-    It leaves the padding page as it is, so that padding rows touch nothing."""
+    """Work by the kernel where the pool is on an NVIDIA GPU, whose numbers of 16 bits it computes
+    in 32. The kernel leaves the padding page as it is, so that padding rows touch nothing."""
     if pool.data.is_cuda and torch.version.hip is None:
         if pool.shape.scales is not None:
             return QuantisingStep.of_step(pool, layout, angles)
@@ -241,7 +241,7 @@ def storing_step(pool: PagePool, layout: TokenLayout, angles: Angles) -> Storing
 
 @dataclass(frozen=True)
 class TorchStep:
-    """See `StoringStep`."""
+    """Work in torch: see `StoringStep`."""
 
     pool: PagePool
     layout: TokenLayout
@@ -253,7 +253,7 @@ class TorchStep:
 
 @dataclass(frozen=True)
 class KernelStep:
-    """See `StoringStep`."""
+    """Work by the kernel: see `StoringStep`."""
 
     pool: PagePool
     layout: TokenLayout
@@ -266,23 +266,23 @@ class KernelStep:
 
 @dataclass(frozen=True)
 class QuantisingStep:
-    """See `StoringStep`: for a pool of 8 bits, which the kernel does not write. It writes to memory
-    of the step, from which the pool stores what it makes of it."""
+    """Work for a pool of 8 bits, which the kernel does not write: see `StoringStep`. The kernel
+    writes to memory of the step, which is then stored in the pool as 8 bits."""
 
     pool: PagePool
     angles: Angles
     pages: Tensor
-    """[n] of the pool; the padding page for tokens of padding."""
+    """Pages [n] of the pool; the padding page for tokens of padding."""
     offsets: Tensor
-    """[n] slot in that page."""
+    """Slots [n] in these pages."""
     is_padding: Tensor
     """[n, 1, 1, 1]"""
     places: tuple[Tensor, Tensor]
-    """[n] page and slot in the memory of the step."""
+    """Pages and slots [n] in the memory of the step."""
 
     @classmethod
     def of_step(cls, pool: PagePool, layout: TokenLayout, angles: Angles) -> QuantisingStep:
-        """What is the same in all layers is computed here."""
+        """Computes here what is the same in all layers."""
         pages = layout.pages.long()
         is_padding = (pages < 0) | (pages >= pool.padding_page)
         own = torch.arange(len(pages), device=pages.device)

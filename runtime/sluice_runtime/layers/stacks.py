@@ -1,4 +1,4 @@
-"""The two ways in which a decoder's layers are computed.
+"""Two ways to compute a decoder's layers.
 
 `PlainStack` computes one operator after the other; each operator shares its work among all threads.
 
@@ -35,7 +35,8 @@ from sluice_runtime.parallel.group import Group
 
 @dataclass(frozen=True)
 class Operators:
-    """What layers are made of. `add_rms_norm` changes its `x`, and may change its `delta`."""
+    """Functions that layers are made of. `add_rms_norm` changes its `x`, and may change its
+    `delta`."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """x [n, h], weight [h], eps → [n, h]."""
@@ -46,7 +47,7 @@ class Operators:
     attention: Callable[[PagePool, TokenLayout, Angles], Attention]
     linear: Multiply = linear
     attention_by: Callable[[PagePool, TokenLayout, Angles, AttentionRule], Attention] | None = None
-    """By a rule; None: there is no such attention, and no model with rules comes here."""
+    """Attention by a rule; None: there is none, and no model with rules comes here."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class _Layer:
 
 
 class PlainStack:
-    """See `layers.stack.LayerStack`."""
+    """Layers that are computed one operator after the other: see `layers.stack.LayerStack`."""
 
     def __init__(
         self, layers: Iterable[LayerWeights], shape: LayerShape, operators: Operators
@@ -76,7 +77,7 @@ class PlainStack:
         self._operators = operators
 
     def forward(self, x: Tensor, step: PagedStep) -> Tensor:
-        """See `layers.stack.LayerStack`."""
+        """Computes the layers: see `layers.stack.LayerStack`."""
         attention_of = self._attention(step)
         delta: Tensor | None = None
         for layer in self._layers:
@@ -89,7 +90,7 @@ class PlainStack:
         return x if delta is None else x.add_(delta)
 
     def _entering(self, x: Tensor, delta: Tensor | None, norm: Tensor | None) -> Tensor:
-        """What enters a part: `x`, to which `delta` is added, or its norm."""
+        """Input of a part: `x`, to which `delta` is added, or its norm."""
         parts, eps = self._operators, self._shape.norm_eps
         if norm is None:
             return x if delta is None else x.add_(delta)
@@ -98,7 +99,7 @@ class PlainStack:
         return parts.add_rms_norm(x, delta, norm, eps)
 
     def _leaving(self, delta: Tensor, norm: Tensor | None) -> Tensor:
-        """What a part adds to the residual stream: its output, or the norm of that."""
+        """Value that a part adds to the residual stream: its output, or the norm of that."""
         if norm is None:
             return delta
         return self._operators.rms_norm(delta, norm, self._shape.norm_eps)
@@ -110,7 +111,7 @@ class PlainStack:
         return stack
 
     def _attention(self, step: PagedStep) -> Callable[[int], Attention]:
-        """By layer."""
+        """Attention of the step, by layer."""
         parts, shape = self._operators, self._shape
         if shape.rule is None:
             common = parts.attention(step.pool, step.layout, step.angles)
@@ -134,8 +135,8 @@ class FusedLayer(PlainStack):
     """The layer of an EAGLE-3 head, whose queries, keys and values are made of two inputs."""
 
     def fuse(self, embedded: Tensor, x: Tensor, norm: Tensor, step: PagedStep) -> Tensor:
-        """[n, h], [n, h] → [n, h]: `x` with what the layer adds to it, in place. `norm`: of `x`,
-        beside the layer's own norm, which is that of `embedded`."""
+        """Value of `x` plus what the layer adds to it, in place: [n, h], [n, h] → [n, h]. `norm`:
+        of `x`, besides the layer's own norm, which is that of `embedded`."""
         (layer,) = self._layers
         attention = self._operators.attention(step.pool, step.layout, step.angles)
         own = self._entering(embedded, None, layer.attention_norm)
@@ -205,14 +206,14 @@ def _whole_normed(qkv: Linear, norms: tuple[Tensor, Tensor] | None, shape: Layer
 
 
 def _summed(multiply: Linear, group: Group) -> Linear:
-    """Of a product whose inputs the ranks share: all of them have the sum of theirs."""
+    """A product whose inputs are divided among the ranks: each gets the sum of theirs."""
     if group.size == 1:
         return multiply
     return lambda x: group.sum(multiply(x))
 
 
 def head_norm(weights: LayerWeights, shape: LayerShape, shards: int = 1) -> HeadNorm | None:
-    """For the query and key heads of one of `shards` equal parts."""
+    """Head norm for the query and key heads of one of `shards` equal parts."""
     if weights.head_norms is None:
         return None
     query, key = weights.head_norms
@@ -222,11 +223,11 @@ def head_norm(weights: LayerWeights, shape: LayerShape, shards: int = 1) -> Head
 
 _NORMS: Final = 2
 _MATRICES: Final = 4
-"""Of each layer; matrices of each layer and shard."""
+"""Matrices of each layer and shard."""
 
 
 class ShardedStack:
-    """See `layers.stack.LayerStack`."""
+    """Layers that threads compute in shards: see `layers.stack.LayerStack`."""
 
     def __init__(
         self,
@@ -235,11 +236,11 @@ class ShardedStack:
         shards: int,
         packed: Callable[[Tensor], native.Matrix] = pack,
     ) -> None:
-        """`shards` divides the key heads; `packed`: a matrix as the kernel reads it."""
+        """`shards` divides the key heads; `packed`: converts a matrix to what the kernel reads."""
         self._shape = shape
         self._shards = shards
         self._first_layer = 0
-        """Of the pool, where the first of these layers has its keys and values."""
+        """Layer of the pool in which the first of these layers has its keys and values."""
         self._norms: list[Tensor] = []
         self._head_norms: list[Tensor] = []
         self._weights: list[native.Matrix] = []
@@ -288,8 +289,8 @@ class ShardedStack:
 
 
 def _shards(weights: LayerWeights, shards: int) -> Iterator[Tensor]:
-    """qkv, output, gate and up, down: of the first shard, then of the second. Of a feed-forward
-    part narrower than `shards` some have nothing."""
+    """Matrices qkv, output, gate and up, down: of the first shard, then of the second. If a
+    feed-forward part is narrower than `shards`, some shards have nothing of it."""
 
     def rows(*matrices: Tensor) -> Tensor:
         return torch.cat([matrix.tensor_split(shards)[shard] for matrix in matrices])

@@ -1,7 +1,7 @@
 """Reads a LoRA adapter in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
-Taken are low-rank pairs of the projections of attention and feed-forward part; whatever else an
-adapter may have changes what it computes and is refused by its key. The format:
+It takes low-rank pairs of the projections of attention and feed-forward part. Anything else that an
+adapter may have changes what it computes, and is refused by its key. The format:
 https://huggingface.co/docs/peft/main/en/developer_guides/checkpoint. Knows no request.
 """
 
@@ -41,8 +41,8 @@ FIELDS: Final[Mapping[str, tuple[tuple[str, ...], Split]]] = {
     "mlp.gate_up_proj": (("gate", "up"), Split.ROWS),
     "mlp.down_proj": (("down",), Split.COLUMNS),
 }
-"""By their names in checkpoints: the fields of `LayerWeights`, one below the other, and how ranks
-divide each."""
+"""Fields of `LayerWeights`, one below the other, and their division among ranks, by the name in
+checkpoints."""
 _TURNING: Final = ("query", "key")
 
 FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
@@ -63,8 +63,7 @@ FEATURES: Final[tuple[tuple[str, tuple[object, ...]], ...]] = (
     ("rank_pattern", ({},)),
     ("alpha_pattern", ({},)),
 )
-"""Keys that change what an adapter computes, with the values that are implemented; None always
-is."""
+"""Keys that change what an adapter computes, with the implemented values; None always is one."""
 
 _NAME: Final = re.compile(
     r"base_model\.model\.model\.layers\.(?P<layer>\d+)\."
@@ -76,7 +75,7 @@ _BLOCK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Adapter:
-    """One that was read: this rank's part, in the host's memory."""
+    """An adapter that was read: this rank's part, in the host's memory."""
 
     rank: int
     pairs: Mapping[Place, Pair]
@@ -84,11 +83,11 @@ class Adapter:
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What adapter_config.json says."""
+    """Rank and scale from adapter_config.json."""
 
     rank: int
     scale: float
-    """By which the product of A and B is multiplied."""
+    """Factor on the product of A and B."""
 
 
 def adapter_folder(uri: str) -> Path:
@@ -105,7 +104,7 @@ def adapter_folder(uri: str) -> Path:
 
 
 def adapter_key(name: str, folder: Path) -> str:
-    """Its name and a digest of its files: equal keys, equal answers.
+    """Key of an adapter: its name and a digest of its files, so that equal keys give equal answers.
 
     Raises:
         ModelLoadError: a file cannot be read.
@@ -146,7 +145,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
 
 
 def read_adapter(folder: Path, bank: AdapterBank, shard: Shard) -> Adapter:
-    """The part of `shard`, in the type and for the matrices of `bank`.
+    """Reads the part of `shard`, in the type and for the matrices of `bank`.
 
     Raises:
         ModelLoadError: one line with file, key or tensor, value and what is allowed.
@@ -192,7 +191,7 @@ def _pairs(
 
 
 def _part(whole: Pair, split: Split, shard: Shard, bank: AdapterBank) -> Pair:
-    """A rank's: of a matrix divided by its outputs it has all of A, else all of B."""
+    """Part of a rank: of a matrix divided by its outputs it has all of A, otherwise all of B."""
     by_rows = split is Split.ROWS
     part_a = shard.part(tuple(whole.a.shape), Split.NONE if by_rows else Split.COLUMNS)
     part_b = shard.part(tuple(whole.b.shape), Split.ROWS if by_rows else Split.NONE)
@@ -206,7 +205,7 @@ def _part(whole: Pair, split: Split, shard: Shard, bank: AdapterBank) -> Pair:
 
 
 def _places(path: Path, name: str) -> tuple[list[Place], Split, str]:
-    """Which matrices a tensor belongs to, how ranks divide them, and whether it is A or B."""
+    """Matrices that a tensor belongs to, their division among ranks, and whether it is A or B."""
     match = _NAME.fullmatch(name)
     if match is None or match["matrix"] not in FIELDS:
         raise ModelLoadError(
@@ -220,7 +219,7 @@ def _places(path: Path, name: str) -> tuple[list[Place], Split, str]:
 def _whole_shapes(
     own: tuple[int, int], split: Split, rank: int, ranks: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Of A and B, for a matrix of which this rank has `own` [out, in]."""
+    """Shapes of A and B, for a matrix of which this rank has `own` [out, in]."""
     out, width = own
     if split is Split.ROWS:
         return (rank, width), (out * ranks, rank)
@@ -228,7 +227,7 @@ def _whole_shapes(
 
 
 def _read(path: Path, file: Any, name: str, shape: tuple[int, int]) -> Tensor:
-    """In float32."""
+    """Tensor of that shape, in float32."""
     tensor: Tensor = file.get_tensor(name)
     if tuple(tensor.shape) != shape:
         raise ModelLoadError(

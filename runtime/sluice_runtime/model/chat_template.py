@@ -1,4 +1,4 @@
-"""Chat messages to a prompt, by the model's own Jinja template.
+"""Renders chat messages to a prompt, by the model's own Jinja template.
 
 Templates come with the weights, so they run in a sandbox: that of transformers, whose filters,
 globals and variables they were written for. Imports no torch.
@@ -41,7 +41,7 @@ _SPECIAL_TOKENS: Final = (
 )  # fmt: skip
 
 _GIVEN: Final = ("messages", "tools", "add_generation_prompt", "strftime_now")
-"""What every template is given."""
+"""Variables that every template gets."""
 
 Message = Mapping[str, Any]
 
@@ -112,7 +112,7 @@ def _to_json(
 
 
 _CONTINUED: Final = "<<where the answer goes on>>"
-"""Behind the content of a message that is continued, while it is rendered."""
+"""Marker behind the content of a message that is continued, while it is rendered."""
 
 _PROBE_NAME: Final = "probed_function"
 _PROBE_USER: Final = {"role": "user", "content": "a"}
@@ -145,11 +145,11 @@ class ChatTemplate:
     template: jinja2.Template
     special_tokens: Mapping[str, str]
     source: str
-    """Its text: what a model family is known by."""
+    """Source text of the template, by which a model family is recognised."""
     options: frozenset[str] = frozenset()
-    """What else it reads, which is a request's to give: `enable_thinking`, say."""
+    """Other variables that the template reads, which a request may set: `enable_thinking`, say."""
     tool_use: ChatTemplate | None = None
-    """The model's template for conversations with tools, where it has one of its own."""
+    """Template for conversations with tools, where the model has a separate one."""
 
     def chosen(self, *, with_tools: bool) -> ChatTemplate:
         """The template of a conversation with tools, or without."""
@@ -157,24 +157,24 @@ class ChatTemplate:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether the prompt has the tools of a request, as far as a try shows."""
+        """Whether the prompt shows the tools of a request, as far as a trial rendering shows."""
         prompt = self._tried([_PROBE_USER], [_PROBE_TOOL])
         return prompt is None or _PROBE_NAME in prompt
 
     @cached_property
     def takes_one_call_a_turn(self) -> bool:
-        """Whether it refuses a turn with two calls, and takes one with a call."""
+        """Whether the template refuses a turn with two calls, and accepts one with one call."""
         one, two = (self._tried([_PROBE_USER, *_probe_calls(count)]) for count in (1, 2))
         return one is not None and two is None
 
     def hidden(self, *, with_tools: bool) -> frozenset[str]:
-        """What it takes and never shows in a conversation with tools, or without, as far as a try
-        shows: turns of a role, or `calls`."""
+        """Parts of a conversation, with or without tools, that the template accepts but never
+        shows, as far as a trial shows: turns of a role, or `calls`."""
         return self._hidden[with_tools]
 
     @cached_property
     def _hidden(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Without tools, and with some."""
+        """Hidden parts without tools, and with some."""
         return self._hidden_beside(None), self._hidden_beside([_PROBE_TOOL])
 
     def _hidden_beside(self, tools: Sequence[Message] | None) -> frozenset[str]:
@@ -192,7 +192,7 @@ class ChatTemplate:
     def _tried(
         self, messages: Sequence[Message], tools: Sequence[Message] | None = None
     ) -> str | None:
-        """The prompt, None where the template refuses the messages."""
+        """The prompt of a trial; None where the template refuses the messages."""
         try:
             return self.render(messages, tools, unix_seconds=0.0)
         except (TemplateRefusedError, TemplateFailedError):
@@ -277,7 +277,8 @@ class ChatTemplate:
 
 
 def _with_thinking(message: Message) -> Message:
-    """Some templates read the earlier reasoning by the name `thinking`."""
+    """The message with its earlier reasoning also as `thinking`, the name that some templates
+    read."""
     if "reasoning_content" not in message:
         return message
     return {"thinking": message["reasoning_content"], **message}
@@ -304,8 +305,8 @@ def load_chat_template(files: ModelFiles) -> ChatTemplate | None:
 
 
 def _sources(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Templates by name, each with the file it is in: those of chat_template.jinja and the folder
-    beside it, else tokenizer_config's, else chat_template.json's."""
+    """Templates by name, each with its file: chat_template.jinja and the folder next to it,
+    otherwise those of tokenizer_config.json, otherwise those of chat_template.json."""
     paths = {_DEFAULT_NAME: folder / "chat_template.jinja"} | {
         path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))
     }
@@ -326,7 +327,7 @@ def _text(path: Path) -> str:
 
 
 def _by_name(value: object, origin: str) -> dict[str, str]:
-    """Templates as a file has them: none, one text, or a list of names and texts."""
+    """Templates by name in a file, which has none, one text, or a list of names and texts."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -347,7 +348,7 @@ def _by_name(value: object, origin: str) -> dict[str, str]:
 def compiled_template(
     source: str, config: Mapping[str, Any], origin: str, tool_use: ChatTemplate | None = None
 ) -> ChatTemplate:
-    """The template with this text. `config`: tokenizer_config.json; `origin`: where it is from.
+    """The template with this text. `config`: tokenizer_config.json; `origin`: the file it is from.
 
     Raises:
         ModelLoadError: it cannot be compiled.
@@ -371,7 +372,7 @@ def compiled_template(
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of special tokens by the names that templates have for them."""
+    """Texts of special tokens, by the names that templates have for them."""
     extra = config.get("extra_special_tokens")
     named = {**extra} if isinstance(extra, dict) else {}
     named |= {name: config.get(name) for name in _SPECIAL_TOKENS}

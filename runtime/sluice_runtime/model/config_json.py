@@ -1,4 +1,4 @@
-"""Values of a config.json, and how one that is not allowed is refused."""
+"""Values of a config.json, and the refusal of values that are not allowed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def whole_number(config: Config, key: str, default: int | None = None) -> int:
 
 
 def object_of(config: Config, key: str) -> Config | None:
-    """None: it is null or missing."""
+    """Object under this key; None: it is null or missing."""
     value = config.get(key)
     if not isinstance(value, Mapping | None):
         raise refused(key, value, "an object")

@@ -29,23 +29,23 @@ class Decoder:
 
     spec: ModelSpec
     embedding: Tensor
-    """[vocabulary, h]; of a rank, its share of the rows."""
+    """Embedding [vocabulary, h]; on a rank, its share of the rows."""
     layers: LayerStack
     norm: Tensor
     head: Linear
     frequencies: Frequencies
-    """Of the rotary embedding."""
+    """Frequencies of the rotary embedding."""
     backend: Backend
     group: Group = SOLO
-    """The ranks that compute the model together: all call `hidden` and `logits`."""
+    """Ranks that compute the model together: all call `hidden` and `logits`."""
     adapters: AdapterBank | None = None
-    """What its matrices may have added; None: it takes no adapters."""
+    """Bank of the adapters that may be added to its matrices; None: it takes no adapters."""
     kv_scales: KvScales | None = None
-    """Of a pool of 8 bits; None: its pool has `dtype`."""
+    """Scales of keys and values in a pool of 8 bits; None: its pool has `dtype`."""
     window_frequencies: Frequencies | None = None
-    """Of layers that have a window; None: the same."""
+    """Frequencies in layers that have a window; None: the same as in others."""
     embedding_scale: Tensor | None = None
-    """[], in the type of embeddings, by which they are multiplied; None: by 1."""
+    """Factor [] on the embeddings, in their type; None: 1."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,7 +54,7 @@ class Decoder:
     def hidden(
         self, token_ids: Tensor, positions: Tensor, pool: PagePool, layout: TokenLayout
     ) -> Tensor:
-        """token_ids, positions: [n] → [n, h], before the last norm."""
+        """Hidden states before the last norm; token_ids, positions: [n] → [n, h]."""
         return self.through(self.layers, self.embedded(token_ids), positions, pool, layout)
 
     def tapped(
@@ -65,7 +65,8 @@ class Decoder:
         layout: TokenLayout,
         taps: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """See `hidden`; and [n, taps x h], what enters the layers that `taps` counts, ascending."""
+        """Hidden states as in `hidden`, and the inputs [n, taps x h] of the layers that `taps`
+        lists, ascending."""
         x, states, first = self.embedded(token_ids), list[Tensor](), 0
         step = self._step(positions, pool, layout)
         for tap in taps:
@@ -83,8 +84,8 @@ class Decoder:
         pool: PagePool,
         layout: TokenLayout,
     ) -> Tensor:
-        """[n, h] → [n, h] through `layers`, all or a part of this model's; `hidden` may be
-        changed."""
+        """Hidden states [n, h] → [n, h] after `layers`, all or a part of this model's; `hidden` may
+        be changed."""
         return layers.forward(hidden, self._step(positions, pool, layout))
 
     def _step(self, positions: Tensor, pool: PagePool, layout: TokenLayout) -> PagedStep:
@@ -93,18 +94,18 @@ class Decoder:
         return PagedStep(pool, layout, angles_of(self.frequencies, positions), windowed)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, h] → [m, vocabulary], float32."""
+        """Logits: [m, h] → [m, vocabulary], float32."""
         normed = self.backend.operators.rms_norm(hidden, self.norm, self.spec.norm_eps)
         return self.backend.to_float(self._joined(self.head(normed)))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
-        """[n] → [n, h], what enters the first layer."""
+        """Inputs of the first layer: [n] → [n, h]."""
         embedded = self._embedded(token_ids)
         return embedded if self.embedding_scale is None else embedded.mul_(self.embedding_scale)
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
-        """A rank knows the embeddings of its tokens, and takes the others' from the sum: there they
-        are zero but for one rank."""
+        """Embeddings without their scale. A rank has those of its own tokens, and gets the others
+        from the sum, where they are zero on all ranks but one."""
         if self.group.size == 1:
             return F.embedding(token_ids, self.embedding)
         own = token_ids - self.group.rank * self._share
@@ -113,7 +114,7 @@ class Decoder:
         return self.group.sum(embedded.masked_fill(~known[:, None], 0))
 
     def _joined(self, logits: Tensor) -> Tensor:
-        """[m, this rank's share] → [m, vocabulary]."""
+        """Logits of all ranks: [m, this rank's share] → [m, vocabulary]."""
         if self.group.size == 1:
             return logits
         padded = F.pad(logits, (0, self._share - logits.shape[1]))
@@ -122,5 +123,5 @@ class Decoder:
 
     @property
     def _share(self) -> int:
-        """Tokens of the vocabulary that every rank has, but for the last ones."""
+        """Number of tokens of the vocabulary that every rank has, except the last ones."""
         return -(-self.spec.vocabulary_size // self.group.size)

@@ -1,11 +1,11 @@
-"""EAGLE-3 heads in the hub's format: what a head computes, and how it is read.
+"""EAGLE-3 heads in the hub's format: how a head computes, and how it is read.
 
 A head is one layer that proposes tokens from what the model has computed. At a position it takes
-the hidden states that enter three layers of the model there, one beside the other, and makes one of
-their size of it (`fc`). Its queries, keys and values come of that and of the embedding of the token
-after the position, both normed; what the layer adds to the former is its own hidden state. After
-norm and output layer that proposes the token after the next. Where the model has not been yet, the
-head's own hidden state of the position before takes the place of the model's.
+the hidden states that enter three layers of the model there, concatenates them, and makes one of
+the head's size of them (`fc`). Its queries, keys and values come from that and from the embedding
+of the token after the position, both normed. What the layer adds to `fc`'s state is the head's own
+hidden state. After norm and output layer that proposes the token after the next. Where the model
+has not computed yet, the head's own hidden state of the position before replaces the model's.
 
 Its output layer knows the most frequent tokens only; `d2t` is how much larger each number is in the
 model's vocabulary. Maths: Li et al., EAGLE-3 (2025), and the authors' cnets.py.
@@ -46,29 +46,29 @@ from sluice_runtime.parallel.group import SOLO, Group
 
 ARCHITECTURE: Final = "LlamaForCausalLMEagle3"
 TAPS: Final = 3
-"""Hidden states of the model that a head is given at each position."""
+"""Number of hidden states of the model that a head gets at each position."""
 _IDS: Final = "eagle_aux_hidden_state_layer_ids"
 _EMBEDDING: Final = "embed_tokens"
 _MAPS: Final = ("d2t", "t2d")
-"""Tensors that lead from one vocabulary to the other; one says what the other does."""
+"""Names of tensors that map one vocabulary to the other; each follows from the other one."""
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Everything about a head but its weights."""
+    """Everything about a head except its weights."""
 
     folder: Path
     layer: ModelSpec
-    """Of the head as a decoder of one layer, whose vocabulary is the one it proposes from."""
+    """Spec of the head as a decoder of one layer, whose vocabulary is the one it proposes from."""
     target: ModelSpec
     taps: tuple[int, ...]
-    """What enters the model's layers of these numbers is given to it; ascending."""
+    """Numbers of the model's layers whose inputs the head gets; ascending."""
     has_embedding: bool
-    """Whether it has an embedding of its own; else it has the model's."""
+    """Whether it has its own embedding; otherwise it uses the model's."""
 
     @property
     def other_values(self) -> int:
-        """Of its weights beside those of a decoder."""
+        """Number of weight values besides those of a decoder."""
         layer, target = self.layer, self.target
         outputs = (layer.heads + 2 * layer.kv_heads) * layer.head_dim
         values = (outputs + TAPS * target.hidden_size + 1) * layer.hidden_size
@@ -123,7 +123,8 @@ def _refuse_others(keys: Mapping[str, tuple[object, object, str]]) -> None:
 
 
 def _taps(config: Config, layers: int) -> tuple[int, ...]:
-    """A head's config.json counts the layers that states leave, here are those that they enter."""
+    """The head's taps. Its config.json counts the layers that states leave; taps count those that
+    they enter."""
     eagle: Mapping[str, Any] = config.get("eagle_config") or {}
     if eagle.get("use_aux_hidden_state") is False:
         raise refused("eagle_config.use_aux_hidden_state", False, "true, as EAGLE-3 has it")
@@ -144,26 +145,27 @@ class EagleHead:
     """A loaded head. n tokens; h: its hidden size."""
 
     spec: ModelSpec
-    """See `HeadSpec.layer`."""
+    """Spec of the head as a decoder: see `HeadSpec.layer`."""
     taps: tuple[int, ...]
-    """See `HeadSpec.taps`."""
+    """Numbers of the model's layers whose inputs the head gets: see `HeadSpec.taps`."""
     vocabulary_size: int
-    """Of the model."""
+    """Vocabulary size of the model."""
     embedding: Tensor
-    """[vocabulary of the model, h]"""
+    """Embedding [vocabulary of the model, h]."""
     fc: Linear
-    """[n, 3 x the model's h] → [n, h]"""
+    """Joins the model's states: [n, 3 x the model's h] → [n, h]."""
     hidden_norm: Tensor
     layer: FusedLayer
     norm: Tensor
     output: Linear
     token_ids: Tensor | None
-    """[vocabulary of the head]: each token's number in the model's; None: the same."""
+    """Each token's id in the model's vocabulary, [vocabulary of the head]; None: ids are equal."""
     frequencies: Frequencies
     backend: Backend
     group: Group = SOLO
     kv_scales: KvScales | None = None
-    """Ones, if the model has scales: a head's keys and values are in pages like the model's."""
+    """Scales of 1, if the model has scales: a head's keys and values are in pages like the
+    model's."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -177,15 +179,16 @@ class EagleHead:
         pool: PagePool,
         layout: TokenLayout,
     ) -> Tensor:
-        """[n, h]: of each position, from `before`, [n, h], which may be changed: what `fc` makes of
-        the model's states there, or this of the position before. next_ids: [n] the token after
-        each."""
+        """Hidden states [n, h] of the head, from `before` [n, h], which may be changed. `before` is
+        what `fc` makes of the model's states there, or the head's own of the position before.
+        next_ids: [n] the token after each."""
         step = PagedStep(pool, layout, angles_of(self.frequencies, positions))
         embedded = F.embedding(next_ids, self.embedding)
         return self.layer.fuse(embedded, before, self.hidden_norm, step)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[m, h] → [m, vocabulary of the model], float32; of tokens that it does not know -inf."""
+        """Logits: [m, h] → [m, vocabulary of the model], float32; -inf for tokens that the head
+        lacks."""
         normed = self.backend.operators.rms_norm(hidden, self.norm, self.spec.norm_eps)
         own = self.backend.to_float(self.output(normed))
         if self.token_ids is None:
@@ -244,7 +247,7 @@ def _embedding(reader: Reader, spec: HeadSpec, model: Decoder) -> Tensor:
 
 
 def _token_ids(checkpoint: Checkpoint, spec: HeadSpec) -> Tensor | None:
-    """See `EagleHead.token_ids`."""
+    """Ids for `EagleHead.token_ids`, checked."""
     own, size = spec.layer.vocabulary_size, spec.target.vocabulary_size
     stored = checkpoint.stored("d2t")
     if own == size and stored is None:

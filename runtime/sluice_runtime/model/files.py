@@ -105,8 +105,8 @@ DUMMIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "olmo2-tiny": _DUMMY_COMMON
     | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "rope_theta": 5e5},
 }
-"""Architectures with random weights, by the name in `dummy://NAME`. Byte-level vocabulary: 256
-bytes, then `<bos>` 256, `<pad>` 257, `<eos>` 258."""
+"""Architectures with random weights, by the name in `dummy://NAME`. Vocabulary: 256 bytes, then
+`<bos>` 256, `<pad>` 257, `<eos>` 258."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class ModelFiles:
     uri: str
     folder: Path | None
     config: Mapping[str, Any]
-    """config.json."""
+    """Content of config.json."""
     generation: Mapping[str, Any]
-    """generation_config.json; empty when there is none."""
+    """Content of generation_config.json; empty when there is none."""
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end an answer by generation_config.json, or by config.json or its text_config.
@@ -182,13 +182,13 @@ def resolve_draft(settings: EngineSettings) -> ModelFiles | None:
 
 
 def drafts_with_head(settings: EngineSettings) -> bool:
-    """Whether what drafts is a head of the model, and no model of its own."""
+    """Whether a head of the model drafts, and not a model of its own."""
     return settings.speculation is not None and settings.speculation.method == "Eagle"
 
 
 @contextmanager
 def of_draft() -> Iterator[None]:
-    """What is wrong with files that are read inside is told of the draft model's key."""
+    """Reports flaws of files that are read inside under the draft model's key."""
     try:
         yield
     except ModelLoadError as error:
@@ -211,7 +211,7 @@ def read_json(path: Path, key: str = "model.uri") -> Mapping[str, Any]:
 
 
 def lfs_pointer(path: Path) -> str:
-    """What a file is that Git LFS has not fetched; empty: another one."""
+    """Description of a file that Git LFS has not fetched; empty for any other file."""
     try:
         with path.open("rb") as file:
             is_pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
@@ -256,7 +256,7 @@ def _token_ids(place: str, values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _modelopt(folder: Path, key: str) -> Mapping[str, Any]:
-    """What ModelOpt writes beside config.json, in the form of those formats that stand in it."""
+    """Quantisation that ModelOpt writes next to config.json, in the form of formats inside it."""
     path = folder / "hf_quant_config.json"
     written = read_json(path, key).get("quantization") if path.exists() else None
     if not isinstance(written, dict) or written.get("quant_algo") is None:
@@ -269,12 +269,12 @@ def _dummy_uris() -> str:
 
 
 def tokenizer_config(files: ModelFiles) -> Mapping[str, Any]:
-    """tokenizer_config.json; empty when there is none."""
+    """Content of tokenizer_config.json; empty when there is none."""
     path = None if files.folder is None else files.folder / "tokenizer_config.json"
     return {} if path is None or not path.exists() else read_json(path)
 
 
 def token_text(token: object) -> str:
-    """A special token as tokenizer_config.json writes it: a string, or an object with `content`."""
+    """Text of a special token in tokenizer_config.json: a string, or an object with `content`."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) else ""

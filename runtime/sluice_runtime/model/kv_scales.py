@@ -1,4 +1,4 @@
-"""The scales of keys and values that a checkpoint was calibrated with, for pages of 8 bits.
+"""Scales of keys and values that a checkpoint was calibrated with, for pages of 8 bits.
 
 Calibration leaves one number for all heads of a layer, or one a head, under the names of those who
 write such checkpoints. A checkpoint without any was not calibrated: its scales are 1.
@@ -21,14 +21,14 @@ from sluice_runtime.model.weights import Checkpoint, text_prefix
 
 KEYS: Final = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "kv_scale")
 VALUES: Final = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "kv_scale")
-"""Below a layer's `self_attn`: of compressed-tensors, of ModelOpt, and the names that vLLM had for
-them before."""
+"""Names of scales below a layer's `self_attn`: of compressed-tensors, of ModelOpt, and earlier
+names in vLLM."""
 
 _log = logging.getLogger("sluice.engine")
 
 
 def kv_scales(spec: ModelSpec, checkpoint: Checkpoint | None, shard: Shard) -> KvScales:
-    """Of the key heads of `shard`. `checkpoint`: None where weights are random.
+    """Scales of the key heads of `shard`. `checkpoint`: None where weights are random.
 
     Raises:
         ModelLoadError: some layers have scales and others not, or one cannot be a scale.
@@ -49,12 +49,12 @@ def kv_scales(spec: ModelSpec, checkpoint: Checkpoint | None, shard: Shard) -> K
 
 
 def ones(layers: int, kv_heads: int) -> KvScales:
-    """Of a model that was not calibrated."""
+    """Scales of a model that was not calibrated."""
     return KvScales(torch.ones(layers, kv_heads), torch.ones(layers, kv_heads))
 
 
 def _names(spec: ModelSpec, checkpoint: Checkpoint) -> Iterator[tuple[str | None, str | None]]:
-    """Of each layer's keys and values; None where there is no scale."""
+    """Names of each layer's scales of keys and values; None where there is no scale."""
     model = text_prefix(checkpoint) if spec.variant.text_part else "model."
     for layer in range(spec.layers):
         prefix = f"{model}layers.{layer}.self_attn"
@@ -75,7 +75,7 @@ def _present(name: str | None, kind: str, layer: int) -> str:
 
 
 def _by_head(checkpoint: Checkpoint, name: str, kv_heads: int, shard: Shard) -> Tensor:
-    """[key heads of the shard], float32."""
+    """Scales [key heads of the shard], float32."""
     stored = checkpoint.small(name).float().flatten()
     if len(stored) not in (1, kv_heads):
         raise ModelLoadError(

@@ -1,4 +1,4 @@
-"""The tensors of a layer, by their names in checkpoints: what is read of each, as it is computed.
+"""Tensors of a layer, by their names in checkpoints: reads this rank's part of each.
 
 Knows one layer at a time: embeddings and the whole model are those of `model.load`.
 """
@@ -41,25 +41,25 @@ SPLITS: Final[Mapping[str, Split]] = {
     "lm_head": Split.ROWS,
     "fc": Split.NONE,
 }
-"""Matrices by the last part of their names, divided as Megatron-LM does: a rank has whole heads, a
-share of the feed-forward part, of each expert too, and a share of the vocabulary. Norms and routers
-every rank has whole."""
+"""Division of matrices by the last part of their names, as in Megatron-LM. A rank has whole heads,
+a share of the feed-forward part (of each expert too), and a share of the vocabulary. Every rank has
+norms and routers whole."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model's weights go, which part of each, what becomes of them there, and for what."""
+    """Device, division and types of a model's weights."""
 
     device: torch.device = CPU
     group: Group = SOLO
     slots: SlotShape | None = None
-    """For adapters; None: there will be none."""
+    """Size of the adapter slots; None: there are no adapters."""
     weights: WeightDType = "auto"
-    """What matrices become."""
+    """Type that matrices are converted to."""
     pages: KvCacheDtype = "auto"
-    """What keys and values become in the KV pool."""
+    """Type that keys and values have in the KV pool."""
     context_tokens: int | None = None
-    """The longest context that is served; None: the model's."""
+    """Longest context that is served; None: the model's."""
 
     @property
     def shard(self) -> Shard:
@@ -71,7 +71,7 @@ WHOLE_ON_CPU: Final = Placement()
 
 @dataclass(frozen=True)
 class Reader:
-    """What is read of a checkpoint: tensors of one model, of one type, to one place."""
+    """Reads tensors of one model from a checkpoint, as one type, to one place."""
 
     spec: ModelSpec
     weights: WeightSource
@@ -79,22 +79,22 @@ class Reader:
     placement: Placement
 
     def norm(self, name: str, size: int) -> Tensor:
-        """[size]; see `true_norm`."""
+        """The weights [size] of a norm, as stored: see `true_norm`."""
         whole = self.placement.shard.part((size,), Split.NONE)
         dtype = torch.float32 if self.spec.variant.offset_norms else self.dtype
         return self.weights.read(f"{name}.weight", whole, dtype)
 
     def true_norm(self, norm: Tensor) -> Tensor:
-        """What the norm means, once its values are there."""
+        """The norm's true values, once the stored ones have been read."""
         return norm + 1 if self.spec.variant.offset_norms else norm
 
     def matrix(self, name: str, out: int, width: int) -> Tensor:
-        """This rank's part of [out, width]."""
+        """Matrix [out, width]: this rank's part."""
         return self._read(name, (out, width), SPLITS[name.rpartition(".")[2]])
 
     def fused(self, name: str, outs: Sequence[int], width: int) -> Iterator[Tensor]:
-        """This rank's part of each of several matrices [out, width], which are one in the
-        checkpoint, one below the other."""
+        """Matrices [out, width] that are one in the checkpoint, one below the other: this rank's
+        part of each."""
         whole, begin = (sum(outs), width), 0
         for out in outs:
             own = self.placement.shard.part((out, width), Split.ROWS)
@@ -103,11 +103,11 @@ class Reader:
             begin += out
 
     def row_norm(self, name: str, size: int) -> Tensor:
-        """This rank's part of [size], of a norm over what all ranks have."""
+        """Weights [size] of a norm over what all ranks have: this rank's part."""
         return self._read(name, (size,), Split.ROWS)
 
     def bias(self, name: str, size: int) -> Tensor:
-        """This rank's part of [size], of the matrix of that name; where ranks add their products
+        """Bias [size] of the matrix of that name: this rank's part. Where ranks add their products
         up, the first one has all of it."""
         split = SPLITS[name.rpartition(".")[2]]
         if split is Split.COLUMNS:
@@ -115,22 +115,22 @@ class Reader:
         return self._read(name, (size,), split, "bias")
 
     def sinks(self, name: str, heads: int) -> Tensor:
-        """This rank's part of [heads]."""
+        """Attention sinks [heads]: this rank's part."""
         return self._read(name, (heads,), Split.ROWS, "sinks")
 
     def stack(self, name: str, shape: Shape, dim: int) -> Tensor:
-        """This rank's part, along `dim`, of a tensor that has something of each expert."""
+        """A tensor that has something of each expert: this rank's part, along `dim`."""
         return self.weights.read(name, self.placement.shard.along(shape, dim), self.dtype)
 
     def stack_bias(self, name: str, shape: Shape) -> Tensor:
-        """[experts, out], of products that ranks add up: the first one has all of it."""
+        """Biases [experts, out] of products that ranks add up: the first one has all of them."""
         whole = self.placement.shard.part(shape, Split.NONE)
         return self._added(self.weights.read(name, whole, self.dtype))
 
     def _added(self, bias: Tensor) -> Tensor:
         if self.placement.group.rank == 0:
             return bias
-        self.weights.settle()  # nobody may write into its memory once it is free
+        self.weights.settle()  # nothing may write into its memory once it is free
         return torch.zeros_like(bias)
 
     def _read(self, name: str, shape: Shape, split: Split, kind: str = "weight") -> Tensor:
@@ -139,8 +139,7 @@ class Reader:
 
 
 def read_layer(reader: Reader, prefix: str, width: int, index: int = 0) -> LayerWeights:
-    """The layer that is called `prefix`, whose queries, keys and values are made of `width`
-    inputs."""
+    """The layer that is called `prefix`; queries, keys and values have `width` inputs."""
     spec, variant, names = reader.spec, reader.spec.variant, reader.spec.variant.norms
     hidden, attention = spec.hidden_size, f"{prefix}.self_attn"
     q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -184,7 +183,8 @@ def read_layer(reader: Reader, prefix: str, width: int, index: int = 0) -> Layer
 
 
 def _with_true_norms(layer: LayerWeights, reader: Reader) -> LayerWeights:
-    """A layer as it was read, with norms as they are meant; that of queries has their scale."""
+    """A layer as it was read, with the true values of norms; that of queries includes their
+    scale."""
     if not reader.spec.variant.offset_norms:
         return layer
     assert layer.head_norms is not None, "queries are scaled by their norm"
@@ -253,8 +253,8 @@ def _mlp(reader: Reader, prefix: str, layer: int) -> MlpWeights | ExpertsWeights
 
 
 def _fused_experts(reader: Reader, prefix: str, experts: Experts) -> ExpertsWeights:
-    """Of a layer that has all its experts in tensors [experts, in, out]; outputs of gate and up are
-    there in turns."""
+    """Experts of a layer that has them all in tensors [experts, in, out], where outputs of gate and
+    up alternate."""
     count, hidden, width = experts.count, reader.spec.hidden_size, experts.width
     name = f"{prefix}.experts"
     gate_up = reader.stack(f"{name}.gate_up_proj", (count, hidden, 2 * width), 2)

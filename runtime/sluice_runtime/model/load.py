@@ -52,7 +52,7 @@ def load_model(
     placement: Placement = WHOLE_ON_CPU,
     on_read: OnRead = unreported,
 ) -> Decoder:
-    """The model behind `files`, in `dtype` (`auto`: the checkpoint's).
+    """Loads the model behind `files`, in `dtype` (`auto`: the checkpoint's).
 
     `backend` is the value of `attentionBackend`; `on_read` is called with how far files are read.
 
@@ -149,7 +149,7 @@ def build_decoder(reader: Reader, backend: Backend) -> Decoder:
 
 
 def layer_shape(spec: ModelSpec, group: Group, bank: AdapterBank | None = None) -> LayerShape:
-    """Of a rank of `group`."""
+    """Shape of a layer on a rank of `group`."""
     heads, kv_heads = spec.heads // group.size, spec.kv_heads // group.size
     windows = spec.windows
     return LayerShape(
@@ -174,6 +174,6 @@ def layer_shape(spec: ModelSpec, group: Group, bank: AdapterBank | None = None) 
 
 
 def _layers(reader: Reader) -> Iterator[LayerWeights]:
-    """One after the other: matrices that are joined exist twice for one layer at a time."""
+    """Layers, read one by one: matrices that are joined exist twice for one layer at a time."""
     for index in range(reader.spec.layers):
         yield read_layer(reader, f"model.layers.{index}", reader.spec.hidden_size, index)

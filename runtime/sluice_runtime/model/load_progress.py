@@ -1,4 +1,4 @@
-"""How far weights are read: lines in the log, and reports to who waits for the engine."""
+"""Progress of reading weights: lines in the log, and reports to those who wait for the engine."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable
 from typing import Final
 
 LINE_SECONDS: Final = 5.0
-"""Between two lines, at least."""
+"""Minimum time between two lines."""
 REPORT_SECONDS: Final = 1.0
-"""Between two reports, at least."""
+"""Minimum time between two reports."""
 
 OnRead = Callable[[int, int], None]
-"""Takes the bytes read so far and those of all files."""
+"""Callback with the bytes read so far and those of all files."""
 
 logger = logging.getLogger("sluice.engine")
 
 
 def unreported(_read_bytes: int, _total_bytes: int) -> None:
-    """Nobody waits."""
+    """Does nothing: no one waits."""
 
 
 class LoadProgress:
-    """`total_bytes`: of the files; a rank of several reads less. Reports come in the thread that
-    calls."""
+    """Progress over `total_bytes` of files; a rank of several reads less. Reports come in the
+    thread that calls."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LoadProgress:
         self._started = self._last_line = self._last_report = clock()
 
     def read(self, size: int) -> None:
-        """So many bytes more are in memory."""
+        """Counts so many bytes more in memory."""
         self._read_bytes += size
         now = self._clock()
         if now - self._last_report >= REPORT_SECONDS:
@@ -50,7 +50,7 @@ class LoadProgress:
             logger.info("weights: %s, of %.1f GB of files", self._rate(), self._total_bytes / 1e9)
 
     def finished(self) -> None:
-        """Nothing more will be read."""
+        """Reports the end: nothing more will be read."""
         seconds = self._clock() - self._started
         self._on_read(self._read_bytes, self._total_bytes)
         logger.info("weights: %s, in %.1f s", self._rate(), seconds)

@@ -1,4 +1,4 @@
-"""Experts in MXFP4, as gpt-oss has them: how one of their tensors is read.
+"""Reads experts in MXFP4, as gpt-oss has them.
 
 Format: OCP Microscaling Formats (MX) 1.0. Of 32 inputs of an output each has 4 bits (e2m1), and all
 have one scale, a power of two (e8m0). A tensor [experts, in, out] is stored as NAME_blocks
@@ -19,11 +19,11 @@ from sluice_runtime.errors import ModelLoadError
 from sluice_runtime.model.shard import Part
 
 BLOCK: Final = 32
-"""Inputs that share a scale."""
+"""Number of inputs that share a scale."""
 _SCALE_OFFSET: Final = 127
 _POSITIVE: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 NUMBERS: Final = (*_POSITIVE, *(-number for number in _POSITIVE))
-"""By their 4 bits."""
+"""Values of the 4-bit numbers, by their bits."""
 
 
 class Files(Protocol):
@@ -72,7 +72,7 @@ class Mxfp4:
 
 
 def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
-    """blocks [out, n, 16], scales [out, n] → float32 [out, n x 32]."""
+    """Dequantised values: blocks [out, n, 16], scales [out, n] → float32 [out, n x 32]."""
     table = torch.tensor(NUMBERS, device=blocks.device)
     numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
     exponents = scales.int()[..., None] - _SCALE_OFFSET

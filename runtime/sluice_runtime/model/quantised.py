@@ -1,9 +1,9 @@
 """Quantised checkpoints: the formats that config.json may name, and how their matrices are read.
 
-A matrix is dequantised while it is loaded, so what computes it knows nothing of this. Which of them
-are quantised the files say: `modules_to_not_convert`, `ignore` and the like are not needed. Scales
-of activations are not read: those have the engine's type. Scales of keys and values are read by
-`model.kv_scales`, where pages hold 8 bits.
+A matrix is dequantised while it is loaded, so layers do not know about quantisation. The files show
+which matrices are quantised: `modules_to_not_convert`, `ignore` and the like are not needed. Scales
+of activations are not read: activations have the engine's type. Scales of keys and values are read
+by `model.kv_scales`, where pages hold 8 bits.
 
 Shapes: out, in are those of the matrix [out, in], of which a rank reads a part.
 """
@@ -25,35 +25,36 @@ from sluice_runtime.model.shard import Part
 from sluice_runtime.model.weights import Checkpoint, WeightSource
 
 Fill = Callable[[Tensor], None]
-"""Writes a matrix that was read, once its values are there, into [out, in] of any float type."""
+"""Function that writes a matrix into [out, in] of any float type, once its values have been
+read."""
 
 KEYS: Final = ("quantization_config", "compression_config")
-"""Of config.json; the second one is the old name."""
+"""Keys of config.json; the second one is the old name."""
 UNUSED: Final = (
     *(".input_scale", ".activation_scale", ".output_scale"),
     *(".k_scale", ".v_scale", ".kv_scale"),
 )
-"""Endings of tensors that are not read here: of activations, keys and values."""
+"""Endings of tensors that are not read here: scales of activations, keys and values."""
 _CHUNK_ROWS: Final = 1024
-"""Outputs that are dequantised at once: what this takes for a moment is float32, and more."""
+"""Outputs that are dequantised at once, which takes float32 memory and more for a moment."""
 _INTS: Final = 8
-"""Numbers of 4 bits in one of 32."""
+"""Number of 4-bit numbers in an int32."""
 
 
 class Format(Protocol):
-    """How one matrix is stored."""
+    """Storage format of a matrix."""
 
     @property
     def tensor(self) -> str:
-        """How the name of what holds the numbers ends, after that of `module`."""
+        """Ending, after the name of `module`, of the tensor that holds the numbers."""
         ...
 
     def module(self, name: str) -> str:
-        """What a tensor belongs to; empty: it is never quantised."""
+        """Module that a tensor belongs to; empty: it is never quantised."""
         ...
 
     def units(self, part: Part) -> tuple[int, ...]:
-        """In each dimension, how many are stored together: parts are read in whole ones."""
+        """Number of values stored together in each dimension: parts are read in whole units."""
         ...
 
     def read(self, files: QuantisedWeights, name: str, part: Part) -> Fill:
@@ -95,7 +96,7 @@ class Fp8:
         return fill
 
     def _scale(self, files: QuantisedWeights, name: str, part: Part) -> Tensor:
-        """[blocks of outputs, blocks of inputs]."""
+        """Scales [blocks of outputs, blocks of inputs]."""
         names = (f"{name}.weight_scale_inv", f"{name}.weight_scale")
         names = names if self.block else names[::-1]
         stored = next((name for name in names if files.shape_of(name) is not None), names[0])
@@ -119,15 +120,15 @@ class Int4:
 
     method: str
     packed_dim: int
-    """In which eight numbers are packed, of the stored [in, out]."""
+    """Dimension of the stored [in, out] in which eight numbers are packed."""
     shifts: tuple[int, ...]
-    """Of eight numbers that follow each other, and eight zeros: where in an int32."""
+    """Bit offsets in an int32 of eight consecutive numbers, and of eight zeros."""
     group_size: int
-    """-1: all inputs are one group."""
+    """Number of inputs of a group; -1: all inputs are one group."""
     zero_offset: int = 0
-    """What is added to the stored zeros."""
+    """Offset that is added to the stored zeros."""
     symmetric: bool = False
-    """Whether zeros may be left out, and are 8."""
+    """Whether zeros may be left out; then they are 8."""
 
     def __str__(self) -> str:
         groups = f"groups of {self.group_size}" if self.group_size > 0 else "one group"
@@ -181,7 +182,7 @@ class Int4:
         return files.read_stored(stored, part, torch.int32)
 
     def _check_order(self, files: QuantisedWeights, name: str, group: int) -> None:
-        """GPTQ stores the group of each input, though without act-order they follow each other."""
+        """Refuses act-order: GPTQ stores the group of each input, and they must be in order."""
         stored = f"{name}.g_idx"
         if files.shape_of(stored) is None:
             return
@@ -216,7 +217,7 @@ def format_from(config: Config) -> Format | None:
 
 @dataclass(frozen=True)
 class _Keys:
-    """An object of config.json, and its name there."""
+    """An object of config.json, and its path there."""
 
     name: str
     values: Config
@@ -226,14 +227,14 @@ class _Keys:
         return ModelLoadError(f"config.json: {path}: {value!r} is not allowed; allowed: {allowed}")
 
     def one_of(self, key: str, *allowed: Any) -> Any:
-        """The value, which is one of these."""
+        """Value of the key, which must be one of these."""
         value = self.values.get(key)
         if not any(value == choice and type(value) is type(choice) for choice in allowed):
             raise self.refused(key, value, " or ".join(map(_word, allowed)))
         return value
 
     def empty(self, *keys: str) -> None:
-        """Keys that change what weights mean."""
+        """Refuses keys that change the meaning of weights, if they are set."""
         for key in keys:
             if self.values.get(key):
                 raise self.refused(key, self.values[key], "absent")
@@ -323,7 +324,8 @@ FORMATS: Final[Mapping[str, Callable[[_Keys], Format]]] = {
     "modelopt": _modelopt,
     "mxfp4": lambda _: Mxfp4(),
 }
-"""By `quant_method`. The same names stand in `supported.py` of the contract."""
+"""Constructors of formats by `quant_method`; `supported.py` of the contract lists the same
+names."""
 
 
 class QuantisedWeights:
@@ -342,7 +344,8 @@ class QuantisedWeights:
         self._source = source
         self._format = stored_as
         self._pending: list[tuple[Fill, Tensor, Part, Part]] = []
-        """With its target, the part that the target holds, and the part that was read."""
+        """Fill functions with their target, the part that the target holds, and the part that was
+        read."""
 
     def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
         """See `WeightSource`; raises what `Checkpoint.find` raises."""
@@ -365,15 +368,15 @@ class QuantisedWeights:
         return stored_as != name or stored.dtype == "F8_E4M3"
 
     def read_stored(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
-        """As `read`, of a tensor as the checkpoint has it."""
+        """Reads a tensor as the checkpoint has it: see `read`."""
         return self._source.read(name, part, dtype)
 
     def read_small(self, name: str) -> Tensor:
-        """All of a small tensor, at once."""
+        """Reads all of a small tensor, at once."""
         return self._checkpoint.small(name).to(self._device)
 
     def shape_of(self, name: str) -> torch.Size | None:
-        """None: there is no such tensor."""
+        """Shape of a tensor; None: there is no such tensor."""
         stored = self._checkpoint.stored(name)
         return None if stored is None else torch.Size(stored.shape)
 
@@ -396,14 +399,14 @@ class QuantisedWeights:
 
 
 def _covering(part: Part, unit: int) -> Part:
-    """The least part in whole units that has all of it."""
+    """The least part in whole units that covers the given one."""
     begin = part.begin // unit * unit
     end = min(-(-(part.begin + part.length) // unit) * unit, part.whole[part.dim])
     return replace(part, begin=begin, length=max(0, end - begin))
 
 
 def _stored(part: Part, units: tuple[int, int], transposed: bool = False) -> Part:
-    """The same part of a tensor that has one value for so many outputs and inputs."""
+    """Corresponding part of a tensor that has one value for so many outputs and inputs."""
     whole = tuple(-(-size // unit) for size, unit in zip(part.whole, units, strict=True))
     unit = units[part.dim]
     begin, length = part.begin // unit, -(-part.length // unit)
@@ -419,7 +422,7 @@ def _chunks(rows: int, unit: int) -> Iterator[slice]:
 
 
 def _unpacked(packed: Tensor, dim: int, shifts: tuple[int, ...]) -> Tensor:
-    """int32, eight numbers for each one of `packed` along `dim`."""
+    """Unpacks int32: eight numbers for each one of `packed` along `dim`."""
     places = torch.tensor(shifts, dtype=torch.int32, device=packed.device)
     places = places.view(-1, *(1,) * (packed.ndim - 1 - dim))
     return ((packed.unsqueeze(dim + 1) >> places) & 15).flatten(dim, dim + 1)

@@ -20,7 +20,7 @@ from sluice_runtime.model.load_progress import LoadProgress
 
 BLOCK_BYTES: Final = 8 << 20
 READERS: Final = 8
-"""Threads: a disk answers several requests at once faster than one after the other."""
+"""Number of threads: a disk answers several requests at once faster than one by one."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class _Block:
 
 
 def read_ahead(paths: Sequence[Path], progress: LoadProgress) -> None:
-    """Returns when all files were read; memory of its own is a block a thread.
+    """Reads all files, then returns. Takes memory of a block per thread.
 
     Raises:
         ModelLoadError: a file cannot be read.

@@ -1,5 +1,5 @@
-"""Reads how positions turn into angles (`Rope`) from a config.json: what is not implemented is
-refused.
+"""Reads from a config.json how positions turn into angles (`Rope`), and refuses what is not
+implemented.
 
 Both spellings of transformers are read: `rope_theta` + `rope_scaling`, and `rope_parameters`.
 """
@@ -16,12 +16,12 @@ from sluice_runtime.model.config_json import Config, object_of, refused, whole_n
 from sluice_runtime.model.variants import Variant
 
 LAYER_KINDS: Final = ("full_attention", "sliding_attention")
-"""Of layers, as `layer_types` and `rope_parameters` name them."""
+"""Kinds of layers, as `layer_types` and `rope_parameters` name them."""
 _ORIGINAL: Final = "original_max_position_embeddings"
 
 
 def ropes(config: Config, variant: Variant, head_dim: int) -> tuple[Rope, Rope | None]:
-    """Of most layers, and of those with a window where it is another."""
+    """Rope of most layers, and that of layers with a window where it differs."""
     if not variant.window_rope:
         return _rope(config, variant, head_dim), None
     written = object_of(config, "rope_parameters") or {}
@@ -76,7 +76,7 @@ def _rope(config: Config, variant: Variant, head_dim: int) -> Rope:
 
 
 def _rotated(scaling: Config, config: Config, variant: Variant, head_dim: int) -> int:
-    """Numbers of a head that are rotated."""
+    """Number of a head's values that are rotated."""
     key = "partial_rotary_factor"
     share = scaling.get(key, config.get(key))
     if share is None or share == 1:
@@ -110,7 +110,7 @@ def _longrope(scaling: Config, config: Config, pairs: int) -> LongRope:
 
 
 _LEAST_ORIGINAL: Final = 2
-"""Tokens: of one the logarithm is 0."""
+"""Minimum original context in tokens: the logarithm of one is 0."""
 
 
 def _factors(scaling: Config, key: str, pairs: int) -> tuple[float, ...]:
@@ -140,7 +140,7 @@ def _llama3(scaling: Config) -> Llama3Scaling:
 
 
 def _yarn(scaling: Config) -> YarnScaling:
-    """Betas of null mean what they mean to transformers."""
+    """YaRN scaling; null betas have the default that transformers uses."""
     for key in ("mscale", "mscale_all_dim"):
         if scaling.get(key) is not None:
             raise refused(key, scaling[key], "absent")
@@ -152,7 +152,8 @@ def _yarn(scaling: Config) -> YarnScaling:
 
 
 def _outside(config: Config) -> Config:
-    """The original context where it stands beside the rope, as in Phi-3: it goes first."""
+    """The original context where it stands outside the rope object, as in Phi-3: it takes
+    precedence."""
     return {_ORIGINAL: config[_ORIGINAL]} if config.get(_ORIGINAL) is not None else {}
 
 

@@ -1,4 +1,4 @@
-"""Which part of each tensor a rank of a tensor-parallel engine holds.
+"""The part of each tensor that a rank of a tensor-parallel engine holds.
 
 Parts follow each other in rank order, so that all ranks' parts joined along the split dimension are
 the whole. All have the same length, but for the last ones where the dimension does not divide
@@ -14,19 +14,19 @@ Shape = tuple[int, ...]
 
 
 class Split(Enum):
-    """How a tensor is divided among ranks."""
+    """Division of a tensor among ranks."""
 
     NONE = "none"
     """Every rank has all of it."""
     ROWS = "rows"
-    """Of a matrix [out, in]: outputs."""
+    """Outputs of a matrix [out, in] are divided."""
     COLUMNS = "columns"
-    """Of a matrix [out, in]: inputs, so that the ranks' products are to be summed."""
+    """Inputs of a matrix [out, in] are divided, so that the ranks' products must be summed."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Of a tensor of shape `whole`: [begin, begin + length) along dimension `dim`."""
+    """Range [begin, begin + length) along dimension `dim` of a tensor of shape `whole`."""
 
     whole: Shape
     dim: int
@@ -46,13 +46,13 @@ class Shard:
     size: int = 1
 
     def part(self, whole: Shape, split: Split) -> Part:
-        """What this rank holds of a tensor."""
+        """The part of a tensor that this rank holds."""
         if split is Split.NONE:
             return Part(whole, 0, 0, whole[0])
         return self.along(whole, 0 if split is Split.ROWS else 1)
 
     def along(self, whole: Shape, dim: int) -> Part:
-        """What this rank holds of a tensor that is divided in that dimension."""
+        """The part that this rank holds of a tensor that is divided in that dimension."""
         size = -(-whole[dim] // self.size)
         begin = min(self.rank * size, whole[dim])
         return Part(whole, dim, begin, min(size, whole[dim] - begin))

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 Wait = Callable[[], object]
-"""Until a copy has read its source."""
+"""Function that waits until a copy has read its source."""
 
 
 class Copies(Protocol):
-    """Copies from host memory to one device, in the order in which they are begun, beside all else
-    that the device does. May be used by several threads."""
+    """Copies from host memory to one device, in the order in which they are begun, in parallel to
+    the device's other work. May be used by several threads."""
 
     @property
     def device(self) -> torch.device: ...
@@ -30,11 +30,12 @@ class Copies(Protocol):
         ...
 
     def follow(self) -> None:
-        """Copies begun after this wait for what the device has to do for the caller so far."""
+        """Makes copies begun after this wait for what the device has to do for the caller so
+        far."""
         ...
 
     def begin(self, rows: Tensor, columns: slice, target: Tensor) -> Wait:
-        """Copies columns of `rows`, converted to the type of `target`."""
+        """Begins to copy columns of `rows`, converted to the type of `target`."""
         ...
 
     def finish(self) -> None:
@@ -56,7 +57,8 @@ class CudaCopies:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def begin(self, rows: Tensor, columns: slice, target: Tensor) -> Wait:
-        """Whole rows cross the bus: a copy of columns alone would make the host wait."""
+        """Begins a copy in which whole rows cross the bus: a copy of columns alone would make the
+        host wait."""
         with torch.cuda.stream(self._stream):
             target.copy_(rows.to(self.device, non_blocking=True)[:, columns])
             copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -69,11 +71,11 @@ class CudaCopies:
 
 @dataclass(frozen=True)
 class Rows:
-    """Whole rows of a matrix as they lie in a file, and which columns are wanted of them."""
+    """Whole rows of a matrix as they lie in a file, and the columns that are needed of them."""
 
     offset: int
     length: int
-    """In bytes, as the offset."""
+    """Length in bytes, like the offset."""
     dtype: torch.dtype
     width: int
     """Values of a row in the file."""
@@ -81,7 +83,7 @@ class Rows:
 
     @property
     def wanted(self) -> int:
-        """Values of a row that are wanted."""
+        """Number of values of a row that are needed."""
         return int(self.columns.stop - self.columns.start)
 
 
@@ -108,6 +110,6 @@ class StagingBuffer:
             view, offset = view[count:], offset + count
 
     def copy(self, rows: Rows, target: Tensor) -> None:
-        """Begins to copy out what was filled in."""
+        """Begins to copy out the buffer's rows."""
         values = self._bytes[: rows.length].view(rows.dtype).view(-1, rows.width)
         self._wait_for_copy = self._copies.begin(values, rows.columns, target)

@@ -1,11 +1,11 @@
 """Reads safetensors files to a device: several threads read blocks from disk into buffers, from
 which they are copied while the next blocks are read.
 
-Host memory holds the buffers and no tensor. What of a part lies together in the file, as rows do,
-is read alone. Where that is little at a time, as of columns, whole rows are read and cut on the
-device, where values are also converted: one more read and copy costs more than the bytes. The
-format: 8 bytes with the length of a JSON header (little-endian), the header, then data at the
-offsets that it names (https://huggingface.co/docs/safetensors).
+Host memory holds the buffers and no tensor. Values of a part that lie together in the file, as rows
+do, are read alone. Where these are few, as of columns, whole rows are read and cut on the device:
+one more read and copy costs more than the bytes. Values are converted there, too. The format: 8
+bytes with the length of a JSON header (little-endian), the header, then data at the offsets that it
+names (https://huggingface.co/docs/safetensors).
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from sluice_runtime.model.weights import STORED_DTYPES, Checkpoint
 
 BLOCK_BYTES: Final = 8 << 20
 READERS: Final = 8
-"""Threads: a solid-state disk answers several requests at once faster than one after the other."""
+"""Number of threads: a solid-state disk answers several requests at once faster than one by one."""
 BUFFERS: Final = 12
-"""More than readers, so that a reader has another buffer while its last one is copied."""
+"""Number of buffers: more than readers, so that a reader has another buffer while its last one is
+copied."""
 
 SHORT_BYTES: Final = 256 << 10
-"""What lies together and is shorter is read with what lies between: about what a disk and a bus
-move in the time that one more read and copy take."""
+"""Length below which runs are read together with what lies between them: about what a disk and a
+bus move in the time of one more read and copy."""
 
 _LENGTH_BYTES: Final = 8
 
 
 @dataclass(frozen=True)
 class _File:
-    """An open file, its header, and where its data begins."""
+    """An open file, its header, and the offset where its data begins."""
 
     path: Path
     descriptor: int
@@ -128,7 +129,7 @@ class StreamedWeights:
             self._free.put(buffer)
 
     def _open(self, path: Path) -> _File:
-        """`Checkpoint` has opened it before, and found it whole."""
+        """The open file; `Checkpoint` has opened it before, and found it whole."""
         if path not in self._files:
             descriptor = os.open(path, os.O_RDONLY)
             self._stack.callback(os.close, descriptor)
@@ -139,8 +140,8 @@ class StreamedWeights:
 
 
 def _blocks(file: _File, name: str, part: Part, block_bytes: int) -> Iterator[Rows]:
-    """What is read of a file for a part, as much at a time as a buffer holds, in the order in which
-    the part has it. The file has the part in runs of `run` values, one in each `line`."""
+    """Rows to read for a part, as much at a time as a buffer holds, in the part's order. The file
+    has the part in runs of `run` values, one in each `line`."""
     entry = file.tensors[name]
     dtype = STORED_DTYPES[entry["dtype"]]
     first, size = file.data_begin + entry["data_offsets"][0], dtype.itemsize

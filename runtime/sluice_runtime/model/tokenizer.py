@@ -1,4 +1,4 @@
-"""Text to token ids and back: those of tokenizer.json of a model folder, or bytes for dummy models.
+"""Text to token ids and back: with tokenizer.json of a model folder, or as bytes for dummy models.
 
 Imports no torch.
 """
@@ -20,16 +20,16 @@ from sluice_runtime.model.files import ModelFiles, lfs_pointer, token_text, toke
 _FILE: Final = "tokenizer.json"
 _BYTE_VALUES: Final = 256
 _DUMMY_VOCABULARY: Final = 259
-"""Bytes, then the special tokens."""
+"""Size of the dummy vocabulary: bytes, then the special tokens."""
 _SPECIAL_NAMES: Final = ("<bos>", "<pad>", "<eos>")
 CACHED_WORDS: Final = 1_024
-"""The library keeps the tokens of so many words for each thread that encodes. A word of 255 bytes
-takes up to 9 KB, so its own 10,000 words would be 90 MB a thread, filled by whatever clients send;
-ordinary text is encoded as fast with a tenth of them."""
+"""Words whose tokens the library keeps for each thread that encodes. A word of 255 bytes takes up
+to 9 KB, so its own 10,000 words would be 90 MB a thread, filled by whatever clients send. Ordinary
+text is encoded as fast with a tenth of them."""
 
 
 class Tokenizer(Protocol):
-    """What the API process needs of a tokenizer. Safe to call from several threads."""
+    """Interface of a tokenizer for the API process. Safe to call from several threads."""
 
     @property
     def hidden_ids(self) -> Collection[int]:
@@ -40,16 +40,16 @@ class Tokenizer(Protocol):
         """Tokens whose text is known only when a token follows that is not among them."""
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """What one token adds to a text; None for special tokens."""
+        """Bytes that one token adds to a text; None for special tokens."""
 
     def token_name(self, token_id: int) -> str:
-        """How the vocabulary spells a token."""
+        """The spelling of a token in the vocabulary."""
 
     def special_id(self, name: str) -> int | None:
-        """The special token that is spelled so."""
+        """Id of the special token with this spelling."""
 
     def token_id(self, name: str) -> int | None:
-        """The token that the vocabulary spells so, special or not."""
+        """Id of the token with this spelling, special or not."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`; with special tokens as the model's post-processor adds them."""
@@ -161,7 +161,7 @@ def end_token_ids(files: ModelFiles, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def tokenizer_digest(files: ModelFiles) -> str:
-    """Of tokenizer.json; empty for a dummy model, whose name says it.
+    """Digest of tokenizer.json; empty for a dummy model, whose name identifies it.
 
     Raises:
         ModelLoadError: the file cannot be read.
@@ -193,13 +193,14 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 
 
 def _byte_fallback_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
-    """The tokens that are single bytes, with their values."""
+    """Ids of the tokens that are single bytes, with their values."""
     tokens = ((tokenizer.token_to_id(f"<0x{value:02X}>"), value) for value in range(_BYTE_VALUES))
     return {token_id: value for token_id, value in tokens if token_id is not None}
 
 
 def _byte_symbols() -> dict[str, int]:
-    """Byte-level vocabularies spell printable bytes as Latin-1 and the rest from U+0100 on."""
+    """Spelling of each byte: byte-level vocabularies use Latin-1 for printable ones, and U+0100 on
+    for the rest."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [value for value in range(_BYTE_VALUES) if value not in printable]
     symbols = {chr(value): value for value in printable}
@@ -207,11 +208,11 @@ def _byte_symbols() -> dict[str, int]:
 
 
 BYTE_OF_SYMBOL: Final = _byte_symbols()
-"""The byte that each character of a byte-level vocabulary stands for."""
+"""Byte that each character of a byte-level vocabulary stands for."""
 
 
 def _bytes_of_symbols(symbols: str) -> bytes:
-    """The bytes that a byte-level token spells; of one that spells none, its characters."""
+    """Bytes that a byte-level token spells; if it spells none, its characters in UTF-8."""
     if not all(symbol in BYTE_OF_SYMBOL for symbol in symbols):
         return symbols.encode()
     return bytes([BYTE_OF_SYMBOL[symbol] for symbol in symbols])

@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors files mapped into memory, or random numbers.
+"""Sources of weights: safetensors files mapped into memory, or random numbers.
 
 Knows names, shapes and files; not what a tensor is for. Every finding names the file, the tensor
 and both shapes. Reading to a device is in `model.streamed_weights`.
@@ -33,25 +33,26 @@ STORED_DTYPES: Final[Mapping[str, torch.dtype]] = {
     "I64": torch.int64,
     "U8": torch.uint8,
 }
-"""By their names in safetensors files."""
+"""Torch types by their names in safetensors files."""
 QUANTISED: Final = (torch.float8_e4m3fn, torch.int32, torch.int64, torch.uint8)
-"""Types that are read as they are, and never in the place of others."""
+"""Types that are read as they are, and never in place of others."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """What a file says of a tensor."""
+    """Shape and type of a tensor, as its file states them."""
 
     shape: Shape
     dtype: str
-    """Its name in safetensors files."""
+    """Name of the type in safetensors files."""
 
 
 class WeightSource(Protocol):
     """Gives each tensor of a model once."""
 
     def read(self, name: str, part: Part, dtype: torch.dtype) -> Tensor:
-        """A part of a tensor, on the source's device. Its values are there after `settle`."""
+        """Begins to read a part of a tensor to the source's device. Its values are there after
+        `settle`."""
         ...
 
     def settle(self) -> None:
@@ -64,14 +65,14 @@ class WeightSource(Protocol):
 
 
 DRAWN: Final = 1_048_583
-"""Numbers that are drawn of a tensor, on the host; a larger one repeats them where it is, since
-nothing depends on them and a model of billions would take minutes. A prime, so that no row is
-another one's copy."""
+"""Maximum numbers drawn for a tensor, on the host. A larger one repeats them on its device, because
+nothing depends on them and a model of billions would take minutes. A prime, so that no two rows are
+equal."""
 
 
 class RandomWeights:
-    """Weights of a model that was never trained: normal(0, 0.02), norms near 1. The same on every
-    device and in every division among ranks."""
+    """Weights of a model that was never trained: normal(0, 0.02), norms near 1. They are equal on
+    every device and in every division among ranks."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -90,17 +91,17 @@ class RandomWeights:
         return own if own.numel() == total else own.clone()
 
     def settle(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: there is nothing to wait for."""
 
     def unread(self) -> list[str]:
-        """None: a tensor exists only once it is read."""
+        """Empty: a tensor exists only once it is read."""
         return []
 
 
 class Checkpoint:
-    """The safetensors files of a Hugging Face folder, one or several with an index: all are opened
-    at first, so that a damaged one is named before any is read; and which of their tensors nobody
-    has asked for."""
+    """Safetensors files of a Hugging Face folder, one or several with an index. All are opened at
+    first, so that a damaged one is named before any is read. Counts which of their tensors were not
+    read."""
 
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
@@ -121,16 +122,16 @@ class Checkpoint:
 
     @property
     def paths(self) -> list[Path]:
-        """All files, by name."""
+        """Paths of all files, by name."""
         return sorted(set(self._where.values()))
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(path.stat().st_size for path in self.paths)
 
     def find(self, name: str, shape: Shape, dtype: torch.dtype) -> tuple[Path, Any]:
-        """The file of a tensor of that shape, to be read as `dtype`: its path, and as safetensors
+        """File of a tensor of that shape, to be read as `dtype`: its path, and as safetensors
         opened it.
 
         Raises:
@@ -160,7 +161,7 @@ class Checkpoint:
         return path, self._files[path]
 
     def stored(self, name: str) -> StoredTensor | None:
-        """None: there is no such tensor.
+        """Shape and type of a tensor; None: there is no such tensor.
 
         Raises:
             ModelLoadError: the file that the index names has it not.
@@ -175,7 +176,7 @@ class Checkpoint:
             raise ModelLoadError(f"model.uri: {path}: tensor {name}: {error}") from None
 
     def small(self, name: str) -> Tensor:
-        """All of a tensor that is there, in memory of its own."""
+        """Content of a small tensor that exists, in memory of its own."""
         self._unread.pop(name, None)
         tensor: Tensor = self._files[self._where[name]].get_tensor(name)
         return tensor.clone()
@@ -205,7 +206,7 @@ class MappedWeights:
         return tensor.narrow(part.dim, part.begin, part.length).to(dtype, copy=is_small)
 
     def settle(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing: there is nothing to wait for."""
 
     def unread(self) -> list[str]:
         """See `WeightSource`."""
@@ -217,8 +218,9 @@ _INNER: Final = "model.language_model."
 
 
 def text_prefix(checkpoint: Checkpoint) -> str:
-    """What stands for `model.` in names of a language model that is a part: mostly all names of
-    that part begin alike, its head's too; else the head is that of the whole."""
+    """Prefix that replaces `model.` in names of a language model that is a part of a larger one.
+    Mostly all names of that part begin alike, its head's too; otherwise the head is that of the
+    whole."""
     inner = checkpoint.stored(f"{_INNER}embed_tokens.weight") is not None
     return _INNER if inner else f"{_OUTER}model."
 
@@ -243,7 +245,8 @@ class TextPart:
         self._source.settle()
 
     def unread(self) -> list[str]:
-        """See `WeightSource`; of other parts nothing is to be read."""
+        """Unread tensors of the language model: see `WeightSource`. Other parts need not be
+        read."""
         own = (_OUTER, _INNER, "lm_head.")
         return [name for name in self._source.unread() if name.startswith(own)]
 

@@ -1,9 +1,9 @@
-"""Tells models apart by their files, without reading all of them: a path that was written over
+"""Distinguishes models by their files, without reading all of them: a path that was overwritten
 between two starts is another model.
 
-Read are config.json and, of each file of weights, name, size, header, both ends, and the beginning
-of tensors: training changes every tensor that it trains. Not a protection from whoever forges a
-file.
+The digest covers config.json and, of each file of weights, name, size, header, both ends, and the
+beginning of tensors: training changes every tensor that it trains. It is no protection against a
+forged file.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from sluice_runtime.model.files import ModelFiles
 from sluice_runtime.model.weights import weight_files
 
 END_BYTES: Final = 64 * 1024
-"""Read at both ends of a file's data."""
+"""Number of bytes read at both ends of a file's data."""
 TENSOR_BYTES: Final = 4 * 1024
-"""Read at the beginning of a tensor."""
+"""Number of bytes read at the beginning of a tensor."""
 MAX_TENSORS: Final = 512
-"""Of one file; of more, as many are taken at equal distances."""
+"""Maximum tensors of one file; of more, as many are taken at equal distances."""
 _LENGTH_BYTES: Final = 8
-"""Of the header's length, little-endian, with which a safetensors file begins."""
+"""Size of the header's length, little-endian, with which a safetensors file begins."""
 
 
 def weights_digest(files: ModelFiles, seed: int, dtype: str, held_as: str = "auto") -> str:
-    """32 hexadecimal digits. Of a model without files: of its name, `seed` and `dtype`. `held_as`:
-    `weightDtype`, under which the same files compute other keys and values.
+    """Digest of 32 hexadecimal digits. For a model without files it covers its name, `seed` and
+    `dtype`. `held_as`: `weightDtype`, under which the same files compute other keys and values.
 
     Raises:
         ModelLoadError: a file cannot be read, or is damaged.
@@ -54,7 +54,7 @@ def weights_digest(files: ModelFiles, seed: int, dtype: str, held_as: str = "aut
 
 
 def _pieces(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
-    """Offset and length, in bytes, of what is read of a file."""
+    """Offset and length in bytes of each piece of a file that is read."""
     if file.name.endswith(".json"):
         yield 0, size
         return

@@ -1,4 +1,4 @@
-"""The ranks of one engine and what they tell each other within a step: sums, parts, tokens.
+"""Ranks of one engine, and what they exchange within a step: sums, parts, tokens.
 
 Every rank makes the same calls in the same order; on a GPU the host waits for none of them, but for
 `least`. Knows no layer and no batch.
@@ -19,13 +19,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 JOIN_TIMEOUT: Final = timedelta(minutes=10)
-"""For the first meeting, and the longest that a rank may lag behind: all load weights meanwhile."""
+"""Timeout of the first meeting, and of the lag of any rank: all load weights meanwhile."""
 LOOPBACK: Final = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks share a container: what they say over sockets leaves it for nobody to join in."""
+"""Variables that keep sockets of ranks on loopback: they share a container, which no one else
+should join from outside."""
 
 
 class Group(Protocol):
-    """Ranks 0 to `size` - 1, of which this process is `rank`."""
+    """The ranks 0 to `size` - 1; this process is `rank`."""
 
     @property
     def rank(self) -> int: ...
@@ -34,15 +35,15 @@ class Group(Protocol):
     def size(self) -> int: ...
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' `x`, which may be changed."""
+        """Sum of all ranks' `x`, which may be changed."""
         ...
 
     def join(self, part: Tensor) -> Tensor:
-        """[m, part] → [m, size x part], in the order of ranks."""
+        """Parts of all ranks, in their order: [m, part] → [m, size x part]."""
         ...
 
     def from_first(self, x: Tensor) -> Tensor:
-        """`x`, which becomes that of rank 0."""
+        """Value of `x` on rank 0; `x` becomes it."""
         ...
 
     def least(self, number: int) -> int:
@@ -52,7 +53,7 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Solo:
-    """An engine of one rank: nobody to tell."""
+    """Group of an engine of one rank, with no exchange."""
 
     rank: int = 0
     size: int = 1
@@ -74,7 +75,7 @@ SOLO: Final = Solo()
 
 
 class TorchGroup:
-    """By torch.distributed: NCCL between GPUs, Gloo between CPUs."""
+    """Group by torch.distributed: NCCL between GPUs, Gloo between CPUs."""
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
@@ -103,8 +104,8 @@ class TorchGroup:
 
 @contextmanager
 def joined_group(rank: int, size: int, device: torch.device, meeting: Path) -> Iterator[Group]:
-    """The group of `size` processes that all name the file `meeting`, which nobody has used before.
-    torch knows one group a process. No CUDA graph with calls of the group outlives it."""
+    """Joins the group of `size` processes that all name the file `meeting`, which must be new.
+    torch knows one group per process. No CUDA graph with calls of the group may outlive it."""
     for name, value in LOOPBACK.items():
         os.environ.setdefault(name, value)
     dist.init_process_group(

@@ -18,21 +18,21 @@ from sluice_runtime.scheduler.batch import Batch
 
 @dataclass(frozen=True)
 class JoinedRanks:
-    """What rank 0 needs of the others."""
+    """Group of an engine's ranks, and what rank 0 needs for reaching the others."""
 
     group: Group
     announce: Callable[[Batch], None] | None
-    """Tells them of each step that is launched, in order; None: there are no others."""
+    """Function that announces each launched step to them, in order; None: there are no others."""
     copiers: Sequence[Socket] = ()
-    """As of `Ranks`."""
+    """Sockets for copying pages, as in `Ranks`."""
 
 
 @contextmanager
 def joined_ranks(
     config: ResolvedConfig, place: torch.device, on_death: OnDeath = end_process
 ) -> Iterator[JoinedRanks]:
-    """As many as `tensorParallelSize`, this process included, which
-    computes in `place`.
+    """Starts the other ranks and joins them: as many as `tensorParallelSize`, including this
+    process, which computes in `place`.
 
     Raises:
         InvalidConfigError: there are fewer GPUs.

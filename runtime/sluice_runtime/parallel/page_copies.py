@@ -1,9 +1,9 @@
 """Pages of an engine of several ranks, in blocks of host memory that all of them share.
 
 Each rank holds its heads of every page. In a block a page is that of rank 0, followed by that of
-rank 1, and so on; each rank copies its own part when rank 0 asks for it. So rank 0 hands pages
-over as if the pool was one whose pages have the parts of all. Of an engine of another number of
-ranks, each takes its heads out of the parts. Knows neither transfers nor requests.
+rank 1, and so on; each rank copies its own part when rank 0 asks for it. So rank 0 hands pages over
+as if there were one pool, whose pages have the parts of all. From pages of an engine of another
+number of ranks, each takes its heads out of the parts. Knows neither transfers nor requests.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ Socket = zmq.Socket[bytes]
 
 
 class SharedBlocks(msgspec.Struct, frozen=True, tag=True):
-    """From rank 0, first of all."""
+    """First message from rank 0: the shared memory of the blocks."""
 
     path: str
     size_bytes: int
 
 
 class CopyPages(msgspec.Struct, frozen=True, tag=True):
-    """From rank 0: copy your part of these pages of your pool, which are one behind the other in
-    the blocks. Answered with an empty message when it is done."""
+    """Request from rank 0: copy your part of these pages of your pool, which lie one behind the
+    other in the blocks. The answer is an empty message when it is done."""
 
     first: int
-    """Number in the blocks of the first of them."""
+    """Number, in the blocks, of the first page."""
     page_ids: tuple[int, ...]
     to_pool: bool
-    """Else from it."""
+    """Whether to copy to the pool; otherwise from it."""
     parts: int
-    """Of each page in the blocks: the ranks of the engine that computed it."""
+    """Parts of each page in the blocks: the ranks of the engine that computed it."""
 
 
 class RankBlocks:
-    """Rank 0's view of the blocks: as `HostBlocks`, over a pool whose pages have the parts of all
+    """Rank 0's view of the blocks: like `HostBlocks`, over a pool whose pages have the parts of all
     ranks. Every method may be called from any thread."""
 
     def __init__(
@@ -64,7 +64,8 @@ class RankBlocks:
         others: Sequence[Socket],
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        """`others`: a REQ socket to each of the other ranks, in order; from now on ours."""
+        """`others`: a REQ socket to each of the other ranks, in order; used by this object
+        alone."""
         ranks = self.parts = len(others) + 1
         self.page_bytes = ranks * pool.page_bytes
         self.counts = counts
@@ -77,14 +78,14 @@ class RankBlocks:
         self._part = _Part(pool, shared, Share(0, ranks))
         self._others = others
         self._lock = threading.Lock()
-        """Around the sockets: one copy at a time."""
+        """Lock around the sockets: one copy at a time."""
         self._encoder = msgspec.msgpack.Encoder()
         self._send(shared)
         self._await_replies()
 
     @property
     def address(self) -> int:
-        """Of block 0; the others follow without a gap."""
+        """Address of block 0; the others follow without a gap."""
         return self._part.host.data_ptr()
 
     @property
@@ -95,11 +96,11 @@ class RankBlocks:
         return self.address + block * self.block_bytes
 
     def to_host(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
-        """As of `HostBlocks`; ranges are whole pages."""
+        """Copies whole pages into a block: see `HostBlocks`."""
         self._copy(block, ranges, parts, to_pool=False)
 
     def to_device(self, block: int, ranges: Sequence[Range], parts: int | None = None) -> None:
-        """As of `HostBlocks`; ranges are whole pages."""
+        """Copies a block into whole pages: see `HostBlocks`."""
         self._copy(block, ranges, parts, to_pool=True)
 
     def _copy(
@@ -118,7 +119,7 @@ class RankBlocks:
             other.send(self._encoder.encode(message))
 
     def _await_replies(self) -> None:
-        """A rank that cannot answer ends, and this process with it."""
+        """Waits for all replies. A rank that cannot answer ends, and this process with it."""
         for other in self._others:
             other.recv()
 
@@ -147,7 +148,7 @@ class _Part:
 
 
 def copy_pages(pool: PagePool, requests: Socket, rank: int, ranks: int) -> None:
-    """In a rank's process after the first: does what rank 0 asks for, and does not return."""
+    """Does what rank 0 asks for, in the process of a later rank; does not return."""
     decoder = msgspec.msgpack.Decoder(SharedBlocks | CopyPages)
     shared = decoder.decode(requests.recv())
     assert isinstance(shared, SharedBlocks), "copies begin with the memory"
@@ -159,12 +160,12 @@ def copy_pages(pool: PagePool, requests: Socket, rank: int, ranks: int) -> None:
 
 
 def _mapped(shared: SharedBlocks) -> Tensor:
-    """[byte]"""
+    """Shared memory of the blocks: [byte]."""
     with Path(shared.path).open("r+b") as file:
         return torch.frombuffer(mmap.mmap(file.fileno(), shared.size_bytes), dtype=torch.uint8)
 
 
 def _pin(host: Tensor) -> None:
-    """As long as the process lives."""
+    """Pins memory as long as the process lives."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(runtime.cudaHostRegister(host.data_ptr(), host.numel(), 0))

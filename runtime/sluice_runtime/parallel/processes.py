@@ -1,7 +1,7 @@
 """The processes of ranks 1 and up: rank 0 starts them, sends them each step, and ends them.
 
-A rank that dies leaves the others waiting for it inside a kernel, where nothing can be raised; so
-whoever sees it ends the whole engine process, with a reason. Knows no torch.
+A rank that dies leaves the others waiting for it inside a kernel, where nothing can be raised. So
+the thread that sees it ends the whole engine process, with a reason. Knows no torch.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ MEETING: Final = "meeting"
 CONFIG: Final = "engine.json"
 REASON: Final = "RankDied"
 _END_SECONDS: Final = 5.0
-"""In which all ranks end by themselves once they are told to; after an error here nobody tells
-them, and they wait for this one."""
+"""Time in which all ranks end by themselves once they are told to. After an error here they are not
+told, and wait for this one."""
 
 Socket = zmq.Socket[bytes]
 OnDeath = Callable[[str], None]
-"""Called from another thread with what happened to a rank; does not return in production."""
+"""Callback from another thread, with what happened to a rank; does not return in production."""
 
 
 class StepMessage(msgspec.Struct, frozen=True):
-    """From rank 0 to the others: a step to compute, or none any more."""
+    """Message from rank 0 to the others: a step to compute; None: there are no more."""
 
     batch: Batch | None
 
@@ -51,19 +51,19 @@ class Ranks:
     def __init__(self, folder: Path, sockets: Sequence[Socket], copiers: Sequence[Socket]) -> None:
         self.meeting = folder / MEETING
         self.copiers = copiers
-        """A REQ socket to each, for whoever copies pages; see `copies_for`."""
+        """REQ sockets, one for each rank, for copying pages; see `copies_for`."""
         self._sockets = sockets
         self._encoder = msgspec.msgpack.Encoder()
 
     def announce(self, batch: Batch | None) -> None:
-        """To be called for each step in the order in which rank 0 launches them; None: the end."""
+        """Announces a step; call it in the order in which rank 0 launches them. None: the end."""
         message = self._encoder.encode(StepMessage(batch))
         for socket in self._sockets:
             socket.send(message, zmq.NOBLOCK)
 
 
 def end_process(what: str) -> None:
-    """The default of `started_ranks`."""
+    """Ends this process because a rank has died; the default of `started_ranks`."""
     os._exit(exits.give_up(REASON, what, exits.FAILED))
 
 
@@ -101,7 +101,7 @@ def read_config(folder: Path) -> ResolvedConfig:
 
 
 def steps_for(folder: Path, rank: int) -> Iterator[Batch]:
-    """In a rank's process: the steps that rank 0 announces, as they come."""
+    """Steps that rank 0 announces, as they come; for a rank's process."""
     decoder = msgspec.msgpack.Decoder(StepMessage)
     with zmq.Context(io_threads=1) as context, context.socket(zmq.PULL) as socket:
         socket.set_hwm(0)
@@ -112,7 +112,7 @@ def steps_for(folder: Path, rank: int) -> Iterator[Batch]:
 
 @contextmanager
 def copies_for(folder: Path, rank: int) -> Iterator[Socket]:
-    """In a rank's process: the REP socket for what rank 0 asks to be copied."""
+    """Socket (REP) for rank 0's requests to copy pages; for a rank's process."""
     with zmq.Context(io_threads=1) as context, context.socket(zmq.REP) as socket:
         socket.bind(_copies_end(folder, rank))
         yield socket
@@ -127,7 +127,7 @@ def _copies_end(folder: Path, rank: int) -> str:
 
 
 def _connected(context: zmq.Context[Socket], kind: int, endpoint: str) -> Socket:
-    """Its end that connects keeps messages until the rank is there."""
+    """Socket that connects, so it keeps messages until the rank is there."""
     socket = context.socket(kind)
     socket.set_hwm(0)
     socket.connect(endpoint)

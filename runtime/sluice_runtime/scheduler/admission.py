@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from sluice_runtime.scheduler.host_tier import HostTier
 
 MAX_SKIPPED: Final = 32
-"""Waiting prompts that one step skips because they are too long to join a prompt that is cut."""
+"""Maximum waiting prompts that one step skips as too long to join a prompt that is cut."""
 MAX_LOOKED_AT: Final = 1024
-"""Waiting prompts that one step looks at."""
+"""Maximum waiting prompts that one step looks at."""
 
 
 class AdmitResult(Enum):
-    """CONTINUE: the request was added. NO_TOKEN: the pool has no pages left. OTHER: the step has no
-    budget left. TOO_LONG: the request fits in no step beside the prompt that is cut; others may."""
+    """Outcome of adding a request. CONTINUE: it was added. NO_TOKEN: the pool has no pages left.
+    OTHER: the step has no budget left. TOO_LONG: it fits in no step that the cut prompt shares."""
 
     CONTINUE = "Continue"
     NO_TOKEN = "NoToken"  # noqa: S105
@@ -66,18 +66,18 @@ class AdmitResult(Enum):
 
 
 class PrefillItem(NamedTuple):
-    """Tokens [start, end) of a request; `cut` when more of it must follow in a later step. Those
-    before `start` are in the pool: of earlier chunks, or cached."""
+    """Tokens [start, end) of a request; `cut` when more must follow in a later step. Tokens before
+    `start` are in the pool: from earlier chunks, or cached."""
 
     request: Request
     start: int
     end: int
     cut: bool
     match: Match | None = None
-    """The cached prefix of a request that starts; None: it has started before. When another prefix
-    is locked first, this one may have to be matched anew."""
+    """Cached prefix of a request that starts; None: it has started before. When another prefix is
+    locked first, the request may have to be matched again."""
     layers: LayerGroup | None = None
-    """Those in which the step computes the tokens; None: in all of them, so they are complete."""
+    """Layers in which the step computes the tokens; None: all, so the tokens are complete."""
 
     @property
     def completes(self) -> bool:
@@ -91,12 +91,12 @@ class PrefillPlan:
 
     items: tuple[PrefillItem, ...] = ()
     reason: str = "Continue"
-    """An `AdmitResult`; "DecodeTurn": it is the turn of the decode rows alone; or "LayerGroups": a
-    chunk goes on in the next layers."""
+    """Value of an `AdmitResult`; "DecodeTurn": this step is for decode rows alone; "LayerGroups": a
+    chunk is continued in the next layers."""
     budget: ChunkBudget | None = None
     """Token budget of the step; None if there was no prompt to plan."""
     returning: tuple[tuple[Request, Match], ...] = ()
-    """Waiting requests, and what is cached of them, the rest of whose prefixes comes back."""
+    """Waiting requests with their cached prefix, the rest of which is loaded from the host tier."""
 
     @property
     def has_work(self) -> bool:
@@ -110,8 +110,7 @@ class PrefillPlan:
 
 
 class PrefillAdder:
-    """Counts one step's budgets down; made anew for each step. `budget`: of this step; without one
-    it is chunkSize."""
+    """Countdown of one step's budgets. `budget`: the step's token budget; None: it is chunkSize."""
 
     def __init__(
         self,
@@ -136,22 +135,22 @@ class PrefillAdder:
         self._returning: list[tuple[Request, Match]] = []
         self._cut = False
         self._share: Share | None = None
-        """While a part of the step is kept for the continuing prompt."""
+        """Share of the continued prompt; None unless a part of the step is kept for it."""
         self._beginning_weight = budget.beginning_weight if budget else 1.0
         self._shared_tokens = 0
-        """Tokens that others got beside the continuing prompt."""
+        """Tokens that other prompts got in the step that is shared with the continued one."""
 
     @property
     def closed(self) -> AdmitResult | None:
-        """Why no waiting request could join, whichever comes first: then no order is needed."""
+        """Reason why no waiting request could join, so that no order is needed."""
         if self._rem_rows <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0):
             return AdmitResult.OTHER
         fits = self._available_pages > 0 and (self._alone or self._rem_total > self._page_size)
         return None if fits else AdmitResult.NO_TOKEN
 
     def make_way(self, continuing: Request | None) -> None:
-        """Before the first `add`: sets aside what a prompt that was cut must have of the step,
-        whoever else waits. A prompt that ends in this step is added whole."""
+        """Sets aside the cut prompt's share of the step, before the first `add`. A prompt that ends
+        in this step is added whole."""
         if continuing is None:
             return
         budget = self._step_tokens()
@@ -164,7 +163,7 @@ class PrefillAdder:
         self._cut = True
 
     def add_kept(self, continuing: Request | None) -> None:
-        """After the last `add`: the cut prompt gets what was kept for it, and what others left."""
+        """Gives the cut prompt what was kept for it and what others left, after the last `add`."""
         if continuing is not None and self._share:
             self._spend(-self._share.kept_tokens, -self._share.kept_tokens)
             self._share = None
@@ -189,9 +188,9 @@ class PrefillAdder:
         return AdmitResult.CONTINUE
 
     def add_returning(self, request: Request, match: Match, arriving_pages: int) -> AdmitResult:
-        """Reserves what `add` would, but no part of the step, for a waiting request that has to
-        wait for copies from the host tier. `arriving_pages`: have been taken for it; if none have,
-        its pages come back from now on."""
+        """Reserves what `add` would, without a part of the step, for a waiting request whose pages
+        are copied from the host tier. `arriving_pages`: pages already taken for it; if 0, its
+        copies begin now."""
         if self._rem_rows <= 0:
             return AdmitResult.OTHER
         if not self._reserve(request, match, arriving_pages):
@@ -206,8 +205,7 @@ class PrefillAdder:
         return PrefillPlan(tuple(self._items), result.value, self._budget, returning)
 
     def _reserve(self, request: Request, match: Match, taken_pages: int = 0) -> bool:
-        """Counts the pages of a whole prompt and of its answer, which are the request's from now
-        on, also when it is cut; False: they are not there."""
+        """Reserves the pages of a whole prompt and of its answer; False: there are too few."""
         cached = match.pages + taken_pages
         pages = pages_for(len(request.token_ids), self._page_size) - cached
         locked_pages, answer = self._locking.cost(match), expected_tokens(request)
@@ -222,22 +220,22 @@ class PrefillAdder:
         return True
 
     def _add_continuing(self, request: Request) -> None:
-        """The next chunk of the request that was cut. It has its pages already, so it always makes
+        """Adds the next chunk of the cut request. It has its pages already, so it always makes
         progress; its answer is part of the reserved tokens."""
         start = request.computed_tokens
         self._take(PrefillItem(request, start, *self._end(request, start)), first=True)
 
     def _end(self, request: Request, start: int) -> tuple[int, bool]:
-        """Where the step ends in a request's tokens, and whether it is cut there. Cuts are at page
-        boundaries of the whole prompt."""
+        """End of the step in a request's tokens, and whether the request is cut there. Cuts are at
+        page boundaries of the whole prompt."""
         whole, budget = len(request.token_ids), self._step_tokens(start)
         if budget is None or whole - start <= budget:
             return whole, False
         return (start + max(budget, 0)) // self._page_size * self._page_size, True
 
     def _fits(self, tokens: int, pages: int, locked_pages: int) -> bool:
-        """`tokens`: to compute, and expected after that; `pages`: for those to compute;
-        `locked_pages`: evictable pages that the request locks."""
+        """Whether the pool has room. `tokens`: to compute and expected after that; `pages`: for
+        those to compute; `locked_pages`: evictable pages that the request locks."""
         if pages + locked_pages > self._available_pages:
             return False
         if self._alone and not self._items:
@@ -283,10 +281,10 @@ def plan_prefill(
     the share that is kept for it.
 
     Four kinds of requests are skipped, and those behind them go on. A prompt too long to be
-    computed beside the cut one waits for the end of that; others delay it by no more than their
+    computed with the cut one waits for the end of that; others delay it by no more than their
     share. A request whose prefix is being computed finds it in a step or two. A request whose
-    adapter has no slot waits for one. A request whose prefix goes on in the host tier waits for the
-    copies, with its pages and its row set aside.
+    adapter has no slot waits for one. A request whose prefix continues in the host tier waits for
+    the copies, with its pages and its row set aside.
     """
     adder.make_way(continuing)
     result = adder.closed or _admit_waiting(adder, waiting, match, prefixes, adapters, host)
@@ -331,7 +329,7 @@ PREEMPTED: Final = "Preempted"
 
 @dataclass(frozen=True, slots=True)
 class RetractionPlan:
-    """Requests to send back, in order. `stuck`: the last one, which cannot go on even then."""
+    """Requests to send back, in order. `stuck`: the last one, which cannot run even then."""
 
     victims: tuple[Request, ...] = ()
     stuck: Request | None = None
@@ -406,7 +404,7 @@ def plan_preemption(
     ratio: float,
     adder_in: Callable[[PrefillHeadroom], PrefillAdder],
 ) -> RetractionPlan:
-    """The victims without which `urgent` is admitted; none if it fits `headroom` as it is.
+    """The victims that must go for `urgent` to be admitted; none if it fits `headroom` as it is.
 
     `match` is its cached prefix, `ratio` the new-token ratio. `adder_in` makes the adder of this
     step with some headroom, after the prompt that was cut has its share.
@@ -445,7 +443,7 @@ def _headrooms(
     settings: SchedulerSettings,
     ratio: float,
 ) -> Iterator[PrefillHeadroom]:
-    """The headroom when the first victim is gone, the first two, and so on."""
+    """The headroom when the first victim is gone, then the first two, and so on."""
     for victim in victims:
         lock = lock_of(victim)
         pages = len(victim.page_ids) - lock.pages + unlocking.add(lock)

@@ -1,12 +1,12 @@
-"""What bounds admission besides the budgets of a step. Values in, answers out; all but `Refusals`
+"""Bounds on admission besides the budgets of a step. Values in, answers out; all but `Refusals`
 made for each step.
 
-Refusals           which requests are not taken at all
+Refusals           requests that are refused
 AdapterSlots       how many different adapters the rows may have
 Share              how a step is shared between a prompt that is cut and those behind it
-PrefillHeadroom    what a step has left for prompts
-PrefixesInFlight   who waits a step or two, for a prefix that another request computes now
-Locking, Unlocking what locks on the prefix tree would take from the evictable pages, or give back
+PrefillHeadroom    pages, tokens and rows that a step has left for prompts
+PrefixesInFlight   requests that wait a step or two for a prefix that another one computes now
+Locking, Unlocking evictable pages that locks on the prefix tree would take or give back
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import Generate, Refusal, TokenDelta
 
 CLAIM_SECONDS: Final = 5.0
-"""How long a request waits for a slot beside others before it claims one."""
+"""Time that a request waits for an adapter slot before it claims one."""
 WORTH_WAITING_TOKENS: Final = 32
-"""A shared prefix must be longer than the cached one by so much."""
+"""Tokens by which a shared prefix must be longer than the cached one to be worth waiting for."""
 
 
 class Refusals:
-    """Which requests an engine does not take, and why."""
+    """The rules by which an engine refuses requests, with the reason."""
 
     def __init__(self, settings: SchedulerSettings, table: RequestTable, kv: KvAllocator) -> None:
         self._settings = settings
@@ -53,7 +53,8 @@ class Refusals:
         return without(self._settings.limits, retired_tokens)
 
     def refused(self, message: Generate, adapters: Mapping[str, str]) -> TokenDelta | None:
-        """The end of a request that is not taken; `adapters`: those there are, by key."""
+        """The end of a request that is refused; None if it is not. `adapters`: the loaded ones, by
+        key."""
         kind: Refusal | None = None
         if not (error := self._invalid(message)):
             error, kind = self.shrunk(len(message.token_ids), message.max_tokens), "unavailable"
@@ -82,12 +83,12 @@ class Refusals:
 
 
 class AdapterSlots:
-    """Which adapters the next step may have rows of: at most `most` different ones, those of the
-    rows that run among them.
+    """Adapters that the next step may have rows of: at most `most` different ones, including those
+    of the rows that run.
 
-    A request whose adapter has no slot is skipped, and others go on. Once it has waited for
-    CLAIM_SECONDS it claims a slot: of the adapters in use, the one with the fewest rows takes no
-    new requests until its last row has ended. The smallest number of rows can only fall meanwhile,
+    A request whose adapter has no slot is skipped for others. Once it has waited for CLAIM_SECONDS
+    it claims a slot. Of the adapters in use, the one with the fewest rows then takes no new
+    requests until its last row has ended. The smallest number of rows can only fall meanwhile,
     so the slot comes free when answers end that run now. `add` is called for every request that
     joins the step.
     """
@@ -98,7 +99,7 @@ class AdapterSlots:
         self._holding = holding
         self._now = now
         self._yielding: dict[str, str] = {}
-        """By adapter that claims a slot, the one that gives it up."""
+        """The adapter that gives its slot up, by the adapter that claims it."""
 
     def admits(self, request: Request) -> bool:
         """Whether its adapter has a slot or gets one; requests come in the order of admission."""
@@ -114,7 +115,7 @@ class AdapterSlots:
         return False
 
     def add(self, request: Request) -> None:
-        """It joins the step."""
+        """Counts the slot of a request that joins the step."""
         if request.adapter:
             self._rows[request.adapter] += 1
 
@@ -134,7 +135,7 @@ class AdapterSlots:
 
 
 def adapter_refusal(key: str, loaded: Collection[str]) -> str | None:
-    """Why no request with an adapter is taken, for a person; None when it is."""
+    """Explains for a person why no request with this adapter is accepted; None if it is."""
     if not key or key in loaded:
         return None
     return f"adapter {key} is not loaded here; loaded: {', '.join(sorted(loaded)) or 'none'}"
@@ -142,32 +143,33 @@ def adapter_refusal(key: str, loaded: Collection[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How one step is shared between a prompt that is cut and those that wait behind it.
+    """Division of one step between a prompt that is cut and those that wait behind it.
 
     The cut prompt keeps half of the step, less the tokens by which it is ahead of others, and one
     page at least. So since it began, others never had more tokens of its steps than it had itself.
     """
 
     kept_tokens: int
-    """For the cut prompt, however many wait."""
+    """Tokens kept for the cut prompt, however many others wait."""
     max_tokens: int
-    """For the others, if their tokens weigh little enough."""
+    """Maximum tokens for the others, if their tokens weigh little enough."""
     max_chunk_tokens: int
-    """Of the step's budget: what others could have in a step that gives the cut prompt one page."""
+    """Weighted tokens of the budget that others could have in a step that gives the cut prompt one
+    page."""
     max_input_tokens: int
-    """For others in such a step, however little their tokens weigh."""
+    """Maximum tokens for others in such a step, however little they weigh."""
     context_tokens: int
-    """Tokens that those of the cut prompt attend to."""
+    """Tokens that the cut prompt's next tokens attend to."""
     beginning_weight: float
 
     def weight(self, start: int) -> float:
-        """How much of the budget a token takes that attends to `start` others; a token of the cut
-        prompt takes 1."""
+        """Budget that a token takes which attends to `start` others; a token of the cut prompt
+        takes 1."""
         begins = self.beginning_weight
         return begins + (1 - begins) * start / self.context_tokens
 
     def ever_fits(self, start: int, tokens: int) -> bool:
-        """Whether there are steps in which so many tokens have room beside the cut prompt."""
+        """Whether there are steps in which so many tokens fit together with the cut prompt."""
         light = tokens * self.weight(start) <= self.max_chunk_tokens
         return light and tokens <= self.max_input_tokens
 
@@ -175,8 +177,8 @@ class Share:
 def share_with(
     cut: Request, budget: int, input_tokens: int, page_size: int, beginning_weight: float
 ) -> Share:
-    """`budget`: prompt tokens of the step, as many as the cut prompt could have alone;
-    `input_tokens`: what all prompts together may have of it."""
+    """Divides a step. `budget`: prompt tokens that the cut prompt could have alone; `input_tokens`:
+    the maximum of all prompts together."""
     half = -(-(budget - cut.lead_tokens) // 2)
     kept = max(1, pages_for(half, page_size)) * page_size
     return Share(
@@ -191,18 +193,18 @@ def share_with(
 
 @dataclass(frozen=True, slots=True)
 class PrefillHeadroom:
-    """What a step has left for prefill."""
+    """Pages, tokens and rows that a step has left for prefill."""
 
     available_pages: int
     """Free and evictable pages, less those that the decode rows take in this step."""
     reserved_tokens: float
-    """Tokens that running requests are expected to generate still."""
+    """Tokens that running requests are still expected to generate."""
     decode_rows: int
     """Rows that share the step's budgets; 0 when batches are not mixed."""
     rows: int
     """Requests that may still join."""
     alone: bool
-    """No other request holds or needs a page."""
+    """Whether no other request holds or needs a page."""
 
 
 def headroom_beside(
@@ -214,8 +216,8 @@ def headroom_beside(
     available_pages: int,
     free_rows: int,
 ) -> PrefillHeadroom:
-    """What a step has left for prefill beside requests that run, and those that have pages and will
-    run; `ratio` is the new-token ratio."""
+    """Headroom for prefill, given the requests that run, and those that have pages and will run.
+    `ratio` is the new-token ratio."""
     coming = [*([prefilling] if prefilling else []), *preallocated]
     return PrefillHeadroom(
         available_pages=available_pages - len(running.rows_needing_page()),
@@ -260,7 +262,7 @@ class PrefixesInFlight:
 
     def same_head_as_last(self, request: Request) -> bool:
         """Whether the request begins like the last one that was covered. Then it is covered too,
-        and need not be matched: thousands may wait for one prefix."""
+        and matching it can be skipped: thousands may wait for one prefix."""
         if self._last_head is None or request.scores_prompt:
             return False
         namespace, head = self._last_head
@@ -272,8 +274,8 @@ class PrefixesInFlight:
 
 
 class Locking:
-    """What locking some matches, one after another, would take from the evictable pages: a forecast
-    that does not touch the tree."""
+    """Forecast, without touching the tree, of what locking some matches one after another takes
+    from the evictable pages."""
 
     def __init__(self) -> None:
         self._pages: dict[Node, int] = {}
@@ -292,8 +294,8 @@ class Locking:
 
 
 class Unlocking:
-    """What giving some locks back, one after another, would make evictable. `kept` is not counted:
-    another request is going to lock it."""
+    """Forecast of what giving some locks back, one after another, makes evictable. `kept` is not
+    counted: another request is going to lock it."""
 
     def __init__(self, kept: Match | None = None) -> None:
         self._returned: Counter[Node] = Counter()

@@ -29,26 +29,26 @@ import msgspec
 from sluice_runtime.wire.messages import Sampling, TokenDelta, TokenLogprob
 
 NO_TOKEN: Final = -1
-"""In place of a token id: the row's logits are not finite, so nothing could be drawn."""
+"""Marker in place of a token id: the row's logits are not finite, so nothing could be drawn."""
 
 
 class ForwardMode(StrEnum):
-    """What one forward pass computes."""
+    """Work of one forward pass."""
 
     EXTEND = "EXTEND"
     DECODE = "DECODE"
     MIXED = "MIXED"
-    """Prompts beside rows that decode or are verified."""
+    """Prompts together with rows that decode or are verified."""
     TARGET_VERIFY = "TARGET_VERIFY"
-    """Rows are verified, beside rows that decode; no prompts."""
+    """Rows that are verified, together with rows that decode; no prompts."""
     SPLIT_PREFILL = "SPLIT_PREFILL"
-    """A prompt's chunk in some of the layers, beside rows that decode."""
+    """A prompt's chunk in some of the layers, together with rows that decode."""
     IDLE = "IDLE"
-    """No forward pass: rows are dropped, or outcomes reported, and that is all."""
+    """No forward pass: rows are dropped or outcomes reported, nothing else."""
 
 
 class RowAdded(msgspec.Struct, frozen=True, array_like=True):
-    """`row` belongs to this request from now on; its pages follow in the same batch."""
+    """Assigns `row` to a request; its pages follow in the same batch."""
 
     row: int
     request_id: str
@@ -57,24 +57,27 @@ class RowAdded(msgspec.Struct, frozen=True, array_like=True):
     history: tuple[int, ...] = ()
     """All tokens of the request so far, if its sampling looks back at them."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that would end it, if some may not be drawn at first."""
+    """Tokens that would end the request, if a minimum length keeps them from being drawn at
+    first."""
     logprobs: int = -1
-    """Most probable tokens to tell beside each token drawn; -1: nothing."""
+    """Number of most probable tokens to report with each drawn token; -1: nothing."""
     prompt_logprobs: int = -1
-    """The same of the prompt's tokens; with it all of the prompt is computed for this row."""
+    """Number of most probable tokens to report with each prompt token; -1: nothing. Otherwise the
+    whole prompt is computed for this row."""
     computed_tokens: int = 0
-    """Of a row that is resumed: so many tokens are in its pages already, written by another engine.
-    It decodes from `last_token` on, without an extend step; of the two `PagesAppended` that it may
-    have in this batch, the first has these tokens."""
+    """Tokens of a resumed row that another engine has written into its pages. It decodes from
+    `last_token` on, without an extend step. The row may have two `PagesAppended` in this batch: the
+    first holds these tokens."""
     last_token: int = NO_TOKEN
     adapter: str = ""
     """Key of the adapter that all of its tokens are computed with; empty: none."""
     adapter_folder: str = ""
-    """Where its files are."""
+    """Folder of the adapter's files."""
 
 
 class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):
-    """The row's pages from index `first` on are these from now on: equal content, kept once."""
+    """Replaces the row's pages from index `first` on by pages of equal content, which is kept
+    once."""
 
     row: int
     first: int
@@ -82,21 +85,21 @@ class PagesReplaced(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PagesAppended(msgspec.Struct, frozen=True, array_like=True):
-    """Pages that follow those the row already has, in the order of its tokens. Of a row just added
-    the first may be computed already; the last one only of a row that is resumed."""
+    """Pages that follow those the row already has, in the order of its tokens. The first pages of
+    an added row may be computed already; the last one only if the row is resumed."""
 
     row: int
     page_ids: tuple[int, ...]
 
 
 class RowTrimmed(msgspec.Struct, frozen=True, array_like=True):
-    """What a row has after the step that verified its drafts."""
+    """State of a row after the step that verified its drafts."""
 
     row: int
     length: int
-    """Tokens whose keys and values hold; those of refused drafts lie behind them."""
+    """Tokens whose keys and values are valid; those of refused drafts lie behind them."""
     pages: int
-    """Its first ones stay, the others have gone."""
+    """Number of leading pages that stay; the others were given back."""
     last_token: int
 
 
@@ -105,16 +108,17 @@ class ExtendRow(msgspec.Struct, frozen=True, array_like=True):
 
     row: int
     start: int
-    """Tokens of the row that are in the pool already; the runner's row has this length."""
+    """Tokens of the row that are in the pool already, equal to the length of the runner's row."""
     token_ids: tuple[int, ...]
     samples: bool
     """Whether the next token is drawn after it; never for a chunk that more chunks follow."""
     next_token: int = NO_TOKEN
-    """Of such a chunk, the token behind it, where a head computes what the model has computed."""
+    """Token behind a chunk that more chunks follow, where a draft head computes along; else
+    NO_TOKEN."""
 
 
 class LayerGroup(msgspec.Struct, frozen=True, array_like=True):
-    """The layers [first, end) of a model of `of` layers."""
+    """Layers [first, end) of a model of `of` layers."""
 
     first: int
     end: int
@@ -127,7 +131,7 @@ class LayerGroup(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def share(self) -> float:
-        """Part of the layers."""
+        """Share of the model's layers."""
         return (self.end - self.first) / self.of
 
 
@@ -145,11 +149,11 @@ class HostCopies(msgspec.Struct, frozen=True, array_like=True):
     behind them those on disk."""
 
     saved: tuple[tuple[int, int], ...] = ()
-    """(page, slot): before anything of the step writes to the pool."""
+    """(page, slot) pairs, copied before anything of the step writes to the pool."""
     loaded: tuple[tuple[int, int], ...] = ()
-    """(slot, page): beside the step, which reads none of these pages."""
+    """(slot, page) pairs, copied while the step runs; it reads none of these pages."""
     spilled: tuple[tuple[int, int], ...] = ()
-    """(slot in memory, slot on disk): beside the step."""
+    """(slot in memory, slot on disk) pairs, copied while the step runs."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -165,15 +169,15 @@ class Batch(msgspec.Struct, frozen=True):
     appended_pages: tuple[PagesAppended, ...] = ()
     extend_rows: tuple[ExtendRow, ...] = ()
     layers: LayerGroup | None = None
-    """Those in which the one extend row is computed; None: all rows are computed in all."""
+    """Layers in which the one extend row is computed; None: all rows are computed in all layers."""
     verify_rows: tuple[VerifyRow, ...] = ()
     draft_rows: tuple[ExtendRow, ...] = ()
-    """What the draft model has not computed of verified rows, up to their last token, and a part of
-    that of rows that decode: it alone computes these (DRAFT_EXTEND)."""
+    """Tokens that only the draft model computes (DRAFT_EXTEND): what it lacks of verified rows, up
+    to their last token, and a part of what it lacks of decode rows."""
     decode_rows: tuple[int, ...] = ()
     """Rows advanced by one token: input is their last sampled token, start is their length."""
     decode_context_tokens: int = 0
-    """Tokens that decode rows and verified rows attend to, without drafts: what the step costs."""
+    """Tokens that decode rows and verified rows attend to, without drafts: the cost of the step."""
     host_copies: HostCopies | None = None
     """Copies to begin with this step."""
 
@@ -188,7 +192,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def answering_rows(self) -> int:
-        """Rows that get at least one more token of their answer."""
+        """Number of rows that get at least one more token of their answer."""
         return len(self.decode_rows) + len(self.verify_rows)
 
     @property
@@ -211,7 +215,7 @@ class Batch(msgspec.Struct, frozen=True):
 def forward_mode(
     extends: bool, decodes: bool, verifies: bool = False, *, splits: bool = False
 ) -> ForwardMode:
-    """The mode of a batch with or without rows of each kind; `splits`: those that extend are
+    """The mode of a batch with or without rows of each kind. `splits`: whether the extend row is
     computed in some of the layers."""
     if splits:
         return ForwardMode.SPLIT_PREFILL
@@ -223,22 +227,22 @@ def forward_mode(
 
 
 class StepShape(NamedTuple):
-    """What one step computes, but for drafts."""
+    """Amount of work in one step, without drafts."""
 
     extend_tokens: float = 0
-    """Prompt tokens; of tokens in a group of layers, the group's share."""
+    """Prompt tokens; tokens in a group of layers count with the group's share of the layers."""
     extend_context_products: float = 0
-    """Pairs of a prompt token and a token that it attends to, itself included; the share likewise.
-    """
+    """Pairs of a prompt token and a token that it attends to, itself included; weighted by the
+    share of layers like `extend_tokens`."""
     decode_rows: int = 0
     decode_context_tokens: int = 0
     """Tokens that the decode rows attend to, their own included."""
     passes: float = 1
-    """How often the weights are read: a group of layers reads its own again."""
+    """Number of times that the weights are read: a group of layers reads its own again."""
 
     @property
     def features(self) -> tuple[float, ...]:
-        """What the step's duration is a linear function of."""
+        """Terms of the linear function that gives the step's duration."""
         return (self.passes, *self[:4])
 
 
@@ -255,7 +259,7 @@ def shape_of(batch: Batch) -> StepShape:
 
 
 def in_layers(shape: StepShape, share: float) -> StepShape:
-    """The same with its prompt tokens in a share of the layers, in a pass of their own."""
+    """The shape with its prompt tokens in a share of the layers, in a pass of their own."""
     return shape._replace(
         extend_tokens=shape.extend_tokens * share,
         extend_context_products=shape.extend_context_products * share,
@@ -269,47 +273,48 @@ def context_products(start: int, tokens: int) -> int:
 
 
 SampledRow = tuple[int, TokenLogprob | None, list[TokenLogprob] | None]
-"""What one row got from a step: a token, its logprob, and those of its prompt."""
+"""One row's result of a step: a token, its logprob, and the logprobs of its prompt."""
 
 
 class HostCopied(msgspec.Struct, frozen=True, array_like=True):
-    """Copies of one kind that a step began, and that have ended."""
+    """Copies of one kind that one step began and that have ended."""
 
     step: int
     kind: Literal["saved", "loaded", "spilled"]
     pages: int
     seconds: float
     bad_slots: tuple[int, ...] = ()
-    """Of `loaded`: slots whose content was not what had been written; of `spilled`: slots on disk
-    that could not be written."""
+    """Slots of `loaded` copies whose content was not what had been written, or slots on disk that
+    `spilled` copies could not write."""
 
 
 class SampledTokens(msgspec.Struct, frozen=True):
-    """Result of a step: one token, or NO_TOKEN, for each of its `sampling_rows`, in that order. Of
-    a verified row they are what would be drawn if all drafts before were right."""
+    """Result of a step: one token, or NO_TOKEN, for each of its `sampling_rows`, in that order.
+    Tokens of a verified row are what would be drawn if all drafts before were right."""
 
     step: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob | None, ...] = ()
-    """Empty when no row asks, else one entry for each token; so are the next."""
+    """One entry for each token; empty when no row asks for logprobs."""
     prompt_logprobs: tuple[list[TokenLogprob] | None, ...] = ()
-    """Of a whole prompt, with the token drawn after it."""
+    """Logprobs of a whole prompt, in the entry of the token drawn after it; empty when no row
+    asks."""
     drafts: tuple[int, ...] = ()
-    """Of verified rows, one after the other, where the draft model has proposed them."""
+    """Drafts of the verified rows, one row after the other, where the draft model proposed them."""
     error: str = ""
-    """Why the step found too little memory: none of its rows has a result."""
+    """Explains why the step had too little memory; none of its rows has a result then."""
     copied: tuple[HostCopied, ...] = ()
-    """Copies that have ended since the last step, of whichever step they were."""
+    """Copies that have ended since the last step, whichever step began them."""
 
     def drafts_of(self, batch: Batch) -> Iterator[tuple[int, ...]]:
-        """What each of the batch's verified rows had drafted."""
+        """The drafts of each verified row of the batch."""
         proposed = iter(self.drafts)
         for row in batch.verify_rows:
             drafts = row.token_ids[1:]
             yield tuple(islice(proposed, len(drafts))) if self.drafts else drafts
 
     def rows(self) -> Iterator[SampledRow]:
-        """What each of the step's sampling rows got."""
+        """The result of each of the step's sampling rows."""
         nothing = (None,) * len(self.token_ids)
         logprobs, prompt_logprobs = self.logprobs or nothing, self.prompt_logprobs or nothing
         return zip(self.token_ids, logprobs, prompt_logprobs, strict=True)
@@ -327,26 +332,26 @@ class FinishedChunk(NamedTuple):
     start: int
     end: int
     page_ids: tuple[int, ...]
-    """The pages of these tokens. All but the last chunk of a prompt end at the end of a page."""
+    """Pages of these tokens. All but the last chunk of a prompt end at the end of a page."""
     token_ids: tuple[int, ...]
-    """As the runner computed them, behind those that were cached."""
+    """Tokens of the chunk, first those that were cached, then those that the runner computed."""
 
 
 class Preallocated(NamedTuple):
-    """Where another engine writes the keys and values of a prompt."""
+    """Destination into which another engine writes the keys and values of a prompt."""
 
     request_id: str
     page_ids: tuple[int, ...]
-    """Of the whole prompt, in order."""
+    """Pages of the whole prompt, in order."""
     cached_tokens: int
-    """Leading tokens that are cached already, in whole pages: nobody may write into these."""
+    """Leading tokens that are cached already, in whole pages; their pages must not be written."""
 
 
 class StepOutcome(NamedTuple):
-    """What became of requests since the last call."""
+    """Results for requests since the last call."""
 
     deltas: list[TokenDelta]
     finished_chunks: tuple[FinishedChunk, ...] = ()
     """Empty unless `SchedulerSettings.report_chunks`."""
     accepted_tokens: int = 0
-    """Drafts of the step that answers keep."""
+    """Drafts of the step that became part of answers."""

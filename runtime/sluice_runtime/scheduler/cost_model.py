@@ -33,48 +33,50 @@ from sluice_runtime.scheduler.batch import StepShape
 
 SIZE: Final = 5
 PAIRS: Final = [(i, j) for i in range(SIZE) for j in range(i, SIZE)]
-"""Row and column of each entry of the upper triangle, which says all of a symmetric matrix."""
+"""Row and column of each entry of the upper triangle, which determines a symmetric matrix."""
 ROWS: Final = [
     itemgetter(*(PAIRS.index((min(i, j), max(i, j))) for j in range(SIZE))) for i in range(SIZE)
 ]
-"""Each takes a whole row from such a triangle."""
+"""Getters, one for each row, that read a whole row from such a triangle."""
 FORGETTING: Final = 0.99
-"""A step counts for a third after a hundred more of its kind."""
+"""Decay per step of its kind: a step counts for a third after a hundred more."""
 SWEEPS: Final = 6
 """Passes of coordinate descent a step; each begins where the last step's ended."""
 FORGOTTEN: Final = 1e-200
-"""Evidence so old that it would be lost in rounding: the coefficient stays as it is."""
+"""Evidence so old that rounding would lose it: the coefficient stays as it is."""
 ENOUGH_EXTENDS: Final = 8
 SETTLED_DECODES: Final = 32
 """Steps without prompt tokens that show what a step costs without them."""
 SETTLED_EXTENDS: Final = 32
-"""From then on an error is the step's, not that of a model that knows too little."""
+"""Steps with prompt tokens after which an error is the step's, not the model's."""
 LIKELY_ERRORS: Final = 4.0
-"""Times the mean error beyond which a step is an outlier."""
+"""Multiple of the mean error beyond which a step is an outlier."""
 LEAST_ERROR: Final = 0.05
 CHANGE_STEPS: Final = 6
-"""Outliers in a row, on one side, that are a change of the machine."""
+"""Consecutive outliers on one side that mean a change of the machine."""
 STEPS: Final = 400
-"""Steps that are remembered, at least."""
+"""Minimum number of steps that are remembered."""
 HICCUP: Final = 2.0
-"""From this ratio on the machine stood still: no smaller step would have helped."""
+"""Ratio of observed to predicted time from which on the machine stood still: no smaller step would
+have helped."""
 LEAST_STEPS: Final = 3.8
-"""Before a `StepTime` predicts."""
+"""Decayed count of steps that a `StepTime` needs before it predicts."""
 LEAST_SPREAD: Final = 1e-6
-"""Variance over squared mean, of steps of different sizes."""
+"""Minimum variance over squared mean that counts as steps of different sizes."""
 LINE_FORGETTING: Final = 0.98
-"""A step counts for a third after some fifty more."""
+"""Decay per step: a step counts for a third after some fifty more."""
 LAG_LEARNING: Final = 0.15
-"""Weight of each time that a draft model caught up."""
+"""Weight of one observation of a draft model catching up."""
 FIRMNESS: Final = 1e-3
-"""Of the spread: what steps tell apart less than that stays nearly as it was."""
+"""Ridge term as a share of the spread: prices that the steps hardly tell apart stay nearly as they
+were."""
 PRIOR_STEPS: Final = 8
 PRIOR_SPREAD: Final = 0.05
-"""Assumed before there is any data: so many steps, with this spread around their prediction."""
+"""Prior before there is any data: so many steps, with this spread around their prediction."""
 
 
 class _Step(NamedTuple):
-    """How far a step was from its prediction."""
+    """Deviation of a step from its prediction."""
 
     ratio: float
     """Observed over predicted."""
@@ -88,16 +90,18 @@ class CostModel:
         """`remembered_steps`: see `Residuals`."""
         self._extending, self._decoding = _Evidence(), _Evidence()
         self._groups = _Evidence()
-        """Of steps with a group of layers: they teach what prompts cost, and nothing else."""
+        """Evidence from steps with a group of layers: they show what prompts cost, and nothing
+        else."""
         self._coefficients = [0.0] * SIZE
         self._extends = self._decodes = 0
         self._prompt_tokens = self._prompt_seconds = 0.0
-        """Of the last steps, forgotten as evidence is; and what these tokens added to them."""
+        """Prompt tokens of the last steps, and the seconds that they added; both decay like
+        evidence."""
         self._error = LEAST_ERROR
         self._outliers: list[_Step] = []
         """Unlikely steps since the last likely one; all on one side."""
         self._residuals = Residuals(remembered_steps)
-        """Of mixed steps: decode rows wait for those."""
+        """Residuals of mixed steps, which decode rows wait for."""
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -123,24 +127,25 @@ class CostModel:
         return self._without_prompts(shape) + prompts
 
     def _without_prompts(self, shape: StepShape) -> float:
-        """Predicted duration of a step that only decodes what this one does, or reads the weights
-        as often."""
+        """Predicted duration of the step without its prompts, reading the weights as often."""
         step, _, _, row, context = self._coefficients
         return step * shape.passes + row * shape.decode_rows + context * shape.decode_context_tokens
 
     def marginal_token_seconds(self) -> float | None:
-        """What a prompt token has lately added to a step that decodes anyway; at least 0, where
-        prompts hide behind the weights. None before there is enough data of both kinds of steps."""
+        """Seconds that a prompt token has lately added to a step that decodes anyway. At least 0,
+        where prompts hide behind the weights. None before there is enough data of both kinds of
+        steps."""
         if not self._prompt_tokens:
             return None
         return max(0.0, self._prompt_seconds) / self._prompt_tokens
 
     def slack(self, share: float) -> float:
-        """Observed over predicted seconds: a mixed step stays under it with probability `share`."""
+        """Bound on observed over predicted seconds that a mixed step keeps with probability
+        `share`."""
         return self._residuals.bound(share)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learns from a step that took so long."""
+        """Learns from the duration of a step."""
         if seconds <= 0 or not (shape.extend_tokens or shape.decode_rows):
             return
         likely = scale = seconds
@@ -152,7 +157,7 @@ class CostModel:
             evidence.add(shape.features, likely, scale)
             self._extends += bool(shape.extend_tokens)
         else:
-            # Beside rows that hardly change, a group is too small a part to tell their errors from.
+            # With rows that hardly change, a group is too small to separate from their errors.
             prompts = (0.0, shape.extend_tokens, shape.extend_context_products, 0.0, 0.0)
             rest = self._without_prompts(shape)
             self._groups.add(prompts, max(0.0, likely - rest), scale)
@@ -162,7 +167,7 @@ class CostModel:
             self._measure_prompts(shape, min(seconds, HICCUP * scale))
 
     def _measure_prompts(self, shape: StepShape, seconds: float) -> None:
-        """What the prompts of a step of so many seconds added to it, once that is known."""
+        """Adds what the prompts of a step of so many seconds added to it, once that is known."""
         if self._extends < SETTLED_EXTENDS or self._decodes < SETTLED_DECODES:
             return
         added = seconds - self._without_prompts(shape._replace(passes=1))
@@ -189,14 +194,14 @@ class CostModel:
         return seconds
 
     def _remember(self, steps: list[_Step]) -> None:
-        """These steps were no change of the machine, so they may come again."""
+        """Adds steps that were no change of the machine to the residuals, as they may recur."""
         for step in steps:
             if step.mixed and self._extends >= SETTLED_EXTENDS:
                 self._residuals.add(step.ratio)
         steps.clear()
 
     def _rescale(self, factor: float) -> None:
-        """The machine became so many times slower: all that was learnt is scaled."""
+        """Scales all that was learnt: the machine became so many times slower."""
         for evidence in (self._extending, self._decoding, self._groups):
             evidence.answers = [answer * factor for answer in evidence.answers]
         self._coefficients = [coefficient * factor for coefficient in self._coefficients]
@@ -224,16 +229,16 @@ class CostModel:
 
 
 class _Evidence:
-    """The normal equations of one kind of step: `gram` x coefficients = `answers`."""
+    """Normal equations of one kind of step: `gram` x coefficients = `answers`."""
 
     def __init__(self) -> None:
         self.gram = [0.0] * len(PAIRS)
-        """The entries at PAIRS; the matrix is symmetric."""
+        """Entries at PAIRS; the matrix is symmetric."""
         self.answers = [0.0] * SIZE
         self.used = False
 
     def add(self, features: tuple[float, ...], seconds: float, scale: float) -> None:
-        """One step, weighted so that its relative error counts."""
+        """Adds one step, weighted so that its relative error counts."""
         self.used = True
         weight = 1.0 / (scale * scale)
         weighted = [weight * feature for feature in features]
@@ -246,7 +251,7 @@ class _Evidence:
 
 
 def steps_for(share: float) -> int:
-    """How many steps tell what this share stays under: two of them are over it."""
+    """Number of steps that determine the bound of this share: two of them are over it."""
     return max(STEPS, round(2 / (1 - share)))
 
 
@@ -266,7 +271,7 @@ class Residuals:
         self._sorted: list[float] = []
 
     def add(self, ratio: float) -> None:
-        """One step more; a hiccup of the machine says nothing about the steps to come."""
+        """Adds one step; a hiccup of the machine says nothing about the steps to come."""
         if ratio >= HICCUP:
             return
         if len(self._ratios) == self._remembered_steps:
@@ -275,8 +280,8 @@ class Residuals:
         insort(self._sorted, ratio)
 
     def rescale(self, factor: float) -> None:
-        """Predictions are so many times as long from now on: the ratios of earlier steps shrink by
-        as much."""
+        """Divides the ratios of earlier steps, because predictions are `factor` times as long from
+        now on."""
         ratios = [ratio / factor for ratio in self._ratios]
         self._ratios.clear()
         self._sorted.clear()
@@ -284,7 +289,7 @@ class Residuals:
             self.add(ratio)
 
     def bound(self, share: float) -> float:
-        """What the next step stays under with probability `share`."""
+        """Bound under which the next step stays with probability `share`."""
         steps = len(self._sorted)
         over = int((1 - share) * (steps + 1))
         if over:
@@ -294,7 +299,7 @@ class Residuals:
         return max([self._normal_bound(share), *self._sorted[-1:]])
 
     def _normal_bound(self, share: float) -> float:
-        """From the mean and the spread, the prior's steps included."""
+        """Bound from the mean and the spread, the prior's steps included."""
         steps = PRIOR_STEPS + len(self._sorted)
         mean = (PRIOR_STEPS + sum(self._sorted)) / steps
         squares = PRIOR_STEPS * (PRIOR_SPREAD**2 + (1 - mean) ** 2)
@@ -303,19 +308,20 @@ class Residuals:
 
 
 class StepTime:
-    """Seconds of steps without prompts, of their tokens and of the passes of a draft model: least
-    squares that forget. What the last steps do not tell apart is as it was before."""
+    """Seconds of steps without prompts, from their tokens and the passes of a draft model: least
+    squares that forgets. A price that the last steps do not show stays as it was."""
 
     def __init__(self) -> None:
         self._sums = [0.0] * 9
-        """Of steps: how many, tokens, passes, seconds; products of two of these but the first."""
+        """Decayed sums over steps: count, tokens, passes, seconds; then products of two of these
+        without the count."""
         self.token_seconds = self._pass_seconds = 0.0
         self.known = False
         """Whether steps of different sizes were seen."""
         self._passes_known = False
 
     def observe(self, tokens: int, passes: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Learns from the duration of a step of so many tokens and passes."""
         pairs = tokens * tokens, tokens * passes, passes * passes, tokens * seconds
         new = (1.0, tokens, passes, seconds, *pairs, passes * seconds)
         self._sums = [old * LINE_FORGETTING + add for old, add in zip(self._sums, new, strict=True)]
@@ -323,8 +329,8 @@ class StepTime:
             self._solve()
 
     def at_most(self, tokens: int, passes: int) -> float:
-        """Predicted; while steps of one size were seen, as if a step took nothing but its tokens,
-        and a pass as long as a step. Infinite before the first."""
+        """Predicted duration, with caution: while all steps had one size, a step costs only its
+        tokens, and a pass as much as a step. Infinite before the first step."""
         count, total, _, seconds, *_ = self._sums
         if not count:
             return math.inf
@@ -334,7 +340,7 @@ class StepTime:
         return seconds * max(1 / count, tokens / total) + unknown_passes
 
     def seconds(self, tokens: int, passes: int) -> float:
-        """Predicted; more of anything never takes less. 0 before the first step."""
+        """Predicted duration; more of anything never takes less. 0 before the first step."""
         count, total, total_passes, seconds, *_ = self._sums
         if not count:
             return 0.0
@@ -343,7 +349,7 @@ class StepTime:
         return max(1e-9, (seconds + more) / count)
 
     def _solve(self) -> None:
-        """The smallest change of both prices that fits the steps; neither is negative."""
+        """Makes the smallest change of both prices that fits the steps; neither is negative."""
         count, tokens, passes, seconds, *products = self._sums
         means = tokens * tokens, tokens * passes, passes * passes, tokens * seconds
         of = zip(products, (*means, passes * seconds), strict=True)
@@ -367,25 +373,25 @@ class StepTime:
 
 @dataclass(slots=True)
 class Lag:
-    """What a draft model's catching up takes, and what may be spent on drafts that do not pay."""
+    """Cost of a draft model's catching up, and the credit for drafts that do not pay."""
 
     credit_seconds: float = 0.0
-    """Less than 0 until what was lost is paid."""
+    """Time that may be spent; less than 0 until losses are paid."""
     _tokens: float = 0.0
     _seconds: float = 0.0
 
     @property
     def token_seconds(self) -> float:
-        """0 while unknown."""
+        """Seconds per token caught up; 0 while unknown."""
         return self._seconds / self._tokens if self._tokens else 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Catching up on so many tokens took so long. Few tokens, which take a pass for little,
+        """Learns from catching up on so many tokens. Few tokens, which take a pass for little,
         count less than many."""
         self._tokens = self._tokens * (1 - LAG_LEARNING) + tokens
         self._seconds = self._seconds * (1 - LAG_LEARNING) + max(0.0, seconds)
 
     def settle(self, seconds: float) -> None:
-        """A step with drafts has saved so much, or lost it if negative. What it saves pays for what
-        was lost before, and for nothing else."""
+        """Settles what a step with drafts has saved, or lost if negative. Savings pay for earlier
+        losses, and for nothing else."""
         self.credit_seconds = min(0.0, self.credit_seconds + seconds)

@@ -1,4 +1,4 @@
-"""Which waiting requests go to another engine that has room for them. Pure.
+"""Chooses waiting requests to hand to another engine that has room for them. Pure.
 
 A request that has begun stays: it holds pages, or a client has seen a part of its answer. Of the
 others one stays where waiting is cheaper than computing elsewhere what is cached here. It will wait
@@ -19,10 +19,10 @@ HANDED_BACK: Final = "the engine has not begun it, and another engine has room"
 
 
 class Costs(NamedTuple):
-    """What prompts take."""
+    """Cost of computing prompts."""
 
     token_seconds: float
-    """0: unknown."""
+    """Seconds per prompt token; 0: unknown."""
     page_size: int
 
 
@@ -34,8 +34,8 @@ def leaving(
     costs: Costs,
     now: float,
 ) -> list[list[Request]]:
-    """The first `most` of `groups`, in their order, of which every request may leave. A group is
-    the choices of one client's request, by id."""
+    """The first `most` of `groups`, in their order, all of whose requests may leave. A group is the
+    choices of one client's request, by id."""
     asked = [requests for ids in groups if (requests := _not_begun(ids, table))]
     ahead = _tokens_ahead(table)
     chosen: list[list[Request]] = []

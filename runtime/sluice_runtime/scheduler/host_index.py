@@ -1,4 +1,4 @@
-"""Which page of the host tier is in which slot, of memory or of the file on disk.
+"""Index from each page of the host tier to its slot, in memory or in the file on disk.
 
 A page is known by a digest of all tokens up to its end. Knows slots, not bytes, and no request.
 """
@@ -21,23 +21,24 @@ class HostPage:
     """Digest of the prefix that it continues."""
     slot: int
     readers: int = 0
-    """Copies in flight from its slot."""
+    """Number of copies in flight from its slot."""
     dropped: bool = False
 
 
 class HostIndex:
-    """Which page is in which slot; the least recently used goes first, from memory and from disk
-    by themselves. A slot that is being read keeps its content."""
+    """The slot of each page. The least recently used goes first, in memory and on disk separately.
+    A slot that is being read keeps its content."""
 
     def __init__(self, pages: HostPages) -> None:
         self._memory_pages = pages.memory
         self._pages: dict[bytes, HostPage] = {}
         self._followers: Counter[bytes] = Counter()
         self._by_use: tuple[OrderedDict[bytes, HostPage], ...] = (OrderedDict(), OrderedDict())
-        """Of memory and of disk, the longest unused first."""
+        """Pages in memory and pages on disk, least recently used first."""
         self._ends = pages.memory, pages.memory + pages.disk
         self._unused = [0, pages.memory]
-        """The first slots of memory and of disk that were never used, as are those behind them."""
+        """First slots of memory and of disk that were never used; all behind them are unused
+        too."""
         self._free: tuple[list[int], ...] = ([], [])
 
     def __len__(self) -> int:
@@ -55,7 +56,7 @@ class HostIndex:
 
     @property
     def free_memory(self) -> int:
-        """Slots of memory."""
+        """Number of free slots in memory."""
         return len(self._free[0]) + self._ends[0] - self._unused[0]
 
     def get(self, digest: bytes) -> HostPage | None:
@@ -66,7 +67,7 @@ class HostIndex:
         return digest in self._followers
 
     def touch(self, page: HostPage) -> None:
-        """It was used."""
+        """Marks a page as just used."""
         self._by_use[self.on_disk(page.slot)].move_to_end(page.digest)
 
     def add(self, digest: bytes, before: bytes) -> HostPage | None:
@@ -79,7 +80,7 @@ class HostIndex:
         return page
 
     def drop(self, page: HostPage) -> None:
-        """Nobody finds it any more; its slot is free once nobody reads it."""
+        """Removes a page from the index; its slot is free once no copy reads it."""
         if page.dropped:
             return
         page.dropped = True
@@ -91,7 +92,7 @@ class HostIndex:
             self.free(page.slot)
 
     def read(self, page: HostPage) -> None:
-        """A copy from its slot has ended."""
+        """Counts a copy from the page's slot as ended."""
         page.readers -= 1
         if page.dropped and not page.readers:
             self.free(page.slot)
@@ -100,11 +101,12 @@ class HostIndex:
         self._free[self.on_disk(slot)].append(slot)
 
     def oldest(self, *, disk: bool) -> HostPage | None:
-        """The longest unused one, in memory or on disk, that is not being read."""
+        """The least recently used page, in memory or on disk, that is not being read."""
         return next((page for page in self._by_use[disk].values() if not page.readers), None)
 
     def take_slot(self, *, disk: bool) -> int | None:
-        """That of the oldest page, which is dropped, if none is free; None: all are being read."""
+        """A free slot. If there is none, the oldest page is dropped for its slot; None: all are
+        being read."""
         free, unused = self._free[disk], self._unused[disk]
         if not free and unused < self._ends[disk]:
             self._unused[disk] += 1
@@ -114,7 +116,8 @@ class HostIndex:
         return free.pop() if free else None
 
     def move(self, page: HostPage, slot: int) -> None:
-        """Its content is on disk now; its slot in memory is free."""
+        """Gives a page its slot on disk, where its content is now; its slot in memory becomes
+        free."""
         assert not page.readers, "a slot is freed under a copy"
         self.free(page.slot)
         del self._by_use[0][page.digest]

@@ -1,12 +1,12 @@
 """The host tier: pages that the prefix cache evicted, in the host's memory or in a file on disk.
 
 A page is known by a digest of all tokens up to its end, so that a prefix is found page by page.
-Evicted pages are copied out before others write to them, if they are worth it: somebody used them
-twice, they lead to pages that are here, or copying them is faster than computing them. A waiting
-request whose prefix goes on here waits while the pages are copied into free ones of the pool; then
-the prefix cache has them, and others run meanwhile. While copies take longer than computing would,
-nobody waits for any. What memory has no room for goes to disk ahead of time. Knows slots, not
-bytes: the engine copies, and says which copies have ended.
+Evicted pages are copied out before others write to them, if they are worth it: they were used
+twice, pages in the tier continue them, or copying them is faster than computing them. A request
+whose prefix continues here waits while the pages are copied into free ones of the pool; others run
+meanwhile. Then the prefix cache has the pages. While copies take longer than computing would, no
+request waits for them. Pages move from memory to disk ahead of time. Knows slots, not bytes: the
+engine copies, and reports which copies have ended.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from sluice_runtime.scheduler.settings import SchedulerSettings
 from sluice_runtime.wire.messages import HostCacheLoad
 
 DIGEST_BYTES: Final = 16
-"""Of a cryptographic hash: nobody can make two prefixes that are taken for each other."""
+"""Length of a digest. The hash is cryptographic, so no client can make two prefixes collide."""
 TURN_SECONDS: Final = 0.003
-"""What a request waits for pages that come back, however few: one more step."""
+"""Time that a request waits for returning pages, however few: one more step."""
 LEAST_WAIT_SECONDS: Final = 0.25
-"""What requests wait for copies at least, before they are computed after all."""
+"""Minimum time that requests wait for copies, before their tokens are computed after all."""
 FREE_SHARE: Final = 8
-"""One slot of so many is kept free in memory, where there is a disk."""
+"""Divisor: one slot of so many is kept free in memory, where there is a disk."""
 MAX_SPILLED: Final = 64
-"""Pages that move to disk at once."""
+"""Maximum pages that move to disk at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,27 +43,27 @@ class Load:
 
     lock: Lock
     key: bytes
-    """Their tokens."""
+    """Token ids of `pages`, as the prefix tree compares them."""
     pages: list[HostPage]
     page_ids: list[int] = field(default_factory=list)
-    """Where they are copied to; in the end, those that did not become the tree's."""
+    """Destination pages in the pool. Once loaded, only those that did not become the tree's."""
 
 
 @dataclass(slots=True)
 class HostCounts:
-    """Since the start."""
+    """Counters since the start."""
 
     hit_tokens: Counter[str] = field(default_factory=Counter)
-    """Tokens that came back, by tier: memory, disk."""
+    """Tokens that came back, by tier: memory or disk."""
     bad_pages: int = 0
-    """That were not what had been written, or could not be."""
+    """Pages whose content was not what had been written, or that could not be written."""
     copied_pages: Counter[str] = field(default_factory=Counter)
-    """By kind; see `HostCopied`."""
+    """Pages copied, by `HostCopied.kind`."""
     copy_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class HostTier:
-    """The index, and what is copied because of it."""
+    """The index of pages in the tier, and the copies that the tier needs."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class HostTier:
         self._spills = pages.disk > 0
         self._free_goal = max(1, pages.memory // FREE_SHARE)
         self.now = 0.0
-        """Of the step that is planned."""
+        """Time of the step that is being planned."""
         self.index = HostIndex(pages)
         self.counts = HostCounts()
         self._saved: list[tuple[int, int]] = []
@@ -95,9 +95,10 @@ class HostTier:
         self._loading: set[bytes] = set()
         """Digests of pages on their way into the pool."""
         self._loads: dict[int, tuple[list[Load], float]] = {}
-        """By the step that began them, the oldest first; and until when somebody waits for them."""
+        """Loads by the step that began them, oldest first, with the time until which requests wait
+        for them."""
         self._spilling: dict[int, list[tuple[HostPage, int]]] = {}
-        """By the step that began them."""
+        """Pages on their way to disk with their new slot, by the step that began the copies."""
 
     @property
     def loading(self) -> bool:
@@ -110,7 +111,7 @@ class HostTier:
         return frozenset(page for page, _ in self._saved)
 
     def load(self) -> HostCacheLoad:
-        """For metrics."""
+        """Counters and occupancy for metrics."""
         counts, page_bytes = self.counts, self._page_bytes
         memory, disk = self.index.used()
         return HostCacheLoad(
@@ -124,7 +125,8 @@ class HostTier:
     # Pages that leave the pool.
 
     def _evicted(self, node: Node, pages: int) -> None:
-        """Its last `pages` pages leave the tree."""
+        """Decides for each of the node's last `pages` pages, which leave the tree, whether it is
+        saved."""
         digests, first = self._digests_of(node), len(node.page_ids) - pages
         depth = len(node.page_ids) + _pages_before(node)
         for index in range(len(node.page_ids) - 1, first - 1, -1):
@@ -139,7 +141,8 @@ class HostTier:
             depth -= 1
 
     def _worth_saving(self, node: Node, digest: bytes, depth: int) -> bool:
-        """`depth`: pages up to its end. What leads to pages here is kept, or nobody finds them."""
+        """Whether to save a page whose prefix is `depth` pages long. A page that others in the tier
+        continue is saved, because they could not be found without it."""
         if node.uses > 1 or self.index.continues(digest):
             return True
         there_and_back = self._page_seconds("saved") + self._page_seconds("loaded")
@@ -176,11 +179,11 @@ class HostTier:
         return pages
 
     def _late(self) -> bool:
-        """Whether the copies that run take too long: all others are behind them."""
+        """Whether the oldest copies in flight take too long; all others queue behind them."""
         return any(until <= self.now for _, until in islice(self._loads.values(), 1))
 
     def lock(self, request: Request, match: Match) -> Load:
-        """Keeps the cached prefix and what continues it here as they are; allocates nothing."""
+        """Locks the cached prefix and the tier's pages that continue it; allocates nothing."""
         pages = self._found(request, match.pages)
         for page in pages[::-1]:  # the first ones are dropped last
             page.readers += 1
@@ -190,7 +193,8 @@ class HostTier:
         return Load(self._cache.lock(match), key, pages)
 
     def begin(self, load: Load, page_ids: list[int]) -> None:
-        """With the next step its pages are copied into these, which are leased until then."""
+        """Starts copying the load's pages into `page_ids` with the next step; these are leased
+        until the copies end."""
         load.page_ids = page_ids
         self._lease(page_ids, load.lock, _fence_of(load))
         self._loading.update(page.digest for page in load.pages)
@@ -209,7 +213,7 @@ class HostTier:
     # Steps.
 
     def take_copies(self, step: int) -> HostCopies | None:
-        """What the step is to copy; None: nothing."""
+        """Copies that the step has to begin; None if there are none."""
         # A slot may have been taken twice for one step: the last page is in it.
         last = {slot: page for page, slot in self._saved}
         saved, self._saved = tuple((page, slot) for slot, page in last.items()), []
@@ -244,7 +248,7 @@ class HostTier:
             self._spilling[step] = spilling
 
     def landed(self, copied: Iterable[HostCopied]) -> None:
-        """These copies have ended."""
+        """Takes in copies that have ended."""
         for copies in copied:
             self.counts.copied_pages[copies.kind] += copies.pages
             self.counts.copy_seconds[copies.kind] += copies.seconds
@@ -258,7 +262,7 @@ class HostTier:
                     self._moved(page, slot, bad=slot in bad)
 
     def _loaded(self, load: Load, bad: frozenset[int]) -> None:
-        """What came back whole is found in the tree from now on, up to the first bad page."""
+        """Adds the pages that arrived intact to the tree, up to the first bad one."""
         good = next((n for n, page in enumerate(load.pages) if page.slot in bad), len(load.pages))
         for page in load.pages[:good]:
             tier = "disk" if self.index.on_disk(page.slot) else "memory"
@@ -275,7 +279,7 @@ class HostTier:
         self._release(_fence_of(load))
 
     def _moved(self, page: HostPage, slot: int, *, bad: bool) -> None:
-        """A page was copied to disk. It stays in memory if it is wanted there by now."""
+        """Takes in a copy to disk. The page stays in memory if a reader needs it there now."""
         self.index.read(page)
         if bad or page.dropped or page.readers:
             self.index.free(slot)
@@ -297,13 +301,13 @@ class HostTier:
         assert {page for page in self.index if page.readers} <= reading
 
     def clear(self) -> None:
-        """Nothing that was computed so far is found any more; what is on its way still arrives."""
+        """Removes every page from the index; copies in flight still arrive."""
         self.index.clear()
 
     # Digests.
 
     def _request_digests(self, request: Request) -> tuple[bytes, ...]:
-        """Of the pages that the request need not compute."""
+        """Digests of the pages that the request need not compute."""
         pages = request.matchable_pages(self._page_size)
         if len(request.digests) < pages:
             root = _root_digest(request.namespace)
@@ -311,7 +315,7 @@ class HostTier:
         return request.digests[:pages]
 
     def _digests_of(self, node: Node) -> tuple[bytes, ...]:
-        """Of a node's pages."""
+        """Digests of a node's pages."""
         without: list[Node] = []
         at: Node | None = node
         while at is not None and len(at.digests) < len(at.page_ids):
@@ -322,12 +326,12 @@ class HostTier:
         return node.digests
 
     def _last_digest(self, node: Node | None) -> bytes:
-        """Of the prefix down to a node; its digests are known."""
+        """Digest of the prefix down to a node whose digests are known."""
         assert node is not None
         return node.digests[len(node.page_ids) - 1] if node.page_ids else _root_digest(node.edge)
 
     def _digests(self, before: bytes, key: bytes) -> tuple[bytes, ...]:
-        """Of the pages of `key`, which follow a prefix with the digest `before`."""
+        """Digests of the pages of `key`, which follow a prefix with the digest `before`."""
         width, digests = self._page_size * TOKEN_BYTES, []
         for at in range(0, len(key), width):
             page = before + key[at : at + width]
@@ -337,7 +341,7 @@ class HostTier:
 
 
 def _root_digest(namespace: Hashable) -> bytes:
-    """Of the empty prefix: each namespace has its own, and none is a page's."""
+    """Digest of the empty prefix: one for each namespace, never equal to a page's."""
     return hashlib.blake2b(repr(namespace).encode(), digest_size=DIGEST_BYTES).digest()
 
 

@@ -1,4 +1,4 @@
-"""What requests hold: rows, pages and locks on cached prefixes. Taken here, and given back here.
+"""Rows, pages and locks on cached prefixes that requests hold. Taken here, and given back here.
 
 One path gives back, whatever the reason. A fence stands for one use of pages that outlives their
 owner: a step in flight, or a transfer. Pages that come back while they are in use are leased until
@@ -30,7 +30,7 @@ def pages_for(tokens: int, page_size: int) -> int:
 
 
 class PageAllocator:
-    """A free list. `order`: of the pages when they are first handed out (tests shuffle); `on_free`:
+    """A free list. `order`: order in which pages are first handed out (tests shuffle); `on_free`:
     called with pages that come back (tests poison them)."""
 
     def __init__(
@@ -40,9 +40,9 @@ class PageAllocator:
         on_free: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.total_pages = total_pages
-        """Without pages that were retired and given back."""
+        """Pages of the pool, without those that were retired and given back."""
         self.retired: set[int] = set()
-        """Pages that nobody gets again."""
+        """Pages that are never handed out again."""
         self._on_free = on_free
         self._free = list(range(total_pages) if order is None else order)[::-1]
         self._is_held = bytearray(total_pages)
@@ -88,7 +88,7 @@ class PageAllocator:
 
 
 TokenSeconds = Callable[[], float]
-"""What computing a prompt token takes; 0 while unknown."""
+"""Seconds that computing a prompt token takes; 0 while unknown."""
 Starting = Sequence[tuple[Request, Match]]
 """Requests that start, each with its cached prefix."""
 Leased = TypeVar("Leased")
@@ -101,14 +101,14 @@ class _Lease(Generic[Leased]):
 
 
 class PageLeases(Generic[Leased]):
-    """What was given back, by the fences that it waits for."""
+    """Resources that were given back, grouped by the fences that they wait for."""
 
     def __init__(self) -> None:
         self._leases: dict[Fence, list[_Lease[Leased]]] = {}
-        """By open fence."""
+        """Leases by open fence; a lease is listed under each of its fences."""
 
     def __iter__(self) -> Iterator[Leased]:
-        """All that waits, each once."""
+        """All that waits, without duplicates."""
         seen: dict[int, Leased] = {}
         for leases in self._leases.values():
             seen |= {id(lease): lease.leased for lease in leases}
@@ -119,7 +119,7 @@ class PageLeases(Generic[Leased]):
         return any(self._leases.values())
 
     def open(self, fence: Fence) -> None:
-        """A use begins."""
+        """Opens a fence: a use begins."""
         assert fence not in self._leases, f"fence {fence} is open"
         self._leases[fence] = []
 
@@ -127,13 +127,13 @@ class PageLeases(Generic[Leased]):
         return fence in self._leases
 
     def hold(self, leased: Leased, fences: Collection[Fence]) -> None:
-        """Until all of `fences`, which are open and one at least, have passed."""
+        """Holds `leased` until all of `fences` have passed: one at least, and all open."""
         lease = _Lease(leased, set(fences))
         for fence in lease.fences:
             self._leases[fence].append(lease)
 
     def passed(self, fence: Fence) -> list[Leased]:
-        """A use is over; returns what nobody uses any more, in the order of `hold`."""
+        """Closes `fence`; returns leases that have no open fences left, oldest first."""
         ended = []
         for lease in self._leases.pop(fence):
             lease.fences.remove(fence)
@@ -143,7 +143,7 @@ class PageLeases(Generic[Leased]):
 
 
 class DeferredFree(NamedTuple):
-    """What no request holds any more; free once no step and no transfer uses it."""
+    """Pages, row and lock that no request holds; free once no step and no transfer uses them."""
 
     page_ids: list[int]
     row: int | None = None
@@ -170,7 +170,7 @@ class KvAllocator:
         self._replaced: list[PagesReplaced] = []
         self._trimmed: list[RowTrimmed] = []
         self.evicted_pages = 0
-        """Since the start."""
+        """Counter: pages evicted since the start."""
         self.host: HostTier | None = None
         if settings.host_pages is not None:
             from sluice_runtime.scheduler.host_tier import HostTier
@@ -197,7 +197,7 @@ class KvAllocator:
 
     @property
     def retired_pages(self) -> int:
-        """Pages that nobody gets again, whether they were given back or not."""
+        """Pages that are never handed out again, whether they were given back or not."""
         return len(self._allocator.retired)
 
     @property
@@ -229,10 +229,10 @@ class KvAllocator:
         return tuple(node.number for node in self.match(request).path)
 
     def take(self, matched: Starting, returning: Starting = ()) -> None:
-        """Gives each a row, its cached prefix, and pages for the rest of its prompt, also when that
-        is cut. A match may be from before another prefix was locked. If that has split its path,
-        the request is matched again. All prefixes are locked before the first page is taken, which
-        may evict. Of those `returning` the next pages come back from the host tier."""
+        """Gives each request a row, its cached prefix, and pages for the rest of its prompt, also
+        when that is cut. A match may be from before another prefix was locked. If that has split
+        its path, the request is matched again. All prefixes are locked before the first page is
+        taken, which may evict. Requests in `returning` get their next pages from the host tier."""
         missing, host = 0, self.host
         loads = [host.lock(r, self._fresh(r, m)) for r, m in returning] if host else ()
         for request, planned in matched:
@@ -251,22 +251,21 @@ class KvAllocator:
             host.begin(load, self._allocate(len(load.pages)))
 
     def append_pages(self, requests: Sequence[Request]) -> list[int]:
-        """One more page for each request."""
+        """Appends one page to each request."""
         pages = self._allocate(len(requests))
         for request, page in zip(requests, pages, strict=True):
             request.page_ids.append(page)
         return pages
 
     def append_draft_pages(self, request: Request, drafts: int) -> list[int]:
-        """Pages that so many drafts need behind its computed tokens."""
+        """Appends the pages that so many drafts need after the computed tokens; returns them."""
         pages = pages_for(request.computed_tokens + drafts, self._page_size)
         appended = self._allocate(max(0, pages - len(request.page_ids)))
         request.page_ids += appended
         return appended
 
     def trim(self, request: Request) -> None:
-        """After its drafts were verified: gives back pages behind what is computed, and tells the
-        runner."""
+        """Gives back pages behind the computed tokens, once drafts were verified."""
         kept = pages_for(request.computed_tokens, self._page_size)
         refused = request.page_ids[kept:]
         del request.page_ids[kept:]
@@ -275,8 +274,8 @@ class KvAllocator:
         self._trimmed.append(RowTrimmed(row_of(request), length, kept, last_token))
 
     def cache_unfinished(self, request: Request) -> None:
-        """Lets others find what is computed of a request, in whole pages; pages that turn out to be
-        duplicates are replaced in its row, and go."""
+        """Adds what is computed of a request to the tree, in whole pages. Pages that turn out to be
+        duplicates are replaced in its row and given back."""
         if not self._caches:
             return
         lock, size = lock_of(request), self._page_size
@@ -293,11 +292,11 @@ class KvAllocator:
             self._defer_free(DeferredFree(duplicates), request)
 
     def publishes(self, request: Request) -> bool:
-        """Whether others will find what is computed of a request that has started."""
+        """Whether what is computed of a started request can still be added to the tree."""
         return request.lock is not None and self._cache.grows(request.lock)
 
     def release(self, request: Request, *, trusted: bool = True) -> None:
-        """Gives back all that a request holds; what is computed stays in the tree, if `trusted`."""
+        """Gives back all that a request holds; what is computed stays in the tree if `trusted`."""
         if trusted:
             self.cache_unfinished(request)
         lock = lock_of(request)
@@ -316,30 +315,30 @@ class KvAllocator:
         self._allocator.free(self._cache.flush())
 
     def launched(self, step: int) -> None:
-        """From now on a step may touch all that is held."""
+        """Opens the fence of a step, which may touch everything that is held."""
         self._steps_in_flight.add(step)
         self._leases.open(step)
 
     def landed(self, step: int, copied: Iterable[HostCopied] = ()) -> None:
-        """The results of a step are in, and these copies have ended."""
+        """Closes the fence of a step whose results are in, and takes in copies that have ended."""
         self._steps_in_flight.remove(step)
         self._pass(step)
         if self.host and copied:
             self.host.landed(copied)
 
     def begin_transfer(self, request: Request, transfer: Fence) -> None:
-        """From now on a transfer may touch pages that the request holds or is going to hold, also
-        once it has given them back."""
+        """Opens the fence of a transfer. It may touch pages that the request holds or is going to
+        hold, also after the request has given them back."""
         fence = _fence_of(transfer)
         self._leases.open(fence)
         request.transfers.add(fence)
 
     def end_transfer(self, transfer: Fence) -> None:
-        """The transfer touches nothing any more."""
+        """Closes the fence of a transfer, which touches no page any more."""
         self._pass(_fence_of(transfer))
 
     def retire(self, page_ids: Sequence[int]) -> None:
-        """Pages that a request or a transfer still holds leave the pool when they come back."""
+        """Marks pages that a request or a transfer holds: they leave the pool when given back."""
         self._allocator.retire(page_ids)
 
     def take_dropped_rows(self) -> tuple[int, ...]:
@@ -358,14 +357,14 @@ class KvAllocator:
         return trimmed
 
     def check_integrity(self, requests: Collection[Request]) -> None:
-        """Asserts that each page and each row is free, cached or someone's; never two of these."""
+        """Asserts that each page and each row is free, cached or held, and never two of these."""
         check_integrity(requests, self._leases, self._allocator, self._cache, self._free_rows)
 
     def _fresh(self, request: Request, planned: Match) -> Match:
         return planned if self._cache.has(planned) else self.match(request)
 
     def _lease(self, page_ids: list[int], lock: Lock, fence: Fence) -> None:
-        """Until the fence has passed."""
+        """Leases pages and a lock until the fence has passed."""
         self._leases.open(fence)
         self._leases.hold(DeferredFree(page_ids, lock=lock), {fence})
 
@@ -405,7 +404,7 @@ class KvAllocator:
 
 
 def _fence_of(transfer: Fence) -> Fence:
-    """A transfer's fence; those of steps are numbers, so it equals none of them."""
+    """A transfer's fence; fences of steps are numbers, so it equals none of them."""
     return "transfer", transfer
 
 

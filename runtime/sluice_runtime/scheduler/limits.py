@@ -1,4 +1,4 @@
-"""What one request may ask of an engine: the same formula for validation and for admission.
+"""Bounds on what one request may ask of an engine: one formula for validation and admission.
 
 The API process answers 400 with `refusal`, the scheduler admits what this module lets through, so
 no validated request can wait for ever. Knows sizes only.
@@ -33,7 +33,7 @@ class QueueLimits(Protocol):
 
 
 def queue_full(limits: QueueLimits, held_requests: int, coming: int = 1) -> str | None:
-    """Why so many more requests are not taken together, for a person; None when they are.
+    """Explains for a person why `coming` more requests are not accepted together; None if they are.
 
     Held is what runs and what waits, for a grammar too: an engine with free rows takes them and a
     queue at once, whatever arrives between two of its steps.
@@ -48,24 +48,25 @@ def queue_full(limits: QueueLimits, held_requests: int, coming: int = 1) -> str 
 
 
 def tenant_requests(limits: QueueLimits) -> int:
-    """How many requests of one tenant may run and wait: a quarter of the queue is for others."""
+    """Requests of one tenant that may run and wait: a quarter of the queue is kept for others."""
     return limits.max_running_requests + max(1, limits.max_queued_requests * 3 // 4)
 
 
 def without(limits: Limits, retired_tokens: int) -> Limits:
-    """What an engine can still do whose pool has lost so much."""
+    """Limits of an engine whose pool has lost so many tokens."""
     return replace(limits, kv_pool_tokens=limits.kv_pool_tokens - retired_tokens)
 
 
 def least_answer(max_tokens: int) -> int:
-    """Tokens of answer that need a place beside the prompt: none where it is only scored."""
+    """Tokens of the answer that need a place after the prompt: none where it is only scored."""
     return min(1, max_tokens)
 
 
 def shrunk_refusal(
     limits: Limits, left: Limits, known_tokens: int, answer_tokens: int = 1
 ) -> str | None:
-    """Why what fitted `limits` fits no more, for a person, with the numbers; None when it does."""
+    """Explains for a person, with numbers, why what fitted `limits` does not fit `left`; None if it
+    does."""
     if fits_empty_pool(left, known_tokens, answer_tokens):
         return None
     return (
@@ -86,8 +87,8 @@ def max_new_tokens(limits: Limits, prompt_tokens: int) -> int:
 
 
 def refusal(limits: Limits, prompt_tokens: int, answer_tokens: int = 1) -> str | None:
-    """Why the prompt can never be served, for a person, with the numbers; None when it can.
-    `answer_tokens`: as `least_answer` says."""
+    """Explains for a person, with numbers, why the prompt can never be served; None if it can.
+    `answer_tokens`: as in `least_answer`."""
     if prompt_tokens < 1:
         return "the prompt has 0 tokens; allowed: at least 1"
     says = f"the prompt has {prompt_tokens} tokens, and with {answer_tokens} token of answer it"

@@ -1,4 +1,5 @@
-"""Drafts from a request's own tokens: what followed the last time that its last tokens were there.
+"""Drafts from a request's own tokens: the tokens that followed an earlier occurrence of its last
+tokens.
 
 Answers often copy from the prompt or from themselves: quotes, code, names, lists. Knows no model
 and no request; whether a draft is right is seen when the model computes it.
@@ -11,11 +12,12 @@ from collections.abc import Sequence
 from typing import Final
 
 LONGEST: Final = 4
-"""Tokens that are compared at most; 2 must be equal."""
+"""Maximum tokens that are compared; 2 must be equal."""
 LOOKED_AT: Final = 16
-"""Places that one draft compares, the last ones."""
+"""Maximum places that one draft compares, the latest ones."""
 INDEXED_AT_ONCE: Final = 16_384
-"""Tokens in one call, so that a long prompt does not hold up a step; some ten milliseconds."""
+"""Maximum tokens indexed in one call, some ten milliseconds, so that a long prompt does not hold up
+a step."""
 LEAST_SLOTS: Final = 256
 
 
@@ -25,14 +27,14 @@ class NGramDrafts:
 
     def __init__(self) -> None:
         self._slots = array("i")
-        """By hash of two tokens, the place after the last time that they were there, or 0. Two
-        pairs may have one slot: places are compared with the tokens."""
+        """Place after the last occurrence of two tokens, by their hash; 0: none. Two pairs may
+        share a slot, so places are compared with the tokens."""
         self._before = array("i", (0, 0))
-        """By place, the one that was in its slot before it. The end of the tokens is no place yet,
-        so it does not find itself."""
+        """Place that was in the slot before, by place. The end of the tokens is no place yet, so it
+        does not find itself."""
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """At most `tokens` that may follow. A draft that reaches the end goes on with itself: a
+        """A draft of at most `tokens` tokens. At the end of the tokens it continues with itself: a
         phrase that repeats is drafted as often as there is room."""
         place = self._best_place(token_ids)
         if not place:
@@ -41,7 +43,8 @@ class NGramDrafts:
         return tuple([token_ids[place + i % period] for i in range(tokens)])
 
     def _best_place(self, token_ids: Sequence[int]) -> int:
-        """Behind most of the last tokens, of such places the last one; 0 if there is none."""
+        """The place with the most of the last tokens before it, the latest of equal ones; 0 if
+        there is none."""
         end = len(token_ids)
         if end < 2:
             return 0
@@ -70,12 +73,12 @@ class NGramDrafts:
             self._slots[slot] = place
 
     def _slot(self, token_ids: Sequence[int], place: int) -> int:
-        """Of the two tokens before a place."""
+        """Slot of the two tokens before a place."""
         return hash((token_ids[place - 2], token_ids[place - 1])) & (len(self._slots) - 1)
 
 
 def _in_common(token_ids: Sequence[int], place: int, end: int) -> int:
-    """How many tokens before a place are those before the end, at most LONGEST."""
+    """Number of tokens before a place that equal those before the end, at most LONGEST."""
     for length in range(1, min(LONGEST, place) + 1):
         if token_ids[place - length] != token_ids[end - length]:
             return length - 1

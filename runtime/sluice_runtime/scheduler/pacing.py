@@ -4,8 +4,8 @@
 and asks for the next budget. A step takes the time since the results before it, as its readers see
 it, unless the engine rested between.
 
-The budget is a fixed number, or with a target for the time between tokens the most that keeps it:
-the cost model says how many prompt tokens fit beside the rows that decode. Until it has seen enough
+The budget is a fixed number, or with a target for the time between tokens the most that keeps it.
+The cost model says how many prompt tokens fit with the rows that decode. Until it has seen enough
 steps the budget stays small, and it never goes far beyond what was seen: no prediction reaches that
 far. Budgets count the decode rows too, as `chunkSize` does. Where the target has no time for the
 smallest chunk, a larger one may be computed in groups of layers, one a step, if that takes each
@@ -33,76 +33,77 @@ from sluice_runtime.scheduler.request_table import Running
 from sluice_runtime.scheduler.settings import SchedulerSettings, StepTarget
 
 LEARNING: Final = (1, 2, 4)
-"""The first steps have these parts of the first budget in turn. Steps of one size would not show
-what a token costs and what a step."""
+"""Divisors of the first budget, one for each of the first steps in turn. Steps of one size would
+not show what a token costs and what a step."""
 GROWTH: Final = 2
-"""A step may be so many times as large as the largest that was seen."""
+"""Factor: a step may be so many times as large as the largest that was seen."""
 MIN_GROUPS: Final = 8
-"""Of a chunk that is split: its groups read all weights once more, which costs each step an eighth
-of that at most."""
+"""Minimum groups of a chunk that is split. The groups read all weights once more, which costs each
+step an eighth of that at most."""
 AIMED_MISSES: Final = 0.5
-"""Share of the allowed misses to aim at: with all of them, every other hour would have too many."""
+"""Share of the allowed misses to aim at. Aiming at all of them would give too many every other
+hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What the next step computes besides new prompts."""
+    """Work of the next step besides new prompts."""
 
     decode_rows: int
-    """0 when batches are not mixed."""
+    """Rows that decode in the step; 0 when batches are not mixed."""
     decode_context_tokens: int
     computed_tokens: int = 0
-    """Of the prompt that goes on, or of one that starts behind a cached prefix."""
+    """Tokens in the pool of the prompt that is continued, or that starts after a cached prefix."""
 
 
 class LayerSplit(NamedTuple):
     """A chunk in groups of layers, one a step."""
 
     tokens: int
-    """Of the chunk, in whole pages."""
+    """Tokens of the chunk, in whole pages."""
     layers: int
-    """Of a group."""
+    """Layers of a group."""
     fits: int = 0
     """Tokens that keep the target in a step of all layers: less than a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkBudget:
-    """`tokens`: of the step, decode rows included; None: no limit. `reason` is stable, `message`
-    for a person."""
+    """Token budget of a step, decode rows included; `tokens` None: no limit. `reason` is stable,
+    `message` for a person."""
 
     tokens: int | None
     reason: str
     message: str
     beginning_weight: float = 1.0
-    """What a token at the beginning of a prompt takes of the budget; one of the prompt that goes on
-    takes 1."""
+    """Budget that a token at the beginning of a prompt takes; one of the continued prompt takes
+    1."""
     split: LayerSplit | None = None
-    """What a prompt may have instead, if no other joins the step."""
+    """Layer split that a prompt may have instead, if no other joins the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaceStatus:
-    """For logs, metrics and the load report."""
+    """State of the pacing, for logs, metrics and the load report."""
 
     budget: ChunkBudget
-    """Of the last step that might compute prompt tokens."""
+    """Budget of the last step that might compute prompt tokens."""
     budgets: Mapping[str, int]
-    """Steps since the start that computed prompt tokens, by the reason of their budget."""
+    """Count of steps since the start that computed prompt tokens, by the reason of their budget."""
     step_seconds: float
-    """Of the last step that ended."""
+    """Duration of the last step that ended."""
     predicted_seconds: float
-    """Of the same step, before it ran; 0 where nothing was known."""
+    """Prediction for that step, before it ran; 0 where nothing was known."""
     error_ratio: float
     """Mean relative error of the predictions."""
     token_seconds: float
     """Predicted time for a prompt token in steps like the last ones; 0 while unknown."""
     marginal_token_seconds: float | None
-    """What a prompt token adds to a step that decodes anyway; None while unknown."""
+    """Seconds that a prompt token adds to a step that decodes anyway; None while unknown."""
 
 
 class _PendingStep(NamedTuple):
-    """A step that was made."""
+    """A step that was made and whose results are not in."""
 
     shape: StepShape
     made_seconds: float
@@ -125,14 +126,15 @@ class Pacing:
         self._last_extend_seconds = 0.0
         self._step_seconds = 0.0
         self._landed_seconds: float | None = None
-        """When the last results came in; None after a rest."""
+        """Time at which the last results came in; None after a rest."""
 
     def budget(self, running: Running, prefilling: Request | None) -> ChunkBudget:
-        """The budget of a step in which `running` decode and the prompt of `prefilling` goes on."""
+        """The budget of a step in which `running` decode and the prompt of `prefilling` is
+        continued."""
         return self.budget_behind(running, prefilling.computed_tokens if prefilling else 0)
 
     def budget_behind(self, running: Running, computed_tokens: int) -> ChunkBudget:
-        """The same for a prompt of which so many tokens are in the pool."""
+        """The budget for a prompt of which so many tokens are in the pool."""
         rows = running.ready_rows if self._mixed else 0
         view = StepView(
             decode_rows=rows,
@@ -142,7 +144,8 @@ class Pacing:
         return self._choice.budget(view)
 
     def launched(self, batch: Batch, budget: ChunkBudget | None, now: float) -> None:
-        """A batch goes to the runner; `budget` is None if it could have no prompt tokens."""
+        """Records a batch that goes to the runner. `budget` is None if it could have no prompt
+        tokens."""
         shape = shape_of(batch)
         self._budget = budget or self._budget
         self._budgets[self._budget.reason] += bool(shape.extend_tokens)
@@ -150,7 +153,7 @@ class Pacing:
         self._in_flight[batch.step] = _PendingStep(shape, now, predicted)
 
     def landed(self, batch: Batch, now: float) -> None:
-        """Its results are in."""
+        """Takes the duration of a batch whose results are in."""
         self._last = self._in_flight.pop(batch.step)
         since = self._last.made_seconds if self._landed_seconds is None else self._landed_seconds
         self._landed_seconds, self._step_seconds = now, now - since
@@ -161,12 +164,12 @@ class Pacing:
         self._choice.observe(self._last.shape)
 
     def rest(self) -> None:
-        """There is nothing to do: the time from here is no part of the next step."""
+        """Notes that there is nothing to do: the time from here is no part of the next step."""
         self._landed_seconds = None
 
     @property
     def step_seconds(self) -> float:
-        """Of the last step that ended."""
+        """Duration of the last step that ended."""
         return self._step_seconds
 
     def status(self) -> PaceStatus:
@@ -236,7 +239,8 @@ class TargetChunk:
         self._extends += bool(shape.extend_tokens)
 
     def budget(self, view: StepView) -> ChunkBudget:
-        """Never under the minimum share of prefill, so that long prompts always make progress."""
+        """The budget, never below the minimum share of prefill, so that long prompts always
+        progress."""
         if not self._cost.ready:
             tokens = self._seen // LEARNING[self._extends % len(LEARNING)]
             return self._of(tokens, view, "Learning", "too few steps have been seen")
@@ -274,9 +278,9 @@ class TargetChunk:
         return int(2 * seconds / root) if root > 2 * seconds / self._most else self._most
 
     def _split(self, view: StepView) -> LayerSplit | None:
-        """The most tokens whose groups of layers keep the target, each beside the decode rows; with
-        groups of one layer also what does not keep it. None where nothing is left of the target, or
-        the smallest chunk takes the step no longer."""
+        """The most tokens whose groups of layers keep the target, each together with the decode
+        rows. Groups of one layer are used even if they miss it. None where nothing is left of the
+        target, or the smallest chunk takes the step no longer."""
         left = self._left(view)
         if self._layers == 1 or left <= 0:
             return None
@@ -300,7 +304,8 @@ class TargetChunk:
         return _decode_shape(view)._replace(extend_tokens=tokens, extend_context_products=products)
 
     def _beginning_weight(self, view: StepView, tokens: int) -> float:
-        """A token costs itself and the tokens that it attends to."""
+        """Cost of a token at the prompt's beginning relative to one at its continuation, which
+        attends to more tokens."""
         _, token, product, _, _ = self._cost.coefficients
         beginning = token + product * tokens / 2
         going_on = beginning + product * view.computed_tokens
@@ -326,12 +331,12 @@ def _decode_shape(view: StepView) -> StepShape:
 
 
 def _aimed_share(target: StepTarget) -> float:
-    """Of the steps, that keep the target."""
+    """Share of the steps to aim at keeping the target."""
     return 1 - (1 - target.share) * AIMED_MISSES
 
 
 def chunk_choice(settings: SchedulerSettings, cost: CostModel) -> ChunkChoice:
-    """The choice that the settings ask for."""
+    """The choice of budgets for these settings."""
     if settings.target is None:
         return FixedChunk(settings.chunk_size)
     return TargetChunk(settings, settings.target, cost)

@@ -21,7 +21,7 @@ from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 RESERVED_TOKENS: Final = 512
-"""Kept free for the answer of each active request, if it may become so long."""
+"""Tokens kept free for the answer of each active request, if it may become so long."""
 
 
 class Preallocations:
@@ -34,8 +34,8 @@ class Preallocations:
         self._kv = kv
 
     def take(self, now: float) -> list[Preallocated]:
-        """Gives rows and pages to as many requests as fit. One that does not fit is not overtaken;
-        one whose adapter has no slot is."""
+        """Gives rows and pages to as many requests as fit. A request that does not fit is not
+        overtaken; one whose adapter has no slot is."""
         waiting = self._table.awaiting_pages
         retracted = any(request.output_tokens for request in self._table.waiting)
         if retracted or not (waiting and self._kv.free_rows):

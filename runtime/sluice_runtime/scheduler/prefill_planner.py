@@ -46,9 +46,11 @@ from sluice_runtime.scheduler.request_table import NewTokenRatio, RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 MAX_PREFILL_ONLY_STEPS: Final = 8
-"""Steps in a row for prompts alone while decode requests wait, if batches are not mixed."""
+"""Maximum consecutive steps for prompts alone while decode requests wait, if batches are not
+mixed."""
 MAX_PREFILL_ONLY_STEPS_MIXED: Final = 1
-"""The same if they are mixed: such steps are for prompts that are scored."""
+"""Maximum consecutive steps for prompts alone if batches are mixed; such steps are for prompts that
+are scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,13 @@ class PrefillPlanner:
             MAX_PREFILL_ONLY_STEPS_MIXED if settings.mixed else MAX_PREFILL_ONLY_STEPS
         )
         self._prefill_only_steps = 0
-        """Steps in a row in which decode requests had to wait."""
+        """Consecutive steps in which decode requests had to wait."""
         self._split: PrefillPlan | None = None
-        """Of the last step with prompts, if more layers of its chunk follow."""
+        """Plan of the last step with prompts, if more layers of its chunk follow."""
 
     def plan(self, now: float, launched: Iterable[Request], *, admits: bool) -> PrefillPlan:
-        """Which tokens of which prompts the next step computes. `launched`: requests whose prompts
-        a step in flight computes. Without `admits` only a prompt that was cut goes on."""
+        """The prompt tokens that the next step computes. `launched`: requests whose prompts a step
+        in flight computes. Without `admits` only a prompt that was cut is continued."""
         prefilling = self._table.prefilling
         if not (prefilling or (admits and len(self._table.waiting))):
             return PrefillPlan()
@@ -111,7 +113,7 @@ class PrefillPlanner:
     def plan_preemption(
         self, now: float, running: Sequence[Request], launched: Iterable[Request]
     ) -> RetractionPlan:
-        """Which running requests go back to the queue for the first waiting one. Nobody if the
+        """The running requests that go back to the queue for the first waiting one. None if the
         policy does not preempt, or if that one could not join this step whoever goes."""
         if self._decode_turn or self._split_chunk is not None:
             return RetractionPlan()
@@ -172,13 +174,14 @@ class PrefillPlanner:
 
     @property
     def _split_chunk(self) -> PrefillPlan | None:
-        """Of a chunk of which more layers follow, unless its request has ended or was sent back."""
+        """Plan of a chunk of which more layers follow, unless its request has ended or was sent
+        back."""
         split, prefilling = self._split, self._table.prefilling
         return split if split and split.items[0].request is prefilling else None
 
     def _paced(self, plan: PrefillPlan) -> PrefillPlan:
-        """With what the pacing has for a prompt that no other joins: fewer tokens where it starts
-        far behind a cached prefix, or some layers of a chunk."""
+        """The plan, adjusted by the pacing where one prompt is alone in the step: fewer tokens
+        after a cached prefix, or a chunk in some of the layers."""
         if plan.budget is None or len(plan.items) != 1:
             return plan
         (item,), budget = plan.items, plan.budget
@@ -191,7 +194,8 @@ class PrefillPlanner:
         return replace(plan, items=(item,), budget=budget)
 
     def _within(self, item: PrefillItem, budget: ChunkBudget) -> PrefillItem:
-        """Its first tokens, as many as the budget has beside the decode rows, one page at least."""
+        """The item with as many of its first tokens as the budget has left by the decode rows, one
+        page at least."""
         assert budget.tokens is not None, "a target needs chunking"
         size = self._settings.page_size
         tokens = budget.tokens - (self._table.running.ready_rows if self._settings.mixed else 0)
@@ -201,7 +205,7 @@ class PrefillPlanner:
     def _in_layers(
         self, item: PrefillItem, budget: ChunkBudget, split: LayerSplit
     ) -> tuple[PrefillItem, ChunkBudget]:
-        """The first layers of the chunk that `split` says."""
+        """The item as the first layers of the chunk that `split` describes."""
         whole, end = len(item.request.token_ids), item.start + split.tokens
         layers = LayerGroup(0, split.layers, self._settings.layers)
         message = f"{split.tokens} prompt tokens in {split.layers} of {layers.of} layers a step"
@@ -211,7 +215,8 @@ class PrefillPlanner:
         )
 
     def _next_layers(self, plan: PrefillPlan) -> PrefillPlan:
-        """The next group of the chunk; all other layers if nothing decodes any more."""
+        """The plan for the next group of the chunk; all remaining layers if nothing decodes any
+        more."""
         (item,) = plan.items
         assert item.layers is not None
         begin, end, of = item.layers.first, item.layers.end, item.layers.of
@@ -241,7 +246,7 @@ class PrefillPlanner:
         return adder
 
     def _adapters(self, now: float) -> AdapterSlots:
-        """Adapter slots beside the adapters of requests that have rows."""
+        """Adapter slots left by the adapters of requests that have rows."""
         return AdapterSlots(self._settings.max_adapters, self._table.active(), now)
 
     def _headroom(self) -> PrefillHeadroom:
@@ -287,16 +292,16 @@ def _count_lead(items: Sequence[PrefillItem]) -> None:
 
 
 ROW: Final = attrgetter("row")
-"""Of a running request, which has one."""
+"""Row of a running request, which has one."""
 
 
 class Drafts(NamedTuple):
-    """Of one step."""
+    """Drafts of one step."""
 
     verified: Mapping[Request, tuple[int, ...]]
-    """By request, what its row verifies; requests that verify nothing are missing."""
+    """Drafts that a row verifies, by request; requests that verify nothing are missing."""
     catching_up: Mapping[Request, int]
-    """By request that verifies nothing yet, of how many tokens the draft model catches up."""
+    """Tokens that the draft model catches up on, by request that verifies nothing yet."""
 
 
 NO_DRAFTS: Final = Drafts({}, {})
@@ -319,8 +324,9 @@ class BatchWriter:
         decode: Sequence[Request],
         drafts: Drafts = NO_DRAFTS,
     ) -> Batch:
-        """`starting`: requests that the runner does not know, of `prefill` or resumed; `decode`:
-        none, or all that are ready; `drafts`: of some of these, whose rows are verified instead."""
+        """The batch. `starting`: requests new to the runner, of `prefill` or resumed. `decode`:
+        none, or all that are ready. `drafts`: for some of these, whose rows are verified
+        instead."""
         added = tuple([row_added(request) for request in starting])
         started = [PagesAppended(row_of(r), tuple(r.page_ids)) for r in starting]
         for request in starting:
@@ -366,8 +372,8 @@ class BatchWriter:
     def _verify(
         self, request: Request, drafted: tuple[int, ...], opened: list[PagesAppended]
     ) -> VerifyRow:
-        """Of a request that was advanced: its last token is known. Notes in `opened` the pages of
-        its drafts."""
+        """The row that verifies drafts of a request that was advanced, so its last token is known.
+        Adds the drafts' new pages to `opened`."""
         if pages := self._kv.append_draft_pages(request, len(drafted)):
             opened.append(PagesAppended(row_of(request), tuple(pages)))
         last = request.computed_tokens - 1
@@ -391,6 +397,6 @@ def _catch_up(request: Request, tokens: int) -> ExtendRow:
 
 
 def _draft_lacks(request: Request) -> ExtendRow:
-    """What the draft model lacks of a request that was advanced, but for its last token."""
+    """Tokens that the draft model lacks of a request that was advanced, without the last one."""
     first, last = request.draft_computed_tokens, request.computed_tokens - 1
     return ExtendRow(row_of(request), first, tuple(request.token_ids[first:last]), samples=False)

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 TOKEN_BYTES: Final = 4
 TICKS: Final = 1 << 48
-"""More than there ever are."""
+"""Bound above every tick, so that a rank can carry a second key in its low bits."""
 
 
 def key_of(token_ids: Sequence[int]) -> bytes:
@@ -49,10 +49,10 @@ class Node:
     uses: int = 0
     """Locks there have been on it."""
     queued: bool = False
-    """Whether it has an entry among the candidates of eviction."""
+    """Whether the node has an entry among the eviction candidates."""
     digests: tuple[bytes, ...] = ()
-    """Of the host tier: one for each page, and maybe for pages that were cut off; empty until they
-    are needed."""
+    """Digests of the host tier, one for each page; empty until needed. There may be more, for pages
+    that were cut off."""
     children: dict[Hashable, Node] = field(default_factory=dict)
 
 
@@ -66,7 +66,7 @@ class Match(NamedTuple):
     last_pages: int
     """Pages of the path's last node that belong to the match."""
     version: int
-    """The tree's."""
+    """Version of the tree when the match was made."""
 
     def page_ids(self) -> list[int]:
         """The pages, in the order of their tokens."""
@@ -90,7 +90,7 @@ class Lock:
 
 
 def path_of(lock: Lock) -> list[Node]:
-    """From the end of the locked path up to its namespace."""
+    """Nodes of the locked path, from its end up to and including its namespace."""
     path, node = [], lock.node
     while node.parent is not None:
         path.append(node)
@@ -99,11 +99,11 @@ def path_of(lock: Lock) -> list[Node]:
 
 
 OnEvict = Callable[[Node, int], None]
-"""Called before a node loses so many pages from its end, which stay as they are until the next step
-runs."""
+"""Callback before a node loses so many pages from its end. Their content stays as it is until the
+next step runs."""
 Rank = Callable[[Node], int]
-"""The lowest goes first. It must not fall while its node stays in the tree: the tree looks again
-only at what comes up."""
+"""Eviction rank; the node with the lowest goes first. It must not fall while its node stays in the
+tree: the tree checks again only candidates that come up."""
 
 
 def least_recently_used(node: Node) -> int:
@@ -134,7 +134,7 @@ EVICTIONS: Final[Mapping[str, Rank]] = {
     "fifo": first_in_first_out,
     "slru": segmented_least_recently_used,
 }
-"""By the name that `prefixEvictionPolicy` has for it."""
+"""Eviction orders by their name in `prefixEvictionPolicy`."""
 
 
 class PrefixCache:
@@ -153,7 +153,7 @@ class PrefixCache:
         """Rises whenever what was matched before may no longer be there, or not in those nodes."""
         self.evictable_pages = 0
         self.protected_pages = 0
-        """In locked nodes, those of flushed paths that are still in use among them."""
+        """Pages in locked nodes, including flushed paths that are still locked."""
         self.on_evict: OnEvict | None = None
 
     def match(self, namespace: Hashable, key: bytes, max_pages: int) -> Match:
@@ -258,7 +258,8 @@ class PrefixCache:
         return unreachable
 
     def forget(self, lock: Lock) -> list[int]:
-        """Gives a lock back and takes out what no one else uses of its path; returns its pages."""
+        """Gives a lock back and removes what no other lock or node uses of its path; returns its
+        pages."""
         pages = self.unlock(lock)
         if lock.epoch != self._epoch:
             return pages
@@ -287,8 +288,8 @@ class PrefixCache:
         return evicted
 
     def flush(self) -> list[int]:
-        """Forgets everything; returns the pages that are free now. Locked paths stay with those
-        who hold them, but nobody finds them any more."""
+        """Removes all prefixes; returns the pages that are free now. Locked paths stay with those
+        who hold them, but no match returns them any more."""
         pages: list[int] = []
         nodes = [self._root]
         while nodes:

@@ -20,13 +20,13 @@ Fence = Hashable
 
 
 class Phase(Enum):
-    """Where a request is; `TRANSITIONS` says where it may go."""
+    """Phase of a request; `TRANSITIONS` lists the moves between phases."""
 
     WAITING = "waiting"
     AWAITING_PAGES = "awaiting pages"
-    """Its prompt is computed elsewhere; it waits for a row and pages."""
+    """Waits for a row and pages; its prompt is computed elsewhere."""
     PREALLOCATED = "preallocated"
-    """It has a row and pages, into which another engine writes its prompt."""
+    """Has a row and pages, into which another engine writes its prompt."""
     PREFILLING = "prefilling"
     RUNNING = "running"
     ENDED = "ended"
@@ -40,7 +40,7 @@ TRANSITIONS: Final[Mapping[Phase, frozenset[Phase]]] = {
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
-"""The life of a request. `RequestTable` makes every move; WAITING again is a retraction."""
+"""Moves between phases. `RequestTable` makes each one; back to WAITING is a retraction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,14 +61,15 @@ class Request:
     routing_key: str = ""
     tenant: str = ""
     adapter: str = ""
-    """As in `Generate`."""
+    """Key of its adapter, as in `Generate`; empty: none."""
     adapter_folder: str = ""
-    """Where the adapter's files are."""
+    """Folder of the adapter's files."""
     namespace: tuple[str, ...] = ("",)
     """Requests share cached prefixes within one namespace only."""
     logprobs: int = -1
     prompt_logprobs: int = -1
-    """As in `Generate`; -1 once its prompt's scores were returned."""
+    """Number of most probable tokens to report with each prompt token, as in `Generate`; -1 once
+    they were returned."""
 
     # Where it is, and since when.
     phase: Phase = Phase.WAITING
@@ -76,26 +77,26 @@ class Request:
     preempted: bool = False
     """Whether it was sent back for a more urgent one; that happens once at most."""
     waiting_since_seconds: float = 0.0
-    """When it joined the queue: its arrival at this engine, or its last retraction."""
+    """Time at which it joined the queue: its arrival at this engine, or its last retraction."""
     started_seconds: float | None = None
-    """When its first step was scheduled."""
+    """Time at which its first step was scheduled."""
 
     # How far it is.
     key: bytes = b""
-    """Its tokens as the prefix tree compares them, as of the last time it waited."""
+    """Token ids as the prefix tree compares them, as of the last time that it waited."""
     digests: tuple[bytes, ...] = ()
-    """Of the host tier: one for each of its first pages, as far as they were needed."""
+    """Digests of the host tier, one for each leading page, as far as they were needed."""
     computed_tokens: int = 0
     """Leading tokens whose keys and values are in the pool, or will be once the last batch ran."""
     draft_computed_tokens: int = 0
-    """Of these, leading tokens that the draft model has computed, too."""
+    """Leading tokens that the draft model has computed, too; at most `computed_tokens`."""
     prefilled_tokens: int = 0
-    """Leading tokens that were cached when it left the queue, or have been computed since by
-    batches whose results are in; without what it generates from then on."""
+    """Leading tokens that were cached when it left the queue, or that finished batches have
+    computed since; tokens that it generates afterwards are not counted."""
     cached_tokens: int = 0
     """Prompt tokens that were cached when it first started."""
     lead_tokens: int = 0
-    """While its prompt is cut: tokens that it had of its steps, less those that others had."""
+    """Tokens that a cut prompt had of its steps, less those that others had."""
 
     # What it holds: `KvAllocator` takes it and gives it back.
     row: int | None = None
@@ -104,20 +105,20 @@ class Request:
     page_ids: list[int] = field(default_factory=list)
     """Cached pages first, `lock.pages` of them, then its own."""
     lock: Lock | None = None
-    """Keeps the cached pages where they are."""
+    """Lock that keeps the cached pages in the tree."""
     transfers: set[Fence] = field(default_factory=set)
     """Transfers that may touch its pages; some of them may be over."""
 
     # Derived from these.
     max_total_tokens: int = field(init=False)
-    """Prompt and answer, if no stop token comes."""
+    """Length of prompt and answer, if no stop token comes."""
     queued_tokens: int = field(init=False)
-    """Length of `token_ids` when it last left the queue, or as long as it waits."""
+    """Length of `token_ids` when it last left the queue; while it waits, the present length."""
     special_tokens: frozenset[int] = field(init=False)
     """Tokens that need more than being appended when they are drawn."""
     fast_path_until_tokens: int = field(init=False)
-    """While `token_ids` is shorter than this, a drawn token that is not special is just appended.
-    0 once it ended, or is being aborted: then no token is."""
+    """Length of `token_ids` below which a drawn token that is not special is just appended. 0 once
+    it ended or is being aborted: then no token is."""
 
     def __post_init__(self) -> None:
         self.max_total_tokens = self.prompt_tokens + self.max_tokens
@@ -163,7 +164,7 @@ class Request:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens it may still generate, without one that a batch in flight samples."""
+        """Tokens that it may still generate, without one that a batch in flight samples."""
         known, scheduled = len(self.token_ids), self.computed_tokens + 1
         return self.max_total_tokens - (known if known > scheduled else scheduled)
 
@@ -198,7 +199,7 @@ def request_from(message: Generate, max_tokens: int, adapter_folder: str = "") -
 
 
 def end_of_resumed(request: Request) -> FinishReason | None:
-    """Why a new request has ended already, in what another engine generated; else None."""
+    """Reason why a new request has ended already, in what another engine generated; else None."""
     if not request.output_tokens:
         return None
     if request.token_ids[-1] in request.stop_token_ids:
@@ -212,8 +213,8 @@ def outcome_of(
     reason: FinishReason | None = None,
     error: str | None = None,
 ) -> TokenDelta:
-    """The delta for its client. With the first token come also its wait for the first step, and how
-    much of its prompt was cached. A request for no tokens gets none of those drawn."""
+    """The delta for its client. The first token brings its wait for the first step, and how much of
+    its prompt was cached. A request for no tokens gets none of those drawn."""
     if sampled is None:
         return TokenDelta(request.request_id, (), reason, error)
     token, logprob, prompt_logprobs = sampled
@@ -235,7 +236,7 @@ def outcome_of(
 
 
 def row_added(request: Request) -> RowAdded:
-    """What the runner is told when the request gets its row."""
+    """The message to the runner when the request gets its row."""
     sampling = request.sampling
     return RowAdded(
         row_of(request),

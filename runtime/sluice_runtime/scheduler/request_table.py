@@ -25,7 +25,7 @@ RETRACTION_LOOKAHEAD_TOKENS: Final = 20
 COMPLETIONS_REMEMBERED: Final = 100
 INITIAL_BETA: Final = 0.5
 RESERVED_TOKENS_CLIP: Final = 4096
-"""Most tokens of an answer that admission reserves."""
+"""Maximum tokens of an answer that admission reserves."""
 
 
 class RequestTable:
@@ -38,7 +38,7 @@ class RequestTable:
         self.prefilling: Request | None = None
         """The request whose prompt was cut."""
         self.awaiting_pages: dict[str, Request] = {}
-        """In the order of their arrival."""
+        """Requests that wait for a row and pages, in the order of their arrival."""
         self.preallocated: dict[str, Request] = {}
 
     def __len__(self) -> int:
@@ -73,20 +73,21 @@ class RequestTable:
         self.awaiting_pages[request.request_id] = request
 
     def preallocate(self, request: Request) -> None:
-        """The request has a row and pages now."""
+        """Moves a request that has a row and pages now."""
         del self.awaiting_pages[request.request_id]
         _move(request, Phase.PREALLOCATED)
         self.preallocated[request.request_id] = request
 
     def resume(self, request: Request) -> None:
-        """Its prompt is in its pages and its first token is known: it decodes."""
+        """Moves a preallocated request to decoding: its prompt is in its pages and its first token
+        is known."""
         del self.preallocated[request.request_id]
         _move(request, Phase.RUNNING)
         self.running.join(request)
 
     def prefill(self, request: Request, end: int, *, cut: bool) -> None:
-        """The step that is being made computes the tokens up to `end`; if the prompt is cut, more
-        follow."""
+        """Records that the step in the making computes the tokens up to `end`; if the prompt is
+        cut, more follow."""
         request.computed_tokens = end
         if cut:
             _move(request, Phase.PREFILLING)
@@ -155,7 +156,7 @@ class WaitingQueue:
         self._requests.move_to_end(request.request_id, last=False)
 
     def remove(self, request: Request) -> None:
-        """To be called before its `computed_tokens` change."""
+        """Removes a request; call it before its `computed_tokens` change."""
         del self._requests[request.request_id]
         self.tokens -= request.uncomputed_tokens
 
@@ -166,11 +167,11 @@ class _Timeline(NamedTuple):
     tokens_minus_tick: int
     """Computed tokens less the tick: constant until the last token."""
     last_tick: int
-    """From then on its last token is drawn, or in flight."""
+    """Tick from which on its last token is drawn or in flight."""
 
     @property
     def above_clip_until(self) -> int:
-        """Up to this tick more tokens are to come than RESERVED_TOKENS_CLIP, the most reserved."""
+        """Tick up to which more tokens are to come than RESERVED_TOKENS_CLIP, the most reserved."""
         return self.last_tick - RESERVED_TOKENS_CLIP
 
 
@@ -192,20 +193,21 @@ class Running(Collection[Request]):
         self._timelines: dict[Request, _Timeline] = {}
         self._last_token_in_flight: set[Request] = set()
         self._needs_page_at_tick: list[dict[Request, None]] = [{} for _ in range(page_size)]
-        """By tick modulo the page size: requests whose computed tokens fill whole pages then."""
+        """Requests whose computed tokens fill whole pages at a tick, by tick modulo the page
+        size."""
         self._above_reserve_clip: dict[int, set[Request]] = defaultdict(set)
-        """By `above_clip_until`, while that tick is to come."""
+        """Requests by `above_clip_until`, while that tick is to come."""
         self._ending: dict[int, set[Request]] = defaultdict(set)
-        """By `last_tick`, while that tick is to come."""
+        """Requests by `last_tick`, while that tick is to come."""
         self._expected = {False: 0, True: 0}
-        """Tokens that are expected still, by `ignore_eos`."""
+        """Tokens that are still expected, by `ignore_eos`."""
         self._decreasing = {False: 0, True: 0}
-        """How many requests expect one token less at each tick: all that are neither above the clip
-        nor at their last token."""
+        """Number of requests that expect one token less at each tick: those that are neither above
+        the clip nor at their last token."""
         self.context_tokens = 0
         """Computed tokens of all ready requests together."""
         self._last_ticks = 0
-        """Of all ready requests together."""
+        """Sum of `last_tick` over all ready requests."""
 
     def __len__(self) -> int:
         return len(self._timelines)
@@ -218,11 +220,11 @@ class Running(Collection[Request]):
 
     @property
     def ready_rows(self) -> int:
-        """How many requests the next step can decode."""
+        """Number of requests that the next step can decode."""
         return len(self._timelines) - len(self._last_token_in_flight)
 
     def ready(self) -> list[Request]:
-        """All but those whose last token is drawn or in flight."""
+        """All requests except those whose last token is drawn or in flight."""
         if not self._last_token_in_flight:
             return list(self._timelines)
         return [request for request in self._timelines if request not in self._last_token_in_flight]
@@ -234,7 +236,7 @@ class Running(Collection[Request]):
         return [request for request in needing if request not in self._last_token_in_flight]
 
     def reserved_tokens(self, ratio: float) -> float:
-        """Tokens that all are expected to generate still; `ratio` is the new-token ratio."""
+        """Tokens that all are still expected to generate; `ratio` is the new-token ratio."""
         return self._expected[True] + self._expected[False] * ratio
 
     def saved_share(self, ratio: float) -> float:
@@ -245,26 +247,28 @@ class Running(Collection[Request]):
         return (to_come - self.reserved_tokens(ratio)) / whole if whole else 0.0
 
     def join(self, request: Request) -> None:
-        """The step that is being made computes the rest of its prompt: it decodes in the next."""
+        """Adds a request whose prompt is completed by the step in the making: it decodes in the
+        next."""
         self._enter(request)
 
     def leave(self, request: Request) -> None:
-        """Does nothing for a request that is not here. Its own token counts are not read: it may
-        have given back what it held."""
+        """Removes a request, if it is here. Its own token counts are not read: it may have given
+        back what it held."""
         if request in self._timelines:
             self._withdraw(request)
             del self._timelines[request]
 
     def skip(self, request: Request, tokens: int) -> None:
-        """The last step gave it so many tokens beside the one that all get. It keeps its place."""
+        """Adds the tokens that the last step gave a request besides the one that all get. It keeps
+        its place."""
         if tokens:
             self._withdraw(request)
             request.computed_tokens += tokens
             self._enter(request)
 
     def advance(self, decoding: Collection[Request], steps: int = 1) -> None:
-        """The next step decodes `decoding`, which are all that are ready. More than one step only
-        if no request has its last token before the last of them."""
+        """Advances `decoding`, all requests that are ready, by a decode step. More than one step
+        only if no request has its last token before the last of them."""
         assert len(decoding) == self.ready_rows, "some that are ready do not decode"
         for request in decoding:
             request.computed_tokens += steps
@@ -273,7 +277,7 @@ class Running(Collection[Request]):
             self._pass_to(last if steps == 1 else self._next_event(last))
 
     def check_integrity(self) -> None:
-        """Asserts that the sums carried along are what counting would give."""
+        """Asserts that the sums carried along equal a fresh count."""
         ready = self.ready()
         assert all(request.remaining_tokens > 0 for request in ready), "one is spent, and ready"
         ending = self._last_token_in_flight
@@ -340,14 +344,14 @@ class Running(Collection[Request]):
 
 
 def _cancel(calendar: dict[int, set[Request]], tick: int, request: Request) -> None:
-    """Takes a request out of a tick, and the tick out when that was its last."""
+    """Removes a request from a tick, and the tick when that was its last."""
     calendar[tick].remove(request)
     if not calendar[tick]:
         del calendar[tick]
 
 
 class HasOutput(Protocol):
-    """What the ratio reads of a running request."""
+    """Properties of a running request that the ratio reads."""
 
     @property
     def output_tokens(self) -> int: ...
@@ -356,7 +360,7 @@ class HasOutput(Protocol):
 
 
 class HasRemainingTokens(Protocol):
-    """What the reserve reads of a request with tokens to come."""
+    """Properties of a request with tokens to come that the reserve reads."""
 
     @property
     def remaining_tokens(self) -> int: ...
@@ -365,17 +369,17 @@ class HasRemainingTokens(Protocol):
 
 
 def expected_tokens(request: HasRemainingTokens) -> int:
-    """Tokens that admission expects of a request still, if no stop token comes."""
+    """Tokens that admission still expects of a request, if no stop token comes."""
     return min(request.remaining_tokens, RESERVED_TOKENS_CLIP)
 
 
 def reserved_tokens(requests: Iterable[HasRemainingTokens], ratio: float) -> float:
-    """Tokens that requests are expected to generate still; `ratio` is the new-token ratio."""
+    """Tokens that requests are still expected to generate; `ratio` is the new-token ratio."""
     return sum(expected_tokens(r) * (1.0 if r.ignore_eos else ratio) for r in requests)
 
 
 class NewTokenRatio:
-    """`value` is in (0, 1]."""
+    """Share of max_tokens that admission reserves for a request; `value` is in (0, 1]."""
 
     def __init__(self, conservativeness: float) -> None:
         self.initial = min(1.0, INITIAL * conservativeness)
@@ -391,33 +395,33 @@ class NewTokenRatio:
 
     @property
     def beta(self) -> float:
-        """Share of max_tokens that the next requests are expected to use: what the last ones did;
+        """Share of max_tokens that the next requests are expected to use: that of the last ones, or
         0.5 before there were any."""
         usage = self.average_usage
         return INITIAL_BETA if usage is None else usage
 
     @property
     def target(self) -> float:
-        """Where the decay ends: the learnt share, never under the floor."""
+        """Value at which the decay ends: the learnt share, never under the floor."""
         return max(self.floor, self.initial * self.beta)
 
     def decay(self) -> None:
-        """After a decode step that needed no retraction: one step towards the target."""
+        """Moves one step towards the target, after a decode step that needed no retraction."""
         step = (self.initial - self.floor) / DECAY_STEPS
         self.value += max(-step, min(step, self.target - self.value))
 
     def raise_after_retraction(self, running: Collection[HasOutput]) -> None:
-        """To what the requests that still run have used, and a little more."""
+        """Sets the ratio to what the requests that still run have used, and a little more."""
         tokens = sum([r.output_tokens for r in running])
         tokens += RETRACTION_LOOKAHEAD_TOKENS * len(running)
         self.value = min(1.0, tokens / (sum([r.max_tokens for r in running]) + 1))
 
     def reset(self) -> None:
-        """When nothing runs and nothing waits."""
+        """Returns to the initial value, when nothing runs and nothing waits."""
         self.value = self.initial
 
     def learn(self, output_tokens: int, max_tokens: int) -> None:
-        """A completion that was free to end before max_tokens."""
+        """Learns from a completion that was free to end before max_tokens."""
         if len(self._used) == COMPLETIONS_REMEMBERED:
             self._used_sum -= self._used[0]
         self._used.append(output_tokens / max(1, max_tokens))

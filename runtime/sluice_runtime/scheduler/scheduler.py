@@ -1,7 +1,7 @@
 """The batch scheduler: what runs in the next step, and what its results mean.
 
 `next_batch` and `process` are the whole story; admission, retraction and the queue's order are
-decided by pure functions beside this file. Knows no model, no device and no clock.
+decided by pure functions in this package. Knows no model, no device and no clock.
 
 Every running row's next page is secured before any prompt is considered. So no prompt is admitted
 on pages that a decode row needs now, and a step that retracts admits nothing new. `kv_allocator`
@@ -91,8 +91,8 @@ class Scheduler:
         self._counts = Counts()
 
     def add(self, message: Generate, transfer: Fence | None = None) -> None:
-        """Queues a request. One that can never run ends at once, and `process` reports it. Others
-        get the pages of a `transfer` only after `end_transfer`, also when it has ended."""
+        """Queues a request. One that can never run ends at once, and `process` reports it. Pages of
+        a `transfer` go to others only after `end_transfer`, also when the request has ended."""
         request = self._request_from(message)
         if transfer is not None:
             self._kv.begin_transfer(request, transfer)
@@ -113,7 +113,7 @@ class Scheduler:
         return self._preallocations.take(now)
 
     def take_adapters(self, folders: Mapping[str, str]) -> None:
-        """From now on takes requests with these adapters and no others; `folders`: by key."""
+        """Sets the adapters that requests may have, replacing earlier ones; `folders`: by key."""
         self._adapters = folders
 
     def has_adapter(self, key: str) -> bool:
@@ -121,7 +121,7 @@ class Scheduler:
         return any(request.adapter == key for request in self._table.requests)
 
     def abort(self, request_id: str) -> None:
-        """The next batch drops the request, wherever it is; unknown ids are ignored."""
+        """Marks a request that the next batch drops, wherever it is; unknown ids are ignored."""
         if request := self._table.get(request_id):
             request.aborting, request.fast_path_until_tokens = True, 0
             self._aborting.append(request)
@@ -132,7 +132,7 @@ class Scheduler:
             self._fail(request, error, refusal)
 
     def hand_back(self, groups: Iterable[Sequence[str]], most: int, now: float) -> int:
-        """Ends those of `groups` that `leaving` chooses; returns how many."""
+        """Ends those of `groups` that `leaving` chooses; returns their number."""
         costs = Costs(self._pacing.token_seconds(), self._settings.page_size)
         chosen = leaving(groups, most, self._table, self._kv, costs, now)
         for request in dict.fromkeys(chain.from_iterable(chosen)):
@@ -142,8 +142,8 @@ class Scheduler:
     def resume(
         self, request_id: str, first: SampledRow, cached_tokens: int, started_seconds: float
     ) -> None:
-        """The prompt of a preallocated request is in its pages, and its first token was drawn: it
-        decodes from the next step on. `cached_tokens` and `started_seconds` are those of the engine
+        """Starts decoding a preallocated request from the next step on: its prompt is in its pages,
+        and its first token was drawn. `cached_tokens` and `started_seconds` are those of the engine
         that computed the prompt."""
         request = self._table.get(request_id)
         assert request is not None, f"{request_id} has ended"
@@ -165,13 +165,13 @@ class Scheduler:
         return deltas
 
     def begin_transfer(self, request_id: str, transfer: Fence) -> None:
-        """Until `end_transfer`, others get no page of a started request, also when it has ended."""
+        """Protects the pages of a started request until `end_transfer`, also when it has ended."""
         request = self._table.get(request_id)
         assert request is not None, f"{request_id} holds no pages"
         self._kv.begin_transfer(request, transfer)
 
     def end_transfer(self, transfer: Fence) -> None:
-        """This transfer reads and writes nothing any more."""
+        """Ends the protection of a transfer's pages; it reads and writes nothing any more."""
         self._kv.end_transfer(transfer)
 
     def retire(self, page_ids: Sequence[int]) -> int:
@@ -183,12 +183,12 @@ class Scheduler:
         return self._kv.retired_pages
 
     def flush_cache(self) -> None:
-        """Requests that start from now on find no prefix that was computed before."""
+        """Removes all cached prefixes: requests that start from now on find none of them."""
         self._kv.flush()
 
     def next_batch(self, now: float) -> Batch | None:
-        """What to run now. None when there is nothing to run and nothing to report, or nothing can
-        run before the results of the batch in flight are in."""
+        """The next batch to run. None when there is nothing to run or report, or nothing can run
+        before the results of the batch in flight are in."""
         self._drop_aborted()
         if self._pending and self._speculation and self._awaits_tokens(self._speculation):
             return None
@@ -250,7 +250,7 @@ class Scheduler:
         return reason is not None
 
     def _fit(self, request: Request) -> None:
-        """After pages were retired: a waiting request ends, or its answer is bounded anew."""
+        """Ends a waiting request after pages were retired, or lowers the bound on its answer."""
         if error := self._refusals.shrunk(len(request.token_ids), request.max_tokens):
             self._fail(request, error, "unavailable")
         else:
@@ -265,7 +265,7 @@ class Scheduler:
         self._aborting.clear()
 
     def _plan_retraction(self, now: float, launched: Sequence[Request]) -> RetractionPlan:
-        """Who goes for the pages of the next decode step, else for a far more urgent request."""
+        """The victims for the pages of the next decode step, else for a far more urgent request."""
         running = self._table.running.ready()
         plan = plan_retraction(
             running,
@@ -321,7 +321,7 @@ class Scheduler:
     # After a batch, and on the way out.
 
     def _take_in(self, batch: Batch, pending: PendingStep, result: SampledTokens) -> int:
-        """Returns how many drafts answers keep."""
+        """Takes in the tokens of a step; returns how many drafts answers keep."""
         rows = result.rows()
         for item, extend in zip(pending.prefill, batch.extend_rows, strict=True):
             self._prefilled(item, extend.token_ids, next(rows) if extend.samples else None)
@@ -337,7 +337,7 @@ class Scheduler:
         return accepted_tokens
 
     def _step_failed(self, pending: PendingStep, error: str) -> None:
-        """All requests of the step end; nothing that it computed serves others."""
+        """Ends all requests of the step; nothing that it computed serves others."""
         prefilling = [item.request for item in pending.prefill]
         for request in (*prefilling, *pending.decode, *pending.verify):
             if not request.ended:
@@ -346,8 +346,8 @@ class Scheduler:
     def _prefilled(
         self, item: PrefillItem, token_ids: tuple[int, ...], sampled: SampledRow | None
     ) -> None:
-        """A whole prompt or a chunk of one is in the pool, unless more layers follow: from now on
-        others find it. `token_ids`: those that the runner computed."""
+        """Takes in a whole prompt or a chunk of one: unless more layers follow, it is in the pool
+        and others find it. `token_ids`: those that the runner computed."""
         request = item.request
         if request.ended or not item.completes:
             return
@@ -364,7 +364,7 @@ class Scheduler:
     def _report_chunk(
         self, item: PrefillItem, token_ids: tuple[int, ...], row: int, page_ids: Sequence[int]
     ) -> None:
-        """`page_ids`: the request's before it may have ended in this step."""
+        """Reports a finished chunk; `page_ids`: the request's pages, also if this step ended it."""
         size, start = self._settings.page_size, item.start if item.match is None else 0
         pages = tuple(page_ids[start // size : pages_for(item.end, size)])
         cached = tuple(item.request.token_ids[start : item.start])
@@ -377,7 +377,7 @@ class Scheduler:
         self, request: Request, drafts: tuple[int, ...], rows: Iterator[SampledRow]
     ) -> int:
         """Takes tokens while they are those that were drafted, and the first that is not. Where
-        nothing was drawn behind a draft, the next step does. Returns how many drafts are kept."""
+        nothing was drawn behind a draft, the next step draws. Returns how many drafts are kept."""
         drawn, before = list(islice(rows, len(drafts) + 1)), len(request.token_ids)
         for sampled, draft in zip_longest(drawn, drafts):
             if sampled[0] == NO_TOKEN and len(request.token_ids) > before:
@@ -394,12 +394,12 @@ class Scheduler:
         return accepted
 
     def _decoded_and_scored(self, requests: Sequence[Request], rows: Iterator[SampledRow]) -> None:
-        """The next token of each request, with scores."""
+        """Takes the next token of each request, with scores."""
         for request, sampled in zip(requests, rows, strict=True):
             self._accept(request, sampled)
 
     def _decoded(self, requests: Sequence[Request], token_ids: Sequence[int]) -> None:
-        """The next token of each, without scores. Nearly always it is just appended."""
+        """Takes the next token of each request, without scores. Nearly always it is appended."""
         deltas = self._deltas
         for request, token in zip(requests, token_ids, strict=True):
             tokens = request.token_ids
@@ -428,7 +428,7 @@ class Scheduler:
             request.prompt_logprobs = -1  # told, and not again after a retraction
 
     def _retract(self, request: Request, now: float) -> None:
-        """Back to the head of the queue; what it generated is prefilled again with its prompt."""
+        """Puts a request back at the head of the queue; prompt and output are prefilled again."""
         self._kv.release(request)
         self._table.requeue(request, now)
         self._counts.retractions += 1
@@ -450,7 +450,7 @@ class Scheduler:
         sampled: SampledRow | None = None,
         trusted: bool = True,
     ) -> None:
-        """The one terminal event of a request; `trusted`: what it computed may serve others."""
+        """Sends a request's one terminal event; `trusted`: what it computed may serve others."""
         if request.row is not None:
             self._kv.release(request, trusted=trusted)
         self._counts.finished_requests += reason in ("stop", "length")

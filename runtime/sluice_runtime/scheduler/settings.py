@@ -16,22 +16,22 @@ a small model and seconds with a large one."""
 
 @dataclass(frozen=True)
 class StepTarget:
-    """How long a step may take that decode rows wait for."""
+    """Bound on the duration of a step that decode rows wait for."""
 
     seconds: float
     share: float
-    """Part of the steps with prompt tokens that must keep it."""
+    """Share of the steps with prompt tokens that must keep it."""
     start_tokens: int = FIRST_CHUNK_TOKENS
 
 
 @dataclass(frozen=True)
 class HostPages:
-    """The host tier: evicted pages that memory and disk have room for."""
+    """The host tier's capacity in pages, in memory and on disk."""
 
     memory: int
     disk: int = 0
     page_bytes: int = 0
-    """Of one page; for metrics."""
+    """Size of one page; for metrics."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SchedulerSettings:
     """Token budget of a step that prefills, the most with a target; None: chunking is off."""
     max_prefill_tokens: int
     min_prefill_tokens: int
-    """Part of the chunk that decode rows cannot take; one page at least."""
+    """Tokens of the chunk that decode rows cannot take; one page at least."""
     max_running_requests: int
     max_queued_requests: int
     mixed: bool
@@ -52,10 +52,10 @@ class SchedulerSettings:
     prefix_cache: bool = True
     """Whether computed prefixes are kept and shared."""
     eviction: str = "lru"
-    """Which prefixes go first when pages are needed."""
+    """Name of the order in which prefixes are evicted when pages are needed."""
     policy: str = "fcfs"
     seed: int = 0
-    """Of the policy random."""
+    """Seed of the policy `random`."""
     priority_threshold: int = 10
     """Difference in priority above which one request preempts another; policy priority only."""
     conservativeness: float = 1.0
@@ -64,21 +64,22 @@ class SchedulerSettings:
     target: StepTarget | None = None
     """Decides the budget of each step; None: it is chunk_size."""
     max_adapters: int = DEFAULT_MAX_LORAS_PER_BATCH
-    """Most adapters of the requests that have rows."""
+    """Maximum different adapters among the requests that have rows."""
     layers: int = 1
-    """That a prompt's chunk may be split in, of the model; 1: chunks are never split."""
+    """Number of the model's layers, into which a prompt's chunk may be split; 1: chunks are never
+    split."""
     draft_tokens: int = 0
-    """Most drafts of a row that one step verifies; 0: no speculation."""
+    """Maximum drafts of a row that one step verifies; 0: no speculation."""
     draft_model: bool = False
-    """Whether a model drafts."""
+    """Whether a model proposes the drafts."""
     draft_head: bool = False
-    """Whether that is a head of the model, which computes every step after it."""
+    """Whether the draft model is a head of the model, which computes every step after it."""
     ttft_seconds: float | None = None
-    """Promised time to the first token; the policy slack only."""
+    """Promised time to the first token; policy `slack` only."""
     host_pages: HostPages | None = None
-    """None: what is evicted is gone."""
+    """Capacity of the host tier; None: there is none, so evicted pages are lost."""
 
     @property
     def draft_lags(self) -> bool:
-        """Whether what drafts has to catch up on a row before."""
+        """Whether the draft model has to catch up on a row before it drafts for it."""
         return self.draft_model and not self.draft_head

@@ -1,8 +1,8 @@
-"""Which rows of a step are verified, and with how many drafts.
+"""Chooses which rows of a step are verified, and with how many drafts.
 
-A draft goes to the row that is most likely to keep it, as long as its chance is worth its time: the
-step's expected tokens over its expected seconds grow. Both are measured: how often a row's drafts
-were right, also of those that were not verified, and how long steps of so many tokens take. So a
+A draft goes to the row that is most likely to keep it, as long as its chance is worth its time. The
+step's expected tokens over its expected seconds must grow. Both are measured: how often a row's
+drafts were right, including those not verified, and how long steps of so many tokens take. So a
 row that copies nothing drafts nothing, and a batch that is full enough to be bound by computation
 drafts less or nothing.
 
@@ -14,7 +14,7 @@ the step's tokens. A row that lacks more than these catches up in several steps.
 is right shows only where it drafts. So rows whose drafts do not pay verify one now and then, as
 often as that costs a small share of the time.
 
-Drafts take what nobody else has. Knows no device and no clock; answers do not depend on it.
+Drafts take what the step has left. Knows no device and no clock; answers do not depend on it.
 """
 
 from __future__ import annotations
@@ -35,92 +35,96 @@ from sluice_runtime.scheduler.request_table import RequestTable
 from sluice_runtime.scheduler.settings import SchedulerSettings
 
 FIRST_CHANCE: Final = 0.6
-"""Of a row's drafts before any was compared with what was drawn."""
+"""Initial acceptance probability of a row's drafts, before any was compared with what was drawn."""
 LEARNING: Final = 0.15
-"""Weight of each draft that was compared."""
+"""EMA weight of one compared draft in its row's acceptance probability, without a draft model."""
 LEAST_CHANCE: Final = 0.1
-"""A draft that is less likely to be kept is not worth the step without a step ahead."""
+"""Minimum acceptance probability. Below it, giving up launch-ahead costs more than the draft
+gains."""
 MARGIN: Final = 1.2
-"""Over the predicted time of a step, where a time is promised: some steps take longer."""
+"""Factor on the predicted step time where a time is promised, because some steps take longer."""
 MODEL_LEARNING: Final = 0.05
-"""The same of a draft model, which is about as often right with one row as with others."""
+"""EMA weight of one verified draft when a draft model proposes. Its acceptance varies little from
+row to row."""
 LEARNING_OF_ALL: Final = 0.05
-"""The same of all its rows: new ones begin with their chance."""
+"""EMA weight of one verified draft in the engine's acceptance probability, with which new rows of a
+draft model begin."""
 PROBE_LEARNING: Final = 0.5
-"""Weight of a draft after a row had none for a while."""
+"""EMA weight of a probe: a draft after its row had none for a while."""
 PROBE_SHARE: Final = 0.015
-"""Of the time, for drafts that are not expected to pay."""
+"""Share of the time for probes, which are drafts that are not expected to pay."""
 FIRST_WAIT: Final = 8
-"""Tokens of a row without drafts before such a draft; twice as many after each wrong one."""
+"""Tokens that a row generates without drafts before a probe; doubled after each wrong probe."""
 LONGEST_WAIT: Final = 512
 LIKELY: Final = 0.5
-"""The chance of a model's draft that is verified while nobody knows how long steps take; and of all
-of a step on average, while drafts have cost more than they gave."""
+"""Minimum acceptance probability of a model's draft while step times are unknown. Also the minimum
+average of a step's drafts while drafts have cost more than they gained."""
 PROBE_STEPS: Final = 16
-"""A probe's catching up takes no more steps than that, or than were saved for it."""
+"""Bound on catching up for probes, in decode steps, unless more time was saved for it."""
 PAID_BACK_WITHIN: Final = 128
-"""Tokens in which what catching up costs has to be gained."""
+"""Tokens within which the cost of catching up has to be gained."""
 
 
 class RowDrafts(Protocol):
-    """Where the drafts of one request come from."""
+    """Source of the drafts of one request."""
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """At most `tokens` that may follow; `token_ids` only grow from call to call."""
+        """A draft of at most `tokens` tokens; `token_ids` only grow from call to call."""
         ...
 
 
 class ModelDrafts:
-    """The draft model proposes them in the step that verifies them: see `VerifyRow`."""
+    """Placeholders for drafts that the draft model proposes in the step that verifies them: see
+    `VerifyRow`."""
 
     def draft(self, token_ids: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """See `RowDrafts`."""
+        """Placeholders, one for each draft: see `RowDrafts`."""
         return (NO_TOKEN,) * tokens
 
 
 class DraftRoom(NamedTuple):
-    """What a step has left for drafts."""
+    """Rows, tokens and pages that a step has left for drafts."""
 
     rows: int
-    """Each draft has its own logits."""
+    """Free rows; each draft takes one, because it has its own logits."""
     tokens: int
-    """To compute, by the model or by the draft model that catches up."""
+    """Tokens that may be computed, by the model or by the draft model that catches up."""
     pages: int
-    """After decode rows have theirs."""
+    """Pages left after decode rows have theirs."""
 
 
 class Candidate(NamedTuple):
     """A draft that a step may have."""
 
     chance: float
-    """That it is kept."""
+    """Probability that the draft is kept."""
     request: Request
     number: int
-    """Which draft of its row it is: 1 is the first."""
+    """Position of the draft in its row: 1 is the first."""
 
 
 @dataclass(slots=True)
 class StepDrafts:
-    """What a step is going to verify."""
+    """Drafts that a step is going to verify, and what they cost."""
 
     tokens: int
-    """That the model computes, with those of its rows."""
+    """Tokens that the model computes: the decode rows' and the drafts."""
     expected: float
-    """Tokens that answers get."""
+    """Expected tokens that answers get."""
     passes: int = 0
-    """Of the draft model."""
+    """Passes of the draft model."""
     counts: dict[Request, int] = field(default_factory=dict)
     """Drafts of each row that has some."""
     catching_up: dict[Request, int] = field(default_factory=dict)
-    """See `Drafts`."""
+    """Tokens that the draft model catches up on, by row without drafts: see `Drafts`."""
     drafted: int = 0
     pages: int = 0
-    """That drafts open."""
+    """Pages that the drafts open."""
     lacked: int = 0
     """Tokens that the draft model catches up on."""
 
     def add(self, request: Request, chance: float, pages: int) -> None:
-        """One draft more."""
+        """Adds one draft."""
         self.counts[request] = self.counts.get(request, 0) + 1
         self.tokens, self.drafted = self.tokens + 1, self.drafted + 1
         self.expected, self.pages = self.expected + chance, self.pages + pages
@@ -136,7 +140,7 @@ class Speculation:
         kv: KvAllocator,
         drafts_of_row: Callable[[], RowDrafts] | None = None,
     ) -> None:
-        """`drafts_of_row`: instead of what the settings say."""
+        """`drafts_of_row`: source of each row's drafts, in place of the one in the settings."""
         by_settings = ModelDrafts if settings.draft_model else NGramDrafts
         self._drafts_of_row = drafts_of_row or by_settings
         self._settings = settings
@@ -147,26 +151,26 @@ class Speculation:
         self._learning = MODEL_LEARNING if settings.draft_model else LEARNING
         self._lag = Lag()
         self._chance = FIRST_CHANCE
-        """Of new rows."""
+        """Acceptance probability with which new rows of a draft model begin."""
         self._accepted_in_step = 0
         self._probes: list[Request] = []
         """Rows that verify a draft not expected to pay, in the step that was planned."""
         self.drafted_tokens = 0
-        """Since the start: drafts that were verified."""
+        """Counter: drafts that were verified."""
         self.accepted_tokens = 0
-        """Of these, drafts that answers kept."""
+        """Counter: verified drafts that answers kept."""
 
     def worth_waiting(self) -> bool:
-        """With a step in flight: whether rows have drafts before its tokens are known, so that they
-        probably have some after that. Beside prompts none where a time is promised."""
+        """Whether to wait for the step in flight: rows have drafts before its tokens are known, so
+        they probably have some afterwards. Never while prompts wait and a time is promised."""
         table = self._table
         if self._settings.target and (table.prefilling or len(table.waiting)):
             return False
         return any(self.plan(self._table.running.ready(), ()))
 
     def plan(self, running: Sequence[Request], prefill: Sequence[PrefillItem]) -> Drafts:
-        """The drafts of a step in which `running` decode, beside these prompts, which have their
-        rows and pages."""
+        """The drafts of a step in which `running` decode together with these prompts, which have
+        their rows and pages."""
         room = self._room(len(running), prefill)
         self._follow(running)
         step = StepDrafts(len(running), len(running))
@@ -182,7 +186,7 @@ class Speculation:
         return Drafts(verified, step.catching_up)
 
     def verified(self, request: Request, drafted: int, accepted: int) -> None:
-        """A step has verified these drafts of a row."""
+        """Takes in how many drafts of a row a step has accepted."""
         self.drafted_tokens += drafted
         self.accepted_tokens += accepted
         self._accepted_in_step += accepted
@@ -198,7 +202,7 @@ class Speculation:
             row.probe_again = probed and lacked > 1 and self._settings.draft_lags
 
     def landed(self, batch: Batch, seconds: float) -> None:
-        """A step took so long."""
+        """Learns from the duration of a step."""
         accepted, self._accepted_in_step = self._accepted_in_step, 0
         if batch.extend_rows or not batch.answering_rows:
             return
@@ -217,8 +221,8 @@ class Speculation:
             self._lag.settle(self._time.seconds(rows, 0) * (1 + accepted / rows) - seconds)
 
     def _room(self, decoding: int, prefill: Sequence[PrefillItem]) -> DraftRoom:
-        """Rows that are free, tokens that the chunk has left, pages that are free. Where a time is
-        promised, prompts have all of it."""
+        """Free rows, tokens that the chunk has left, and free pages. Where a time is promised,
+        prompts have all of it."""
         settings = self._settings
         if settings.target and prefill:
             return DraftRoom(0, 0, 0)
@@ -243,14 +247,15 @@ class Speculation:
         return row
 
     def _lag_seconds(self, request: Request) -> float:
-        """What it takes the draft model to catch up on a row."""
+        """Predicted time for the draft model to catch up on a row."""
         if not self._settings.draft_lags:
             return 0.0
         return self._lag.token_seconds * _lag_tokens(request)
 
     def _add_probes(self, step: StepDrafts, room: DraftRoom) -> None:
-        """All rows that have waited long enough, once what was lost before is paid: a pass of the
-        draft model takes little more for several. Not those that lack too much."""
+        """Adds probes for all rows that have waited long enough, once earlier losses are paid: a
+        pass of the draft model takes little more for several. Rows that lack too many tokens are
+        left out."""
         if not self._settings.draft_model:
             return
         rows = [(r, row) for r, row in self._rows.items() if r.remaining_tokens > 1]
@@ -271,8 +276,8 @@ class Speculation:
         step.passes = min(1, len(self._probes))
 
     def _best(self, probes: StepDrafts, room: DraftRoom) -> StepDrafts:
-        """Beside the probes: the drafts with which the step makes most tokens a second. A draft
-        model's passes are tried one after the other, as long as one more is better."""
+        """The probes together with the drafts that give the most tokens per second. A draft model's
+        passes are tried one after the other, as long as one more is better."""
         candidates = self._candidates(min(room.rows, room.tokens) - probes.drafted)
         if not candidates:
             return probes
@@ -291,7 +296,8 @@ class Speculation:
         return probes if unlikely and self._lag.credit_seconds < 0 else best
 
     def _rate(self, step: StepDrafts) -> float:
-        """Expected tokens a second. What catching up takes is gained later."""
+        """Expected tokens per second. The cost of catching up is spread, because it is gained
+        later."""
         seconds = self._time.seconds(step.tokens, step.passes)
         lag = sum(map(self._lag_seconds, (*step.counts, *step.catching_up)))
         return step.expected / (seconds + lag / PAID_BACK_WITHIN)
@@ -329,7 +335,7 @@ class Speculation:
         passes: int,
         most: int,
     ) -> StepDrafts:
-        """The probes, and candidates that pay beside so many passes; at most `most` of a row."""
+        """The probes, and the candidates that pay with so many passes; at most `most` of a row."""
         step = replace(probes, counts={**probes.counts}, catching_up={**probes.catching_up})
         step.passes = max(passes, probes.passes)
         token_seconds = self._time.token_seconds
@@ -347,8 +353,8 @@ class Speculation:
         return step
 
     def _adds(self, step: StepDrafts, request: Request, chance: float, room: DraftRoom) -> bool:
-        """Gives a row one draft more, if there is room and the promise is kept. If it lacks more
-        tokens than a step has, it catches up on these first."""
+        """Gives a row one draft more, if there is room and the promise is kept. If the draft model
+        lacks more of its tokens than a step has room for, it catches up on these first."""
         count = step.counts.get(request, 0) + 1
         lags = self._settings.draft_lags and count == 1
         lacked = _lag_tokens(request) if lags else 0
@@ -368,7 +374,8 @@ class Speculation:
         return True
 
     def _catch_up(self, step: StepDrafts, request: Request, chance: float, left: int) -> None:
-        """In whole pages; its drafts come later."""
+        """Schedules catching up in whole pages, at most `left` tokens; the row's drafts come
+        later."""
         first, size = request.draft_computed_tokens, self._settings.page_size
         tokens = (first + left) // size * size - first
         if tokens > 0 and request not in step.catching_up:
@@ -402,19 +409,20 @@ class _Row:
 
     source: RowDrafts
     chance: float = FIRST_CHANCE
-    """That a draft is right, if those before it are."""
+    """Probability that a draft is right, if those before it are."""
     expected: int | None = None
-    """The first draft after the tokens of the last time; NO_TOKEN: a model would propose it."""
+    """First draft after the tokens of the last call; NO_TOKEN: a model would propose it."""
     tokens: int = 0
-    """How many there were."""
+    """Number of the request's tokens at the last call of `follow`."""
     waits_from_tokens: int = 0
-    """How many there were when it last had drafts, or at first."""
+    """Number of tokens when the row last had drafts, or at first."""
     wait_tokens: int = FIRST_WAIT
     probe_again: bool = False
-    """Whether its last probe had to catch up, so that its time says nothing of drafts."""
+    """Whether the last probe had to catch up, so that its time says nothing about drafts."""
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """The request has these tokens now."""
+        """Takes in the request's present tokens, and compares the expected draft with what was
+        drawn."""
         if len(token_ids) == self.tokens:
             return
         drafted = self.expected is not None and self.expected != NO_TOKEN
@@ -424,12 +432,13 @@ class _Row:
         self.expected = next(iter(self.source.draft(token_ids, 1)), None)
 
     def learn(self, *, right: bool, weight: float = LEARNING) -> None:
-        """A draft was compared with what was drawn."""
+        """Takes in whether a draft equalled what was drawn."""
         self.chance += weight * (right - self.chance)
         self.expected = None
 
     def wait(self, tokens: int, *, right: bool, probed: bool) -> None:
-        """It had drafts, and so many tokens after that; `right`: the first draft was."""
+        """Starts the wait for the next probe, after drafts that left `tokens` tokens. `right`:
+        whether the first draft was."""
         self.waits_from_tokens = tokens
         if right:
             self.wait_tokens = FIRST_WAIT
@@ -438,5 +447,5 @@ class _Row:
 
     @property
     def has_waited(self) -> bool:
-        """Whether it is long ago that it had drafts."""
+        """Whether the row had its last drafts long ago."""
         return self.tokens - self.waits_from_tokens >= self.wait_tokens

@@ -1,4 +1,5 @@
-"""A plan in hindsight by hill climbing: one that keeps the goal is made cheaper, change by change.
+"""Improves a plan in hindsight by hill climbing: one that keeps the goal is made cheaper, change by
+change.
 
 A plan has engines of each pool for periods of equal length. A change takes an engine from some
 periods in a row, moves an edge, or takes one away here and adds one where requests were missed. The
@@ -21,18 +22,19 @@ from sluice_simulator.autoscale.policy_comparison import play
 
 PERIOD_SECONDS: Final = 10.0
 MISSED_COST: Final = 30.0
-"""What one more missed request of all costs beyond the goal, in shares of the hours."""
+"""Cost of one more missed request beyond the goal, per share of the requests, in shares of the
+hours."""
 SPARE_VALUE: Final = 8.0
-"""What one request fewer is worth within the goal: it lets another change do without an engine."""
+"""Value of one request fewer within the goal: it lets another change do without an engine."""
 PATIENCE: Final = 25
-"""After so many changes without a gain it is worth half."""
+"""Changes without a gain after which the value of spare requests is halved."""
 
 Periods = Mapping[Role, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A plan, what it reached, and when the requests came that it missed."""
+    """A plan, its outcome, and the arrival times of the requests that it missed."""
 
     periods: Periods
     outcome: Outcome
@@ -46,7 +48,7 @@ def climb(
     draw: random.Random,
     go_on: Callable[[], bool],
 ) -> Mapping[Role, Steps]:
-    """The cheapest plan that keeps the goal, of those tried while `go_on` says so; `start`, if none
+    """The cheapest plan that keeps the goal, of those tried while `go_on` is true; `start`, if none
     is cheaper."""
     best, current = start, _tried(scene, _periods(scene, start))
     fewest, spare_value, in_vain = _hours(scene, start, goal), SPARE_VALUE, 0
@@ -79,13 +81,13 @@ def _tried(scene: Scene, periods: Periods) -> Tried:
 
 
 def _cost(result: Outcome, goal: float, spare_value: float) -> float:
-    """Hours, made comparable at unequal shares."""
+    """Replica-hours, made comparable at unequal shares."""
     above = result.attainment - goal
     return result.replica_hours * (1 - (spare_value if above > 0 else MISSED_COST) * above)
 
 
 def _periods(scene: Scene, steps: Mapping[Role, Steps]) -> Periods:
-    """The engines in the middle of each period."""
+    """Number of engines in the middle of each period."""
     middles = [
         (period + 0.5) * PERIOD_SECONDS
         for period in range(int(scene.trace.seconds / PERIOD_SECONDS) + 1)
@@ -114,7 +116,7 @@ def _changed(scene: Scene, tried: Tried, draw: random.Random) -> Periods:
 
 
 def _take_away(engines: list[int], draw: random.Random) -> None:
-    """One of some periods in a row; short rows are as likely as long ones."""
+    """Takes an engine from some consecutive periods; few are as likely as many."""
     length = int(len(engines) ** draw.random())
     begin = draw.randrange(len(engines) - length + 1)
     for period in range(begin, begin + length):
@@ -122,7 +124,7 @@ def _take_away(engines: list[int], draw: random.Random) -> None:
 
 
 def _move_edge(engines: list[int], draw: random.Random) -> None:
-    """So that the smaller number holds for longer."""
+    """Moves an edge, so that the smaller number holds for longer."""
     edges = [at for at in range(1, len(engines)) if engines[at] != engines[at - 1]]
     if not edges:
         return

@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "sluice autoscale r
 def replay_bar(
     scene: Scene, names: Sequence[str], is_shown: bool, console: Console | None = None
 ) -> Iterator[Replayed | None]:
-    """A bar of replays on standard error, if that is a terminal; gone at the end. `console`: where
-    it is drawn instead."""
+    """Shows a bar of replays on standard error, if that is a terminal; it is gone at the end.
+    `console`: where it is drawn instead."""
     console = console or Console(stderr=True)
     if not (is_shown and console.is_terminal):
         yield None
@@ -182,7 +182,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_targets(parser: argparse.ArgumentParser) -> None:
-    """As of `spec.autoscaling.target`."""
+    """Adds the options of `spec.autoscaling.target`."""
     parser.add_argument(
         "--queue-seconds", type=_positive, help="of ours, in each engine (by default: half of TTFT)"
     )

@@ -15,17 +15,17 @@ class Device:
     """A whole accelerator with the model on it."""
 
     flops: float = 788e12 * 0.65
-    """Per second, in prefill."""
+    """Operations per second in prefill."""
     bytes_per_second: float = 4.3e12 * 0.75
-    """Of memory, in decode."""
+    """Memory bandwidth in decode."""
     weight_bytes: float = 15.01e9
     kv_token_bytes: float = 131_072.0
     token_flops: float = 2 * 6.98e9
-    """Of a token of a prompt, without attention."""
+    """Operations for a token of a prompt, without attention."""
     pair_flops: float = 4 * 32 * 4096.0
-    """Of a token of a prompt and one that it attends to."""
+    """Operations for a token of a prompt and one that it attends to."""
     step_seconds: float = 0.001
-    """Of every step, whatever is in it."""
+    """Seconds of every step, whatever is in it."""
     kv_pool_tokens: int = 840_000
 
 
@@ -52,51 +52,53 @@ class QueueTargets:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Of one replay."""
+    """Constants of one replay."""
 
     device: Device = Device()
     share: float = 1 / 8
-    """Of the device that one engine has."""
+    """Share of the device that one engine has."""
     promise: Promise = Promise(ttft_seconds=2.0, itl_seconds=0.15)
     targets: QueueTargets = QueueTargets()
     chunk_tokens: int = 2048
-    """The most of a step. Beside answers it is what keeps the promised ITL."""
+    """Maximum tokens of a step. With rows that decode, the promised ITL is the bound."""
     seed: int = 0
-    """Of the router's draws."""
+    """Seed of the router's draws."""
     max_running_requests: int = 256
     boot_seconds: float = 30.0
-    """From the decision to the first request that is taken."""
+    """Time from the decision to the first request that is accepted."""
     hand_over_seconds: float = 0.08
-    """Two pools: from the end of a prompt until the decode engine has it. Mostly the step that runs
-    there meanwhile; chosen to match the exact fleet."""
+    """Time from the end of a prompt until the decode engine has it, in two pools. Mostly the step
+    that runs there meanwhile; chosen to match the exact fleet."""
     report_age_seconds: float = 0.5
-    """Of load reports when a policy sees them."""
+    """Age of load reports when a policy sees them."""
     hand_back_seconds: float = 0.5
-    """Between two looks of the router at queues beside engines with room; its reports are as old.
-    Infinite: what waits in an engine stays there."""
+    """Time between two looks of the router at queues while engines have room; its reports are as
+    old. Infinite: requests that wait in an engine stay there."""
     first_replicas: int = 2
-    """Of each pool, ready when the trace begins."""
+    """Engines of each pool that are ready when the trace begins."""
     judged_from_seconds: float = 0.0
-    """Requests that arrive before do not count in shares: of some traces nobody can serve them."""
+    """Time before which arrivals do not count in shares: in some traces no policy can serve
+    them."""
     max_replicas: int = 64
     engines_move: bool = False
     """Whether an engine may take the other pool's role: only our rule does it."""
     gpu_budget: int | None = None
-    """Of all engines, one GPU each; draining ones count. None: as many as policies want."""
+    """Budget of all engines, one GPU each; draining ones count. None: as many as policies want."""
 
     @property
     def kv_pool_tokens(self) -> int:
-        """Of one engine."""
+        """Tokens in the KV pool of one engine."""
         return int(self.device.kv_pool_tokens * self.share)
 
     @property
     def peak_prefill_tokens_per_second(self) -> float:
-        """Of one engine, without attention: what others measure once, and configure."""
+        """Peak prefill rate of one engine, without attention: others measure it once, and configure
+        it."""
         return self.device.flops * self.share / self.device.token_flops
 
 
 AZURE: Final = Constants()
 MOONCAKE: Final = replace(AZURE, share=1 / 2, promise=Promise(10.0, 0.15))
-"""Prompts are ten times as long: 12,000 tokens on average, up to 123,000."""
+"""Constants for prompts that are ten times as long: 12,000 tokens on average, up to 123,000."""
 GOAL: Final = 0.99
-"""Required share: of the requests whose promise an idle engine could keep."""
+"""Required share of the requests whose promise an idle engine could keep."""

@@ -2,8 +2,8 @@
 promised ITL, and plans that have them ready in time. No bound: requests may be missed, and work may
 wait.
 
-At T seconds a step, an engine has T - base left for prompts and for reading context, where of the
-base only the step itself counts beside prompts: reading the weights hides behind them. With the
+At T seconds a step, an engine has T - base left for prompts and for reading context. With prompts,
+only the step itself counts of the base: reading the weights hides behind them. With the
 rows that a rate brings, that is linear in the requests: each takes (prompt + output x context read)
 / (1 - base / T) of an engine. The limits of pages and rows are linear, too; the greatest of the
 three counts.
@@ -31,7 +31,7 @@ def engines_needed(
 
 
 def smoothed(needed: Sequence[float], seconds: int) -> list[float]:
-    """Mean of so many seconds around each."""
+    """Mean over so many seconds around each second."""
     total = [0.0, *accumulate(needed)]
     before, after = seconds // 2, seconds - seconds // 2
     return [
@@ -67,14 +67,14 @@ def _of_role(trace: Trace, constants: Constants, role: Role) -> list[float]:
 
 
 def _held_tokens(request: TraceRequest) -> float:
-    """Of an answer, on average."""
+    """Mean number of tokens that an answer holds."""
     return request.prompt_tokens + request.output_tokens / 2
 
 
 def planned_engines(
     needed: Sequence[float], mean_seconds: int, used: float, boot_seconds: float
 ) -> list[int]:
-    """Of each second, where the mean need is met by that used share of each engine. They are
+    """Number of engines for each second, if the mean need uses that share of each engine. They are
     started just in time, and kept over a pause that is shorter than a start."""
     mean = smoothed(needed, mean_seconds)
     engines = [max(1, math.ceil(need / used)) for need in mean]
@@ -82,7 +82,7 @@ def planned_engines(
 
 
 def _most_ahead(values: Sequence[int], seconds: int) -> list[int]:
-    """The most from each second to so many later."""
+    """Maximum from each second to so many later."""
     best: deque[int] = deque()
     result = [0] * len(values)
     for at in range(len(values) - 1, -1, -1):

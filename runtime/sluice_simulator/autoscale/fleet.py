@@ -1,4 +1,4 @@
-"""A fleet whose size a policy decides, under a trace: arrivals, starts, drains, and a budget.
+"""Fleet whose size a policy decides, under a trace: arrivals, starts, drains, and a budget.
 
 Of each pool that a request needs, a few engines are drawn, and it goes to the least loaded, by the
 router's knowledge at that moment. While a pool has no ready engine, the router holds them. A policy
@@ -30,7 +30,7 @@ from sluice_simulator.fleet import DRAWN
 from sluice_simulator.traces.request import Trace
 
 READY = -1
-"""In place of a step's version: the engine is ready."""
+"""Marker in place of a step's version: the engine is ready."""
 HANDED_OVER = -2
 
 
@@ -49,9 +49,10 @@ class AutoscaledFleet:
         self._order = count()
         self._pools: dict[Role, list[Replica]] = {role: [] for role in first}
         self._pods = 0
-        """In all pools: they hold a GPU each."""
+        """Number of engines in all pools; each holds a GPU."""
         self._serving: dict[Role, tuple[float, list[Replica]]] = {}
-        """Of a pool: engines that take requests, and until when no other one is ready."""
+        """Engines of each pool that take requests, and the time until which no other one is
+        ready."""
         self._desired = dict(first)
         self._held: deque[Work] = deque()
         self._draw = random.Random(constants.seed)  # noqa: S311
@@ -153,7 +154,7 @@ class AutoscaledFleet:
         return serving
 
     def _give_pages(self, decode: Replica) -> None:
-        """Prompts are computed once a decode engine has pages for them."""
+        """Gives pages to requests of a decode engine; their prompts are computed only then."""
         while decode.waiting and decode.can_hold(decode.waiting[0]):
             work = decode.waiting.popleft()
             decode.reserved_tokens += work.reserved_tokens
@@ -170,7 +171,7 @@ class AutoscaledFleet:
             self._at(end, replica, replica.version)
 
     def _happen(self) -> int:
-        """The next event; how many requests have ended."""
+        """Handles the next event; returns the number of requests that have ended."""
         _, _, replica, what, work = heapq.heappop(self._events)
         if what == READY:
             self._release_held()
@@ -196,8 +197,8 @@ class AutoscaledFleet:
         return finished
 
     def _hear(self, decode: Replica) -> int:
-        """A decode engine takes in requests and prompts between its steps; returns how many
-        requests ended."""
+        """Lets a decode engine take in requests and prompts between its steps; returns the number
+        of requests that ended."""
         if decode.busy:
             self._wake(decode)
             return 0
@@ -206,7 +207,8 @@ class AutoscaledFleet:
         return finished
 
     def _between_steps(self, decode: Replica) -> int:
-        """Prompts that have come get their rows, requests that wait get pages; how many ended."""
+        """Gives rows to prompts that have come, and pages to requests that wait; returns the number
+        of requests that ended."""
         arrived, decode.handed_over = decode.handed_over, []
         decode.coming -= len(arrived)
         finished = sum(not decode.decode(work, self._now) for work in arrived)
@@ -222,8 +224,8 @@ class AutoscaledFleet:
     # Hand-back
 
     def _hand_back(self) -> None:
-        """Moves requests that have not begun to engines with room, as known since the look before:
-        at most as many as those have room for."""
+        """Moves requests that have not begun to engines with room, as known since the previous
+        look: at most as many as those have room for."""
         for role, rooms in self._rooms.items():
             sources = [replica for replica in self._pools[role] if replica.waiting] if rooms else ()
             for source in sorted(sources, key=self._load, reverse=True):
@@ -260,7 +262,8 @@ class AutoscaledFleet:
     def _pair(
         self, work: Work, source: Replica, target: Replica
     ) -> tuple[Replica, Replica | None] | None:
-        """Where a request goes from its source: with two pools, to both halves anew or to none."""
+        """Engines that a request goes to from its source: with two pools, to new ones of both or to
+        none."""
         if source.role is Role.MIXED:
             return target, None
         if source.role is Role.DECODE:
@@ -287,8 +290,8 @@ class AutoscaledFleet:
         self._count()
 
     def _movers(self, targets: Targets) -> list[Replica]:
-        """Engines that take no more requests, and are of the other pool once they have ended what
-        they have."""
+        """Engines that take no more requests, and change to the other pool once their requests have
+        ended."""
         assert targets.move is not None
         move = targets.move
         ready = [
@@ -351,7 +354,7 @@ class AutoscaledFleet:
             self._remove_if_drained(victim)
 
     def _victims(self, active: Sequence[Replica], named: Sequence[str]) -> list[Replica]:
-        """Order of removal: starting engines, then those that the policy names, then those with
+        """Order of removal: starting engines, then those that the policy names, then those with the
         least work."""
         place = {name: number for number, name in enumerate(named)}
 
@@ -372,13 +375,13 @@ class AutoscaledFleet:
             self._fill()
 
     def _begin(self, role: Role, seconds: float) -> None:
-        """An engine that is ready in so many seconds."""
+        """Adds an engine that is ready in so many seconds."""
         replica = self._replica(role, self._now + seconds)
         self._add(replica)
         self._at(replica.ready_seconds, replica, READY)
 
     def _fill(self) -> None:
-        """Starts missing engines within the budget, one of each pool after the other."""
+        """Starts missing engines within the budget, one of each pool in turn."""
         budget = self._constants.gpu_budget
         missing = True
         while missing:

@@ -38,12 +38,12 @@ USED: Final = (
     *(1.35, 1.5, 1.75, 2.0),
 )
 PREFILL_USED: Final = (0.35, 0.5, 0.7)
-"""Shares of an engine that a plan uses."""
+"""Shares of a prefill engine that a plan uses; USED are those of the other engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What all compared policies share."""
+    """Trace, constants and roles that all compared policies share."""
 
     trace: Trace
     constants: Constants
@@ -104,7 +104,7 @@ def _hpa_single(role: Role) -> Iterator[tuple[str, Mapping[Role, Rule]]]:
 
 
 def _hpa_pair() -> Iterator[tuple[str, Mapping[Role, Rule]]]:
-    """Prefill by what waits there, decode by its requests."""
+    """Rules for two pools: prefill by its waiting requests, decode by its requests."""
     grid = product(DOWN_SECONDS, PAIR_WAITING, REQUESTS[1:-1])
     for down_seconds, waiting, requests in grid:
         rules = {
@@ -132,7 +132,7 @@ def _keda(scene: Scene, thresholds: Thresholds) -> Candidate:
 
 
 def _plan(scene: Scene) -> Iterator[Ladder]:
-    """As the need is; in one pool also a fixed number, but for the begin."""
+    """Plans that follow the need. In one pool also a fixed number, except at the beginning."""
     if len(scene.roles) == 1:
         role, numbers = scene.roles[0], range(scene.constants.max_replicas, 0, -1)
         yield [plan_candidate(scene, f"{n} engines", {role: ((0.0, n),)}) for n in numbers]
@@ -163,7 +163,7 @@ def plan_candidate(scene: Scene, label: str, steps: Mapping[Role, Steps]) -> Can
 
 
 def steps_of(engines: Sequence[int], seconds: float = 1.0) -> Steps:
-    """Of engines for each period of so many seconds."""
+    """Steps from a number of engines for each period of so many seconds."""
     changes = [at for at in range(len(engines)) if not at or engines[at] != engines[at - 1]]
     return tuple((at * seconds, engines[at]) for at in changes)
 
@@ -183,5 +183,5 @@ POLICIES: Final[Mapping[str, Grid]] = {
     "plan": _plan,
     "all-at-once": _all_at_once,
 }
-"""Each policy is described in its module; a plan knows the trace, and asking for all engines in the
-first second shows what share anybody can reach."""
+"""Grids by policy, each described in its module. A plan knows the trace. Starting all engines in
+the first second shows what share any policy can reach."""

@@ -26,30 +26,30 @@ class Change:
 
 @dataclass(slots=True)
 class Trail:
-    """What happened, as recorded by the fleet."""
+    """Events of a replay, as recorded by the fleet."""
 
     works: list[Work] = field(default_factory=list)
     replica_seconds: float = 0.0
-    """Of pods that hold a GPU: starting, serving or draining."""
+    """Seconds of pods that hold a GPU: starting, serving or draining."""
     ended_seconds: float = 0.0
     changes: list[Change] = field(default_factory=list)
     peak: int = 0
-    """Most pods at once that hold a GPU."""
+    """Maximum pods that held a GPU at once."""
     counts: list[tuple[float, int, int]] = field(default_factory=list)
-    """At the begin and at each tick: seconds, pods that hold a GPU, those that serve."""
+    """Samples at the beginning and at each tick: seconds, pods that hold a GPU, pods that serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one policy on one trace."""
+    """Figures of one policy on one trace."""
 
     requests: int
-    """Those that count: see `judged_from_seconds`."""
+    """Number of requests that count: see `judged_from_seconds`."""
     attained: float
     """Share of them whose promise was kept."""
     attainable: float
     """Share whose promise could be kept: the others are promised less time than an idle engine
-    takes for them."""
+    takes."""
     replica_hours: float
     ttft_p50_seconds: float
     ttft_p99_seconds: float

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MEAN_SECONDS: Final = 60
 CUT_SHARE: Final = 0.2
-"""Of a minute's requests, where a bar ends."""
+"""Share of a minute's requests at which a bar ends."""
 AREA: Final = "plan"
 STYLES: Final[Mapping[str, Mapping[str, Any]]] = {
     "ours": {"color": "#0b5fa5", "linewidth": 2.4, "zorder": 4},
@@ -39,7 +39,7 @@ STYLES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A policy's replay."""
+    """A policy's replay, and its figures."""
 
     policy: str
     label: str
@@ -129,7 +129,7 @@ def _steps(trail: Trail) -> tuple[Sequence[float], Sequence[int]]:
 
 
 def _late(axes: Axes, scene: Scene, replays: Sequence[Played]) -> None:
-    """A row of bars for each, the first on top."""
+    """Draws a row of bars for each policy, the first on top."""
     rows = len(replays)
     for number, replay in enumerate(replays):
         floor = rows - 1 - number
@@ -146,7 +146,7 @@ def _late(axes: Axes, scene: Scene, replays: Sequence[Played]) -> None:
 
 
 def _late_shares(trail: Trail, constants: Constants) -> list[float]:
-    """Of each minute's arrivals."""
+    """Share of late requests among each minute's arrivals."""
     minutes = int(trail.works[-1].arrival_seconds // 60) + 1
     arrived, late = [0] * minutes, [0] * minutes
     for work in trail.works:

@@ -33,16 +33,16 @@ class Row:
     tried: Sequence[tuple[str, Outcome]]
     """All candidates that were replayed, by label."""
     reached: bool
-    """The goal of the contest."""
+    """Whether it reached the goal of the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class FairScene:
-    """A scene with a share that can be demanded of a policy."""
+    """A scene, and the share that can be demanded of a policy in it."""
 
     scene: Scene
     reachable: float
-    """The share of a fleet that is asked for in the first second."""
+    """Share that a fleet reaches if all engines are started in the first second."""
 
     @property
     def goal(self) -> float:
@@ -50,8 +50,8 @@ class FairScene:
 
 
 def fair(scene: Scene) -> FairScene:
-    """If not even all engines at once reach enough, what comes before two starts are over does not
-    count, provided that the rest can be reached."""
+    """The scene with its reachable share. If not even all engines at once reach enough, arrivals
+    before two starts are over do not count, provided that the rest can be reached."""
     (candidate,) = next(iter(POLICIES["all-at-once"](scene)))
     trail, constants = play(scene, candidate), scene.constants
     reachable = outcome(trail, constants).attainment
@@ -64,14 +64,14 @@ def fair(scene: Scene) -> FairScene:
 
 
 Replayed = Callable[[str, int], None]
-"""Told, while policies are compared, which one has so many more replays behind it."""
+"""Callback while policies are compared: a policy's name, and its number of further replays done."""
 
 
 def contest(
     scene: Scene, names: Sequence[str], jobs: int = 1, replayed: Replayed | None = None
 ) -> tuple[Row, ...]:
-    """The best of each, in the order of `names`; on `jobs` processes. `replayed` is told of
-    `most_replays` of each, in other processes all at once."""
+    """The best of each policy, in the order of `names`, found on `jobs` processes. `replayed` is
+    called for up to `most_replays` of each; in other processes once for all."""
     ours = compete(scene, GOAL, OURS, replayed) if OURS in names else None
     goal = min(GOAL, ours.outcome.attainment) if ours else GOAL
     others = [name for name in names if name != OURS]
@@ -95,12 +95,13 @@ def _finished(
 
 
 def most_replays(scene: Scene, name: str) -> int:
-    """How many replays tune a policy at most: halving a ladder of n takes as many as n has bits."""
+    """Maximum number of replays that tune a policy: halving a ladder of n takes as many as n has
+    bits."""
     return sum(len(ladder).bit_length() for ladder in POLICIES[name](scene))
 
 
 def compete(scene: Scene, goal: float, name: str, replayed: Replayed | None = None) -> Row:
-    """The best of one policy's grid."""
+    """The best candidate of one policy's grid."""
     tried = []
     for ladder in POLICIES[name](scene):
         left = len(ladder).bit_length()
@@ -117,7 +118,7 @@ def compete(scene: Scene, goal: float, name: str, replayed: Replayed | None = No
 
 
 def play(scene: Scene, candidate: Candidate) -> Trail:
-    """One replay."""
+    """Runs one replay."""
     policy = candidate.policy()
     return AutoscaledFleet(scene.trace, scene.constants, policy, candidate.first).run()
 

@@ -1,7 +1,7 @@
 """One engine of a light fleet: a queue of prompts, rows that decode, and the running step.
 
-As an engine with an `slo` does it: prompts are computed beside the rows, as many tokens a step as
-keep the promised ITL, and the queue is in the order of slack. Without prompts, several steps are
+Like an engine with an `slo`, it computes prompts together with the rows, as many tokens a step as
+keep the promised ITL. Its queue is in the order of slack. Without prompts, several steps are
 taken at once, until an answer ends; new work then waits for the end of the running step. Pages are
 reserved for half of an answer, the average that rows hold. The caller keeps the time.
 """
@@ -23,7 +23,7 @@ from sluice_simulator.autoscale.step_times import StepTimes
 from sluice_simulator.autoscale.work import SlackOrder, Work
 
 LEAST_TOKENS: Final = 16
-"""A page: prompts always make progress beside answers."""
+"""Minimum prompt tokens of a step, a page: prompts always make progress next to answers."""
 
 
 class Replica:
@@ -38,7 +38,7 @@ class Replica:
         self.ready_seconds = ready_seconds
         self.draining = False
         self.becomes: Role | None = None
-        """Its role once it has drained; None: it is gone then."""
+        """Role that it takes once it has drained; None: it is removed then."""
         self.version = 0
         """Version of the running step: an event with an older one is void."""
         self.waiting: deque[Work] = deque()
@@ -72,11 +72,12 @@ class Replica:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is to come."""
+        """Whether nothing runs, waits or is to come."""
         return not (self._steps or self.waiting or self.rows or self.coming)
 
     def load(self, now: float) -> float:
-        """As the router compares engines: share of its rows, and seconds of prompts that wait."""
+        """Load by which the router compares engines: share of its rows, plus seconds of waiting
+        prompts."""
         share = (self.rows + self.coming + len(self.waiting)) / self._max_running_requests
         if (
             share < 1.0
@@ -87,8 +88,9 @@ class Replica:
         return share + self.queued_tokens * self._token_seconds
 
     def add(self, work: Work) -> None:
-        """A prompt to compute; of a decode engine: a request that wants pages. The queue is in the
-        order of arrival. What was handed back counts as received where it came first."""
+        """Adds a prompt to compute, or on a decode engine a request that needs pages. The queue is
+        in order of arrival. A request that was handed back counts as received where it came
+        first."""
         place = len(self.waiting)
         while place and self._is_behind(self.waiting[place - 1], work):
             place -= 1
@@ -124,7 +126,7 @@ class Replica:
 
     def not_begun(self, now: float) -> list[tuple[Work, float]]:
         """Requests that it could hand back, the oldest first, with the seconds of the queue ahead
-        of each; infinite where pages or rows are what they wait for."""
+        of each. The seconds are infinite where they wait for pages or rows."""
         works = [work for work in self.waiting if not work.computed_tokens]
         if not works or not self._computes or not self.can_hold(works[0]):
             return [(work, math.inf) for work in works]
@@ -137,13 +139,13 @@ class Replica:
         return [(work, ahead[work.number]) for work in works]
 
     def hand_back(self, work: Work) -> None:
-        """A request that has not begun leaves."""
+        """Removes a request that has not begun."""
         self.waiting.remove(work)
         if self.role is not Role.DECODE:
             self.queued_tokens -= work.prompt_tokens
 
     def can_hold(self, work: Work) -> bool:
-        """Whether there is a row and pages for it; an empty engine takes whatever comes."""
+        """Whether there is a row and pages for it; an empty engine accepts any request."""
         if not self.reserved_tokens:
             return True
         room = self.kv_pool_tokens - self.reserved_tokens
@@ -151,7 +153,7 @@ class Replica:
         return work.reserved_tokens <= room and rows < self._max_running_requests
 
     def start(self, now: float) -> float | None:
-        """Begins a step, or several at once, where there is something to do; when it ends."""
+        """Begins a step, or several at once, if there is work; returns when it ends."""
         prompts = self._take_prompts(now) if self.waiting and self._computes else 0.0
         if prompts:
             self._steps = 1
@@ -168,8 +170,7 @@ class Replica:
         return now + seconds
 
     def interrupt(self, now: float) -> float | None:
-        """New work has come; returns the end of the running step if several were planned at
-        once."""
+        """Handles new work; returns the end of the running step if several were planned at once."""
         if self._steps <= 1:
             return None
         steps = self._times.steps_by(now - self._began, self.rows, self._context)
@@ -180,7 +181,7 @@ class Replica:
         return self._began + self._times.run_seconds(steps, self.rows, self._context)
 
     def end(self, now: float) -> tuple[list[Work], list[Work]]:
-        """The step is over: prompts that are computed now, and answers that have ended."""
+        """Ends the step; returns prompts that are computed now, and answers that have ended."""
         seconds, steps = now - self._began, self._steps
         if self._tokens:
             alone = self._times.step_seconds(0.0, self._context)
@@ -202,8 +203,8 @@ class Replica:
         return computed, ended
 
     def decode(self, work: Work, now: float) -> bool:
-        """Between steps: the first token is there, and the request has a row from now on. False:
-        that token was its last."""
+        """Starts decoding a request between steps: its first token is there. False: that token was
+        its last."""
         work.first_token_seconds = now
         self.generated_tokens += 1
         if work.output_tokens <= 1:
@@ -225,7 +226,7 @@ class Replica:
         return min(self.kv_pool_tokens, self._kv_tokens(self._steps_by(now)))
 
     def _kv_tokens(self, steps: int) -> int:
-        """After so many steps of several at once."""
+        """Tokens that requests hold, after so many steps of several at once."""
         partly = self.waiting[0].computed_tokens if self.waiting else 0
         kv_tokens = self._context + self.rows * steps + partly
         if self.role is Role.PREFILL:
@@ -239,13 +240,13 @@ class Replica:
         return self.pace.itl_seconds(now, self.rows * steps, self.rows * seconds)
 
     def _steps_by(self, now: float) -> int:
-        """Of several at once, those that are over."""
+        """Number of steps that are over, of several at once."""
         if self._steps <= 1:
             return 0
         return self._times.steps_by(now - self._began, self.rows, self._context)
 
     def _take_prompts(self, now: float) -> float:
-        """Puts prompts into the next step; the seconds that they take."""
+        """Puts prompts into the next step; returns the seconds that they take."""
         left, seconds = self._chunk_tokens, 0.0
         allowed = self._prompt_seconds_allowed()
         order: Iterator[Work] | None = None
@@ -268,13 +269,14 @@ class Replica:
         return seconds
 
     def _prompt_seconds_allowed(self) -> float:
-        """What a step has for prompts so that the rows that wait for it keep their ITL."""
+        """Seconds of prompts that a step may have so that the rows that wait for it keep their
+        ITL."""
         if not self.rows:
             return math.inf
         return self._times.prompts_within(self._itl_seconds, self._context)
 
     def _admit(self, work: Work) -> None:
-        """Puts it at the head of the queue, where the prompt is that goes on."""
+        """Puts a request at the head of the queue, where the prompt is that is continued."""
         self._order.admitted(work)
         if work is not self.waiting[0]:
             self.waiting.remove(work)
@@ -308,8 +310,8 @@ class Pace:
         self._seen: deque[tuple[float, int, float]] = deque()
 
     def prefilled(self, tokens: int, seconds: float, added_seconds: float) -> None:
-        """A step with prompts, and how much shorter it were without; the more tokens, the more it
-        counts."""
+        """Records a step with prompts, and by how much they lengthened it; it counts more with more
+        tokens."""
         self._weight = self._weight * self.FORGETTING + tokens * tokens
         self._seconds = self._seconds * self.FORGETTING + tokens * seconds
         self._added_seconds = self._added_seconds * self.FORGETTING + tokens * added_seconds
@@ -324,7 +326,8 @@ class Pace:
 
     @property
     def marginal_prefill_tokens_per_second(self) -> float | None:
-        """Bounded as an engine's is: prompts may hide behind the weights."""
+        """Rate over the time that prompts add, bounded as in an engine: prompts may hide behind the
+        weights."""
         if not self._seconds:
             return None
         return self._weight / max(self._added_seconds, self._seconds * MIN_PROMPT_SHARE)

@@ -22,7 +22,7 @@ from sluice_simulator.errors import UnusableFileError
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """One line of a journal, and what is decided on it now."""
+    """One line of a journal, and the decision on it now."""
 
     line: JournalLine
     now: Decision
@@ -52,7 +52,7 @@ def read(path: Path) -> Sequence[JournalLine]:
 
 
 def rerun(lines: Iterable[JournalLine]) -> list[Rerun]:
-    """All of them, in order."""
+    """Decides again on all lines, in order."""
     history, done = History(), []
     for line in lines:
         done.append(Rerun(line, decide(line.settings, history, line.sample)))
@@ -61,7 +61,7 @@ def rerun(lines: Iterable[JournalLine]) -> list[Rerun]:
 
 
 def as_text(runs: Sequence[Rerun]) -> str:
-    """A line a decision, two where they differ, and a summary."""
+    """Text with a line for each decision, two where they differ, and a summary."""
     began = runs[0].line.sample.time_seconds
     lines = []
     for run in runs:
@@ -79,7 +79,7 @@ def as_text(runs: Sequence[Rerun]) -> str:
 
 
 def as_json(runs: Sequence[Rerun]) -> str:
-    """An object a line."""
+    """JSON text with an object for each decision, one a line."""
     return "\n".join(
         json.dumps(
             {

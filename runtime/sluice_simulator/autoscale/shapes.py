@@ -22,12 +22,13 @@ BURSTS: Final = ((0.2, 0.3), (0.55, 0.6), (0.8, 0.9))
 """Parts of a trace's length in which requests come `BURST` times as fast as outside."""
 BURST: Final = 3.0
 BURST_EDGE: Final = 0.02
-"""Of the length, in which a burst rises before its part, and falls after it: 70 s of an hour."""
+"""Share of the trace's length in which a burst rises before its part, and falls after it: 70 s of
+an hour."""
 DIURNAL_SWING: Final = 0.8
-"""Of the mean rate, up and down; the trace's length is a day, which begins at night."""
+"""Swing around the mean rate, as its share. The trace's length is a day, which begins at night."""
 
 Intensity = Callable[[float], float]
-"""From a share of the trace's length to a rate."""
+"""Function from a share of the trace's length to a rate."""
 
 
 def _diurnal(share: float) -> float:
@@ -76,7 +77,7 @@ class Ramp:
 
     stages: Sequence[Stage]
     ttft_seconds: float
-    """Promised: the guide's example for such prompts."""
+    """Promised TTFT: the guide's example for such prompts."""
 
 
 STAGE_SECONDS: Final = (300, 300, 420, 600, 600, 300, 900)
@@ -101,11 +102,11 @@ RAMPS: Final[Mapping[str, Ramp]] = {
     ),
 }
 PEAK_PREFILL_TOKENS_PER_SECOND: Final = 2696.0
-"""Of an engine of the guide, by which the ramps' rates are chosen."""
+"""Peak prefill rate of an engine in the guide, by which the ramps' rates are chosen."""
 
 
 def ramp(name: str, seed: int = 0) -> Trace:
-    """One of `RAMPS`."""
+    """Trace of one of `RAMPS`."""
     draw, shape, requests, began = random.Random(seed), RAMPS[name], [], 0.0  # noqa: S311
     for stage in shape.stages:
         at = began + draw.expovariate(stage.rate)

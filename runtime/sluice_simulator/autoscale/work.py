@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One request on its way."""
+    """One request from its arrival to its end."""
 
     number: int
     arrival_seconds: float
@@ -29,11 +29,11 @@ class Work:
     output_tokens: int
     computed_tokens: int = 0
     moves: int = 0
-    """How often an engine has handed it back."""
+    """Number of times that an engine has handed it back."""
     first_token_seconds: float = -1.0
     ended_seconds: float = -1.0
     prefill: Replica | None = None
-    """Where its prompt is computed, of two pools, and where it is answered."""
+    """Engine that computes its prompt, if there are two pools; `decode` answers it."""
     decode: Replica | None = None
 
     @property
@@ -42,7 +42,8 @@ class Work:
 
 
 class SlackOrder:
-    """Of one engine. `token_seconds`: of a prompt token, as the last step with prompts took."""
+    """Order of one engine's prompts. `token_seconds`: time of a prompt token in the last step with
+    prompts."""
 
     def __init__(self, ttft_seconds: float) -> None:
         self.token_seconds = 0.0
@@ -51,7 +52,8 @@ class SlackOrder:
         self._aged: Work | None = None
 
     def of(self, waiting: Sequence[Work], queued_tokens: int, now: float) -> Iterator[Work]:
-        """The waiting requests, which lie there in the order of arrival, none of them begun."""
+        """The waiting requests in order; `waiting` has them in order of arrival, and none has
+        begun."""
         oldest = waiting[0].arrival_seconds
         if now + queued_tokens * self.token_seconds <= oldest + self._ttft_seconds:
             yield from tuple(waiting)
@@ -65,7 +67,7 @@ class SlackOrder:
             yield from self._aged_among(deque(waiting), by_slack, now - PASSED_OVER_SECONDS)
 
     def admitted(self, work: Work) -> None:
-        """Called for every request whose prompt is begun."""
+        """Notes a request whose prompt is begun."""
         self._since_aged = 0 if work is self._aged else self._since_aged + 1
 
     def _late(self, waiting: Sequence[Work], now: float) -> set[Work]:
@@ -86,7 +88,8 @@ class SlackOrder:
     def _aged_among(
         self, waiting: deque[Work], by_slack: Iterator[Work], overdue_before: float
     ) -> Iterator[Work]:
-        """Every fourth place is for the oldest, while that is overdue."""
+        """The order by slack, in which every fourth place is for the oldest, while that is
+        overdue."""
         placed, since = set[Work](), self._since_aged
         for _ in range(len(waiting)):
             while waiting and waiting[0] in placed:

@@ -15,7 +15,7 @@ from sluice_simulator.explain.roofline import NoCostError, roofline
 
 
 def answered(question: Question) -> Answer:
-    """Every arrangement, simulated; or why none could be.
+    """Simulates every arrangement; the answer may be the reason why none could be.
 
     Raises:
         ValueError: the model's config.json cannot be used.
@@ -44,7 +44,7 @@ def answered(question: Question) -> Answer:
 
 
 def _chosen_rows(question: Question, model: ExplainedModel, cost: Cost) -> int:
-    """The rows that the engine would choose."""
+    """Number of rows that the engine would choose."""
     memory_mib = memory_mib_of(question.accelerator) or 0
     return running_requests(
         cost.kv_pool_tokens,

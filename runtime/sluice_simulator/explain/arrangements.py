@@ -1,4 +1,4 @@
-"""The ways to arrange two engines, and up to which load each keeps a promise.
+"""Arrangements of two engines, and the load up to which each keeps a promise.
 
 Simulated with the engines' own scheduler and roles: every step of a synthetic trace, at rates of a
 grid that is searched by halving. Two engines are the minimum for a split.
@@ -28,20 +28,21 @@ from sluice_simulator.traces.request import Trace, TraceRequest, trace_of
 
 NAMES: Final[tuple[ArrangementName, ...]] = ("whole", "chunked", "mixed", "paced", "apart")
 REQUESTS, MOST_REQUESTS = 160, 2_000
-"""Requests of a run: enough for the share of a promise, and quick to simulate."""
+"""Minimum and maximum requests of a run: enough for the share of a promise, and quick to
+simulate."""
 LENGTH: Final = 8
 """Length of a run, in promised TTFTs: a shorter run ends before a queue breaks the promise."""
 SPREAD: Final = 0.5
 """Lengths are drawn between (1 - this) and (1 + this) times the average."""
 GRID, GRID_STEP, GRID_FIRST = 16, 1.2, 0.12
-"""Rates that are tried: shares of the rate at which the devices would be busy all the time."""
+"""Rates that are tried, as shares of the rate at which the devices would always be busy."""
 BYTES_PER_SECOND: Final = 12.5e9
-"""Between two engines: 100 Gb/s."""
+"""Bandwidth between two engines: 100 Gb/s."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run, at the share of the promise."""
+    """TTFT and ITL of one run, at the share of the promise."""
 
     ttft_seconds: float
     itl_seconds: float
@@ -71,7 +72,8 @@ def arrangement(
 
 
 def impossible(question: Question, cost: Cost) -> str | None:
-    """Why the promise cannot be kept even for a request that is alone; None where it can."""
+    """Explains why the promise cannot be kept even for a request that is alone; None where it
+    can."""
     c, promise, prompt = cost.coefficients, question.promise, question.requests.prompt_tokens
     step = c.step + max(c.weights, c.row) + prompt * c.context
     if step > promise.itl_seconds:
@@ -105,13 +107,13 @@ def busy_rate(question: Question, cost: Cost) -> float:
 
 
 def _rows(question: Question, cost: Cost) -> int:
-    """Requests that run at once, by memory too."""
+    """Number of requests that run at once, limited by memory too."""
     tokens = question.requests.prompt_tokens + question.requests.answer_tokens
     return max(1, min(question.max_running_requests or 1, cost.kv_pool_tokens // tokens))
 
 
 def trace_at(question: Question, rate: float) -> Trace:
-    """Poisson arrivals; the same lengths at each rate."""
+    """Trace with Poisson arrivals; lengths are equal at each rate."""
     draw, now, requests = random.Random(0), 0.0, list[TraceRequest]()  # noqa: S311
     for _ in range(_requests(question, rate)):
         prompt = _drawn(draw, question.requests.prompt_tokens)
@@ -139,7 +141,7 @@ def _played(
 
 
 def figures(record: Record, share: float) -> Figures:
-    """Of a run; a request that failed has no first token in time."""
+    """Figures of a run; a request that failed has no first token in time."""
     first = [
         float("inf")
         if line.first_token_seconds is None or line.error is not None

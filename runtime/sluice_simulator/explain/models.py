@@ -18,37 +18,37 @@ from sluice_contract.config.model_shape import ModelShape, language_model, shape
 from sluice_contract.config.supported import ARCHITECTURES, QUANTISATIONS
 
 BYTES: Final = 2
-"""A weight, or a number in the KV cache: bfloat16."""
+"""Size of a weight, or of a number in the KV cache: bfloat16."""
 
 
 @dataclass(frozen=True)
 class ExplainedModel:
-    """What decides how long a step takes."""
+    """Properties of a model that decide how long a step takes."""
 
     name: str
     shape: ModelShape
     kv_number_bytes: int = BYTES
-    """A number of keys and values."""
+    """Size of a number of keys and values."""
 
     @property
     def weight_bytes(self) -> float:
-        """Read in each step: layers, and the matrix of the logits."""
+        """Bytes read in each step: layers, and the matrix of the logits."""
         logits = self.shape.hidden_size * self.shape.vocabulary_size
         return float(BYTES * (self.shape.layer_values + logits))
 
     @property
     def token_flop(self) -> float:
-        """A prompt token without attention; logits are for the last one alone."""
+        """Operations for a prompt token without attention; logits are for the last one alone."""
         return float(2 * self.shape.active_layer_values)
 
     @property
     def pair_flop(self) -> float:
-        """A token and one that it attends to: scores, and values."""
+        """Operations for a token and one that it attends to: scores, and values."""
         return float(4 * self.shape.layers * self.shape.heads * self.shape.head_dim)
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values of a token."""
+        """Size of the keys and values of a token."""
         return self.kv_number_bytes * self.shape.kv_values
 
 

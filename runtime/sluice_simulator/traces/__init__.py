@@ -1,1 +1,1 @@
-"""Request traces: what arrived when, how long it was, and which prefixes it shared."""
+"""Request traces: arrivals, lengths, and shared prefixes."""

@@ -32,7 +32,7 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From 0 to the last arrival."""
+        """Time of the last arrival, from 0."""
         return self.requests[-1].arrival_seconds if self.requests else 0.0
 
     @property
@@ -45,12 +45,12 @@ class Trace:
 
 
 def trace_of(name: str, requests: Sequence[TraceRequest]) -> Trace:
-    """Sorted by arrival; equal arrivals keep their order."""
+    """Trace with requests sorted by arrival; equal arrivals keep their order."""
     return Trace(name, tuple(sorted(requests, key=lambda request: request.arrival_seconds)))
 
 
 def window(trace: Trace, start_seconds: float, seconds: float | None) -> Trace:
-    """What arrived in [start, start + seconds), moved to begin at 0; None: to the end."""
+    """Trace of the arrivals in [start, start + seconds), moved to begin at 0; None: to the end."""
     end = float("inf") if seconds is None else start_seconds + seconds
     kept = [
         replace(request, arrival_seconds=request.arrival_seconds - start_seconds)
@@ -61,7 +61,7 @@ def window(trace: Trace, start_seconds: float, seconds: float | None) -> Trace:
 
 
 def at_rate(trace: Trace, factor: float) -> Trace:
-    """The same requests `factor` times as fast; 1 leaves them where they are."""
+    """Trace with arrivals `factor` times as fast; 1 leaves them as they are."""
     moved = [
         replace(request, arrival_seconds=request.arrival_seconds / factor)
         for request in trace.requests

@@ -15,7 +15,7 @@ from sluice_simulator.traces.request import BLOCK_TOKENS, Trace, TraceRequest, t
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a synthetic trace is drawn from; ranges include both ends."""
+    """Parameters from which a synthetic trace is drawn; ranges include both ends."""
 
     name: str
     requests: int

@@ -1,1 +1,1 @@
-"""From a step's logits to one token a row: adjust, restrict, draw, and remember what was drawn."""
+"""Draws one token a row from a step's logits: adjust, restrict, draw, and record what was drawn."""

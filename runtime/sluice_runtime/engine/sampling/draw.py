@@ -44,16 +44,16 @@ from sluice_runtime.wire.messages import Sampling
 
 @dataclass(frozen=True)
 class TableSize:
-    """Of the state that is kept."""
+    """Size of the sampling state."""
 
     rows: int
     vocabulary: int
     context_tokens: int
-    """No row has more tokens."""
+    """Maximum tokens of a row."""
 
 
 class _Block(NamedTuple):
-    """Of a step's rows, those that are sampled together."""
+    """Some of a step's rows that are sampled together."""
 
     tokens: Tensor
     penalised: PenalisedRows | None
@@ -64,7 +64,7 @@ def _joined(tokens: list[Tensor]) -> Tensor:
 
 
 class SamplingTable:
-    """The rows of one engine."""
+    """Sampling state of the rows of one engine."""
 
     def __init__(
         self, size: TableSize, device: Device | None = None, backend: Backend = TORCH
@@ -80,11 +80,11 @@ class SamplingTable:
 
     @property
     def logprobs(self) -> Logprobs | None:
-        """None while no row asks for any."""
+        """Logprobs of the rows; None while no row asks for any."""
         return self._logprobs if self._logprobs.rows else None
 
     def apply(self, batch: Batch) -> None:
-        """Rows dropped, then rows added."""
+        """Applies the batch's dropped rows, then its added rows."""
         for row in batch.dropped_rows:
             self._drop(row)
         for added in batch.added_rows:
@@ -99,8 +99,9 @@ class SamplingTable:
         positions: Whole,
         drafts: DraftsBefore | None = None,
     ) -> Tensor:
-        """logits: [m, v] float32 on the device, changed in place; rows, and positions of the tokens
-        to be sampled: [m] on the host → [m] tokens on the device. `drafts`: before these tokens."""
+        """Samples tokens. logits: [m, v] float32 on the device, changed in place; rows, and
+        positions of the tokens: [m] on the host → [m] tokens on the device. `drafts`: those before
+        these tokens."""
         blocks = self._blocks(logits, rows, positions, drafts)
         tokens = _joined([block.tokens for block in blocks])
         if any(block.penalised for block in blocks):
@@ -114,7 +115,7 @@ class SamplingTable:
     def propose(
         self, logits: Tensor, rows: Sequence[int], positions: Whole, drafts: DraftsBefore | None
     ) -> Tensor:
-        """See `sample`; of tokens that may not be kept, so it does not remember them."""
+        """Draws tokens that may not be kept, like `sample`, without counting them."""
         return _joined([block.tokens for block in self._blocks(logits, rows, positions, drafts)])
 
     def _blocks(
@@ -132,7 +133,7 @@ class SamplingTable:
         ]
 
     def _needs_blocks(self, rows: Whole) -> bool:
-        """Whether sampling these rows takes some for each token of the vocabulary or context."""
+        """Whether sampling these rows takes memory for each token of the vocabulary or context."""
         if self._backend.sample_rows is None and self._parameters.any_draws(rows):
             return True
         return not self._penalties.rows.isdisjoint(rows.tolist())
@@ -174,27 +175,27 @@ class SamplingTable:
 
 @dataclass(frozen=True)
 class RowParameters:
-    """How m rows sample, on the host: [m] each. Real numbers have float32 values."""
+    """Sampling parameters of m rows, on the host: [m] each. Real numbers have float32 values."""
 
     temperature: Real
     top_k: Whole
-    """Below 1: none."""
+    """Number of most probable tokens to choose from; below 1: all."""
     top_p: Real
     min_p: Real
     seed: Whole
     position: Whole
-    """Of the token to be drawn."""
+    """Position of the token to be drawn."""
 
 
 class ParameterTable:
-    """Of `rows` rows."""
+    """Sampling parameters of `rows` rows."""
 
     def __init__(self, rows: int) -> None:
         self._temperatures, self._top_ps, self._min_ps = np.zeros((3, rows))
         self._top_ks, self._seeds = np.zeros((2, rows), np.int64)
 
     def add(self, row: int, sampling: Sampling) -> None:
-        """Real numbers are rounded to float32, in which they are used."""
+        """Sets a row's parameters; real numbers are rounded to float32, in which they are used."""
         self._temperatures[row] = np.float32(sampling.temperature)
         self._top_ps[row] = np.float32(sampling.top_p)
         self._min_ps[row] = np.float32(sampling.min_p)
@@ -202,11 +203,11 @@ class ParameterTable:
         self._seeds[row] = sampling.seed
 
     def any_draws(self, rows: Whole) -> bool:
-        """Whether any of them does not take its most probable token."""
+        """Whether any of the rows does not take its most probable token."""
         return bool((self._temperatures[rows] >= GREEDY_BELOW).any())
 
     def step_parameters(self, rows: Whole, positions: Whole) -> RowParameters:
-        """[m] rows, and the positions of the tokens to be drawn."""
+        """Parameters of these rows [m], with the positions of the tokens to be drawn."""
         return RowParameters(
             temperature=self._temperatures[rows],
             top_k=self._top_ks[rows],
@@ -219,24 +220,24 @@ class ParameterTable:
 
 @dataclass(frozen=True)
 class SamplingRows:
-    """How m rows sample, on the device."""
+    """Sampling parameters of m rows, on the device."""
 
     draws: Draws | None
-    """None: each takes its most probable token."""
+    """Temperatures and random numbers; None: each row takes its most probable token."""
     restrictions: Restrictions | None
-    """None: no row leaves tokens out."""
+    """Restrictions by top_k, top_p and min_p; None: no row leaves tokens out."""
 
 
 @dataclass(frozen=True)
 class RowsOf:
-    """k of a step's m rows."""
+    """Subset of k of a step's m rows."""
 
     places: Tensor | None
-    """[k]; None: all m."""
+    """Places [k] among the m rows; None: all m."""
     temperature: Tensor
-    """[k]"""
+    """Temperatures [k]."""
     bound: Tensor
-    """[k] float32: top_p or min_p."""
+    """Bounds [k] float32: top_p or min_p."""
 
 
 @dataclass(frozen=True)
@@ -245,26 +246,26 @@ class Ranked:
 
     rows: RowsOf
     top_k: Tensor
-    """[k]"""
+    """Values of top_k [k]."""
     width: int
-    """The largest of them, or the vocabulary if that is smaller."""
+    """Largest top_k, or the vocabulary size if that is smaller."""
 
 
 @dataclass(frozen=True)
 class Restrictions:
-    """Which rows leave tokens out."""
+    """Rows that leave tokens out, by kind of restriction."""
 
     ranked: Ranked | None
     massed: RowsOf | None
-    """With a top_p and no top_k."""
+    """Rows with a top_p and no top_k."""
     floored: RowsOf | None
-    """With a min_p."""
+    """Rows with a min_p."""
 
 
 def sample_step_rows(
     logits: Tensor, rows: RowParameters, device: Device, backend: Backend
 ) -> Tensor:
-    """See `sample`; by the backend's kernel if it has one, but where no row draws."""
+    """Samples like `sample`, with the backend's kernel if it has one and any row draws."""
     drawn = rows.temperature >= GREEDY_BELOW
     vocabulary = logits.shape[1]
     if backend.sample_rows is None or not drawn.any():
@@ -281,16 +282,16 @@ def sample_step_rows(
 
 
 def sample(logits: Tensor, rows: SamplingRows, backend: Backend = TORCH) -> Tensor:
-    """logits: [m, vocabulary], float32, -inf from now on for tokens that are left out → [m] token
-    ids, NO_TOKEN for rows without a distribution."""
+    """Restricts the logits and draws. logits: [m, vocabulary], float32, set to -inf for tokens that
+    are left out → [m] token ids, NO_TOKEN for rows without a distribution."""
     if rows.restrictions is not None:
         restrict(logits, rows.restrictions)
     return backend.draw(logits, rows.draws)
 
 
 def sampling_rows(rows: RowParameters, vocabulary: int, device: Device) -> SamplingRows:
-    """Sends what the device needs. Rows that take their most probable token need nothing, whatever
-    tokens they would leave out."""
+    """Parameters on the device. Rows that take their most probable token need none, whatever tokens
+    they would leave out."""
     drawn = rows.temperature >= GREEDY_BELOW
     if not drawn.any():
         return SamplingRows(None, None)
@@ -304,7 +305,7 @@ def sampling_rows(rows: RowParameters, vocabulary: int, device: Device) -> Sampl
 def _restrictions(
     rows: RowParameters, drawn: Marks, temperature: Tensor, vocabulary: int, device: Device
 ) -> Restrictions | None:
-    """Of the rows that are `drawn`. temperature: [m], on the device."""
+    """Restrictions of the rows that are `drawn`. temperature: [m], on the device."""
     ranked = drawn & (rows.top_k > 0)
     massed, floored = drawn & ~ranked & (rows.top_p < 1), drawn & (rows.min_p > 0)
     if not (ranked | massed | floored).any():
@@ -348,7 +349,7 @@ def _mix(value: _Words) -> _Words:
 
 
 def restrict(logits: Tensor, restrictions: Restrictions) -> None:
-    """logits: [m, v]; tokens left out become -inf."""
+    """Sets the logits [m, v] of tokens that are left out to -inf."""
     if (ranked := restrictions.ranked) is not None:
         chosen = _chosen(logits, ranked.rows)
         _cut(logits, ranked.rows, chosen, _of_rank(chosen, ranked))
@@ -362,7 +363,7 @@ def restrict(logits: Tensor, restrictions: Restrictions) -> None:
 
 
 def _chosen(logits: Tensor, rows: RowsOf) -> Tensor:
-    """A copy, or all logits themselves."""
+    """Logits of these rows: a copy, or all of them in place."""
     return logits if rows.places is None else logits.index_select(0, rows.places)
 
 

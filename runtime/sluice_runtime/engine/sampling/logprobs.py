@@ -21,12 +21,13 @@ from sluice_runtime.scheduler.batch import Batch, ExtendRow, RowAdded
 from sluice_runtime.wire.messages import TokenLogprob
 
 MAX_TOP_LOGPROBS: Final = 20
-"""Computed for every row, so that the choice among equally probable tokens does not depend on the
-other rows of the step."""
+"""Number of most probable tokens computed for every row, so that the choice among equally probable
+tokens does not depend on the other rows of the step."""
 MIN_LOGPROB: Final = -9999.0
-"""Replaces lower values: JSON has no -inf."""
+"""Minimum logprob; replaces lower values, because JSON has no -inf."""
 _PROMPT_TOKENS: Final = 64
-"""Scored at once: the logits of a whole chunk may be larger than the KV pool."""
+"""Maximum prompt tokens scored at once: the logits of a whole chunk may be larger than the KV
+pool."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,16 @@ class _Prompt:
     token_ids: tuple[int, ...]
     top: int
     scores: list[TokenLogprob] = field(default_factory=list)
-    """Of the steps that have landed."""
+    """Scores from the steps that have landed."""
 
 
 @dataclass(frozen=True)
 class PromptScores:
-    """Of a piece of a prompt."""
+    """Scores of a piece of a prompt."""
 
     prompt: _Prompt
     table: Tensor
-    """See `score`."""
+    """Table as `score` returns it."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,15 @@ class StepLogprobs:
     """Logprobs of one step, taken before its logits are changed."""
 
     places: Sequence[int]
-    """[k] which of the step's sampling rows asked for logprobs."""
+    """Places [k] among the step's sampling rows that asked for logprobs."""
     top: list[int]
     at: Tensor
-    """[k] the places, on the device."""
+    """Places [k], on the device."""
     logprobs: Tensor
-    """[k, vocabulary]"""
+    """Log-probabilities [k, vocabulary]."""
 
     def scores_of(self, tokens: Tensor) -> Tensor:
-        """See `score`; for the tokens [m] that the step's rows sampled."""
+        """Scores of the tokens [m] that the step's rows sampled, as `score` returns them."""
         return score(self.logprobs, tokens.index_select(0, self.at).clamp(min=0))
 
 
@@ -72,10 +73,10 @@ class StepScores:
     prompts: Sequence[PromptScores]
     drawn: StepLogprobs | None
     tokens: Tensor
-    """[m] sampled."""
+    """Sampled tokens [m]."""
 
     def tables(self) -> list[Tensor]:
-        """What `read` needs in the host's memory."""
+        """Tables that `read` needs in the host's memory."""
         tables = [piece.table for piece in self.prompts]
         return tables if self.drawn is None else [*tables, self.drawn.scores_of(self.tokens)]
 
@@ -101,7 +102,7 @@ class Logprobs:
         self._prompts: dict[int, _Prompt] = {}
 
     def add(self, added: RowAdded) -> None:
-        """Notes what the row asks for."""
+        """Records which logprobs the row asks for."""
         self.rows.add(added.row)
         if added.logprobs >= 0:
             self._top[added.row] = added.logprobs
@@ -110,13 +111,14 @@ class Logprobs:
             self._prompts[added.row] = _Prompt(prompt, added.prompt_logprobs)
 
     def drop(self, row: int) -> None:
-        """Forgets the row."""
+        """Removes the row."""
         self.rows.discard(row)
         self._top.pop(row, None)
         self._prompts.pop(row, None)
 
     def capture(self, logits: Tensor, rows: Sequence[int]) -> StepLogprobs | None:
-        """logits: [m, vocabulary] of `rows`, not changed yet; None when no row asks."""
+        """Log-probabilities of the rows that ask, from logits [m, vocabulary] of `rows` that are
+        not changed yet; None when no row asks."""
         if not self._top:
             return None
         asking = {place: self._top[row] for place, row in enumerate(rows) if row in self._top}
@@ -141,7 +143,7 @@ class Logprobs:
         return pieces
 
     def finished(self, batch: Batch) -> dict[int, list[TokenLogprob]]:
-        """By row, the scores of prompts that end in this step, complete when it has landed; each is
+        """Scores of prompts that end in this step, by row; complete when it has landed. Each is
         returned once."""
         done = [e.row for e in batch.extend_rows if e.samples and e.row in self._prompts]
         return {row: self._prompts.pop(row).scores for row in done}
@@ -153,7 +155,8 @@ class Logprobs:
         hidden: Tensor,
         logits_of: Callable[[Tensor], Tensor],
     ) -> list[PromptScores]:
-        """Each token predicts the next one, which may be in the next chunk."""
+        """Scores of a chunk's tokens in pieces: each token predicts the next one, which may be in
+        the next chunk."""
         predicted: Whole = np.array(prompt.token_ids[extend.start + 1 :][: len(hidden)], np.int64)
         if not len(predicted):
             return []
@@ -177,7 +180,8 @@ def score(logprobs: Tensor, tokens: Tensor) -> Tensor:
 
 
 def read_scores(table: Tensor, top: list[int]) -> list[TokenLogprob]:
-    """table: see `score`; top: [k] how many of the most probable tokens to return."""
+    """Logprobs from a table as `score` returns it. top: [k] how many of the most probable tokens to
+    return."""
     most = (table.shape[1] - 3) // 2
     ids = table[:, [0, 2, *range(3, 3 + most)]].long().tolist()
     values = table[:, [1, *range(3 + most, 3 + 2 * most)]].clamp(min=MIN_LOGPROB).tolist()

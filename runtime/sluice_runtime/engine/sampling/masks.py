@@ -24,15 +24,16 @@ def keep_to_grammars(
     drafts: DraftsBefore | None,
     device: Device,
 ) -> None:
-    """logits: [m, v] of `rows`, changed in place; positions: [m] of the tokens to be drawn.
-    `drafts`: before these tokens; waits for those that a model proposes."""
+    """Forbids what grammars do not allow. logits: [m, v] of `rows`, changed in place; positions:
+    [m] of the tokens to be drawn. `drafts`: those before these tokens; waits for a model's
+    proposals."""
     before = drafts.on_host() if drafts else None
     if masks := matchers.masks(rows, positions.tolist(), before):
         forbid(logits, masks, device)
 
 
 def forbid(logits: Tensor, masks: Masks, device: Device) -> None:
-    """logits: [m, v] of a step's rows on the device; tokens that are not allowed become -inf."""
+    """Sets the logits of tokens that are not allowed to -inf. logits: [m, v] of a step's rows."""
     if device.asynchronous:
         (words,) = device.upload([masks.words.reshape(-1)])
         forbidden = unpacked(words.view(len(masks.places), -1))
@@ -48,7 +49,7 @@ def forbid(logits: Tensor, masks: Masks, device: Device) -> None:
 
 
 def unpacked(words: Tensor) -> Tensor:
-    """[k, w] int32 → [k, 32 x w] bool: whether the bit is 0."""
+    """Bits of the words, inverted: [k, w] int32 → [k, 32 x w] bool, True where the bit is 0."""
     bits = torch.ones(8, dtype=torch.uint8, device=words.device) << torch.arange(
         8, dtype=torch.uint8, device=words.device
     )

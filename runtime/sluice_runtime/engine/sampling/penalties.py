@@ -36,30 +36,31 @@ _ALWAYS: Final = 2**62
 
 @dataclass(frozen=True)
 class DraftsBefore:
-    """Drafts that m tokens follow, if they are kept. A row's tokens come in a row, each with one
+    """Drafts that precede m tokens, if they are kept. A row's tokens are consecutive, each with one
     draft more than the one before it."""
 
     token_ids: Tensor
-    """[n] of the step, on the device. A row's drafts lie side by side."""
+    """Tokens [n] of the step, on the device. A row's drafts lie side by side."""
     last: Whole
-    """[m] where among them the last one is."""
+    """Index [m] of the last draft before each token."""
     counts: Whole
-    """[m] how many there are."""
+    """Number [m] of drafts before each token."""
     read: Callable[[], Sequence[int]]
-    """The step's tokens on the host; waits for them where a model has proposed the drafts."""
+    """Function that reads the step's tokens on the host; waits for them where a model has proposed
+    the drafts."""
 
     def part(self, part: slice) -> DraftsBefore:
-        """Of some of the m tokens."""
+        """The drafts before some of the m tokens."""
         return replace(self, last=self.last[part], counts=self.counts[part])
 
     def on_host(self) -> list[Sequence[int]]:
-        """[m] what they are."""
+        """Draft tokens before each of the m tokens."""
         tokens = self.read()
         ends = zip((self.last + 1).tolist(), self.counts.tolist(), strict=True)
         return [tokens[end - count : end] for end, count in ends]
 
     def kept(self, tokens: Tensor, device: Device) -> Tensor:
-        """[m] drawn → [m], with NO_TOKEN for those after a draft that was not drawn."""
+        """Tokens [m] drawn → [m], with NO_TOKEN for those after a draft that was not drawn."""
         last, counts = device.upload((self.last, self.counts))
         differs = (counts > 0) & (self.token_ids[last] != tokens.roll(1))
         differing = differs.cumsum(0)
@@ -75,30 +76,30 @@ class _Edits:
     token: Whole
     value: Real
     until: Whole
-    """Position of the first token for which it does not hold."""
+    """Position of the first token for which the edit does not hold."""
 
 
 class LogitBias:
-    """The edits of `rows` rows."""
+    """Logit edits of `rows` rows."""
 
     def __init__(self, rows: int, device: Device) -> None:
         self._device = device
         self.rows: dict[int, list[_Edits]] = {}
-        """By row, its edits; rows without any are missing."""
+        """Edits by row; rows without any are missing."""
         self._all: _Edits | None = None
         self._outdated = False
         """Whether rows were added or dropped since `_all` was joined."""
         self._index = np.full(rows, -1)
-        """Scratch: which of the step's different rows each row is."""
+        """Scratch: index of each row among the step's different rows."""
 
     def add(self, row: int, biases: Sequence[tuple[int, float]]) -> None:
-        """Adds to logits of `row`, for every token that will be drawn."""
+        """Adds biases to logits of `row`, for every token that will be drawn."""
         if biases:
             tokens, values = zip(*biases, strict=True)
             self._add_edits(row, tokens, np.array(values, np.float64), _ALWAYS)
 
     def forbid(self, row: int, tokens: Sequence[int], until: int) -> None:
-        """`tokens` are not sampled before position `until`."""
+        """Keeps `tokens` from being sampled before position `until`."""
         if tokens:
             self._add_edits(row, tokens, np.full(len(tokens), -np.inf), until)
 
@@ -124,7 +125,7 @@ class LogitBias:
         logits.view(-1).scatter_add_(0, places, values.float())
 
     def _places(self, rows: Whole) -> tuple[Whole, Whole]:
-        """rows: [m] → which edit goes where among them, [k] each."""
+        """Pairs of an edit and the place among `rows` [m] that it applies to, [k] each."""
         assert self._all is not None
         firsts = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
         counts = np.diff(np.append(firsts, len(rows)))
@@ -153,36 +154,37 @@ class LogitBias:
 
 @dataclass(frozen=True)
 class _NewRow:
-    """Of a row that is penalised from now on."""
+    """Content of a row's tables when it begins to be penalised."""
 
     row: int
     tokens: Whole
-    """Those in prompt or answer, each once."""
+    """Distinct tokens in prompt or answer."""
     drawn: Whole
-    """Those in the answer, each once."""
+    """Distinct tokens in the answer."""
     counts: Whole
-    """How often each of `drawn` is in it."""
+    """Number of occurrences of each of `drawn` in the answer."""
 
 
 @dataclass(frozen=True)
 class PenalisedRows:
-    """k of a step's rows, on the device; [k] each."""
+    """Penalised rows among a step's rows, on the device; [k] each."""
 
     places: Tensor
-    """Among the rows of the step."""
+    """Places among the rows of the step."""
     rows: Tensor
     lengths: Tensor
-    """Of their lists."""
+    """Lengths of the rows' token lists."""
     most: int
-    """The longest of them."""
+    """Length of the longest list."""
     parameters: tuple[Tensor, Tensor, Tensor]
-    """Presence, frequency, repetition: [k, 1] each."""
+    """Presence, frequency and repetition penalty: [k, 1] each."""
     drafts: Tensor | None
-    """[k, d] before the token, NO_TOKEN where there are fewer than d; None: there are none."""
+    """Drafts [k, d] before the token, NO_TOKEN where there are fewer than d; None: there are
+    none."""
 
 
 class Penalties:
-    """`rows` rows of at most `context_tokens` tokens, of which some are penalised."""
+    """Penalties for `rows` rows of at most `context_tokens` tokens."""
 
     def __init__(
         self, rows: int, vocabulary_size: int, context_tokens: int, device: Device
@@ -192,23 +194,24 @@ class Penalties:
         self.rows = set[int]()
         """Rows that are penalised."""
         self._penalised = np.zeros(rows, np.bool_)
-        """[rows]: the same, for numpy."""
+        """Marks [rows] of the penalised rows, for numpy."""
         self._parameters: Real = np.zeros((3, rows))
-        """[3, rows]: presence, frequency, repetition."""
+        """Presence, frequency and repetition penalty: [3, rows]."""
         self._repeated: Whole = np.zeros(rows, np.int64)
-        """[rows]: how many tokens more the row has than its list. From then on both grow alike."""
+        """Tokens that each row has more than its list [rows]. From then on both grow alike."""
         self._counts = zeros((rows, vocabulary_size), torch.int32, device.place)
-        """[rows, v]: how often each token is in the answer."""
+        """Occurrences of each token in the answer: [rows, v]."""
         self._tokens = zeros((rows, context_tokens + 1), torch.int32, device.place)
-        """[rows, context + 1]: prompt and answer, in any order, some of them several times. One
-        more, since a row that has ended may be in a step that was launched ahead."""
+        """Tokens of prompt and answer: [rows, context + 1], in any order, some of them several
+        times. One more than the context, since a row that has ended may be in a step that was
+        launched ahead."""
         self._new: list[_NewRow] = []
 
     def add(
         self, row: int, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
     ) -> None:
-        """`prompt`: one token at least; `answer`: tokens sampled for the request before it was in
-        this row. `send` follows."""
+        """Begins to penalise a row. `prompt`: one token at least; `answer`: tokens sampled for the
+        request before it was in this row. `send` follows."""
         self._parameters[:, row] = (
             sampling.presence_penalty,
             sampling.frequency_penalty,
@@ -224,13 +227,13 @@ class Penalties:
         self.rows.add(row)
 
     def drop(self, row: int) -> None:
-        """The row is not penalised from now on."""
+        """Ends the row's penalties."""
         self._penalised[row] = False
         self.rows.discard(row)
         self._new = [new for new in self._new if new.row != row]
 
     def send(self) -> None:
-        """The device learns of rows that were added."""
+        """Sends the tables of rows that were added to the device."""
         if not self._new:
             return
         new, self._new = self._new, []
@@ -250,7 +253,7 @@ class Penalties:
     def penalised_rows(
         self, rows: Whole, positions: Whole, drafts: DraftsBefore | None = None
     ) -> PenalisedRows | None:
-        """Those of a step's rows that are penalised. positions: [m] of the tokens to be drawn."""
+        """The penalised rows among a step's rows. positions: [m] of the tokens to be drawn."""
         places = np.flatnonzero(self._penalised[rows])
         if not len(places):
             return None
@@ -270,7 +273,7 @@ class Penalties:
         )
 
     def _drafts(self, drafts: DraftsBefore, places: Whole) -> Tensor | None:
-        """See `PenalisedRows.drafts`."""
+        """Drafts before the tokens at `places`: see `PenalisedRows.drafts`."""
         counts = drafts.counts[places]
         if not (most := int(counts.max())):
             return None
@@ -280,7 +283,7 @@ class Penalties:
         return tokens.masked_fill(back >= count[:, None], NO_TOKEN)
 
     def apply(self, logits: Tensor, penalised: PenalisedRows) -> None:
-        """logits: [m, v] of the step's rows, changed in place."""
+        """Applies the penalties. logits: [m, v] of the step's rows, changed in place."""
         presence, frequency, repetition = penalised.parameters
         tokens, drafts = self._listed(penalised), penalised.drafts
         if drafts is not None:
@@ -296,8 +299,8 @@ class Penalties:
         flat[places] = after
 
     def count(self, penalised: PenalisedRows, tokens: Tensor) -> None:
-        """Adds the tokens [m] drawn for the step's rows; where none was drawn, or it is not kept,
-        the row's first one is listed again, which changes nothing."""
+        """Adds the tokens [m] drawn for the step's rows. Where none was drawn or kept, the row's
+        first one is listed again, which changes nothing."""
         last, row = self._tokens.shape[1] - 1, penalised.rows
         drawn = tokens.index_select(0, penalised.places)
         was_drawn = drawn >= 0
@@ -310,8 +313,8 @@ class Penalties:
         self._counts.view(-1).index_add_(0, row * self._vocabulary + token, was_drawn.int())
 
     def _listed(self, penalised: PenalisedRows) -> Tensor:
-        """[k, most] tokens. Behind its end a list repeats its first one, whose logit then gets its
-        value once more."""
+        """Listed tokens [k, most]. After its end a list repeats its first token, whose logit then
+        gets its value once more."""
         listed = self._tokens[:, : penalised.most].index_select(0, penalised.rows).long()
         places = torch.arange(penalised.most, device=listed.device)
         return torch.where(places < penalised.lengths[:, None], listed, listed[:, :1])

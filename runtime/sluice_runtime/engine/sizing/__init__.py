@@ -1,1 +1,1 @@
-"""How large the parts of an engine are: settings, what fits a GPU or a host, the KV pool."""
+"""Sizes of the parts of an engine: settings, what fits a GPU or a host, the KV pool."""

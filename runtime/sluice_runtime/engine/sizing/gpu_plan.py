@@ -27,14 +27,14 @@ from sluice_runtime.scheduler.kv_allocator import pages_for
 
 MIB: Final = 1 << 20
 MAX_RANKS: Final = 8
-"""Ranks that a refusal recommends: GPUs of one machine."""
+"""Maximum ranks that a refusal recommends: the GPUs of one machine."""
 _NORM_VALUES: Final = 10
-"""Of 2 bytes each, for each value of the hidden size; traced."""
+"""Values of 2 bytes for each value of the hidden size that a norm in float32 takes; traced."""
 _WEIGHTS_SHARE: Final = 0.9
-"""Of a GPU's share for weights and pool; more ranks are recommended where weights take less."""
+"""Fraction of the memory for weights and pool; ranks are recommended where weights take less."""
 SMALLEST_CHUNK: Final = 256
 SMALLEST_CONTEXT: Final = 1024
-"""Smaller ones are never recommended."""
+"""Minimum context length that is recommended."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class DeviceBytes:
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """What one of `ranks` ranks takes for a model, in bytes."""
+    """Memory in bytes that one of `ranks` ranks takes for a model."""
 
     spec: ModelSpec
     itemsize: int
-    """Bytes of a value of weights and activations."""
+    """Size of a value of weights and activations."""
     ranks: int = 1
     draft: ModelBytes | None = None
-    """The draft model."""
+    """Memory of the draft model."""
     other_values: int = 0
-    """Of the weights, beside those of a decoder: of a head that drafts."""
+    """Weight values besides those of a decoder: of a head that drafts."""
     kv_itemsize: int | None = None
-    """Bytes of a value of keys and values; None: `itemsize`."""
+    """Size of a value of keys and values; None: `itemsize`."""
 
     @property
     def weights(self) -> int:
@@ -101,15 +101,15 @@ class ModelBytes:
 
     @property
     def token(self) -> int:
-        """Keys and values of one token."""
+        """Size of keys and values of one token."""
         spec = self.spec
         itemsize = self.kv_itemsize or self.itemsize
         own = kv_values(spec.layers, spec.kv_heads // self.ranks, spec.head_dim)
         return own * itemsize + (self.draft.token if self.draft else 0)
 
     def step(self, tokens: int, rows: int) -> int:
-        """At most, of a step that computes `tokens` and samples `rows`: what the widest part of a
-        layer holds at once beside the residual stream, then logits and sampling."""
+        """Upper bound for a step that computes `tokens` and samples `rows`: what the widest part of
+        a layer holds at once besides the residual stream, then logits and sampling."""
         spec = self.spec
         feed_forward = 4 * spec.intermediate_size // self.ranks + 3 * spec.hidden_size
         if (experts := spec.experts) is not None:
@@ -130,8 +130,8 @@ class ModelBytes:
         return tokens * widest * self.itemsize + sampling
 
     def gathered(self, context_tokens: int) -> int:
-        """At most, where attention gathers keys and values of a layer, which plain torch does: of
-        one context, or of decode rows, and masks of layers with a window and without. A first
+        """Upper bound where attention gathers keys and values of a layer, which plain torch does.
+        It covers one context or decode rows, and masks of layers with and without a window. A first
         chunk, which is measured, needs none of them."""
         spec, stored = self.spec, self.kv_itemsize or self.itemsize
         token_values = 2 * (spec.kv_heads // self.ranks) * spec.head_dim
@@ -146,11 +146,11 @@ class ModelBytes:
         return max(own, self.draft.gathered(context_tokens) if self.draft else 0)
 
     def over(self, ranks: int) -> ModelBytes:
-        """The same model over another number of ranks."""
+        """The model divided over another number of ranks."""
         return replace(self, ranks=ranks, draft=self.draft and self.draft.over(ranks))
 
     def wider(self) -> Iterator[ModelBytes]:
-        """Over more ranks, as far as its layers can be divided."""
+        """The model over more ranks, as far as its layers can be divided."""
         for ranks in (2, 4, 8):
             uneven = any(part % ranks for part in self.spec.shared_sizes.values())
             if self.ranks < ranks <= MAX_RANKS and not uneven:
@@ -159,14 +159,14 @@ class ModelBytes:
 
 @dataclass(frozen=True)
 class PoolQuestion:
-    """How much of one GPU the KV pool gets, once the weights are loaded."""
+    """Inputs for the KV pool's size on one GPU, once the weights are loaded."""
 
     config: ResolvedConfig
     model: ModelBytes
     context_tokens: int
     device: DeviceBytes
     step: int
-    """Bytes that a full step takes, whose prompts begin."""
+    """Bytes of a full step whose prompts begin."""
     gathers: bool = False
     """Whether attention gathers keys and values: see `ModelBytes.gathered`."""
 
@@ -291,7 +291,7 @@ def advice(question: PoolQuestion) -> str:
 
 
 def smaller_chunk(config: ResolvedConfig) -> int:
-    """To be recommended where nothing is known but that a step did not fit."""
+    """Chunk size to recommend where nothing is known but that a step did not fit."""
     return next(_chunks(config), SMALLEST_CHUNK)
 
 
@@ -304,7 +304,7 @@ def _chunks(config: ResolvedConfig) -> Iterator[int]:
 
 
 def _with_chunk(question: PoolQuestion, tokens: int) -> PoolQuestion:
-    """A step takes as much less as the upper bounds say."""
+    """The question with another chunk size; a step takes as much less as the upper bounds say."""
     config = question.config.model_copy(update={"chunk_size": tokens})
     return replace(question, config=config, step=_scaled(question, question.model, config))
 
@@ -315,7 +315,7 @@ def _with_percent(question: PoolQuestion, percent: int) -> PoolQuestion:
 
 
 def _over(question: PoolQuestion, model: ModelBytes) -> PoolQuestion:
-    """With the same model over more ranks."""
+    """The question with the model over more ranks."""
     available = question.device.available + question.model.weights - model.weights
     device = DeviceBytes(question.device.total, available)
     step = _scaled(question, model, question.config)
@@ -329,7 +329,8 @@ def _scaled(question: PoolQuestion, model: ModelBytes, config: ResolvedConfig) -
 
 
 def _largest_percent(question: PoolQuestion) -> int | None:
-    """What a full step leaves, in percent; None if it is no more than the present one."""
+    """Largest memoryPercent that leaves room for a full step; None if it is not above the present
+    one."""
     percent = int((1 - question.least_reserved / question.device.total) * 100)
     return percent if percent > question.config.memory_percent else None
 

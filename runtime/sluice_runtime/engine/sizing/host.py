@@ -16,11 +16,12 @@ from typing import Final
 from sluice_runtime.process import cgroups
 
 UNLIMITED_BYTES: Final = 1 << 60
-"""Version 1 writes a number of this order if there is no limit."""
+"""Limit from which there is none: version 1 writes a number of this order."""
 
 LIBRARY_VARIABLES: Final = {"GOMP_SPINCOUNT": "2000"}
-"""libgomp's threads spin for milliseconds at each barrier by default. If processors are shared or
-throttled by a quota, the thread they wait for may not be running: steps took ten times as long."""
+"""Variables for libgomp, whose threads spin for milliseconds at each barrier by default. If
+processors are shared or throttled by a quota, the thread they wait for may not be running: steps
+took ten times as long."""
 
 _ALLOCATIONS: Final = 10_000
 _M_TRIM_THRESHOLD: Final = -1
@@ -30,7 +31,8 @@ _LARGEST_BUFFER_BYTES: Final = 1 << 30
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `total`: the limit; `available`: how much can still be allocated without swapping."""
+    """Memory in bytes. `total`: the limit; `available`: what can still be allocated without
+    swapping."""
 
     total: int
     available: int
@@ -50,16 +52,16 @@ def memory(root: Path = cgroups.ROOT) -> Memory:
 
 
 def set_library_variables() -> None:
-    """To be called before torch is imported, since its libraries read these variables once. Values
+    """Sets variables that torch's libraries read once, so call it before torch is imported. Values
     that the user has set are kept."""
     for name, value in LIBRARY_VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
 def collect_garbage_rarely() -> None:
-    """To be called once everything is loaded: objects made so far live as long as the process, so
-    the garbage collector skips them. Steps make hardly any reference cycles, so it runs after the
-    allocations of about twenty full steps, not three."""
+    """Makes the garbage collector skip all objects made so far; call it once everything is loaded.
+    Steps make hardly any reference cycles, so it runs after the allocations of about twenty full
+    steps, not three."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_ALLOCATIONS, 10, 10)
@@ -85,12 +87,13 @@ def _memory_folders(root: Path) -> list[tuple[Path, str, str]]:
 
 
 def _page_cache(path: Path) -> int:
-    """Bytes of files. Those of weights are active too: read ahead, and again when converted."""
+    """Bytes of cached files. Those of weights are active too: read ahead, and again when
+    converted."""
     pairs = (line.split() for line in cgroups.text(path).splitlines())
     return sum(int(pair[1]) for pair in pairs if pair[0] in ("active_file", "inactive_file"))
 
 
 def _meminfo(path: Path) -> dict[str, int]:
-    """Bytes by name; the file counts in kB."""
+    """Bytes by name of the entry; the file counts in kB."""
     entries = (line.split(":", 1) for line in path.read_text().splitlines())
     return {name: int(value.split()[0]) * 1024 for name, value in entries}

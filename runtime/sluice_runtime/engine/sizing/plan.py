@@ -35,27 +35,27 @@ from sluice_runtime.scheduler.limits import Limits
 from sluice_runtime.scheduler.settings import HostPages, SchedulerSettings, StepTarget
 
 SAMPLING_SHARE: Final = 0.05
-"""Of a GPU's memory, that sampling all rows may take where an engine chooses how many there are."""
+"""Share of a GPU's memory that sampling all rows may take where an engine chooses their number."""
 GRAMMAR_BYTES: Final = 512 << 20
-"""Of the host beside a pool in its memory, for grammars in use."""
+"""Host memory for grammars in use, if the pool is in the host's memory."""
 GRAMMAR_BYTES_BESIDE_GPU: Final = 4 << 30
-"""The most of the host of a GPU, which runs hundreds of requests; only grammars at their limit take
-it."""
+"""Maximum memory for grammars on the host of a GPU, which runs hundreds of requests; only grammars
+at their limit take it."""
 MATCHER_BYTES: Final = 20 << 20
-"""Of one answer's grammar at its limit of states: 18 MB were measured."""
+"""Memory of one answer's grammar at its limit of states: 18 MB were measured."""
 _VOCABULARY_BYTES: Final = 100 << 20
-"""As grammars need it, of 150,000 tokens."""
+"""Memory of a vocabulary of 150,000 tokens, as grammars need it."""
 
 
 def live_matchers(grammar_bytes: int) -> int:
-    """How many answers may follow a grammar at once, so that all stay within these bytes; one at
-    least."""
+    """Maximum answers that follow a grammar at once, so that all stay within these bytes; at least
+    one."""
     return max(1, (grammar_bytes - _VOCABULARY_BYTES) // MATCHER_BYTES)
 
 
 def grammar_bytes_beside_gpu(available_bytes: int) -> int:
-    """Half of what the host has left for this process, once the model is on the GPU: requests and
-    the libraries' buffers take memory, too."""
+    """Memory for grammars on a GPU's host: half of what is left once the model is on the GPU.
+    Requests and the libraries' buffers take memory, too."""
     return min(GRAMMAR_BYTES_BESIDE_GPU, (available_bytes - API_PROCESS_BYTES) // 2)
 
 
@@ -89,11 +89,11 @@ class HostBytes:
 
 @dataclass(frozen=True)
 class RunningRequests:
-    """How many requests may run at once, as an engine chose it."""
+    """Number of requests that may run at once, as an engine chose it."""
 
     rows: int
     reason: str
-    """`KvPool`, `SamplingMemory`, `Least` or `Most`: what decided."""
+    """Bound that decided: `KvPool`, `SamplingMemory`, `Least` or `Most`."""
     message: str
 
 
@@ -129,8 +129,9 @@ def running_requests(
     context_tokens: int,
     device_bytes: int,
 ) -> RunningRequests:
-    """How many requests run at once on GPUs of `device_bytes` each, where nobody has set it: as
-    many as `requests_in_pool` says, but sampling them takes at most `SAMPLING_SHARE` of a GPU."""
+    """Number of requests that run at once on GPUs of `device_bytes` each, where it is not
+    configured: as in `requests_in_pool`, but sampling them takes at most `SAMPLING_SHARE` of a
+    GPU."""
     least = requests_in_pool(0, cuda_graph_max_batch)
     rows = in_pool = requests_in_pool(pool_tokens, cuda_graph_max_batch)
     limit = int(device_bytes * SAMPLING_SHARE)
@@ -187,7 +188,7 @@ def pool_pages(
 
 
 def host_pages(config: EngineConfig, page_bytes: int, host: HostBytes) -> HostPages | None:
-    """Pages of the host tier; None: there is none. `host`: before the KV pool is allocated.
+    """Pages of the host tier; None: there is none. `host`: memory before the KV pool is allocated.
 
     Raises:
         InvalidConfigError: not even one page.
@@ -212,7 +213,8 @@ def host_pages(config: EngineConfig, page_bytes: int, host: HostBytes) -> HostPa
 def scheduler_settings(
     config: ResolvedConfig, context_tokens: int, pages: int, layers: int = 1
 ) -> SchedulerSettings:
-    """`layers`: how many a prompt's chunk may be split into."""
+    """Settings of the scheduler. `layers`: number of layers that a prompt's chunk may be split
+    into."""
     return SchedulerSettings(
         limits=Limits(context_tokens, pages * config.page_size),
         page_size=config.page_size,

@@ -63,17 +63,17 @@ _log = logging.getLogger("sluice.engine")
 
 
 class DeviceMemory(Protocol):
-    """Of one GPU."""
+    """Reads the memory of one GPU."""
 
     def read(self) -> DeviceBytes: ...
 
     def release(self) -> None:
-        """Gives back what is cached and not in use."""
+        """Gives back cached memory that is not in use."""
         ...
 
 
 class CudaMemory:
-    """See `DeviceMemory`."""
+    """Memory of a CUDA device: see `DeviceMemory`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -88,7 +88,7 @@ class CudaMemory:
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """None on a CPU, whose memory `sizing.host` reads."""
+    """Memory of a GPU; None on a CPU, whose memory `sizing.host` reads."""
     return CudaMemory(device) if device.type == "cuda" else None
 
 
@@ -103,7 +103,7 @@ def smallest_gpu_bytes(accelerator: Accelerator, ranks: int) -> int | None:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What a pool is for."""
+    """A loaded model and its draft model, for which a pool is sized."""
 
     config: ResolvedConfig
     model: Decoder
@@ -112,17 +112,17 @@ class LoadedModel:
 
     @property
     def kv_shape(self) -> KvShape:
-        """Of this rank."""
+        """Shape of this rank's part of the KV cache."""
         return _kv_shape(self.model)
 
     @property
     def draft_kv_shape(self) -> KvShape | None:
-        """The same of the draft model."""
+        """Shape of the draft model's part of the KV cache; None without a draft model."""
         return _kv_shape(self.draft) if self.draft else None
 
     @property
     def bytes_per_token(self) -> int:
-        """Of the pool, with the draft model's part."""
+        """Bytes that a token takes in the pool, including the draft model's."""
         draft = self.draft_kv_shape
         return self.kv_shape.bytes_per_token + (draft.bytes_per_token if draft else 0)
 
@@ -134,7 +134,8 @@ def _kv_shape(model: Decoder | EagleHead) -> KvShape:
 
 
 def model_bytes(config: PlannedConfig, spec: ModelSpec, ranks: int) -> ModelBytes:
-    """Before the model and its draft model are loaded: in the configured dtype, or their own."""
+    """Memory of the model and its draft model before they are loaded: in the configured dtype, or
+    their own."""
     draft = resolve_draft(config)
     kv_itemsize = 1 if config.kv_cache_dtype == "fp8_e4m3" else None
     own = ModelBytes(spec, _itemsize(config, spec), ranks, kv_itemsize=kv_itemsize)
@@ -159,8 +160,8 @@ def _itemsize(config: PlannedConfig, spec: ModelSpec) -> int:
 def with_running_requests(
     config: PlannedConfig, spec: ModelSpec, total_bytes: int | None
 ) -> ResolvedConfig:
-    """`config` with maxRunningRequests, where it was left out. `total_bytes`: of the smallest GPU
-    of the engine, so that all ranks choose alike; None: not known.
+    """`config` with maxRunningRequests, where it was left out. `total_bytes`: memory of the
+    smallest GPU of the engine, so that all ranks choose alike; None: unknown.
 
     Raises:
         InvalidConfigError: see `plan.context_length`.
@@ -179,7 +180,7 @@ def with_running_requests(
 
 
 def pages_in_host_memory(loaded: LoadedModel, grammar_bytes: int) -> int:
-    """Beside so many bytes for grammars.
+    """Pages of a KV pool in the host's memory, which also holds so many bytes for grammars.
 
     Raises:
         OutOfMemoryError: see `plan.pool_pages`.
@@ -202,8 +203,8 @@ def tier_pages(loaded: LoadedModel) -> HostPages | None:
 
 
 def live_grammars(gpu_memory: DeviceMemory | None) -> int:
-    """How many requests may have a grammar at once: in the memory that a pool beside them has left,
-    or that the host of a GPU has left now, with the model and the pool on the GPU."""
+    """Maximum requests with a grammar at once. Their memory is what a pool on the host leaves, or
+    what the host of a GPU has left with the model and the pool on the GPU."""
     if gpu_memory is None:
         return live_matchers(GRAMMAR_BYTES)
     available = host.memory().available
@@ -222,7 +223,8 @@ def pages_in_device_memory(
     pool_of: Callable[[KvShape, int], PagePool],
     runner_over: Callable[[PagePool], Runner],
 ) -> int:
-    """Runs a full step first, to see what it takes. `pool_of`: a pool of so many pages.
+    """Pages of a KV pool on the GPU; runs a full step first, to measure it. `pool_of`: a pool of so
+    many pages.
 
     Raises:
         OutOfMemoryError: see `gpu_plan.device_pool_pages`; or the step found too little.
@@ -256,7 +258,7 @@ def pages_in_device_memory(
 
 
 def _pages_of_a_full_step(config: ResolvedConfig) -> int:
-    """A chunk in one row, and all other rows with a token and room for the next."""
+    """Pages for a chunk in one row, and a token and its successor in all other rows."""
     page, rows = config.page_size, config.max_running_requests
     return pages_for(step_tokens(config) + 1, page) + rows * pages_for(2, page)
 
@@ -268,7 +270,7 @@ def measured_step(
     settings: SchedulerSettings,
     vocabulary_size: int,
 ) -> int:
-    """Bytes that a full step takes beside weights and KV pool, with what sampling and other tables
+    """Bytes that a full step takes besides weights and KV pool, with what sampling and other tables
     take as long as the engine runs. Everything is given back.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Bounds every policy, so that nobody starves: tenants share what is admitted, and one admission in
+"""Bounds every policy against starving: tenants share what is admitted, and one admission in
 four is for a request that has waited too long.
 
 Requests that waited longer than a bound are taken in the order of the queue, and admission stops at
@@ -28,7 +28,7 @@ from sluice_runtime.scheduler.policies.orders import (
 from sluice_runtime.scheduler.request import Request
 
 PASSED_OVER_SECONDS: Final = 30.0
-"""Longest that a request waits for the policy alone."""
+"""Maximum time that a request waits for the policy alone."""
 ADMISSIONS_PER_AGED: Final = 4
 
 
@@ -44,9 +44,9 @@ class AdmissionOrder:
         self._resumes_first = resumes_first
         self._turn = Turn()
         self._since_aged = 0
-        """Admissions since the last of an overdue request."""
+        """Admissions since the last one of an overdue request."""
         self._aged: set[str] = set()
-        """Requests that the last order placed because they were overdue."""
+        """Ids of requests that the last order placed because they were overdue."""
 
     def __call__(
         self, waiting: Iterable[Request], context: Callable[[], PolicyContext]

@@ -1,7 +1,7 @@
 """A table of admission orders, and what they look at.
 
 A policy is a pure function of the waiting requests and a `PolicyContext`, values that are made for
-each step. It bounds nobody's waiting (`ageing` does) and decides nothing about what fits.
+each step. It does not bound the waiting (`ageing` does) and decides nothing about what fits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Final
 from sluice_runtime.scheduler.request import Request
 
 MAX_LOOKED_UP: Final = 128
-"""With more waiting requests, looking each of them up in the prefix cache costs more than it
-gains."""
+"""Maximum waiting requests that are looked up in the prefix cache; with more, that costs more than
+it gains."""
 ANSWER_TOKENS_CLIP: Final = 4096
-"""Longest answer that is counted: clients that give no max_tokens rarely use all of it."""
+"""Maximum answer length that is counted: clients that give no max_tokens rarely use all of it."""
 SECONDS_PER_TOKEN: Final = 0.001
-"""Turns work into time where waiting is weighed against it; only its order of magnitude matters."""
+"""Factor from work to time where waiting is weighed against it; only its magnitude matters."""
 PICKS: Final = 10
 """Requests of one key that are admitted before the next key has its turn."""
 LIGHT: Final = 0.3
@@ -31,15 +31,15 @@ HEAVY: Final = 0.8
 WORTH_FINDING: Final = 0.1
 """Share of the waiting tokens that must be cached for an order by prefix to pay."""
 LAST: Final = (1, 0)
-"""Sorts after every node."""
+"""Sort key after every node's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Whose requests were admitted last, and how many of them in a row."""
+    """The key whose requests were admitted last, and how many of them in a row."""
 
     key: tuple[str, str] = ("", "")
-    """`Request.turn_key`."""
+    """The last admitted request's `Request.turn_key`."""
     picks: int = 0
 
 
@@ -55,7 +55,8 @@ class PolicyContext:
     matched_tokens: Callable[[Request], int] | None = None
     """Leading tokens of a request that the prefix cache holds; None: there is no prefix cache."""
     matched_path: Callable[[Request], Sequence[int]] | None = None
-    """Numbers of the cache's nodes on a request's path, from the root; None as above."""
+    """Numbers of the cache's nodes on a request's path, from the root; None: there is no prefix
+    cache."""
     turn: Turn = Turn()
     seed: int = 0
     ttft_seconds: float | None = None
@@ -66,8 +67,8 @@ class PolicyContext:
     """Predicted time for the rest of the prompt that is being computed."""
 
     def prefill_tokens(self, waiting: Sequence[Request]) -> Callable[[Request], int]:
-        """A function of each of `waiting`: the tokens to compute before its next one. Cached tokens
-        are taken off, unless more wait than can be looked up."""
+        """A function that returns the tokens to compute before a waiting request's next one. Cached
+        tokens are taken off, unless more wait than can be looked up."""
         matched = self.matched_tokens
         if matched is None or len(waiting) > MAX_LOOKED_UP:
             return lambda request: request.uncomputed_tokens
@@ -133,8 +134,8 @@ def highest_response_ratio_next(
 
 
 def remaining_work(waiting: Sequence[Request], context: PolicyContext) -> Callable[[Request], int]:
-    """A function of each of `waiting`: the tokens still to compute, of the prompt and of the answer
-    at most; at least 1."""
+    """A function that returns a waiting request's tokens still to compute, of the prompt and at
+    most of the answer; at least 1."""
     prefill = context.prefill_tokens(waiting)
 
     def work(request: Request) -> int:
@@ -288,6 +289,6 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "adaptive": adaptive,
     "slack": least_slack_first,
 }
-"""By the name in `schedulingPolicy`; each without a bound on waiting."""
+"""Policies by their name in `schedulingPolicy`; none bounds the waiting."""
 PREEMPTING: Final = frozenset({"priority"})
 """Policies that may send running requests back for a waiting one, and place those themselves."""

@@ -33,13 +33,13 @@ METRICS: Final[Mapping[str, MetricOf]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Of one pool."""
+    """Target of one pool's autoscaler."""
 
     metric: str
     target: float
-    """Mean of the pods."""
+    """Target mean of the pods."""
     down_seconds: float = 300.0
-    """For so long the highest recommendation holds."""
+    """Stabilisation window: time for which the highest recommendation holds."""
 
 
 class Hpa:
@@ -63,7 +63,7 @@ class Hpa:
 
 
 def ready_engines(sample: Sample, role: Role) -> list[EngineSample]:
-    """Those whose pods have metrics and are not going."""
+    """Engines whose pods have metrics and are not draining."""
     return [
         engine
         for engine in sample.engines or ()
@@ -72,7 +72,7 @@ def ready_engines(sample: Sample, role: Role) -> list[EngineSample]:
 
 
 def pods_metric_replicas(current: int, values: Sequence[float], missing: int, target: float) -> int:
-    """Pods for a metric of pods; `missing` pods have none."""
+    """Number of pods for a metric of pods; `missing` pods have none."""
     if not values:
         return current
     ratio = sum(values) / len(values) / target
@@ -89,7 +89,7 @@ def pods_metric_replicas(current: int, values: Sequence[float], missing: int, ta
 
 
 def external_metric_replicas(pool: PoolSample, total: float, target: float) -> int:
-    """Pods for an external metric with an average value of `target` per pod."""
+    """Number of pods for an external metric with an average value of `target` per pod."""
     current = pool.ready + pool.starting + pool.unschedulable
     if not current:
         return math.ceil(total / target)
@@ -99,19 +99,19 @@ def external_metric_replicas(pool: PoolSample, total: float, target: float) -> i
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """What an HPA's `behavior` limits; by default as Kubernetes does."""
+    """Limits of an HPA's `behavior`; by default those of Kubernetes."""
 
     added_pods: int = 4
     doubles: bool = True
-    """It may grow to twice its size, if that is more."""
+    """Whether it may grow to twice its size, if that is more."""
     up_period_seconds: float = 15.0
     removed_pods: int | None = None
-    """None: as many as there are."""
+    """Maximum pods removed in a period; None: as many as there are."""
     down_period_seconds: float = 15.0
 
 
 class Behaviour:
-    """From recommendations to replicas: one pool's stabilisation and limits."""
+    """Stabilisation and limits of one pool, from recommendations to replicas."""
 
     def __init__(
         self, maximum: int, down_seconds: float, minimum: int = 1, pacing: Pacing | None = None
@@ -123,7 +123,7 @@ class Behaviour:
         self._changed: deque[tuple[float, int]] = deque(maxlen=64)
 
     def applied(self, now: float, current: int, desired: int) -> int:
-        """Replicas from `now` on."""
+        """Number of replicas from `now` on."""
         self._recommended.append((now, desired))
         while self._recommended[0][0] < now - self._down_seconds:
             self._recommended.popleft()
@@ -149,5 +149,5 @@ class Behaviour:
         return min(current, began - pacing.removed_pods)
 
     def _changed_since(self, seconds: float) -> int:
-        """Pods by which it has grown since then; below 0: shrunk."""
+        """Number of pods by which it has grown since then; below 0: shrunk."""
         return sum(change for at, change in self._changed if at > seconds)

@@ -33,7 +33,7 @@ SHIPPED_PACING: Final = Pacing(
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """As shipped."""
+    """Targets and limits; by default those that llm-d ships."""
 
     backlog_seconds: float = 1.5
     kv_used: float = 0.8

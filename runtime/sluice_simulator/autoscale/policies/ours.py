@@ -18,7 +18,7 @@ TICK_SECONDS: Final = 2.0
 
 
 class Ours:
-    """`decide` every two seconds."""
+    """Policy that calls `decide` every two seconds."""
 
     interval_seconds = TICK_SECONDS
     reads_reports = True
@@ -45,7 +45,8 @@ class Ours:
 
 
 def settings_of(constants: Constants, roles: Sequence[Role]) -> Settings:
-    """A service's settings with the promise and the targets of the constants, and nothing tuned."""
+    """Settings of a service with the promise and the targets of the constants, and nothing
+    tuned."""
     limits = PoolLimits(minimum=1, maximum=constants.max_replicas, gpus=1)
     targets = constants.targets
     return Settings(

@@ -1,5 +1,5 @@
-"""What a policy is: from a sample to engines for each pool. And the two that only read its time: a
-constant, and a plan made in advance."""
+"""Policies: functions from a sample to engines for each pool. Also the two that only read its time:
+a constant, and a plan made in advance."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sluice_contract.cluster.labels import Role
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Engines of each pool, and which go first where a pool shrinks."""
+    """Number of engines of each pool, and which go first where a pool shrinks."""
 
     replicas: Mapping[Role, int]
     victims: tuple[str, ...] = ()
     reason: str = ""
     message: str = ""
     move: Move | None = None
-    """Engines that go from one pool to the other, and are not started anew."""
+    """Engines that move from one pool to the other, instead of new ones being started."""
 
 
 class Policy(Protocol):
-    """Created for each replay."""
+    """Decides about the number of engines; created for each replay."""
 
     @property
     def interval_seconds(self) -> float:
@@ -35,7 +35,7 @@ class Policy(Protocol):
 
     @property
     def reads_reports(self) -> bool:
-        """Whether a decision depends on load reports: they are not taken where none does."""
+        """Whether decisions depend on load reports: otherwise these are not taken."""
 
     def targets(self, sample: Sample) -> Targets:
         """Engines for each pool now."""
@@ -43,7 +43,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """Always the same number of engines."""
+    """Policy with a constant number of engines."""
 
     replicas: Mapping[Role, int]
     interval_seconds: float = 60.0
@@ -54,12 +54,13 @@ class Static:
 
 
 Steps = Sequence[tuple[float, int]]
-"""Engines from each of the ascending seconds on."""
+"""Numbers of engines, each from a second on; the seconds ascend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For each pool what was decided before; the first number of engines holds from the begin."""
+    """Policy with numbers planned for each pool in advance; the first one holds from the
+    beginning."""
 
     steps: Mapping[Role, Steps]
     interval_seconds: float = 2.0
@@ -70,6 +71,6 @@ class Plan:
         return Targets({role: self.engines(role, now) for role in self.steps}, reason="Planned")
 
     def engines(self, role: Role, seconds: float) -> int:
-        """Of a pool at that moment."""
+        """Number of engines of a pool at that moment."""
         steps = self.steps[role]
         return steps[max(0, bisect_right(steps, seconds, key=itemgetter(0)) - 1)][1]
