@@ -1,6 +1,6 @@
 """Events for users when a service's plan is carried out: created, scaled, removed.
 
-Compares live objects with the plan, so there are none at rest.
+Compares live objects with the plan, so there are none once nothing changes.
 """
 
 from __future__ import annotations
