@@ -68,8 +68,8 @@ class MooncakeEngine(Protocol):
         ...
 
     def transfer_check_status(self, batch: int, /) -> int:
-        """Of the batch's first piece: 1 done, -1 failed; the batch is freed then, so never ask
-        again. 0 or -2: not ended."""
+        """Status of the batch's first piece: 1 done, -1 failed; the batch is freed then, so never
+        ask again. 0 or -2: not ended."""
         ...
 
 

@@ -132,7 +132,7 @@ def _refuse(connection: socket.socket, status: Status) -> bool:
 
 
 def listen(host: str) -> socket.socket:
-    """On a random port of the range that NetworkPolicies let through.
+    """Listens on a random port of the range that NetworkPolicies let through.
 
     Raises:
         StartupError: the address is not ours, or no port is free.
