@@ -1,8 +1,9 @@
 """Publishes pages that peers cannot reach: a thread copies them into blocks of host memory.
 
-Pages are copied in order, in parts of a block; a block is used again when the decode engine has read it, or when its
-room has ended. So a few blocks are enough for prompts of any length, and a prompt that waits for
-one waits for nothing but reads. Knows neither requests nor sockets, and no device.
+Pages are copied in order, in parts of a block; a block is used again when the decode engine has
+read it, or when its room has ended. So a few blocks are enough for prompts of any length, and a
+prompt that waits for one waits for nothing but reads. Knows neither requests nor sockets, and no
+device.
 """
 
 from __future__ import annotations
