@@ -54,7 +54,7 @@ class Piece:
     prompt_ids: Sequence[int] | None = None
     """Ids of the prompt, on the first piece; None when not requested."""
     reasoning: str = ""
-    """What the model writes before its answer as reasoning; not in `text`."""
+    """Reasoning that the model writes before its answer; not in `text`."""
     in_text: bool = True
     """Whether tokens of it without text are surely of the text, not of reasoning or a call."""
     reasoning_tokens: int = 0
@@ -64,7 +64,7 @@ class Piece:
     drawn_ids: tuple[int, ...] = ()
     """The ids of all `tokens`."""
     drawn_scores: tuple[TokenLogprob, ...] = ()
-    """Their logprobs, if requested."""
+    """Logprobs of all `tokens`, if requested."""
 
     @property
     def ongoing_calls(self) -> tuple[CallPart, ...]:

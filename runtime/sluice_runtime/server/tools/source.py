@@ -1,8 +1,8 @@
 """Growing text, for parsers written as generators: they yield when they need more.
 
 Text read since the last `mark` is kept, because it may turn out to be ordinary text. No step looks
-at all the text that is there: what was read is not copied again when more comes, and a search
-goes on where it stopped.
+at all the text that is there: text that was read is not copied again when more comes, and a search
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Lookahead(NamedTuple):
     reached: int
     """How far the search read."""
     end: int | None
-    """What it found; None: nothing."""
+    """End of what the search found; None: it found nothing."""
 
 
 class Source:
@@ -33,7 +33,7 @@ class Source:
 
     def __init__(self) -> None:
         self._read: list[str] = []
-        """What was read since the mark and is no longer in `_text`."""
+        """Text read since the mark that is no longer in `_text`."""
         self._text = ""
         self._offset = 0
         """Position of `_text` in the answer."""
