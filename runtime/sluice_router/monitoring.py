@@ -97,7 +97,7 @@ class Monitoring:
         return _json({"picks": rows})
 
     async def ledger(self, request: web.Request) -> web.Response:
-        """What became of the requests for completions since this router's start."""
+        """Ledger of the requests for completions since this router's start."""
         text = self._telemetry.ledger().model_dump_json(by_alias=True)
         return web.Response(text=text, content_type=JSON_CONTENT_TYPE)
 
@@ -121,7 +121,8 @@ def _wait_seconds(text: str) -> float | None:
 
 
 def _row(engine: EngineState, now: float) -> EngineLoad:
-    """Without adapters, which are long and not load, so that thousands of engines fit."""
+    """Load of one engine without its adapters, which are long and no load, so that thousands of
+    engines fit."""
     received = engine.received
     changes: dict[str, object] = {"adapters": {}, "adapters_failed": {}}
     return EngineLoad(
