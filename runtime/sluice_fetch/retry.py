@@ -25,7 +25,8 @@ class Retry:
 
     wait: Wait
     attempts: int = 6
-    """In a row without a byte of progress; 31 seconds together where the hub asks for nothing."""
+    """Attempts in a row without a byte of progress; 31 seconds together where the hub asks for
+    nothing."""
     max_wait_seconds: float = 300.0
     """The longest delay that a hub may ask for; rate-limit windows are five minutes."""
 
