@@ -2,9 +2,9 @@
 
 A pod's pool is what its EndpointSlice says; its role is what its load report says. Where they
 differ, the engine is asked to take the pool's role (`POST /role`), which the router can sign. Level
-triggered: routers and engines may restart at any time, and several routers may ask. No request waits
-for the answer; the load report shows the role. The call is good for one life of the
-engine, whose epoch it names.
+triggered: routers and engines may restart at any time, and several routers may ask. No request
+waits for the answer; the load report shows the role. The call is good for one life of the engine,
+whose epoch it names.
 """
 
 from __future__ import annotations

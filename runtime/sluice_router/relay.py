@@ -2,8 +2,8 @@
 
 Bytes pass as they are, except for the router's comments in replies to private calls. Before the
 first byte a failure is an ordinary error answer. After it, a stream of events continues with the
-next reply, or ends with one error event and no `[DONE]`; anything else is cut off, so that it cannot
-pass for complete. Errors have the form that the route's clients expect.
+next reply, or ends with one error event and no `[DONE]`; anything else is cut off, so that it
+cannot pass for complete. Errors have the form that the route's clients expect.
 
 Of a stream more than 64 KiB may be held at once: of events that belong together, and of what the
 client does not read. That is counted, as an answer that is passed on when it is whole is.
