@@ -22,7 +22,7 @@ SURE_SECONDS: Final = 10.0
 SURE_ERRORS: Final = 1.5
 """Standard errors by which a mean over a short window is lowered to be sure of it."""
 RISE_SECONDS: Final = (15.0, 30.0, 60.0)
-"""Two means over so long, one after the other, show a rise: steep or slow ones."""
+"""Lengths of the two successive windows whose means show a rise, steep or slow."""
 RISE_ERRORS: Final = 3.0
 """Standard errors of their difference by which a rise is lowered to be sure of it. Every decision
 looks for one: at two standard errors, chance alone often looks like a rise."""
@@ -121,8 +121,8 @@ def _counted(ticks: Sequence[Measured], now: Measured) -> Iterator[Measured]:
 
 
 def _trend(used: Sequence[tuple[float, float]], over_seconds: float) -> float:
-    """Change of use a second; 0 while it is not known for so long. `used`: the seconds since the
-    previous sample, and the use, the last one first."""
+    """Change of use a second; 0 while it is not known for `over_seconds`. `used`: the seconds since
+    the previous sample, and the use, the last one first."""
     seconds = 0.0
     for interval_seconds, before in used:
         if seconds >= over_seconds:
@@ -173,8 +173,8 @@ def _risen_engines(
 
 
 def _last_means(known: Sequence[Measured], window_seconds: float) -> tuple[float, float] | None:
-    """Engines that were busy with what arrived in the last window, and in the one before it; None
-    while not known for so long."""
+    """Engines that were busy with the work that arrived in the last window, and in the one before
+    it; None while that is not known."""
     means, at = [], len(known)
     for _ in range(2):
         seconds = arrived = 0.0

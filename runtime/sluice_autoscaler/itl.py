@@ -19,8 +19,8 @@ ENOUGH_SPREAD: Final = 0.3
 """Least spread of the load that is enough to learn from: (most - least) / most."""
 MAX_PREFILL_SHARE: Final = 0.9
 RECENT_SECONDS: Final = 10.0
-"""An engine reports the mean of its time between tokens over so long, so running requests and work
-are averaged over as long. Single samples have a pattern where requests come regularly."""
+"""Period over which an engine reports its mean time between tokens, so running requests and work
+are averaged over it, too. Single samples have a pattern where requests come regularly."""
 FIRST_SECONDS: Final = 1.0
 """Assumed interval of the first sample, in seconds."""
 

@@ -41,7 +41,7 @@ class Settings:
     percentile: float = 95.0
     """Percentage of the requests that are to keep `ttft_seconds` and `itl_seconds`."""
     idle_seconds: float = 300.0
-    """A service goes to zero when there was nothing to do for so long."""
+    """Seconds without work after which a service goes to zero."""
     on_metrics_loss: Literal["Hold", "Floor"] = "Hold"
     engines_move: bool = False
     """Engines of both pools are alike but for their role, so one can move to the other pool."""

@@ -17,7 +17,7 @@ from sluice_autoscaler.settings import Settings
 from sluice_autoscaler.wants import PoolView, arriving_want
 
 TRADE_SECONDS: Final = 30.0
-"""Needs are means over so many seconds."""
+"""Seconds over which needs are averaged."""
 WORTH: Final = 1.2
 """Margin by which the worst-served pool must gain: a moved engine serves no request while it drains
 and its successor starts."""

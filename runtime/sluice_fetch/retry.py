@@ -11,7 +11,7 @@ from sluice_fetch.errors import TransientError
 
 Result = TypeVar("Result")
 Wait = Callable[[threading.Event, float], object]
-"""Returns after so many seconds, or once the event is set."""
+"""Returns after this many seconds, or once the event is set."""
 _NEVER: Final = threading.Event()
 
 

@@ -260,7 +260,7 @@ def _slots(engine: EngineState) -> int:
 
 
 def break_seconds(failures: int) -> float:
-    """How long an engine gets no requests after so many failures in a row: doubling."""
+    """Seconds in which an engine gets no requests after `failures` in a row: doubling."""
     return min(FIRST_BREAK_SECONDS * 2.0 ** min(failures - 1, 16), LONGEST_BREAK_SECONDS)
 
 

@@ -268,7 +268,7 @@ class Dispatcher:
         history.add(target, failure)
 
     async def _target(self, call: Call, history: History, deadline: float) -> Target | None:
-        """The next one; None if no retry is left. A retry that finds no engine is given back."""
+        """Next target; None if no retry is left. A retry that finds no engine is given back."""
         bucket = None
         retries = history.failure is not None and not history.is_handed_back
         if retries and history.failure is not None and not _has_begun(call):

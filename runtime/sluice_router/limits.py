@@ -66,7 +66,7 @@ class Shares:
         return capacity * (1 - RESERVE)
 
     def add(self, tenant: str | None, count: int) -> None:
-        """The tenant holds so much more; less, where it is negative."""
+        """Adds `count` to what the tenant holds; `count` may be negative."""
         if tenant is None:
             return
         held = self.held(tenant) + count
@@ -144,8 +144,8 @@ class ByteBudget:
 
 
 class HeadBudget:
-    """Counts the bytes of clients' connections that are no request's yet: of unfinished heads, and
-    of what came behind a request that is being answered."""
+    """Counts the bytes of clients' connections that belong to no request yet: of unfinished heads,
+    and of bytes behind a request that is being answered."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -68,8 +68,8 @@ class Monitoring:
         return _json(body, 200 if reason == "Ready" else 503)
 
     async def load(self, request: web.Request) -> web.Response:
-        """The service's load: one summary for the autoscaler. With `wait`: when a request comes,
-        or after so many seconds in which none does."""
+        """Load of the service: one summary for the autoscaler. With `wait`: answers when a request
+        comes, or after that many seconds without one."""
         wait = _wait_seconds(request.query.get("wait", "0"))
         if wait is None:
             allowed = f"wait: allowed is a number of seconds, 0 to {MAX_WAIT_SECONDS}"

@@ -32,7 +32,7 @@ class TokenBucket:
         self._counted_seconds = clock()
 
     def add(self, count: float) -> None:
-        """So many more are left."""
+        """Adds `count` to the retries that are left."""
         now = self._clock()
         kept = math.exp((self._counted_seconds - now) / EXPIRY_SECONDS)
         came = self._per_second * EXPIRY_SECONDS * (1 - kept)

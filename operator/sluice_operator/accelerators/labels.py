@@ -48,7 +48,7 @@ class NodeGpus:
     memory_mib: int | None
     """Memory of one GPU in MiB; of a shared GPU, the memory of one share."""
     label: str | None
-    """The label that tells the product."""
+    """Label that names the product."""
 
 
 @dataclass(frozen=True)

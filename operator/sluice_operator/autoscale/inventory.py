@@ -21,9 +21,10 @@ from sluice_operator.informer.keys import Key
 from sluice_operator.scaled import MoveInProgress, PoolPods, ScaledPool, ScaledService
 
 AGAIN_SECONDS: Final = 300.0
-"""Two writes from outside within so many seconds are a contest."""
+"""Two writes from outside within this time are a contest."""
 CLAIM_SECONDS: Final = 10.0
-"""A pod without a ResourceClaim is new for so long: Kubernetes makes one within a second."""
+"""Age up to which a pod without a ResourceClaim counts as new: Kubernetes makes one within a
+second."""
 SILENT_SECONDS: Final = 600.0
 """Time without another scaler's writes after which the operator scales the pool again."""
 

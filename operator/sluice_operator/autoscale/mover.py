@@ -74,7 +74,7 @@ class Relabel(NamedTuple):
 
 
 class Shrink(NamedTuple):
-    """The source pool gets so many replicas."""
+    """Step: the source pool gets `replicas` engines."""
 
     replicas: int
 
@@ -325,7 +325,7 @@ async def write_replicas(
     replicas: int,
     move: MoveInProgress | None = None,
 ) -> Written:
-    """Asks a pool for so many engines. Its EnginePool has the annotation of `move`, or none."""
+    """Asks a pool for `replicas` engines. Its EnginePool has the annotation of `move`, or none."""
     pool = scaled.pools[role]
     # With its uid: a pool that has gone in the meantime is not created again.
     metadata = {"name": pool.name, "namespace": scaled.namespace, "uid": pool.uid}

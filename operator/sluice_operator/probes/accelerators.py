@@ -28,7 +28,7 @@ Fetch = Callable[[str], Awaitable[bytes]]
 TIMEOUT_SECONDS: Final = 2.0
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_KEPT: Final = 50_000
-"""Answers kept, of so many containers at most; the oldest go first."""
+"""Most containers whose answers are kept; the oldest are dropped first."""
 ASKED_AT_ONCE: Final = 32
 SILENCE: Final = Backoff(first_seconds=5.0, cap_seconds=300.0)
 """Delay between two requests to an engine that does not answer."""

@@ -97,7 +97,7 @@ TYPICAL_TOKENS: Final = 1024
 """Assumed of a request, prompt and answer together. Where requests are longer, pages of the KV pool
 run out before rows do; where they are shorter, rows do."""
 RUNNING_STEP: Final = 16
-"""Rows are counted in tiles of so many, as matrix kernels compute them."""
+"""Tile in which rows are counted, as matrix kernels compute them."""
 
 TIERS: Final = (
     MemoryTier(20, Sizes(2048, 8), Sizes(2048, 8)),
@@ -224,7 +224,7 @@ def _letters(product: str) -> str:
 
 
 def tier_sizes(memory_gib: float, *, wide: bool) -> Sizes:
-    """The sizes for a device with so much memory."""
+    """Sizes for a device with this much memory."""
     tier = next(tier for tier in TIERS if memory_gib < tier.below_gib)
     return tier.wide if wide else tier.sizes
 

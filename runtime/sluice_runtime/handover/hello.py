@@ -114,7 +114,7 @@ def read_hello(payload: bytes) -> Hello | Refused:
 
 
 def refusal_of(us: PrefillIdentity, hello: Hello, now_unix: float) -> Refused | None:
-    """Why a greeting is not accepted. Nothing is said of us to whoever does not have the key."""
+    """Why a greeting is not accepted. A peer without the key learns nothing about us."""
     if not is_signed(us.keys(), _hello_message(hello), hello.signature):
         return Refused("NotSigned", "the greeting is not signed with this service's key")
     age_seconds = now_unix - hello.unix_seconds

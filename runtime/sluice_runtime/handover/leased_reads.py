@@ -29,7 +29,8 @@ class LeasedReads:
         self._numbers = count()
         self._under_way: dict[int, PageRead] = {}
         self.quarantined_pages = 0
-        """Out of the pool for good: a read that timed out may still write them."""
+        """Number of pages that left the pool for good: a read that timed out may still write
+        them."""
         self._pool_pages = scheduler.status().pages_total
 
     def __len__(self) -> int:

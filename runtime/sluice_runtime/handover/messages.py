@@ -157,7 +157,7 @@ class Refused(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Decode → prefill: the request is not wanted any more; unknown rooms are ignored."""
+    """Decode → prefill: the request is cancelled; unknown rooms are ignored."""
 
     room: int
     error: str = ""

@@ -29,7 +29,7 @@ class LocalPages:
     """Key heads of all ranks together."""
 
     def divides(self, parts: int) -> bool:
-        """Whether pages of an engine of so many ranks have whole heads in each part."""
+        """Whether pages of an engine with `parts` ranks have whole heads in each part."""
         return parts == self.parts or (parts > 0 and self.kv_heads % parts == 0)
 
 

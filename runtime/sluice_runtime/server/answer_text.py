@@ -216,7 +216,8 @@ class AnswerText:
         return scored
 
     def _visible(self, delta: TokenDelta) -> Sequence[int]:
-        """The delta's tokens without the stop token, unless the client wants it in the text."""
+        """Tokens of the delta without the stop token, unless the client asked for it in the
+        text."""
         ids = delta.token_ids
         ended_by_token = delta.finish_reason == "stop" and ids and not self._plan.keeps_stop
         return ids[:-1] if ended_by_token and ids[-1] in self._plan.stop_token_ids else ids

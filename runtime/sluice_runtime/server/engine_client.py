@@ -49,8 +49,8 @@ from sluice_runtime.wire.messages import (
 )
 
 SILENCE_SECONDS: Final = 10.0
-"""An engine from which neither a step nor a heartbeat came for so long counts as hung. It sends one
-of them each second, also while a long step computes (`engine.outbox`)."""
+"""Silence after which an engine counts as hung. It sends a step or a heartbeat each second, also
+while a long step computes (`engine.outbox`)."""
 _LOOK_SECONDS: Final = 1.0
 LOADING_SECONDS: Final = 600.0
 """Longest silence of an engine that loads its model; it reports how much it has read."""
@@ -301,7 +301,7 @@ class EngineClient:
         return [g for g in groups.values() if g and not any(stream.begun for stream in g)]
 
     def drain(self) -> None:
-        """Tells the engine that no more requests will come."""
+        """Announces to the engine that no more requests will come."""
         if self.failure is None:
             self._link.send(Drain())
 

@@ -121,7 +121,7 @@ class GenerateRequest(GenerationRequest):
     """0: computes the prompt only, for its logprobs."""
     n: Literal[1] | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    """Number of top logprobs for each token, besides its own."""
+    """Number of top logprobs for each token, in addition to its own."""
 
     sampling_params: SamplingParams | None = None
     """SGLang's, as are the fields below."""

@@ -61,7 +61,7 @@ class ChoicePlan:
     ignore_eos: bool
     stops: Sequence[str]
     min_tokens: int = 0
-    """Stop strings have no effect before so many tokens."""
+    """Number of tokens before which stop strings have no effect."""
     keeps_stop: bool = False
     """Whether the stop string is included in the text."""
     priority: int = 0
@@ -81,7 +81,7 @@ class ChoicePlan:
     echo: str | None = None
     """The prompt's text, if the answer begins with it."""
     special_texts: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that the client wants in the text, with their text."""
+    """Special tokens that the client asked for in the text, with their text."""
     returns_token_ids: bool = False
     template_changes: Sequence[str] = ()
     """Changes of the conversation by the chat template, as names of fields."""

@@ -120,7 +120,7 @@ class GenerationRequest(
 
     max_tokens: int | None = Field(default=None, ge=1, lt=INT64)
     min_tokens: int | None = Field(default=None, ge=0)
-    """Stop tokens and stop strings have no effect before so many tokens."""
+    """Number of tokens before which stop tokens and stop strings have no effect."""
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: StopField = None
     stop_token_ids: StopTokenIds | None = None
@@ -136,7 +136,7 @@ class GenerationRequest(
     """Whether the tokenizer adds its special tokens, such as BOS. Default: yes for prompts, no for
     chats, whose template writes them."""
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=INT64)
-    """Keeps only the last so many tokens of the prompt; -1: as many as leave room for the
+    """Number of tokens kept of the prompt, from its end; -1: as many as leave room for the
     answer."""
     return_token_ids: bool | None = None
     """Whether to return the token ids of prompt and answer."""
@@ -191,7 +191,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: int | None = Field(default=None, ge=0, lt=INT64)
     """0: computes the prompt only, for its logprobs or `echo`."""
     logprobs: int | None = Field(default=None, ge=0, le=MAX_COMPLETION_LOGPROBS)
-    """Number of top logprobs for each token, besides its own."""
+    """Number of top logprobs for each token, in addition to its own."""
     echo: bool | None = None
     """Whether the answer begins with the prompt."""
 

@@ -39,7 +39,8 @@ from sluice_runtime.server.streaming import CommentedEvent
 from sluice_runtime.wire.messages import TokenLogprob
 
 MAX_HEAD_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of a private call besides the client's body; a token with logprobs takes up to 700."""
+"""Bytes of a private call in addition to the client's body; a token with logprobs takes up to
+700."""
 
 
 _MAX_WAITING_TOKENS: Final = 16

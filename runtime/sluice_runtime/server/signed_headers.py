@@ -61,7 +61,7 @@ class SignedHeaders(NamedTuple):
 
     @property
     def tenant_salt(self) -> str:
-        """Tells tenants apart; empty where none is named."""
+        """Salt that separates tenants; empty where none is named."""
         return "" if self.tenant is None else self.tenant.salt
 
 

@@ -23,7 +23,7 @@ from sluice_runtime.server.failures import error_body, log_unforeseen
 from sluice_runtime.server.response_writers import Chunk, NamedEvents
 
 WRITE_SECONDS: Final = 60.0
-"""A client that reads nothing for so long is disconnected."""
+"""Time without reading after which a client is disconnected."""
 _HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 _PART_BYTES: Final = 256 * 1024

@@ -270,8 +270,8 @@ def _with_serving(pool: PoolState, desired: Shares) -> Shares:
 
 
 def _holding(role: Role, replicas: Mapping[str, int], budget: Budget) -> int:
-    """The most pods of a pool that may hold GPUs now. A pod told to go counts until it is gone; a
-    requested one counts before it is seen."""
+    """Most pods of a pool that may hold GPUs now. A pod that is being deleted counts until it is
+    gone; a requested one counts before it is seen."""
     counted, surge = budget.counted.get(role, NO_PODS), budget.pod_surges.get(role, 0)
     names = replicas.keys() | counted.live.keys()
     there = sum(max(replicas.get(name, 0), counted.live.get(name, 0)) for name in names)

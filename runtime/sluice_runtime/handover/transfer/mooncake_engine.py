@@ -18,7 +18,7 @@ from sluice_contract.cluster.ports import KV_TRANSFER_MAX, KV_TRANSFER_MIN
 from sluice_runtime.errors import StartupError
 
 PROGRESS_SECONDS: Final = 3
-"""A connection that moves nothing for so long is dropped, and then nothing can land over it."""
+"""Silence after which a connection is dropped; then no bytes can land over it."""
 LANES: Final = 8
 """Connections to a peer, each with a queue of pieces of its own."""
 

@@ -1,4 +1,4 @@
-"""A native engine of Mooncake that tells when it is stuck.
+"""A native engine of Mooncake that reports when it is stuck.
 
 A first read of a peer holds a lock that all reads need, for a minute when the peer is frozen. So it
 is made by itself, while other reads wait here: for a second at most from its beginning. Knows

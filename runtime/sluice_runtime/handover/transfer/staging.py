@@ -79,7 +79,8 @@ class DeviceChecksum:
     def __call__(
         self, ranges: Iterable[tuple[int, int]], room: int, parts: int | None = None
     ) -> int:
-        """`parts`: in the order that pages have in an engine of so many ranks; None: in ours."""
+        """Checksum of `ranges`. `parts`: in the order that pages have in an engine of that many
+        ranks; None: in ours."""
         if self._in_place and parts is None:
             return checksum(ranges, room)
         memory, digest = self._memory, xxhash.xxh3_64(seed=room)

@@ -34,7 +34,7 @@ MAX_CONNECTIONS: Final = 256
 IDLE_SECONDS: Final = 300.0
 """A connection without a request is closed after this; clients connect again."""
 STALL_SECONDS: Final = 10.0
-"""A peer that takes nothing for so long is given up."""
+"""Time without progress after which a peer is dropped."""
 PORTS_TRIED: Final = 64
 
 logger = logging.getLogger("sluice.handover.tcp")

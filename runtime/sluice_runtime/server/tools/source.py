@@ -100,7 +100,7 @@ class Source:
         return True
 
     def behind(self, characters: int) -> str:
-        """So many characters before this one, behind the mark."""
+        """The last characters before this one, behind the mark, at most this many."""
         parts = [self._text[max(0, self._at - characters) : self._at]]
         missing = characters - len(parts[0])
         number = len(self._read)
@@ -124,7 +124,7 @@ class Source:
         return self._text[self._at :]
 
     def advance(self, characters: int) -> None:
-        """Skips so many characters."""
+        """Skips this many characters."""
         self._at += characters
 
     def peek(self) -> Reading[str]:
